@@ -44,12 +44,15 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
         earlier = run_folder.look(config)
         resumed = None if redo else earlier
         plan = run_plan.make_plan(config, kept=resumed.requested if resumed else None, nodes=machines.number, task=task)
-        if resumed and run_folder.is_complete(plan, resumed):
-            print(f"{commands.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
-            print(f"next: {commands.convert}")
-            return
         lines = run_folder.check_redo(plan, earlier) if earlier and redo else []
         changes = run_folder.check_same_run(plan, resumed) if resumed else []
+        if resumed and resumed.is_complete(plan.schedule.num_steps):
+            changed = f" (changed since: {', '.join(changes)})" if changes else ""
+            print(
+                f"{commands.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again{changed}"
+            )
+            print(f"next: {commands.convert}")
+            return
         if faults := list(preflight.faults(plan, resumed, commands.convert)):
             raise UserError(faults)
         plan = on_this_machine(plan, resumed)
@@ -169,12 +172,8 @@ def _newest_at_end(plan: RunPlan, code: int, commands: Commands) -> Path:
     run_dir = plan.run_dir
     if code:
         from_where = f" from the newest checkpoint in {run_dir}" if checkpoint.all_steps(run_dir) else ""
-        reached = max((line["step"] for line in metrics.read(run_dir)), default=0)
-        after = f" after step {reached:,}" if reached else ""
-        raise RunError(
-            f"training ended{after} with exit code {code}; the messages above say why. To resume{from_where}: "
-            f"{commands.resume}"
-        )
+        rule = f"training ended with exit code {code}; the messages above say why. To resume{from_where}"
+        raise RunError(f"{rule}: {commands.resume}")
     newest = checkpoint.newest_complete(run_dir)
     state = checkpoint.read_state(newest) if newest else None
     if newest and state and state.step >= plan.schedule.num_steps:

@@ -71,7 +71,7 @@ def test_a_choice_is_kept_until_what_it_was_made_for_changes(plan: RunPlan, tmp_
     plan = on_gpu(plan, 80 * GB).with_settings(output_model_dir=str(tmp_path), micro_batch_size=16)
     keep_choice(plan)
     written = json.loads((tmp_path / MICRO_BATCH_NAME).read_text(encoding="utf-8"))
-    earlier = EarlierRun([], 0.0, {}, {}, written, has_ended=False)
+    earlier = EarlierRun([], 0.0, {}, {}, written, ended_at=None)
     assert kept(plan, earlier) == kept(plan.with_settings(micro_batch_size=8), earlier) == 16
     assert kept(plan, None) is None
     for other in (on_gpu(plan, 40 * GB), plan.with_settings(zero_stage=2)):

@@ -150,7 +150,8 @@ def test_redo_sets_a_run_aside_and_says_so(settings) -> None:  # type: ignore[no
         assert not list(old.glob("*.lock"))
     assert (run_dir.with_name("run.old-1") / "notes.txt").read_text(encoding="utf-8") == "mine"
     complete = run_dir / "manifest.json"
-    complete.touch()
+    facts = {"step": "3_train", "settings": {}, "inputs": {}, "outputs": {}, "facts": {"steps": 1}, "seconds": 1.0}
+    complete.write_bytes(orjson.dumps({**facts, "created": "", "versions": {}}))
     assert "complete" in redo(plan)[0] and "resumes" not in redo(plan)[0]
 
 

@@ -50,6 +50,8 @@ _FOLLOW_FROM = {
     "target_len": "seq_len",
 }
 """Names of what is no setting, and of a setting that tells enough where it differs too."""
+_UNREPORTED = PLACES - {"deepspeed_template"} | {"num_workers"}
+"""Settings of which no change is told: the content of those files is compared, and step 2's own."""
 _MONITORING = {*MonitoringSettings.model_fields} - {"max_skipped_steps", "spike_sigmas"}
 _MONITORING |= {"num_workers", "max_hours", "max_hours_per_start"}
 """Settings that change nothing in what is trained."""
@@ -85,8 +87,12 @@ class EarlierRun:
     """The settings of its newest start, as JSON."""
     micro_batch: Mapping[str, Any] | None
     """What `micro_batch.keep_choice` wrote."""
-    has_ended: bool
-    """Whether there is the record of a whole run."""
+    ended_at: int | None
+    """The last step of a run that has ended."""
+
+    def is_complete(self, num_steps: int) -> bool:
+        """Whether these starts have trained so many steps, and their outcome is there."""
+        return self.ended_at is not None and num_steps <= self.ended_at <= max(self.steps, default=0)
 
 
 def look(config: TrainingSettings) -> EarlierRun | None:
@@ -119,7 +125,7 @@ def look(config: TrainingSettings) -> EarlierRun | None:
         identity=orjson.loads((run_dir / IDENTITY_NAME).read_bytes()),
         requested=requested,
         micro_batch=orjson.loads(chosen.read_bytes()) if chosen.exists() else None,
-        has_ended=ended.exists(),
+        ended_at=manifest.read(ended).facts["steps"] if ended.exists() else None,
     )
 
 
@@ -148,7 +154,7 @@ def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
         rule = "belongs to another run: " + "; ".join(differing)
         remedy = "choose another output_model_dir, or use --redo to set that run aside and start over"
         raise UserError(config.fault("output_model_dir", rule, remedy))
-    before, wanted = earlier.requested, config.model_dump(mode="json", exclude={*PLACES, "num_workers"} - {"deepspeed_template"})
+    before, wanted = earlier.requested, config.model_dump(mode="json", exclude={*_UNREPORTED})
     return [f"{key}: {before[key]} → {value}" for key, value in wanted.items() if before.get(key, value) != value]
 
 
@@ -175,7 +181,7 @@ def check_redo(plan: RunPlan, earlier: EarlierRun) -> list[str]:
         raise UserError(faults)
     reached = f"its newest checkpoint is of step {steps[-1]:,}" if steps else "it has no checkpoint"
     size = bytes_text(sum(path.stat().st_size for path in run_dir.rglob("*") if path.is_file()))
-    standing = "complete, " if earlier.has_ended else ""
+    standing = "complete, " if earlier.ended_at else ""
     if steps and not standing:
         with contextlib.suppress(UserError):
             check_same_run(plan, earlier)
@@ -270,14 +276,6 @@ def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool
         return False
     before, after = was["stages"], now["stages"]
     return before[-1]["samples"] is not None and after[: len(before)] == before
-
-
-def is_complete(plan: RunPlan, earlier: EarlierRun) -> bool:
-    """Whether the run folder holds just this run, finished. A run that is to be longer resumes instead."""
-    path = plan.run_dir / MANIFEST_NAME
-    if not earlier.has_ended or plan.schedule.num_steps > manifest.read(path).facts["steps"]:
-        return False
-    return manifest.already_done(path, _work_of(plan)) is not None
 
 
 def record(plan: RunPlan, newest: Path) -> manifest.Manifest:
