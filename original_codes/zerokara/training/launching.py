@@ -72,7 +72,7 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
             if machines.is_first:
                 meeting.tell("micro_batch", micro_batch.chosen(plan, resumed).resolved.micro_batch)
             plan = plan.with_settings(micro_batch_size=int(meeting.hear_from_first("micro_batch", TRIAL_SECONDS)))
-            plan = machines.agreed(plan, plan.devices.rows(plan.processes_per_node)[0][1], plan.memory.device)
+            plan = machines.agreed(plan, plan.devices.text(plan.processes_per_node), plan.memory.device)
             claims = machines.claims(plan.run_dir)
             if claims and not machines.is_first:
                 held.enter_context(run_lock.held(config))
@@ -160,8 +160,8 @@ def changed_choices(plan: RunPlan, earlier: EarlierRun) -> Iterator[str]:
 def show(plan: RunPlan, title: str, lines: Sequence[str]) -> None:
     """Print a plan, and further lines below it."""
     opening(f"{title}: {plan.data.train_prefix} → {plan.run_dir}")
-    devices = plan.devices.rows(plan.processes_per_node)
-    for name, value in [*devices, *preflight.plan_rows(plan), *plan.memory.rows()]:
+    device = ("device", plan.devices.text(plan.processes_per_node))
+    for name, value in [device, *preflight.plan_rows(plan), *plan.memory.rows()]:
         print(f"  {name:<12}  {value}")
     for line in [*table_lines(plan.resolved, plan.schedule, plan.consumption), *lines]:
         print(f"  {line}")
@@ -199,7 +199,6 @@ def evaluate(config: RunConfig, task: Task, title: str, name: str) -> None:
     plan = on_this_machine(plan, earlier)
     tokens = count_text(plan.data.num_valid_tokens)
     opening(f"{title}, evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
-    for _, value in plan.devices.rows(plan.num_processes):
-        print(f"  {value}")
+    print(f"  {plan.devices.text(plan.num_processes)}")
     if code := spawn(plan, "evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")

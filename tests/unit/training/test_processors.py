@@ -32,9 +32,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     monkeypatch.setattr(processors, "available_cores", lambda: 4)
     monkeypatch.delenv(processors.SHARE_CORES_NAME, raising=False)
 
-    def make(gpus: str | None = None, named: str | None = None, cuda: str | None = "13.0") -> None:
+    def make(gpus: str | None = None, named: str | None = None, cuda: bool = True) -> None:
         processors._listed_gpus.cache_clear()
-        monkeypatch.setattr(processors, "_torch", lambda: {"__version__": "2.13.0", "cuda": cuda, "hip": None})
+        monkeypatch.setattr(processors, "version", lambda _: "2.13.0" if cuda else "2.13.0+cpu")
         monkeypatch.setenv("PATH", str(tmp_path))
         if gpus is not None:
             program = tmp_path / "nvidia-smi"
@@ -74,7 +74,7 @@ def test_a_gpu_that_is_not_there_is_an_error(machine: Machine, named: str, seen:
 
 
 def test_a_gpu_is_an_error_where_torch_cannot_use_it(machine: Machine) -> None:
-    machine(TWO, "0", cuda=None)
+    machine(TWO, "0", cuda=False)
     fault = fault_of(check_processes, config(), 0)
     assert fault.key == "CUDA_VISIBLE_DEVICES" and "2.13.0" in fault.rule and "setup.sh" in fault.remedy
 
@@ -83,7 +83,6 @@ def test_a_gpu_is_an_error_where_torch_cannot_use_it(machine: Machine) -> None:
 def test_the_cpu_can_be_asked_for(machine: Machine, named: str) -> None:
     machine(TWO, named)
     check_processes(config(4), 0)
-    assert processors.unused() is None
 
 
 def test_more_processes_than_gpus_are_an_error(machine: Machine) -> None:
@@ -103,32 +102,33 @@ def test_more_processes_than_cores_are_an_error(machine: Machine, monkeypatch: p
     check_processes(config(8), 0)
 
 
-def test_gpus_that_are_not_used_are_told(machine: Machine) -> None:
+def test_gpus_that_torch_cannot_use_are_an_error(machine: Machine) -> None:
+    """A week on the CPU is not what anyone meant."""
     machine(TWO)
-    assert "NVIDIA H200, NVIDIA L4: not used" in str(processors.unused())
-    machine(DIVIDED, cuda=None)
-    told = str(processors.unused())
-    assert told.startswith("NVIDIA A100: not used") and "built for the CPU alone" in told
+    fault = fault_of(check_processes, config(), 0)
+    assert "NVIDIA H200, NVIDIA L4" in fault.rule and "driver" in fault.remedy and "leave it empty" in fault.remedy
+    check_processes(config(), 2)
+    machine(DIVIDED, cuda=False)
+    fault = fault_of(check_processes, config(), 0)
+    assert "NVIDIA A100" in fault.rule and "built for the CPU alone" in fault.rule and "setup.sh" in fault.remedy
     machine(NONE)
-    assert processors.unused() is None
+    check_processes(config(), 0)
 
 
 def test_the_plan_names_the_device(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     machine(NONE)
-    assert Devices().rows(2) == [("device", "CPU, 4 cores, 2 threads a process")]
-    machine(TWO)
-    assert [name for name, _ in Devices().rows(2)] == ["device", "note"]
+    assert Devices().text(2) == "CPU, 4 cores, 2 threads a process"
     gpus = Devices(("NVIDIA H200", "NVIDIA H200", "NVIDIA L4"))
-    assert gpus.rows(2) == [("device", "GPU, 2 × NVIDIA H200 (1 more not used)")]
-    assert gpus.rows(3) == [("device", "GPU, 2 × NVIDIA H200, 1 × NVIDIA L4")]
+    assert gpus.text(2) == "GPU, 2 × NVIDIA H200 (1 more not used)"
+    assert gpus.text(3) == "GPU, 2 × NVIDIA H200, 1 × NVIDIA L4"
 
 
 def test_a_torch_for_the_cpu_alone_is_not_imported_to_be_asked(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take the launching process a second."""
-    machine(cuda=None)
+    machine(cuda=False)
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "torch", None)  # importing it fails from now on
         assert processors.devices() == Devices(computes_bf16=processors.devices().computes_bf16)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-import runpy
 import shutil
 import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
+from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
@@ -64,15 +63,19 @@ class Devices:
         Raises:
             UserError: more are configured than there are GPUs or cores; or torch does not see a GPU that is named.
         """
-        seen, named = len(self.gpu_names), named_gpus() or []
-        if seen < len(named):
-            rule = f"names {len(named)}, of which torch sees {seen}"
-            remedy = "name GPUs that exist (nvidia-smi -L lists them), each once"
+        seen, named = len(self.gpu_names), named_gpus()
+        rule, remedy = "", "leave it empty to train on the CPU"
+        if named is None and not seen and (listed := _listed_gpus()):  # days on a CPU are not what anyone meant
+            rule = f"is not set, and torch sees none of this machine's GPUs ({', '.join(listed)})"
+            remedy = f"update the driver to one for torch {version('torch')}, or {remedy}"
+        elif seen < len(named or []):
+            rule = f"names {len(named or [])}, of which torch sees {seen}"
+            remedy = f"name GPUs that exist (nvidia-smi -L lists them), each once, or {remedy}"
+        if rule:
             if not built_for_gpus():
-                rule = f"names GPUs, and this torch ({_torch()['__version__']}) was built for the CPU alone"
-                remedy = _GPU_SETUP
-            remedy += "; or leave it empty to train on the CPU"
-            raise UserError(Fault("the environment", rule, VARIABLE, os.environ[VARIABLE], remedy))
+                rule += f"; this torch ({version('torch')}) was built for the CPU alone"
+                remedy = f"{_GPU_SETUP}; or leave it empty to train on the CPU"
+            raise UserError(Fault("the environment", rule, VARIABLE, os.environ.get(VARIABLE), remedy))
         most, what = seen or available_cores(), f"GPUs ({VARIABLE} is honoured)"
         remedy = f"try {most} or auto"
         if not seen:
@@ -87,18 +90,14 @@ class Devices:
         """The configured precision; for ``auto`` bf16 where the device computes in it."""
         return config.precision if config.precision != "auto" else "bf16" if self.computes_bf16 else "fp32"
 
-    def rows(self, num_processes: int) -> list[tuple[str, str]]:
-        """The devices of so many training processes, as rows of the plan; with a note if they may not be meant."""
+    def text(self, num_processes: int) -> str:
+        """The devices of so many training processes, for display."""
         if not self.gpu_names:
             num_cores, num_threads = plural(available_cores(), "core"), plural(threads(num_processes), "thread")
-            note = unused()
-            return [
-                ("device", f"CPU, {num_cores}, {num_threads} a process"),
-                *([("note", note)] if note else []),
-            ]
+            return f"CPU, {num_cores}, {num_threads} a process"
         names, idle = Counter(self.gpu_names[:num_processes]), len(self.gpu_names) - num_processes
         device = "GPU, " + ", ".join(f"{number} × {name}" for name, number in names.items())
-        return [("device", device + (f" ({idle} more not used)" if idle > 0 else ""))]
+        return device + (f" ({idle} more not used)" if idle > 0 else "")
 
 
 def devices() -> Devices:
@@ -114,20 +113,9 @@ def devices() -> Devices:
     return Devices(computes_bf16="amx_bf16" in flags or "avx512_bf16" in flags)
 
 
-def unused() -> str | None:
-    """Explain why GPUs that the driver lists are not used, where torch sees none and nobody asked for the CPU."""
-    if named_gpus() is not None or not (names := _listed_gpus()):
-        return None
-    why = f"this torch ({_torch()['__version__']}) was built for the CPU alone: {_GPU_SETUP}"
-    if built_for_gpus():
-        why = f"torch sees none: its CUDA {_torch()['cuda']} may need a newer driver"
-    return f"{', '.join(names)}: not used, since {why} (set {VARIABLE}= to ask for the CPU)"
-
-
 def built_for_gpus() -> bool:
     """Whether the installed torch can compute on GPUs at all."""
-    version = _torch()
-    return bool(version.get("cuda", True) or version.get("hip"))
+    return not version("torch").endswith("+cpu")
 
 
 def threads(num_processes: int) -> int:
@@ -172,14 +160,6 @@ def _given_threads() -> int:
     """What OMP_NUM_THREADS says; 0 where it says nothing."""
     given = os.environ.get(_THREADS_NAME, "").partition(",")[0].strip()  # `4,2` is for loops within loops
     return int(given) if given.isdecimal() else 0
-
-
-@cache
-def _torch() -> dict[str, Any]:
-    """The variables of torch's `version.py`, which loads in no time; empty if torch is not found."""
-    spec = find_spec("torch")
-    path = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    return runpy.run_path(str(path)) if path and path.exists() else {}
 
 
 @cache
