@@ -63,7 +63,7 @@ def acquire(path: Path, seconds: float = 0.0) -> IO[bytes] | None:
         file = open(path, "ab")  # noqa: SIM115  # held open on purpose
         is_locked = _try_lock(file)
         # Its holder may have just ended and deleted the file: then another file has the name.
-        if is_locked and is_linked(file, path):
+        if is_locked and _is_linked(file, path):
             file.truncate(0)
             file.write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
             file.flush()
@@ -76,37 +76,30 @@ def acquire(path: Path, seconds: float = 0.0) -> IO[bytes] | None:
             time.sleep(_PAUSE_SECONDS)
 
 
-def release(file: IO[bytes], path: Path) -> None:
-    """Delete a locked file, if it still has the name `path`, and give up its lock."""
-    if is_linked(file, path):
-        path.unlink()
-    file.close()
-
-
 @contextmanager
-def held(path: Path) -> Iterator[bool]:
+def held(path: Path, seconds: float = 0.0) -> Iterator[bool]:
     """Make a file and hold its lock as long as the block lasts; the file is deleted afterwards.
 
-    Yields False, and holds nothing, if another process has it.
+    Yields False, and holds nothing, if another process still has it after `seconds`.
     """
-    file = acquire(path)
+    file = acquire(path, seconds)
     try:
         yield file is not None
     finally:
         if file is not None:
-            release(file, path)
+            if _is_linked(file, path):  # the folder may have been moved, and another be in its place
+                path.unlink()
+            file.close()
 
 
 def read_holder(path: Path) -> Holder | None:
     """Return the process that holds the lock of a file; None if it is unknown. (It writes itself after locking.)"""
-    for _ in range(5):
-        with suppress(FileNotFoundError, orjson.JSONDecodeError):
-            return Holder(**orjson.loads(path.read_bytes()))
-        time.sleep(_PAUSE_SECONDS)
+    with suppress(FileNotFoundError, orjson.JSONDecodeError):
+        return Holder(**orjson.loads(path.read_bytes()))
     return None
 
 
-def is_linked(file: IO[bytes], path: Path) -> bool:
+def _is_linked(file: IO[bytes], path: Path) -> bool:
     """Whether an open file has the name `path`."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())

@@ -15,7 +15,7 @@ from typing import IO
 
 from zerokara import file_lock
 from zerokara.config.pretrain_config import TrainingSettings
-from zerokara.durable import make_folders
+from zerokara.durable import made_folder
 from zerokara.errors import RunError, UserError
 
 LOCK_NAME = "lock"
@@ -39,9 +39,7 @@ def lock(run_dir: Path) -> IO[bytes]:
         print(f"another process is training in {run_dir}; waiting for it to save and exit", flush=True)
         file = file_lock.acquire(run_dir / LOCK_NAME, LOCK_SECONDS)
     if file is None:
-        raise RunError(
-            f"{run_dir}: another process is training here; stop it first, or choose another output_model_dir"
-        )
+        raise RunError(f"{run_dir}: another process is training here; stop it, or choose another output_model_dir")
     return file
 
 
@@ -49,36 +47,37 @@ def check_free(config: TrainingSettings) -> None:
     """Check that no other command is running in `output_model_dir`.
 
     Raises:
-        UserError: one is; names its process.
+        UserError, RunError: as those of `held`.
     """
-    path = _path(config)
-    if path.exists():
-        file_lock.release(_acquire(config), path)
+    if (Path(config.output_model_dir) / COMMAND_LOCK_NAME).exists():
+        with held(config):
+            pass
 
 
 @contextlib.contextmanager
 def held(config: TrainingSettings) -> Iterator[None]:
     """Make `output_model_dir` if it does not exist, and lock it for this command as long as the block lasts.
 
-    Training processes that a killed command left behind, and that are still saving, are waited for. A folder in which
-    nothing was written meanwhile is removed afterwards.
+    Training processes that a killed command left behind, and that are still saving, are waited for. After an error a
+    new folder in which nothing was written is removed.
 
     Raises:
         UserError: another command is running there; names its process.
         RunError: training processes that a killed command left behind do not end.
     """
     run_dir = Path(config.output_model_dir)
-    made = make_folders(run_dir)
-    file = _acquire(config)
-    try:
+    path = run_dir / COMMAND_LOCK_NAME
+    before = file_lock.read_holder(path)
+    seconds = _DYING_SECONDS if before and before.has_ended else GRACE_SECONDS
+    with made_folder(run_dir), file_lock.held(path, seconds) as is_ours:
+        if not is_ours:
+            holder = file_lock.read_holder(path)
+            stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""
+            rule, remedy = f"is in use by {holder or 'another command'}", f"wait for it{stop}, or choose another folder"
+            raise UserError(config.fault("output_model_dir", rule, remedy))
         if (run_dir / LOCK_NAME).exists():
             lock(run_dir).close()
         yield
-    finally:
-        file_lock.release(file, _path(config))
-        with contextlib.suppress(OSError):  # it is not empty any more
-            for folder in made:
-                folder.rmdir()
 
 
 def move(old: Path, new: Path) -> None:
@@ -92,20 +91,3 @@ def move(old: Path, new: Path) -> None:
     except FileExistsError:
         raise RunError(f"{new}: another command has started training here") from None
     (old / COMMAND_LOCK_NAME).unlink()
-
-
-def _path(config: TrainingSettings) -> Path:
-    return Path(config.output_model_dir) / COMMAND_LOCK_NAME
-
-
-def _acquire(config: TrainingSettings) -> IO[bytes]:
-    path = _path(config)
-    file = file_lock.acquire(path, GRACE_SECONDS)
-    if file is None and (holder := file_lock.read_holder(path)) and holder.has_ended:
-        file = file_lock.acquire(path, _DYING_SECONDS)
-    if file is not None:
-        return file
-    holder = file_lock.read_holder(path)
-    stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""
-    rule = f"is in use by {holder or 'another command'}"
-    raise UserError(config.fault("output_model_dir", rule, f"wait for it{stop}, or choose another output_model_dir"))
