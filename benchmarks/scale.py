@@ -81,18 +81,18 @@ class Run:
     @property
     def compute_seconds(self) -> float:
         """Of a micro batch, without communication."""
-        tokens = self.layout.micro_batch_size * SEQ_LEN
+        tokens = self.layout.config.micro_batch * SEQ_LEN
         return self.shape.flops_per_token() * tokens / (PEAK * EFFICIENCY)
 
     @property
     def micro_batches(self) -> int:
         """Of a step in each process."""
-        return BATCH // (self.layout.micro_batch_size * self.layout.num_processes)
+        return BATCH // (self.layout.config.micro_batch * self.layout.num_processes)
 
     @property
     def fits(self) -> bool:
         """Whether the state leaves room for activations."""
-        state = sum(part.num_bytes for part in memory.state_parts(self.layout) if not part.on_host)
+        state = sum(memory.state_bytes(self.layout).values())
         return state + memory.min_activation_bytes(self.layout) / 4 < FOR_STATE * GPU_BYTES
 
 
@@ -126,10 +126,10 @@ def step_seconds(run: Run, network: float) -> float:
     traffic, compute, number = Traffic(run.nodes, network), run.compute_seconds, run.micro_batches
     parameters = run.shape.num_parameters()
     gradients, weights = 4 * parameters, 2 * parameters
-    if run.layout.zero_stage == 1:
+    if run.layout.config.zero_stage == 1:
         return number * compute + traffic.sum(gradients) + traffic.gather(weights)
     summing = traffic.gather(gradients)
-    if run.layout.zero_stage == 2:
+    if run.layout.config.zero_stage == 2:
         return number * max(compute, compute / 3 + summing) + traffic.gather(weights)
     first = traffic.gather(weights)
     later = traffic.gather_inside(weights) if run.layout.template else first
@@ -153,8 +153,7 @@ def runs(size: str, nodes: int) -> Iterator[Run]:
             config = load(PretrainConfig, ROOT / "config.yaml", settings)
             shape = ModelShape.from_config(config, VOCABULARY)
             template = with_hierarchy({}, config, processes, nodes)
-            machine = {"num_processes": processes, "nodes": nodes, "main_bytes": 0, "gpu_bytes": GPU_BYTES}
-            layout = MemoryForecast.of_run(config, shape, template=template, **machine)
+            layout = MemoryForecast(config, shape, processes, nodes, template, main_bytes=0, gpu_bytes=GPU_BYTES)
             run = Run(shape, layout, nodes)
             if run.fits:
                 yield run
@@ -175,7 +174,7 @@ def step_table(network: float) -> list[str]:
         cells, alone = [], best(size, 1, network)[1]
         for nodes in NODES:
             run, seconds = best(size, nodes, network)
-            cells.append(f"{_short(seconds)} ({run.layout.zero_stage}; {alone / (nodes * seconds):.0%})")
+            cells.append(f"{_short(seconds)} ({run.layout.config.zero_stage}; {alone / (nodes * seconds):.0%})")
         lines.append(_row(size, *cells))
     return lines
 
@@ -184,7 +183,7 @@ def stage_table(size: str, nodes: int) -> list[str]:
     """Every stage of one size, stage 3 with and without hierarchical partitioning."""
     lines = [_row(f"{size} on {nodes} machines", *NETWORKS), _rule(len(NETWORKS))]
     for run in runs(size, nodes):
-        ways = {f"stage {run.layout.zero_stage}": run}
+        ways = {f"stage {run.layout.config.zero_stage}": run}
         if run.layout.template:  # it holds zero_hpz_partition_size alone
             flat = replace(run, layout=replace(run.layout, template={}))
             ways = {"stage 3, as without `zero_hpz_partition_size`": flat, "stage 3, hierarchical": run}
@@ -211,7 +210,7 @@ def waiting_seconds(run: Run, network: float) -> float:
     """Every process sees every tensor whole and keeps its rows: at stages 1 and 2 DeepSpeed sums it, padded with 0."""
     whole = optimizers.checkpoint_bytes("adamw", run.shape)
     traffic = Traffic(run.nodes, network)
-    seen = traffic.gather(whole) if run.layout.zero_stage == 3 else traffic.sum(whole)
+    seen = traffic.gather(whole) if run.layout.config.zero_stage == 3 else traffic.sum(whole)
     return seen + whole / run.layout.num_processes / PCIE
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -97,7 +97,7 @@ class Planner:
         """
         forecast = self.local_plan(**size_settings(name), micro_batch_size="auto").memory
         if not forecast.fits:
-            forecast = replace(forecast, micro_batch_size=1)
+            forecast = forecast.with_settings(micro_batch_size=1)
         return forecast.ample_bytes, forecast.fits
 
     def num_steps(self, name: SizeName, tokens: float) -> int:

@@ -21,7 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.model import attention_blocks
+BLOCK = 256
+"""Queries in a block where attention is causal."""
+MAX_SCORES = 1 << 23
+"""Scores that are held at a time, of at least one key head of one sample; 16 MB."""
+MAX_KEPT = 1 << 23
+"""Probabilities that a layer keeps for its backward pass; where there are more, they are computed again."""
 
 
 def serves(query_BHSE: Tensor) -> bool:
@@ -63,7 +68,7 @@ class BlockedAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, mask: Tensor | None
     ) -> Tensor:
         ctx.is_causal, ctx.scale = is_causal, scale
-        keeps = attention_blocks.keeps_probabilities(query[..., 0, 0].numel(), query.size(2), key.size(1))
+        keeps = query[..., 0].numel() * key.size(1) <= MAX_KEPT
         out, kept = torch.empty_like(query), []
         for part, rows, seen in _blocks(query, key, is_causal):
             # The queries of all heads that share a key head, one after another.
@@ -99,8 +104,11 @@ class BlockedAttention(torch.autograd.Function):
 def _blocks(query_GRSE: Tensor, key_GTE: Tensor, is_causal: bool) -> Iterator[tuple[slice, slice, int]]:
     """Key heads and queries that are computed at a time, and the number of keys that these queries may see."""
     groups, repeats, queries, _ = query_GRSE.shape
-    for start, end, seen in attention_blocks.query_blocks(queries, key_GTE.size(1), is_causal):
-        step = max(1, attention_blocks.MAX_SCORES // (repeats * (end - start) * seen))
+    width = BLOCK if is_causal else queries
+    for start in range(0, queries, width):
+        end = min(start + width, queries)
+        seen = end if is_causal else key_GTE.size(1)
+        step = max(1, MAX_SCORES // (repeats * (end - start) * seen))
         for first in range(0, groups, step):
             yield slice(first, min(first + step, groups)), slice(start, end), seen
 

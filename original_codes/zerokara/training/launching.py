@@ -108,11 +108,11 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
         UserError: there are too few GPUs or cores.
     """
     config, devices = plan.requested, processors.devices()
-    plan = replace(plan, devices=devices).with_settings(precision=devices.precision(config))
+    micro = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
+    plan = replace(plan, devices=devices).with_settings(precision=devices.precision(config), micro_batch_size=micro)
     number, counts = devices.num_processes(config), list[int]()
     if config.num_processes == "auto" and config.tensor_parallel_size == 1 and not devices.gpu_names:
         counts = processors.process_counts(plan.schedule.batch_tokens // plan.nodes)
-    micro = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     for number in counts:  # on a CPU as many as share the batch and fit, at last 1
         shares_batch = plan.resolved.global_batch % (plan.nodes * number * micro) == 0
         if shares_batch and replace(plan, num_processes=plan.nodes * number).memory.fits:

@@ -8,7 +8,7 @@ folder with all that it was made for, and made again only when some of that has 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ from zerokara import supervision
 from zerokara.durable import write_json
 from zerokara.errors import RunError
 from zerokara.progress import bytes_text
-from zerokara.training.planning.memory import MemoryForecast, min_activation_bytes
+from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, MemoryForecast, min_activation_bytes
 from zerokara.training.planning.run_folder import MICRO_BATCH_NAME, EarlierRun
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import processes_text, spawn
 
 CPU_TOKENS = 2048
 """On a CPU no size is larger than the first with so many tokens: a larger matrix product is no faster. Measured."""
+_LAYOUT = {"global_batch_size", "precision", "optimizer", "zero_stage", "tensor_parallel_size", "offload"}
+_LAYOUT |= {"activation_checkpointing"}
 
 
 def first_choice(plan: RunPlan) -> int:
@@ -34,7 +36,7 @@ def first_choice(plan: RunPlan) -> int:
     if forecast.device == "cpu":
         enough = [size for size in sizes if size * forecast.shape.input_len >= CPU_TOKENS]
         sizes = [size for size in sizes if not enough or size <= enough[0]]
-    return next((size for size in reversed(sizes) if replace(forecast, micro_batch_size=size).fits), 1)
+    return next((size for size in reversed(sizes) if forecast.with_settings(micro_batch_size=size).fits), 1)
 
 
 def kept(plan: RunPlan, earlier: EarlierRun | None) -> int | None:
@@ -59,9 +61,9 @@ def keep_choice(plan: RunPlan) -> None:
 
 def _made_for(forecast: MemoryForecast) -> dict[str, Any]:
     """What a choice is made for, as JSON; however busy the machine is."""
-    settings = asdict(forecast)
-    del settings["shape"], settings["micro_batch_size"], settings["main_bytes"]
-    return {**forecast.shape.as_json(), **settings}
+    settings = forecast.config.model_dump(include=_LAYOUT)
+    machine = {key: getattr(forecast, key) for key in ("num_processes", "nodes", "gpu_bytes", "template")}
+    return {**forecast.shape.as_json(), **settings, **machine}
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def try_steps(plan: RunPlan) -> tuple[RunPlan, TrialResult]:
     else:
         size, result = _largest_on_gpu(alone)
     if result is None:
-        raise _failed(supervision.OUT_OF_MEMORY)
+        raise RunError("the trial ran out of memory; the messages above say where. Nothing was written")
     return plan.with_settings(micro_batch_size=size), result
 
 
@@ -103,8 +105,8 @@ def _largest_on_gpu(plan: RunPlan) -> tuple[int, TrialResult | None]:
     is the choice; if it runs out of memory, 32 is next.
     """
     forecast = plan.memory
-    sizes, limit_bytes = forecast.micro_batch_sizes, forecast.peak_limit_bytes
-    least = min_activation_bytes(replace(forecast, micro_batch_size=1))
+    sizes, limit_bytes = forecast.micro_batch_sizes, SAFE_SHARE * forecast.pools[0].available_bytes - CUDA_CONTEXT_BYTES
+    least = min_activation_bytes(forecast.with_settings(micro_batch_size=1))
     before_first = max(0, sizes.index(first_choice(plan)) - 1)
     waiting, fitting = sizes[before_first : before_first + 2], dict[int, TrialResult]()
     while waiting:
@@ -135,9 +137,5 @@ def _tried(plan: RunPlan) -> TrialResult | None:
         path = Path(folder, "result.json")
         code = spawn(plan, "trial", str(path))
         if code and code != supervision.OUT_OF_MEMORY:
-            raise _failed(code)
+            raise RunError(f"the trial ended with exit code {code}; the messages above say why. Nothing was written")
         return None if code else TrialResult(**orjson.loads(path.read_bytes()))
-
-
-def _failed(code: int) -> RunError:
-    return RunError(f"the trial ended with exit code {code}; the messages above say why. Nothing was written")

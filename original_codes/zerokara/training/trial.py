@@ -7,6 +7,7 @@ written. They tell the speed, the kernels, and the memory at its peak, which no 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import asdict
@@ -20,8 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from zerokara.durable import write_json
 from zerokara.errors import RunError
 from zerokara.model import compilation
-from zerokara.model.blocked_attention import BlockedAttention
-from zerokara.progress import count_text, seconds_text
+from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.micro_batch import TrialResult
@@ -35,18 +35,10 @@ MEASURED_SECONDS = 3.0
 operators are listed) and does not count; of the others the median does, as the next few may still be slow."""
 _NO_LOG = "6"
 """Of the levels that torch's profiler reads when it is first used: 5, USDT, logs its start and its end (torch 2.13)."""
-_PLAIN = "aten::_scaled_dot_product_attention_math"
-ATTENTION_KERNELS = {
-    "aten::_scaled_dot_product_flash_attention": "FlashAttention",
-    "aten::_scaled_dot_product_cudnn_attention": "cuDNN",
-    "aten::_scaled_dot_product_efficient_attention": "the memory-efficient kernel",
-    "aten::_scaled_dot_product_flash_attention_for_cpu": "torch's flash kernel for CPUs",
-    "torch_attn::_varlen_attn": "FlashAttention over sequences of any lengths",
-}
-"""What `scaled_dot_product_attention` and `varlen_attn` call, in eager and in compiled layers (torch 2.13,
-aten/src/ATen/native/transformers/attention.cpp and torch/nn/attention/varlen.py)."""
-_OWN_KERNELS = {BlockedAttention.__name__: "matrix products of blocks of queries"}
-_OPTIMIZERS = {"adamw": "torch's fused AdamW", "adafactor": "Adafactor", "muon": "Muon, and torch's fused AdamW"}
+_KERNELS = re.compile(r"aten::_scaled_dot_product_(\w+)|torch_attn::_(varlen_attn)|(BlockedAttention)")
+"""Operators that `scaled_dot_product_attention` and `varlen_attn` call, in eager and in compiled layers (torch 2.13,
+aten/src/ATen/native/transformers/attention.cpp and torch/nn/attention/varlen.py), and our own
+(`model.blocked_attention`). ``attention_math`` are plain operations."""
 
 
 def run_trial(plan: RunPlan, result_path: Path) -> None:
@@ -57,7 +49,7 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
     """
     processes, config, schedule = join(plan), plan.resolved, plan.schedule
     device, log = processes.device, processes.log
-    forecast = plan.memory
+    pool = plan.memory.pools[0]
     run, guard = open_run(plan, processes), StepGuard(config.spike_sigmas, config.max_skipped_steps)
     seen, seconds = profile_first_forward(run.model), list[float]()
     last_step = max(MIN_STEPS, min(MAX_STEPS, schedule.num_steps))
@@ -72,7 +64,7 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
                 reason = compilation.reason_against(config.compile, device.type, config.zero_stage)
                 compiled = f"; layers not compiled ({reason})" if reason else ""
                 attention = attention_kernels({event.name for event in seen.events()})
-                log(f"kernels: {attention}; {_OPTIMIZERS[config.optimizer_name]}{compiled}")
+                log(f"kernels: {attention}{compiled}")
                 continue
             seconds.append(record.seconds)
             # Of the slowest process, so that all of them leave after the same step.
@@ -84,7 +76,11 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
         f"{count_text(schedule.batch_tokens / typical)} tok/s; all {schedule.num_steps:,} steps would take "
         f"{seconds_text(schedule.num_steps * typical)}, validations and saves not counted"
     )
-    log(f"memory: {forecast.measured_text(peak)}")
+    there = pool.available_bytes // pool.num_processes
+    log(
+        f"memory: the fullest process held {bytes_text(peak)} at most, {peak / there:.0%} of the {bytes_text(there)} "
+        f"available to it, with micro_batch_size {config.micro_batch}"
+    )
     if processes.is_first:
         write_json(result_path, asdict(TrialResult(peak, typical)))
 
@@ -110,8 +106,7 @@ def profile_first_forward(model: torch.nn.Module) -> profile:
 
 def attention_kernels(operators: Collection[str]) -> str:
     """Name what computes the attention, by the operators of a forward pass."""
-    fused = [kernel for name, kernel in {**ATTENTION_KERNELS, **_OWN_KERNELS}.items() if name in operators]
-    plain = "plain operations, slow and with the matrix of all scores"
-    if _PLAIN in operators:
-        fused.append(plain)
-    return f"attention by {' and by '.join(fused) or plain}"
+    matches = [match for name in operators if (match := _KERNELS.fullmatch(name))]
+    found = {match[match.lastindex or 0] for match in matches} or {"attention_math"}
+    slow = " (plain operations, slow and with the matrix of all scores)" if "attention_math" in found else ""
+    return f"attention by {' and '.join(sorted(found))}{slow}"

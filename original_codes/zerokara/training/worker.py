@@ -107,8 +107,8 @@ def _out_of_memory_text(forecast: MemoryForecast, rank: str, message: str) -> st
     pools = "; ".join(f"{pool.name} {pool.text}" for pool in forecast.pools)
     return (
         f"out of memory in process {rank} of {forecast.num_processes}, at micro_batch_size "
-        f"{forecast.micro_batch_size}. At its start: {pools}. {forecast.remedy()[1]}. No checkpoint was touched: with "
-        f"such a setting the next start resumes. (The system's message: {message})"
+        f"{forecast.config.micro_batch}. At its start: {pools}. {forecast.remedy()[1]}. No checkpoint was touched: "
+        f"with such a setting the next start resumes. (The system's message: {message})"
     )
 
 

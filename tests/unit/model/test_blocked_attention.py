@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from zerokara.model import attention_blocks, blocked_attention
+from zerokara.model import blocked_attention
 from zerokara.model.attention import intra_document_mask
 
 B, H, S, E = 3, 4, 11, 6
@@ -15,7 +15,7 @@ B, H, S, E = 3, 4, 11, 6
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_blocks, "BLOCK", 4)  # the last one holds three queries
+    monkeypatch.setattr(blocked_attention, "BLOCK", 4)  # the last one holds three queries
 
 
 def inputs(key_heads: int = H, keys: int = S, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -41,8 +41,8 @@ def documents() -> Tensor:
 def test_values_and_gradients_are_those_of_plain_attention(
     kind: str, key_heads: int, max_scores: int, max_kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_blocks, "MAX_SCORES", max_scores)
-    monkeypatch.setattr(attention_blocks, "MAX_KEPT", max_kept)
+    monkeypatch.setattr(blocked_attention, "MAX_SCORES", max_scores)
+    monkeypatch.setattr(blocked_attention, "MAX_KEPT", max_kept)
     query, key, value = given = inputs(key_heads, keys=S if kind != "all" else S + 5)
     mask = documents() if kind == "documents" else None
     ours = blocked_attention.attention(query, key, value, kind != "all", 0.7, mask)
@@ -78,8 +78,8 @@ def test_it_serves_bf16_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_what_is_kept_is_what_the_memory_forecast_counts(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_blocks, "MAX_KEPT", 2 * 2 * S * S)
+def test_only_few_probabilities_are_kept(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked_attention, "MAX_KEPT", 2 * 2 * S * S)
 
     def kept(repeats: int) -> int:
         query = torch.randn(2, 2 * repeats, S, E, dtype=torch.bfloat16, requires_grad=True)
@@ -94,5 +94,5 @@ def test_what_is_kept_is_what_the_memory_forecast_counts(is_causal: bool, monkey
             blocked_attention.attention(query, key, key, is_causal)
         return sum(sizes) - query.numel() - 2 * key.numel()
 
-    assert kept(1) == attention_blocks.kept_probabilities(4, S, S, is_causal) > 0
-    assert kept(2) == attention_blocks.kept_probabilities(8, S, S, is_causal) == 0  # too many
+    assert kept(1) == (4 * (4 * 4 + 4 * 8 + 3 * 11) if is_causal else 4 * S * S)
+    assert kept(2) == 0  # too many

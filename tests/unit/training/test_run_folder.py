@@ -266,12 +266,10 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_da
         with pytest.raises(UserError, match=f"by process {os.getpid()}"), run_lock.held(plan.requested):
             raise AssertionError("it must not begin")
         (plan.run_dir / run_lock.COMMAND_LOCK_NAME).write_bytes(orjson.dumps({"pid": 7, "host": "node7"}))
-        with pytest.raises(UserError, match="process 7 on node7") as caught:
-            run_lock.check_free(plan.requested)
+        with pytest.raises(UserError, match="process 7 on node7") as caught, run_lock.held(plan.requested):
+            raise AssertionError("it must not begin")
         assert caught.value.faults[0].key == "output_model_dir" and "kill" not in caught.value.faults[0].remedy
-    run_lock.check_free(plan.requested)
     (plan.run_dir / run_lock.COMMAND_LOCK_NAME).touch()  # of a command that was killed
-    run_lock.check_free(plan.requested)
     with run_lock.held(plan.requested):
         pass
 
@@ -285,10 +283,10 @@ def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited
     path.write_bytes(orjson.dumps({"pid": ended.pid, "host": socket.gethostname()}))
     with open(path, "rb") as still_there:
         fcntl.flock(still_there, fcntl.LOCK_EX)
-        cleared = threading.Timer(run_lock.GRACE_SECONDS + 0.3, lambda: fcntl.flock(still_there, fcntl.LOCK_UN))
+        cleared = threading.Timer(0.3, lambda: fcntl.flock(still_there, fcntl.LOCK_UN))
         cleared.start()
-        run_lock.check_free(config)
-        cleared.join()
+        with run_lock.held(config):
+            cleared.join()
 
 
 def test_what_to_do_without_validation_data(settings) -> None:  # type: ignore[no-untyped-def]

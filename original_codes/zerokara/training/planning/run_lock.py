@@ -22,8 +22,6 @@ LOCK_NAME = "lock"
 COMMAND_LOCK_NAME = "command.lock"
 NAMES = (LOCK_NAME, COMMAND_LOCK_NAME)
 LOCK_SECONDS = 60
-GRACE_SECONDS = 1.0
-"""A lock may be held for an instant by `check_free`."""
 _DYING_SECONDS = 30.0
 """The kernel cleans up behind a killed command, which takes long where its threads wait for a core."""
 
@@ -43,17 +41,6 @@ def lock(run_dir: Path) -> IO[bytes]:
     return file
 
 
-def check_free(config: TrainingSettings) -> None:
-    """Check that no other command is running in `output_model_dir`.
-
-    Raises:
-        UserError, RunError: as those of `held`.
-    """
-    if (Path(config.output_model_dir) / COMMAND_LOCK_NAME).exists():
-        with held(config):
-            pass
-
-
 @contextlib.contextmanager
 def held(config: TrainingSettings) -> Iterator[None]:
     """Make `output_model_dir` if it does not exist, and lock it for this command as long as the block lasts.
@@ -68,7 +55,7 @@ def held(config: TrainingSettings) -> Iterator[None]:
     run_dir = Path(config.output_model_dir)
     path = run_dir / COMMAND_LOCK_NAME
     before = file_lock.read_holder(path)
-    seconds = _DYING_SECONDS if before and before.has_ended else GRACE_SECONDS
+    seconds = _DYING_SECONDS if before and before.has_ended else 0.0
     with made_folder(run_dir), file_lock.held(path, seconds) as is_ours:
         if not is_ours:
             holder = file_lock.read_holder(path)

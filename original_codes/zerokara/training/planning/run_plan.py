@@ -210,15 +210,8 @@ class RunPlan:
     @cached_property
     def memory(self) -> MemoryForecast:
         """The memory that this run needs, against what is there, and was free when this was first asked for."""
-        return MemoryForecast.of_run(
-            self.resolved,
-            self.shape,
-            num_processes=self.num_processes,
-            nodes=self.nodes,
-            template=self.template,
-            main_bytes=resources.available_memory(self.processes_per_node),
-            gpu_bytes=self.devices.gpu_bytes,
-        )
+        main, gpu = resources.available_memory(self.processes_per_node), self.devices.gpu_bytes
+        return MemoryForecast(self.resolved, self.shape, self.num_processes, self.nodes, self.template, main, gpu)
 
     def with_settings(self, **chosen: Any) -> RunPlan:
         """The same plan with these settings resolved."""
