@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zerokara import checkpoint, resources
+from zerokara import checkpoint
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import RunError, Stopped, UserError
 from zerokara.progress import count_text, opening, summary
@@ -134,8 +134,7 @@ def check_fits(plan: RunPlan, starts: bool) -> None:
 
         source, extends_vocabulary = Path(plan.resolved.init_from), plan.resolved.resize_vocabulary == "mean"
         from_hf.check_source(source, plan.shape, plan.encoder, extends_vocabulary, plan.resolved.fault)
-    installed = resources.total_memory(plan.processes_per_node)
-    if faults := list(preflight.memory_faults(replace(plan.memory, main_bytes=installed), plan.requested)):
+    if faults := list(preflight.memory_faults(plan.memory_alone, plan.requested)):
         raise UserError(faults)
 
 
