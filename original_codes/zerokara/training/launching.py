@@ -110,10 +110,9 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
     config, devices = plan.requested, processors.devices()
     micro = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     plan = replace(plan, devices=devices).with_settings(precision=devices.precision(config), micro_batch_size=micro)
-    number, counts = devices.num_processes(config), list[int]()
-    if config.num_processes == "auto" and config.tensor_parallel_size == 1 and not devices.gpu_names:
-        counts = processors.process_counts(plan.schedule.batch_tokens // plan.nodes)
-    for number in counts:  # on a CPU as many as share the batch and fit, at last 1
+    micro = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
+    # On a CPU as many as share the batch and fit, at last 1.
+    for number in devices.process_counts(config, plan.schedule.batch_tokens // plan.nodes):
         shares_batch = plan.resolved.global_batch % (plan.nodes * number * micro) == 0
         if shares_batch and replace(plan, num_processes=plan.nodes * number).memory.fits:
             break

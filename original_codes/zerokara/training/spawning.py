@@ -23,7 +23,6 @@ from zerokara.model import loopback
 from zerokara.progress import plural
 from zerokara.resources import num_oom_kills
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning.processors import process_environment
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 from zerokara.training.processes import rendezvous
 
@@ -54,7 +53,7 @@ def spawn(plan: RunPlan, *work: str, machines: Machines | None = None, path: Pat
         KeyboardInterrupt: they were asked to stop, and have saved.
     """
     several = machines if machines and machines.are_several else None
-    processes, on_gpus = plan.processes_per_node, bool(plan.devices.gpu_names)
+    processes = plan.processes_per_node
     network, oom_kills_before = several.network_environment() if several else loopback.environment(), num_oom_kills()
     log_dir = plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}"
     with contextlib.ExitStack() as held:
@@ -62,7 +61,7 @@ def spawn(plan: RunPlan, *work: str, machines: Machines | None = None, path: Pat
             path = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
             plan.write(path)
         place = held.enter_context(rendezvous.held())
-        held.enter_context(_environment({**network, **process_environment(processes, on_gpus), **place}))
+        held.enter_context(_environment({**network, **plan.devices.environment(processes), **place}))
         # Where torch is loaded for the agent alone, the processes are forked, and need not load it once more. Where it
         # is there already it may have used a GPU or threads, with which a process cannot be forked.
         is_forked = "torch" not in sys.modules

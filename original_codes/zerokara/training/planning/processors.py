@@ -57,11 +57,15 @@ class Devices:
     computes_bf16: bool = False
     """Whether it does so in hardware; otherwise it would emulate it."""
 
-    def num_processes(self, config: MachineSettings) -> int:
-        """Processes to start: the configured number, or one for each GPU, or at least one on a CPU.
+    def process_counts(self, config: MachineSettings, batch_tokens: int) -> list[int]:
+        """Numbers of processes to try on this machine, the most first: the configured one, or one for each GPU.
+
+        On a CPU, for steps of `batch_tokens`, those that share out the cores; the last is 1. The threads of one process
+        wait for each other at every small operation, those of several only once in a step: a small model trains up to
+        twice as fast with a process on each core (docs/decisions.md).
 
         Raises:
-            UserError: more are configured than there are GPUs or cores; or torch does not see a GPU that is named.
+            UserError: more are configured than there are GPUs or cores; or torch does not see a GPU.
         """
         seen, named = len(self.gpu_names), named_gpus()
         rule, remedy = "", "leave it empty to train on the CPU"
@@ -84,7 +88,13 @@ class Devices:
         may_share = not seen and os.environ.get(SHARE_CORES_NAME)
         if config.num_processes != "auto" and config.num_processes > most and not may_share:
             raise UserError(config.fault("num_processes", f"must be at most {most}, the number of {what}", remedy))
-        return max(1, seen) if config.num_processes == "auto" else config.num_processes
+        if config.num_processes != "auto":
+            return [config.num_processes]
+        if seen or config.tensor_parallel_size > 1:
+            return [max(1, seen)]
+        cores = max(1, available_cores() // (_given_threads() or 1))
+        shared = [count for count in range(cores, 1, -1) if cores % count == 0]
+        return [*(count for count in shared if batch_tokens >= count * MIN_PROCESS_TOKENS), 1]
 
     def precision(self, config: MachineSettings) -> Literal["bf16", "fp32"]:
         """The configured precision; for ``auto`` bf16 where the device computes in it."""
@@ -98,6 +108,23 @@ class Devices:
         names, idle = Counter(self.gpu_names[:num_processes]), len(self.gpu_names) - num_processes
         device = "GPU, " + ", ".join(f"{number} × {name}" for name, number in names.items())
         return device + (f" ({idle} more not used)" if idle > 0 else "")
+
+    def environment(self, processes: int) -> dict[str, str]:
+        """What each of so many training processes must find in its environment before it loads torch.
+
+        On a CPU a thread that waits for the next piece of work sleeps. OpenMP's own default is to spin for
+        milliseconds: nothing is gained alone, and of two programs on the same cores each waits most of the time for the
+        other's threads, which do nothing (docs/decisions.md has the numbers).
+        """
+        started = str(psutil.Process().create_time())
+        # PYTHONSAFEPATH: a file of the current folder is not imported as a package of the same name.
+        common = {STARTED_NAME: started, PARENT_NAME: str(os.getpid()), "PYTHONSAFEPATH": "1"}
+        if self.gpu_names:
+            named = named_gpus() or [str(number) for number in range(processes)]
+            return {**common, VARIABLE: ",".join(named[:processes])}
+        wanted = {_THREADS_NAME: str(threads(processes)), "OMP_WAIT_POLICY": "PASSIVE"}
+        wanted = {name: os.environ.get(name) or value for name, value in wanted.items()}
+        return {**common, "DS_ACCELERATOR": "cpu", VARIABLE: "", **wanted}
 
 
 def devices() -> Devices:
@@ -121,39 +148,6 @@ def built_for_gpus() -> bool:
 def threads(num_processes: int) -> int:
     """Threads for each process on a CPU: as OMP_NUM_THREADS says, or the cores that there are shared out."""
     return _given_threads() or max(1, available_cores() // num_processes)
-
-
-def process_counts(batch_tokens: int) -> list[int]:
-    """Numbers of training processes that share out the cores of a CPU, the most first; the last is 1.
-
-    The threads of one process wait for each other at every small operation, those of several only once in a step: a
-    small model trains up to twice as fast with a process on each core (docs/decisions.md).
-    """
-    cores = max(1, available_cores() // (_given_threads() or 1))
-    counts = [count for count in range(cores, 1, -1) if cores % count == 0]
-    return [*(count for count in counts if batch_tokens >= count * MIN_PROCESS_TOKENS), 1]
-
-
-def cpu_environment(num_processes: int) -> dict[str, str]:
-    """What a process that computes on a CPU must find in its environment before it loads torch, but for what is there.
-
-    A thread that waits for the next piece of work sleeps. OpenMP's own default is to spin for milliseconds: nothing is
-    gained alone, and of two programs on the same cores each waits most of the time for the other's threads, which do
-    nothing (docs/decisions.md has the numbers).
-    """
-    wanted = {_THREADS_NAME: str(threads(num_processes)), "OMP_WAIT_POLICY": "PASSIVE"}
-    return {name: os.environ.get(name) or value for name, value in wanted.items()}
-
-
-def process_environment(processes: int, on_gpus: bool) -> dict[str, str]:
-    """What each of this machine's training processes finds in its environment, beside what was there."""
-    environment = {STARTED_NAME: str(psutil.Process().create_time()), PARENT_NAME: str(os.getpid())}
-    environment["PYTHONSAFEPATH"] = "1"  # a file of the current folder is not imported as a package of the same name
-    if not on_gpus:
-        return environment | {"DS_ACCELERATOR": "cpu", VARIABLE: "", **cpu_environment(processes)}
-    named = named_gpus()
-    devices = named[:processes] if named else [str(number) for number in range(processes)]
-    return environment | {VARIABLE: ",".join(devices)}
 
 
 def _given_threads() -> int:
