@@ -82,7 +82,6 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
             if redo and earlier:  # the last thing before the start: a refusal above has cost nothing
                 run_folder.set_aside(plan.run_dir)
             run_folder.claim(plan)
-            micro_batch.keep_choice(plan)
         if machines.are_several:
             machines.wait_until_all("claimed")
         print(f"starting {processes_text(plan)}; importing torch takes seconds", flush=True)
@@ -142,7 +141,7 @@ def changed_choices(plan: RunPlan, earlier: EarlierRun) -> Iterator[str]:
 
     A run that is made longer has a longer schedule: its learning rate, which had fallen, rises again.
     """
-    before, now = (earlier.micro_batch or {}).get("micro_batch_size"), plan.resolved.micro_batch_size
+    before, now = earlier.plan.get("resolved", {}).get("micro_batch_size"), plan.resolved.micro_batch_size
     if plan.requested.micro_batch_size == "auto" and before not in (None, now):
         yield f"micro_batch_size: auto was {before}, is now {now}: the same sums in another order"
     reached = max(earlier.steps, default=0)
@@ -161,7 +160,7 @@ def show(plan: RunPlan, title: str, lines: Sequence[str]) -> None:
     device = ("device", plan.devices.text(plan.processes_per_node))
     for name, value in [device, *preflight.plan_rows(plan), *plan.memory.rows()]:
         print(f"  {name:<12}  {value}")
-    for line in [*table_lines(plan.resolved, plan.schedule, plan.consumption), *lines]:
+    for line in [*table_lines(plan.schedule, plan.consumption), *lines]:
         print(f"  {line}")
 
 

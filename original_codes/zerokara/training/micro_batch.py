@@ -10,16 +10,14 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from zerokara import supervision
-from zerokara.durable import write_json
 from zerokara.errors import RunError
 from zerokara.progress import bytes_text
-from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, MemoryForecast, min_activation_bytes
-from zerokara.training.planning.run_folder import MICRO_BATCH_NAME, EarlierRun
+from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, min_activation_bytes
+from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import processes_text, spawn
 
@@ -41,29 +39,21 @@ def first_choice(plan: RunPlan) -> int:
 
 def kept(plan: RunPlan, earlier: EarlierRun | None) -> int | None:
     """Return the size of the run's last start, where that was `auto` too, in the same layout on the same machine."""
-    choice = earlier.micro_batch if earlier else None
-    is_same = choice and all(choice["chosen_for"].get(key) == value for key, value in _made_for(plan.memory).items())
-    return choice["micro_batch_size"] if choice and is_same else None
+    was = earlier.plan if earlier else {}
+    if "resolved" not in was or was["requested"]["micro_batch_size"] != "auto":
+        return None
+    gpu_bytes = plan.devices.gpu_bytes
+    layout = [plan.num_processes, plan.nodes, plan.requested_template, gpu_bytes]
+    before = [was["num_processes"], was["nodes"], was["deepspeed_template"]]
+    before.append(was["devices"]["gpu_bytes"] if "devices" in was else gpu_bytes)  # earlier versions kept it elsewhere
+    is_same = layout == before and all(was["resolved"][key] == getattr(plan.resolved, key) for key in _LAYOUT)
+    return int(was["resolved"]["micro_batch_size"]) if is_same else None
 
 
 def chosen(plan: RunPlan, earlier: EarlierRun | None) -> RunPlan:
     """Return the plan with its final micro batch: on a GPU that of trials, unless an earlier start has made them."""
     is_tried = plan.memory.device == "cpu" or kept(plan, earlier)
     return plan if is_tried or plan.requested.micro_batch_size != "auto" else try_steps(plan)[0]
-
-
-def keep_choice(plan: RunPlan) -> None:
-    """Write the choice of `auto` down for the next start."""
-    if plan.requested.micro_batch_size == "auto":
-        choice = {"micro_batch_size": plan.resolved.micro_batch_size, "chosen_for": _made_for(plan.memory)}
-        write_json(plan.run_dir / MICRO_BATCH_NAME, choice)
-
-
-def _made_for(forecast: MemoryForecast) -> dict[str, Any]:
-    """What a choice is made for, as JSON; however busy the machine is."""
-    settings = forecast.config.model_dump(include=_LAYOUT)
-    machine = {key: getattr(forecast, key) for key in ("num_processes", "nodes", "gpu_bytes", "template")}
-    return {**forecast.shape.as_json(), **settings, **machine}
 
 
 @dataclass(frozen=True)

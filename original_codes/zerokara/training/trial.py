@@ -62,9 +62,8 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
                 raise RunError(f"trial step {step}: {record.skip_reason}: see lr, precision and the data")
             if step == 1:
                 reason = compilation.reason_against(config.compile, device.type, config.zero_stage)
-                compiled = f"; layers not compiled ({reason})" if reason else ""
-                attention = attention_kernels({event.name for event in seen.events()})
-                log(f"kernels: {attention}{compiled}")
+                eager = f"; layers not compiled ({reason})" if reason else ""
+                log(f"kernels: {attention_kernels({event.name for event in seen.events()})}{eager}")
                 continue
             seconds.append(record.seconds)
             # Of the slowest process, so that all of them leave after the same step.
@@ -86,21 +85,18 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
 
 
 def profile_first_forward(model: torch.nn.Module) -> profile:
-    """Profile the next forward pass of `model`, the very pass that trains: which attention kernel torch chooses
-    varies by release and GPU. The result then holds its operators.
+    """Profile until the next forward pass of `model` is done, the very pass that trains: which attention kernel torch
+    chooses varies by release and GPU. The result then holds its operators.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", _NO_LOG)
     seen = profile(activities=[ProfilerActivity.CPU])
 
-    def begin(*_: object) -> None:
-        before.remove()
-        seen.start()
-
     def end(*_: object) -> None:
-        after.remove()
+        hook.remove()
         seen.stop()
 
-    before, after = model.register_forward_pre_hook(begin), model.register_forward_hook(end)
+    hook = model.register_forward_hook(end)
+    seen.start()
     return seen
 
 

@@ -18,10 +18,10 @@ from zerokara import supervision
 from zerokara.errors import RunError
 from zerokara.model.shapes import ModelShape
 from zerokara.training import micro_batch
-from zerokara.training.micro_batch import CPU_TOKENS, first_choice, keep_choice, kept, try_steps
+from zerokara.training.micro_batch import CPU_TOKENS, first_choice, kept, try_steps
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
-from zerokara.training.planning.run_folder import MICRO_BATCH_NAME, EarlierRun
+from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import RunPlan, make_plan
 
 GB = 10**9
@@ -69,14 +69,15 @@ def test_auto_on_a_cpu_takes_all_where_that_is_little() -> None:
 
 
 def test_a_choice_is_kept_until_what_it_was_made_for_changes(plan: RunPlan, tmp_path: Path) -> None:
-    plan = on_gpu(plan, 80 * GB).with_settings(output_model_dir=str(tmp_path), micro_batch_size=16)
-    keep_choice(plan)
-    written = json.loads((tmp_path / MICRO_BATCH_NAME).read_text(encoding="utf-8"))
-    earlier = EarlierRun([], 0.0, {}, {}, written, ended_at=None)
+    plan = on_gpu(plan, 80 * GB).with_settings(micro_batch_size=16)
+    plan.write(tmp_path / "plan.json")
+    earlier = EarlierRun([], 0.0, {}, json.loads((tmp_path / "plan.json").read_bytes()), ended_at=None)
     assert kept(plan, earlier) == kept(plan.with_settings(micro_batch_size=8), earlier) == 16
     assert kept(plan, None) is None
-    for other in (on_gpu(plan, 40 * GB), plan.with_settings(zero_stage=2)):
+    for other in (on_gpu(plan, 40 * GB), plan.with_settings(zero_stage=2), replace(plan, num_processes=2)):
         assert kept(other, earlier) is None
+    replace(plan, requested=plan.resolved).write(tmp_path / "plan.json")  # chosen by the user
+    assert kept(plan, replace(earlier, plan=json.loads((tmp_path / "plan.json").read_bytes()))) is None
 
 
 def stand_in(

@@ -123,7 +123,7 @@ def test_a_longer_run_announces_that_its_learning_rate_rises(
         monkeypatch.setattr(launching.metrics, "read", lambda _: [{"step": 5, "learning_rate": before}])
         return list(launching.changed_choices(plan, earlier))
 
-    earlier = EarlierRun([5], 0.0, {}, {}, None, ended_at=None)
+    earlier = EarlierRun([5], 0.0, {}, {}, ended_at=None)
     now = plan.schedule.learning_rate(5)
     assert told(now) == []
     (message,) = told(0.1)

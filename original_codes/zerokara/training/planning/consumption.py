@@ -1,8 +1,7 @@
 """Tokens and epochs that a run takes of each source, by stage and in total, before it starts.
 
-The counts are those of the order itself, exact to the sample. One case would take too long: a partial, shuffled epoch
-over several sources and very many sequences; there each source has its share, marked `about`. Without torch, so that
-the table is shown at once.
+The counts are those of the order itself, exact to the sample. Only of a part of a shuffled epoch over several sources
+has each its share, marked `about`. Without torch, so that the table is shown at once.
 """
 
 from __future__ import annotations
@@ -12,10 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from zerokara.config.optim import ScheduleSettings
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.order import SampleOrder
 from zerokara.training.planning.schedule import Schedule
@@ -23,9 +18,8 @@ from zerokara.training.planning.schedule import Schedule
 if TYPE_CHECKING:  # of examples, for which `count_tokens.py` need not wait
     from zerokara.samples.reading import Reading
 
-MAX_COUNTED_SAMPLES = 1 << 21
-"""Samples of a shuffled epoch that are counted one by one, in about half a second."""
 _NAME_WIDTH = 40
+_ROW = f"  {{:<{_NAME_WIDTH}}}  {{:>18}}  {{:>18}}  {{:>8}}"
 
 
 @dataclass(frozen=True)
@@ -90,67 +84,39 @@ def _uses(reading: Reading, samples_taken: Sequence[int]) -> tuple[SourceUse, ..
 
 
 def _of_stream(reading: Reading, order: SampleOrder, num_samples: int) -> Consumption:
-    length, per_epoch = reading.lengths.raw, order.num_samples
-    epochs, rest = divmod(num_samples, per_epoch)
-
-    def tokens_of_each(first_samples: NDArray[np.int64], samples: int) -> NDArray[np.int64]:
-        """Tokens of each source in stretches of so many samples of the stream."""
-        starts, ends = first_samples * length, (first_samples + samples) * length
-        return np.array(
-            [
-                int(np.maximum(0, np.minimum(ends, source.end_token) - np.maximum(starts, source.first_token)).sum())
-                for source in reading.sources
-            ],
-            dtype=np.int64,
-        )
-
-    whole, exact = tokens_of_each(np.arange(1), per_epoch), True
-    if len(reading.sources) == 1 or order.kind == "sequential" or not rest:
-        part = tokens_of_each(np.arange(1), rest)
-    elif min(rest, per_epoch - rest) <= MAX_COUNTED_SAMPLES:
-        # The fewer of the samples that the partial epoch reads and those that it leaves.
-        first, last = (0, rest) if 2 * rest <= per_epoch else (rest, per_epoch)
-        _, indices = order.at_many(epochs * per_epoch + np.arange(first, last, dtype=np.int64))
-        part = tokens_of_each(indices, 1)
-        part = whole - part if first else part
-    else:
-        part, exact = np.round(whole * (rest / per_epoch)).astype(np.int64), False
-    uses = [
-        SourceUse(source.name, source.num_tokens, taken, taken / there if there else 0.0)
-        for source, taken, there in zip(reading.sources, (epochs * whole + part).tolist(), whole.tolist(), strict=True)
-    ]
-    return Consumption((), tuple(uses), exact)
+    epochs, rest = divmod(num_samples, order.num_samples)
+    is_exact = not rest or order.kind == "sequential" or len(reading.sources) == 1
+    uses = []
+    for source in reading.sources:
+        # Of the tokens of a whole epoch, and of its first `rest` samples.
+        ends = (min(source.end_token, samples * reading.lengths.raw) for samples in (order.num_samples, rest))
+        whole, first = (max(0, end - source.first_token) for end in ends)
+        taken = epochs * whole + (first if is_exact else round(whole * rest / order.num_samples))
+        uses.append(SourceUse(source.name, source.num_tokens, taken, taken / whole if whole else 0.0))
+    return Consumption((), tuple(uses), is_exact)
 
 
-def table_lines(config: ScheduleSettings, schedule: Schedule, table: Consumption) -> Iterator[str]:
+def table_lines(schedule: Schedule, table: Consumption) -> Iterator[str]:
     """Return the table, for display; a stage that the run never reaches says what would do."""
 
-    def line(name: str, there: str, taken: str, epochs: str) -> str:
-        return f"  {name:<{_NAME_WIDTH}}  {there:>18}  {taken:>18}  {epochs:>8}"
-
-    def use_line(use: SourceUse) -> str:
+    def row(use: SourceUse) -> str:
         name = use.name if len(use.name) <= _NAME_WIDTH else "…" + use.name[1 - _NAME_WIDTH :]
         taken = f"{'' if table.exact else 'about '}{use.used_tokens:,}"
-        return line(name, f"{use.available_tokens:,}", taken, f"{use.epochs:.3f}")
+        return _ROW.format(name, f"{use.available_tokens:,}", taken, f"{use.epochs:.3f}")
 
-    remedy = "raise epochs, which set the length of the rest"
-    if config.max_steps == schedule.num_steps:
-        remedy = f"raise max_steps above {schedule.num_steps:,}"
-    elif config.train_tokens != "auto":
-        remedy = "raise train_tokens, or set it to auto, which is as long as the stages"
-    yield line("source", "tokens", "tokens used", "epochs")
+    yield _ROW.format("source", "tokens", "tokens used", "epochs")
     for number, stage in enumerate(table.stages, 1):
         yield f"stage {number} of {len(table.stages)}: {stage.title}"
         uses = [use for use in stage.sources if use.used_tokens]
-        yield from map(use_line, uses)
+        yield from map(row, uses)
         if not uses:
             yield (
                 f"  warning: never reached: it begins after {stage.first_token:,} tokens, and the run ends after "
-                f"{schedule.num_tokens:,}; {remedy}, or shorten what comes before"
+                f"{schedule.num_tokens:,}; raise train_tokens, epochs or max_steps, or shorten what comes before"
             )
     if table.stages:
         yield "total"
-    yield from map(use_line, table.sources)
+    yield from map(row, table.sources)
 
 
 def stage_title(reading: Reading, number: int) -> str:

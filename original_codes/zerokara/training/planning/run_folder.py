@@ -26,7 +26,6 @@ from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, baseline_tex
 TOKENIZER_NAME = "tokenizer.model"
 MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
-MICRO_BATCH_NAME = "machine.json"
 PLACES = frozenset({
     "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
     "valid_data", "test_data", "chat_template",
@@ -83,12 +82,15 @@ class EarlierRun:
     """For how long it was trained, as the newest of them says."""
     identity: Mapping[str, Any]
     """`identity_of` its plan."""
-    requested: Mapping[str, Any]
-    """The settings of its newest start, as JSON."""
-    micro_batch: Mapping[str, Any] | None
-    """What `micro_batch.keep_choice` wrote."""
+    plan: Mapping[str, Any]
+    """What `RunPlan.write` wrote for its newest start; of earlier versions, which wrote none, only ``requested``."""
     ended_at: int | None
     """The last step of a run that has ended."""
+
+    @property
+    def requested(self) -> Mapping[str, Any]:
+        """The settings of its newest start, as JSON."""
+        return self.plan["requested"]
 
     def is_complete(self, num_steps: int) -> bool:
         """Whether these starts have trained so many steps, and their outcome is there."""
@@ -114,17 +116,15 @@ def look(config: TrainingSettings) -> EarlierRun | None:
         return None
     states = (checkpoint.folder_of(run_dir, step) for step in reversed(steps))
     newest = next((folder for folder in states if (folder / checkpoint.STATE_NAME).exists()), None)
-    planned, chosen = run_dir / PLAN_NAME, run_dir / MICRO_BATCH_NAME
-    if planned.exists():
-        requested = orjson.loads(planned.read_bytes())["requested"]
-    else:  # earlier versions wrote no plan
-        requested = load_run(run_dir / RESOLVED_NAME).model_dump(mode="json")
+    if (planned := run_dir / PLAN_NAME).exists():
+        plan = orjson.loads(planned.read_bytes())
+    else:
+        plan = {"requested": load_run(run_dir / RESOLVED_NAME).model_dump(mode="json")}
     return EarlierRun(
         steps=steps,
         seconds=checkpoint.read_state(newest).seconds if newest else 0.0,
         identity=orjson.loads((run_dir / IDENTITY_NAME).read_bytes()),
-        requested=requested,
-        micro_batch=orjson.loads(chosen.read_bytes()) if chosen.exists() else None,
+        plan=plan,
         ended_at=manifest.read(ended).facts["steps"] if ended.exists() else None,
     )
 
