@@ -67,7 +67,7 @@ def test_published_sizes_come_near_what_is_published() -> None:
     ("settings", "reason"),
     [
         ({"zero_stage": 2}, "zero_stage is 2"),
-        ({"zero_stage": 1, "offload": "optimizer"}, "offloaded"),
+        ({"zero_stage": 1, "offload": "optimizer"}, "offload is optimizer"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
         ({"architecture": "t5"}, "architecture t5"),
         ({"architecture": "mixtral"}, "architecture mixtral"),
@@ -126,7 +126,7 @@ def test_a_plan_has_numbers_whatever_the_processes(tiny_data: dict[str, str], tm
     one, two = (planned(tiny_data, tmp_path / "run", "micro_batch_size=4", processes=count) for count in (1, 2))
     assert one.resolved == two.resolved and one.advice == two.advice and not recipe.left_to_rules(one.resolved)
     expected = pytest.approx(0.0072 * (128 / one.shape.hidden_size) ** 0.75, rel=0.01)
-    assert one.schedule.lr == one.resolved.lr == expected
+    assert one.resolved.lr == expected
     assert one.schedule.warmup_steps == next(each.value for each in one.advice if each.key == "warmup_steps")
     rows = [value for name, value in preflight.plan_rows(one) if name in ("recipe", "")]
     assert len(rows) == len(recipe.RULES) and all(": " in row for row in rows)

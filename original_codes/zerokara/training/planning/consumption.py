@@ -62,7 +62,7 @@ def extent_of(reading: Reading) -> tuple[int, int, list[int | None]]:
 
 def consumption(reading: Reading, schedule: Schedule) -> Consumption:
     """Count what a run of so many steps reads."""
-    num_samples, order = schedule.num_steps * schedule.global_batch_size, reading.order()
+    num_samples, order = schedule.num_steps * schedule.config.global_batch, reading.order()
     if not isinstance(order, MixedOrder):
         return _of_stream(reading, order, num_samples)
     by_stage = order.counts_by_stage(num_samples)

@@ -70,7 +70,7 @@ class Advice:
     @property
     def text(self) -> str:
         """A row of the plan."""
-        return f"{self.key} {_text_of(self.value)}: {self.reason}"
+        return f"{self.key} {self.value}: {self.reason}"
 
 
 def resolve(
@@ -84,23 +84,21 @@ def resolve(
         UserError: a run that starts from other weights leaves its learning rate to the rules, or a value that the user
             wrote does not go with one of them.
     """
-    chosen: dict[str, Any] = {key: getattr(given, key) for key in RULES}
-    if given.init_from and chosen["lr"] == "auto":
+    if given.init_from and given.lr == "auto":
         rule = "must be a number with init_from: how far to move from those weights is not a matter of size"
         raise UserError(given.fault("lr", rule, "try a third of what the model was trained with"))
-    advice = []
+    config, advice = given, list[Advice]()
     for key in left_to_rules(given):
-        if key == "muon_momentum" and chosen["optimizer"] != "muon":
+        if key == "muon_momentum" and config.optimizer != "muon":
             continue  # a rule chose another optimizer, which does not read it
-        value, reason = _rule(key, given, shape, num_samples, chosen)
+        value, reason = _rule(key, config, shape, num_samples)
         before = kept[key] if kept else "auto"
         # Another optimizer has rates of its own.
-        if kept and before != "auto" and chosen["optimizer"] in ("auto", kept["optimizer"]):
-            now = "" if before == value else f"; by itself it would be {_text_of(value)} now"
+        if kept and before != "auto" and config.optimizer in ("auto", kept["optimizer"]):
+            now = "" if before == value else f"; by itself it would be {value} now"
             value, reason = before, f"as the run began{now}"
-        chosen[key] = value
+        config = config.model_copy(update={key: value})
         advice.append(Advice(key, value, reason))
-    config = given.model_copy(update=chosen)
     if resolved(config.min_lr) > resolved(config.lr):
         rule = f"must be at most lr, for which auto is {resolved(config.lr):g}"
         raise UserError(given.fault("min_lr", rule, "set it to auto"))
@@ -110,9 +108,7 @@ def resolve(
 def left_to_rules(given: TrainingSettings) -> list[str]:
     """Return the settings that are `auto`, but for those that nothing reads: the warm-up of a run that has it as a
     fraction, and the momentum of Muon where another optimizer is given."""
-    unread = set()
-    if given.warmup_fraction != "auto":
-        unread.add("warmup_steps")
+    unread = {"warmup_steps"} if given.warmup_fraction != "auto" else set()
     if given.optimizer not in ("auto", "muon"):
         unread.add("muon_momentum")
     return [key for key in RULES if getattr(given, key) == "auto" and key not in unread]
@@ -123,13 +119,16 @@ def batch_tokens(num_tokens: float) -> float:
     return 0.58 * num_tokens**0.571
 
 
-def _rule(
-    key: str, config: TrainingSettings, shape: ModelShape, num_samples: float, chosen: Mapping[str, Any]
-) -> tuple[Any, str]:
-    """Return the value of a setting, and the reason; `chosen` holds the settings before it in `RULES`."""
+def _rule(key: str, config: TrainingSettings, shape: ModelShape, num_samples: float) -> tuple[Any, str]:
+    """Return the value of a setting, and the reason; those before it in `RULES` are resolved."""
     if key == "optimizer":
-        against = _against_muon(config, shape)
-        return ("adamw", against) if against else ("muon", "learns more from a token than AdamW")
+        if shape.traits.is_encoder_decoder or shape.moe_layers:
+            return "adamw", f"Muon is not known to help architecture {shape.architecture}"
+        refused = {fault.key for fault in config.model_copy(update={"optimizer": "muon"}).rule_faults()}
+        for layout in ("zero_stage", "tensor_parallel_size", "offload"):
+            if layout in refused:
+                return "adamw", f"Muon needs whole matrices, and {layout} is {getattr(config, layout)}"
+        return "muon", "learns more from a token than AdamW"
     if key == "lr_schedule":
         return "linear", "falls in a line over the whole run"
     if key == "min_lr":
@@ -139,7 +138,7 @@ def _rule(
         size = max(MIN_BATCH, 2 ** round(math.log2(tokens / shape.raw_len)))
         return size, f"{tokens:,.0f} tokens a step, which grow with the run, as sequences: a power of two"
 
-    optimizer, batch = chosen["optimizer"], chosen["global_batch_size"]
+    optimizer, batch = config.optimizer, config.global_batch
     max_steps = math.inf if config.max_steps == "auto" else config.max_steps
     num_steps = int(min(max_steps, max(1, round(num_samples / batch))))  # T, as `schedule` counts
     tokens = min(num_samples, max_steps * batch) * shape.raw_len  # D
@@ -153,7 +152,7 @@ def _rule(
         found = min(MAX_ADAMW_LR, 1.79 * in_layers**-0.713 * tokens**0.307)
         return _rounded(found), f"by parameters and tokens for AdamW, at most {MAX_ADAMW_LR:g}"
     if key == "muon_momentum":
-        found = min(MAX_MOMENTUM, max(MIN_MOMENTUM, round(1 - chosen["lr"] / MUON_REACH, 2)))
+        found = min(MAX_MOMENTUM, max(MIN_MOMENTUM, round(1 - resolved(config.lr) / MUON_REACH, 2)))
         return found, "a gradient counts the fewer steps, the larger they are"
     if key == "warmup_steps":
         least, why = (10, "Muon") if optimizer == "muon" else (100, "AdamW's second moments")
@@ -163,25 +162,10 @@ def _rule(
     if optimizer == "adafactor":
         return 0.0, "as T5"
     share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
-    found = min(MAX_WEIGHT_DECAY, 1 / (chosen["lr"] * num_steps * share))
+    found = min(MAX_WEIGHT_DECAY, 1 / (resolved(config.lr) * num_steps * share))
     return _rounded(found), f"a weight is averaged over {share:.0%} of the run"
-
-
-def _against_muon(config: TrainingSettings, shape: ModelShape) -> str:
-    """Return why Muon cannot run, or is not known to help; empty where it does."""
-    if shape.traits.is_encoder_decoder or shape.moe_layers:
-        return f"Muon is not known to help architecture {shape.architecture}"
-    if config.zero_stage > 1:
-        return f"Muon needs whole matrices, and zero_stage is {config.zero_stage}"
-    if config.tensor_parallel_size > 1:
-        return f"Muon needs whole matrices, and tensor_parallel_size is {config.tensor_parallel_size}"
-    return "Muon needs whole matrices, and they are offloaded" if config.offload != "none" else ""
 
 
 def _rounded(value: float) -> float:
     """Round to two digits: the third means nothing."""
     return float(f"{value:.2g}")
-
-
-def _text_of(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

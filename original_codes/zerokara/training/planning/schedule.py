@@ -34,18 +34,15 @@ _LENGTH = ("train_tokens", "epochs", "max_steps", "stages", "global_batch_size",
 class Schedule:
     """Number of steps and learning rate of a run."""
 
+    config: ScheduleSettings
+    """With no `auto` that the recipe resolves."""
     num_steps: int
     warmup_steps: int
-    global_batch_size: int
+    decay_steps: int
+    """Steps at the end of `wsd` in which the learning rate falls."""
     sample_tokens: int
     """Tokens of the corpus in one sample (its raw length)."""
     samples_per_epoch: int
-    lr: float
-    min_lr: float
-    shape: str
-    """`lr_schedule`."""
-    decay_steps: int = 0
-    """Steps at the end of `wsd` in which the learning rate falls."""
 
     @classmethod
     def from_config(
@@ -64,9 +61,9 @@ class Schedule:
         batch, samples = config.global_batch, num_samples(config, sample_tokens, samples_per_epoch, stage_samples)
         num_steps = max(1, round(samples / batch))
         declared = sum(each or 0 for each in stage_samples)
-        if stage_samples and stage_samples[-1] is not None and num_steps * batch > declared:
+        if stage_samples and stage_samples[-1] is not None:
             # Nothing follows the last stage: samples that do not fill a step are left out.
-            num_steps = declared // batch
+            num_steps = min(num_steps, declared // batch)
             if not num_steps:
                 rule = f"have {declared:,} sequences of {sample_tokens} together, fewer than global_batch_size = "
                 raise UserError(config.fault("stages", f"{rule}{batch}", "give them more tokens"))
@@ -77,33 +74,23 @@ class Schedule:
             warmup_steps = min(round(resolved(config.warmup_fraction) * num_steps), num_steps - 1)
         else:
             warmup_steps = config.warmup_steps
-            if warmup_steps >= num_steps:
-                rule = f"must be fewer than the steps of the run, {num_steps:,}, or the learning rate never reaches lr"
-                remedy = f"try {round(0.02 * num_steps)}, or auto for a share of the run (warmup_fraction)"
-                raise UserError(config.fault("warmup_steps", rule, remedy, _LENGTH))
-
+        if warmup_steps >= num_steps:
+            rule = f"must be fewer than the steps of the run, {num_steps:,}"
+            remedy = f"try {round(0.02 * num_steps)}, or auto for a share of the run (warmup_fraction)"
+            raise UserError(config.fault("warmup_steps", rule, remedy, _LENGTH))
         decay_steps, room = max(1, round(config.decay_fraction * num_steps)), num_steps - warmup_steps
         # Of two shares the configuration sees whether both find room; one step that rounding adds is taken off again.
         if config.lr_schedule == "wsd" and config.warmup_steps != "auto" and decay_steps > room:
             rule = f"means {decay_steps:,} of the run's {num_steps:,} steps, and warmup_steps takes {warmup_steps:,}"
             remedy = f"try at most {math.floor(100 * room / num_steps) / 100:g}, or a shorter warm-up"
             raise UserError(config.fault("decay_fraction", rule, remedy, _LENGTH))
-        return cls(
-            num_steps=num_steps,
-            warmup_steps=warmup_steps,
-            global_batch_size=batch,
-            sample_tokens=sample_tokens,
-            samples_per_epoch=samples_per_epoch,
-            lr=resolved(config.lr),
-            min_lr=resolved(config.min_lr),
-            shape=resolved(config.lr_schedule),
-            decay_steps=min(decay_steps, room),
-        )
+        decay_steps = min(decay_steps, room)
+        return cls(config, num_steps, warmup_steps, decay_steps, sample_tokens, samples_per_epoch)
 
     @property
     def batch_tokens(self) -> int:
         """Tokens that one step trains on."""
-        return self.global_batch_size * self.sample_tokens
+        return self.config.global_batch * self.sample_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -112,7 +99,7 @@ class Schedule:
 
     def epochs_at(self, step: int) -> float:
         """Epochs after `step` steps."""
-        return step * self.global_batch_size / self.samples_per_epoch
+        return step * self.config.global_batch / self.samples_per_epoch
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of update `step`, counted from 1 to `num_steps`.
@@ -120,16 +107,17 @@ class Schedule:
         Rises in a line from lr/warmup_steps to lr at step warmup_steps; then, but for `constant`, it goes from lr to
         min_lr, which it has at the last step.
         """
+        lr, min_lr, kind = resolved(self.config.lr), resolved(self.config.min_lr), self.config.lr_schedule
         if step <= self.warmup_steps:
-            return self.lr * step / self.warmup_steps
+            return lr * step / self.warmup_steps
         progress = (step - self.warmup_steps) / (self.num_steps - self.warmup_steps)  # 1 at the last step
-        if self.shape == "linear":
+        if kind == "linear":
             share = 1 - progress
-        elif self.shape == "cosine":  # Loshchilov and Hutter, 2017
+        elif kind == "cosine":  # Loshchilov and Hutter, 2017
             share = (1 + math.cos(math.pi * progress)) / 2
-        elif self.shape == "wsd":  # warm-up, stable, decay: Hu et al., 2024
+        elif kind == "wsd":  # warm-up, stable, decay: Hu et al., 2024
             share = min(1.0, (self.num_steps - step) / self.decay_steps)
-        elif self.shape == "inverse_sqrt" and self.num_steps > max(1, self.warmup_steps):
+        elif kind == "inverse_sqrt" and self.num_steps > max(1, self.warmup_steps):
             # T5's √(warmup/step) (Raffel et al., 2020), moved and stretched so that it ends at 0: where min_lr is the
             # value that T5's own reaches, this is T5's own. Without a warm-up the first step has lr.
             warmup = max(1, self.warmup_steps)
@@ -137,7 +125,7 @@ class Schedule:
             share = (math.sqrt(warmup / step) - last) / (1 - last)
         else:
             share = 1.0
-        return self.lr if share == 1 else self.min_lr + (self.lr - self.min_lr) * share  # unrounded where it stays
+        return lr if share == 1 else min_lr + (lr - min_lr) * share  # unrounded where it stays
 
 
 def num_samples(
