@@ -199,15 +199,14 @@ def exchange_names(one: Path, other: Path) -> bool:
 
 @contextmanager
 def made_folder(path: Path) -> Iterator[None]:
-    """Make a folder and its parents; after an error remove those that are new and empty."""
+    """Make a folder and its parents; at the end of the block remove those that are new and empty."""
     new = make_folders(path)
     try:
         yield
-    except BaseException:
+    finally:
         with suppress(OSError):  # it is not empty, nor are its parents
             for folder in new:
                 folder.rmdir()
-        raise
 
 
 class BackgroundSync:

@@ -45,8 +45,8 @@ def lock(run_dir: Path) -> IO[bytes]:
 def held(config: TrainingSettings) -> Iterator[None]:
     """Make `output_model_dir` if it does not exist, and lock it for this command as long as the block lasts.
 
-    Training processes that a killed command left behind, and that are still saving, are waited for. After an error a
-    new folder in which nothing was written is removed.
+    Training processes that a killed command left behind, and that are still saving, are waited for. A new folder in
+    which nothing was written is removed again.
 
     Raises:
         UserError: another command is running there; names its process.
