@@ -146,8 +146,7 @@ def test_what_a_curriculum_read_is_what_its_table_says(runs: dict) -> None:
     assert read[-1] == [use.used_tokens for use in table.sources]
     assert sum(read[0]) == 8 * 32 and read == sorted(read)
     in_first_stage, in_second = (
-        [sum(stage.sources[source].used_tokens for stage in table.stages[:number]) for source in (0, 1)]
-        for number in (1, 2)
+        [sum(stage[source].used_tokens for stage in table.stages[:number]) for source in (0, 1)] for number in (1, 2)
     )
     assert in_first_stage == [75 * 32, 25 * 32] and read[43] == in_second
     assert table.sources[0].epochs > 1  # so the run crosses the edge of an epoch of that source

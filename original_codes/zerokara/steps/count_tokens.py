@@ -47,7 +47,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         table = consumption(plan, schedule)
         if faults := list(preflight.epochs_faults(config, table.sources)):
             raise UserError(faults)
-        log("\n".join(table_lines(schedule, table)))
+        log("\n".join(table_lines(plan, schedule, table)))
     length = f"auto: {train_tokens:,} tokens, {epochs}"
     if config.train_tokens != "auto":
         length = f"{config.train_tokens:,} tokens: {config.train_tokens / epoch_tokens:.3f} epochs of {epoch_tokens:,}"

@@ -160,7 +160,7 @@ def show(plan: RunPlan, title: str, lines: Sequence[str]) -> None:
     device = ("device", plan.devices.text(plan.processes_per_node))
     for name, value in [device, *preflight.plan_rows(plan), *plan.memory.rows()]:
         print(f"  {name:<12}  {value}")
-    for line in [*table_lines(plan.schedule, plan.consumption), *lines]:
+    for line in [*table_lines(plan.data.reading, plan.schedule, plan.consumption), *lines]:
         print(f"  {line}")
 
 

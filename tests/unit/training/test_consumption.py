@@ -34,7 +34,7 @@ def made(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def lines_of(config: PretrainConfig) -> list[str]:
     schedule = Schedule.from_config(config, *extent_of(data_plan(config)))
-    return list(table_lines(schedule, consumption_of(config)))
+    return list(table_lines(data_plan(config), schedule, consumption_of(config)))
 
 
 def epochs_faults(config: PretrainConfig) -> list[Fault]:
@@ -69,7 +69,7 @@ def test_the_table_has_the_tokens_that_are_read(made, overrides: tuple[str, ...]
     assert [use.available_tokens for use in table.sources] == list(TOTALS)
     if config.stages:
         for source in range(3):
-            assert sum(stage.sources[source].used_tokens for stage in table.stages) == expected[source]
+            assert sum(stage[source].used_tokens for stage in table.stages) == expected[source]
 
 
 def test_whole_passes_are_whole(made) -> None:  # type: ignore[no-untyped-def]
@@ -143,7 +143,7 @@ def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, na
     options = [f"input_jsonl={entries}", f"output_prefix={tmp_path}/tokens", *BATCH, *RECIPE]
     table = consumption_of(load(PretrainConfig, file, options))
     assert len(table.stages) == len(load(PretrainConfig, file, options).stages) > 1
-    taken = [[use.used_tokens for use in stage.sources] for stage in table.stages]
+    taken = [[use.used_tokens for use in stage] for stage in table.stages]
     assert sum(taken[0]) == 8e9 and all(any(stage) for stage in taken)
     if name == "comment":
         assert taken[0] == [6e9, 2e9] and taken[1][0] == 0

@@ -34,21 +34,11 @@ class SourceUse:
 
 
 @dataclass(frozen=True)
-class StageUse:
-    """One stage."""
-
-    title: str
-    sources: tuple[SourceUse, ...]
-    first_token: int
-    """Where it begins, in tokens of the run."""
-
-
-@dataclass(frozen=True)
 class Consumption:
     """The table before a run."""
 
-    stages: tuple[StageUse, ...]
-    """Empty where there is but one."""
+    stages: tuple[tuple[SourceUse, ...], ...]
+    """The sources of each stage; empty where there is but one."""
     sources: tuple[SourceUse, ...]
     """Over the whole run."""
     exact: bool = True
@@ -65,15 +55,8 @@ def consumption(reading: Reading, schedule: Schedule) -> Consumption:
     num_samples, order = schedule.num_steps * schedule.config.global_batch, reading.order()
     if not isinstance(order, MixedOrder):
         return _of_stream(reading, order, num_samples)
-    by_stage = order.counts_by_stage(num_samples)
-    total = _uses(reading, [sum(column) for column in zip(*by_stage, strict=True)])
-    if len(by_stage) == 1:
-        return Consumption((), total)
-    stages = [
-        StageUse(stage_title(reading, number), _uses(reading, counts), first * reading.lengths.raw)
-        for number, (counts, first) in enumerate(zip(by_stage, order.firsts, strict=True))
-    ]
-    return Consumption(tuple(stages), total)
+    stages = tuple(_uses(reading, counts) for counts in order.counts_by_stage(num_samples))
+    return Consumption(stages if len(stages) > 1 else (), _uses(reading, order.counts(num_samples)))
 
 
 def _uses(reading: Reading, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
@@ -96,7 +79,7 @@ def _of_stream(reading: Reading, order: SampleOrder, num_samples: int) -> Consum
     return Consumption((), tuple(uses), is_exact)
 
 
-def table_lines(schedule: Schedule, table: Consumption) -> Iterator[str]:
+def table_lines(reading: Reading, schedule: Schedule, table: Consumption) -> Iterator[str]:
     """Return the table, for display; a stage that the run never reaches says what would do."""
 
     def row(use: SourceUse) -> str:
@@ -105,15 +88,16 @@ def table_lines(schedule: Schedule, table: Consumption) -> Iterator[str]:
         return _ROW.format(name, f"{use.available_tokens:,}", taken, f"{use.epochs:.3f}")
 
     yield _ROW.format("source", "tokens", "tokens used", "epochs")
-    for number, stage in enumerate(table.stages, 1):
-        yield f"stage {number} of {len(table.stages)}: {stage.title}"
-        uses = [use for use in stage.sources if use.used_tokens]
-        yield from map(row, uses)
-        if not uses:
+    first_token = 0
+    for number, sources in enumerate(table.stages):
+        yield f"stage {number + 1} of {len(table.stages)}: {stage_title(reading, number)}"
+        yield from (row(use) for use in sources if use.used_tokens)
+        if first_token >= schedule.num_tokens:
             yield (
-                f"  warning: never reached: it begins after {stage.first_token:,} tokens, and the run ends after "
+                f"  warning: never reached: it begins after {first_token:,} tokens, and the run ends after "
                 f"{schedule.num_tokens:,}; raise train_tokens, epochs or max_steps, or shorten what comes before"
             )
+        first_token += (reading.stages[number].num_samples or 0) * reading.lengths.raw
     if table.stages:
         yield "total"
     yield from map(row, table.sources)

@@ -64,15 +64,20 @@ class MemoryPool:
         return self.num_processes * (sum(self.parts.values()) + margin * self.activation_bytes)
 
     @property
+    def ample_bytes(self) -> float:
+        """Upper bound, almost certainly, of what all processes need."""
+        return self.needed_bytes(ACTIVATION_MARGIN)
+
+    @property
     def text(self) -> str:
         """Memory of a process by part, and what that leaves, for display."""
         parts = sorted(self.parts.items(), key=lambda part: -part[1])
         named = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts)
-        each, among = (" each", f" for {self.num_processes} processes") if self.num_processes > 1 else ("", "")
         room = (self.available_bytes - self.needed_bytes(0)) / self.num_processes
-        purpose = " for activations" if self.activation_bytes else ""
-        left = f"{bytes_text(room)}{each} left{purpose}" if room >= 0 else "not enough"
-        return f"{bytes_text(self.available_bytes)}{among}: {named}; {left}"
+        left = f"{bytes_text(room)} left{' for activations' if self.activation_bytes else ''}"
+        processes = f" for each of {self.num_processes} processes" if self.num_processes > 1 else ""
+        there = f"{bytes_text(self.available_bytes / self.num_processes)}{processes}"
+        return f"{there}: {named}; {left if room >= 0 else 'not enough'}"
 
 
 @dataclass(frozen=True)
@@ -131,20 +136,15 @@ class MemoryForecast:
         ]
 
     @property
-    def ample_bytes(self) -> float:
-        """Upper bound, almost certainly, of the need in the memory in which the run computes."""
-        return self.pools[0].needed_bytes(ACTIVATION_MARGIN)
-
-    @property
     def fits(self) -> bool:
         """Whether the run almost certainly fits, by the upper bound of its activations."""
-        return all(pool.needed_bytes(ACTIVATION_MARGIN) <= SAFE_SHARE * pool.available_bytes for pool in self.pools)
+        return all(pool.ample_bytes <= SAFE_SHARE * pool.available_bytes for pool in self.pools)
 
     @property
     def can_keep_freed_memory(self) -> bool:
         """Whether processes on a CPU may keep the memory they free, for speed (`joining.keep_freed_memory`)."""
-        has_room = KEPT_SHARE * self.ample_bytes <= SAFE_SHARE * self.pools[0].available_bytes
-        return self.config.activation_checkpointing == "off" and has_room
+        pool, recomputes = self.pools[0], self.config.activation_checkpointing != "off"
+        return not recomputes and KEPT_SHARE * pool.ample_bytes <= SAFE_SHARE * pool.available_bytes
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the rows of the plan: each pool, and a note where the run may not fit."""
