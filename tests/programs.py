@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from zerokara.training.launching import spawn
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.spawning import spawn
 
 NUMERICS = Path(__file__).parent / "numerics"
 

@@ -34,8 +34,8 @@ from zerokara.samples.packing import target_length
 from zerokara.samples.pairs import Pairs
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import entropy
+from zerokara.training.launching import Commands, spawn
 from zerokara.training.planning.run_plan import PlannedData, RunPlan, Task
-from zerokara.training.spawning import Commands, spawn
 
 RESULT_NAME = "test_result.json"
 ANSWERS_NAME = "test_answers.jsonl"

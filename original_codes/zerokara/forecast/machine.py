@@ -14,7 +14,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape
 from zerokara.resources import available_cores
 from zerokara.training import launching
-from zerokara.training.micro_batch import try_steps
+from zerokara.training.launching import try_steps
 from zerokara.training.planning import recipe, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 

@@ -14,10 +14,10 @@ from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.steps import command, preflight
 from zerokara.training import launching, resume_proof
+from zerokara.training.launching import Commands
 from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
 from zerokara.training.planning import run_folder, run_plan
 from zerokara.training.planning.run_plan import PRETRAINING, Task
-from zerokara.training.spawning import Commands
 
 HELP = {
     "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",

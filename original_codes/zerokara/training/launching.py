@@ -1,32 +1,63 @@
 """The launching process of a run: it plans, checks, shows, holds the run folder, and starts the training processes.
 
 What can be wrong is looked for first, the cheapest first: before torch is loaded, then before anything is written. The
-training processes get the plan as a file; this one waits for them, and trains nothing itself.
+training processes get the plan as a file, and RANK, LOCAL_RANK and WORLD_SIZE as torchrun has it, whose agent starts
+and watches them (`nodes.agent`). This process waits for them, and trains nothing itself.
+
+The micro batch of `micro_batch_size: auto` is on a GPU the largest that fits, found by trials whose peak memory is
+measured; on a CPU it has as many tokens as make it fastest. One of another size adds the same numbers up in another
+order, so a run keeps it for as long as what it was chosen for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zerokara import checkpoint
+import orjson
+
+from zerokara import checkpoint, supervision
 from zerokara.config.pretrain_config import RunConfig
-from zerokara.errors import RunError, Stopped, UserError
-from zerokara.progress import count_text, opening, summary
-from zerokara.training import micro_batch
+from zerokara.errors import INTERRUPTED, RunError, Stopped, UserError
+from zerokara.model import loopback
+from zerokara.progress import bytes_text, count_text, opening, plural, summary
+from zerokara.resources import num_oom_kills
 from zerokara.training.monitoring import metrics
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import preflight, processors, run_folder, run_lock, run_plan, schedule
 from zerokara.training.planning.consumption import table_lines
+from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, TrialResult, min_activation_bytes
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, Task
-from zerokara.training.spawning import Commands, processes_text, spawn
+from zerokara.training.processes import rendezvous
 
 TRIAL_SECONDS = 3600.0
 """How long the other machines wait for the first one's trials of the micro batch."""
+CPU_TOKENS = 2048
+"""On a CPU no size is larger than the first with so many tokens: a larger matrix product is no faster. Measured."""
+_OF_MICRO_BATCH = {"global_batch_size", "precision", "optimizer", "zero_stage", "tensor_parallel_size", "offload"}
+_OF_MICRO_BATCH |= {"activation_checkpointing"}
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What the step is called, and what a person types after it."""
+
+    title: str
+    """At the head of its plan."""
+    resume: str
+    """Resumes the run."""
+    convert: str
+    """Converts what the run has made so far."""
 
 
 def train(config: RunConfig, task: Task, commands: Commands, machines: Machines, redo: bool, dry_run: bool) -> None:
@@ -62,7 +93,7 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
         if dry_run:
             if machines.are_several:
                 print(f"  this machine alone is tried: start without --dry-run to compare all {machines.number}")
-            micro_batch.try_steps(plan)
+            try_steps(plan)
             print("dry run: everything is in order; nothing was written in the run folder")
             return
         claims = True
@@ -70,14 +101,14 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
             # Before the first machine knows the micro batch, it may have tried several, and compiled for each.
             meeting = held.enter_context(machines.met())
             if machines.is_first:
-                meeting.tell("micro_batch", micro_batch.chosen(plan, resumed).resolved.micro_batch)
+                meeting.tell("micro_batch", with_micro_batch(plan, resumed).resolved.micro_batch)
             plan = plan.with_settings(micro_batch_size=int(meeting.hear_from_first("micro_batch", TRIAL_SECONDS)))
             plan = machines.agreed(plan, plan.devices.text(plan.processes_per_node), plan.memory.device)
             claims = machines.claims(plan.run_dir)
             if claims and not machines.is_first:
                 held.enter_context(run_lock.held(config))
         else:
-            plan = micro_batch.chosen(plan, resumed)
+            plan = with_micro_batch(plan, resumed)
         if claims:
             if redo and earlier:  # the last thing before the start: a refusal above has cost nothing
                 run_folder.set_aside(plan.run_dir)
@@ -101,7 +132,7 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
 def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan:
     """Resolve devices, precision, processes and micro batch. From here on torch may be loaded.
 
-    On a GPU a micro batch that no earlier start has chosen is a first guess: see `micro_batch.chosen`.
+    On a GPU a micro batch that no earlier start has chosen is a first guess: see `with_micro_batch`.
 
     Raises:
         UserError: there are too few GPUs or cores.
@@ -117,7 +148,7 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
             break
     plan = plan.on_processes(plan.nodes * number)
     if config.micro_batch_size == "auto":
-        plan = plan.with_settings(micro_batch_size=micro_batch.kept(plan, earlier) or micro_batch.first_choice(plan))
+        plan = plan.with_settings(micro_batch_size=kept_micro_batch(plan, earlier) or first_micro_batch(plan))
     return plan
 
 
@@ -199,3 +230,152 @@ def evaluate(config: RunConfig, task: Task, title: str, name: str) -> None:
     print(f"  {plan.devices.text(plan.num_processes)}")
     if code := spawn(plan, "evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")
+
+
+def first_micro_batch(plan: RunPlan) -> int:
+    """Return the largest size that almost certainly fits, on a CPU no larger than is faster; 1 where none does."""
+    forecast = plan.memory
+    sizes = forecast.micro_batch_sizes
+    if forecast.device == "cpu":
+        enough = [size for size in sizes if size * forecast.shape.input_len >= CPU_TOKENS]
+        sizes = [size for size in sizes if not enough or size <= enough[0]]
+    return next((size for size in reversed(sizes) if forecast.with_settings(micro_batch_size=size).fits), 1)
+
+
+def kept_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> int | None:
+    """Return the size of the run's last start, where that was `auto` too, in the same layout on the same machine."""
+    was = earlier.plan if earlier else {}
+    if "resolved" not in was or was["requested"]["micro_batch_size"] != "auto":
+        return None
+    gpu_bytes = plan.devices.gpu_bytes
+    layout = [plan.num_processes, plan.nodes, plan.requested_template, gpu_bytes]
+    before = [was["num_processes"], was["nodes"], was["deepspeed_template"]]
+    before.append(was["devices"]["gpu_bytes"] if "devices" in was else gpu_bytes)  # earlier versions kept it elsewhere
+    is_same = layout == before and all(was["resolved"][key] == getattr(plan.resolved, key) for key in _OF_MICRO_BATCH)
+    return int(was["resolved"]["micro_batch_size"]) if is_same else None
+
+
+def with_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> RunPlan:
+    """Return the plan with its final micro batch: on a GPU that of trials, unless an earlier start has made them."""
+    is_tried = plan.memory.device == "cpu" or kept_micro_batch(plan, earlier)
+    return plan if is_tried or plan.requested.micro_batch_size != "auto" else try_steps(plan)[0]
+
+
+def try_steps(plan: RunPlan) -> tuple[RunPlan, TrialResult]:
+    """Train a few steps that leave nothing behind; return the plan, on a GPU with the micro batch for `auto`.
+
+    On this machine alone, whose processes then hold at least as much as among several.
+
+    Raises:
+        RunError: they failed, or ran out of memory with a micro batch that the user chose or that is the smallest.
+    """
+    alone = plan.on_processes(plan.processes_per_node, 1)
+    print(f"trying a few steps in {processes_text(alone)}", flush=True)
+    if plan.requested.micro_batch_size != "auto" or alone.memory.device == "cpu":
+        size, result = plan.resolved.micro_batch, _tried(alone)
+    else:
+        size, result = _largest_on_gpu(alone)
+    if result is None:
+        raise RunError("the trial ran out of memory; the messages above say where. Nothing was written")
+    return plan.with_settings(micro_batch_size=size), result
+
+
+def _largest_on_gpu(plan: RunPlan) -> tuple[int, TrialResult | None]:
+    """Find the largest micro batch that fits, from the measured peaks of smaller ones; None where not even 1 does.
+
+    Two neighbours are tried first, the larger of which almost certainly fits: their difference is what a sequence takes
+    (at least its `min_activation_bytes`: the update may set both peaks). The largest that fits by that is next, and
+    smaller ones where it does not.
+
+    Example: 14 GB with 4 sequences and 18 GB with 8 of at most 256, within 80 GB: 64 is next. If that takes 74 GB, it
+    is the choice; if it runs out of memory, 32 is next.
+    """
+    forecast = plan.memory
+    sizes, limit_bytes = forecast.micro_batch_sizes, SAFE_SHARE * forecast.pools[0].available_bytes - CUDA_CONTEXT_BYTES
+    least = min_activation_bytes(forecast.with_settings(micro_batch_size=1))
+    before_first = max(0, sizes.index(first_micro_batch(plan)) - 1)
+    waiting, fitting = sizes[before_first : before_first + 2], dict[int, TrialResult]()
+    while waiting:
+        size = waiting.pop(0)
+        print(f"micro_batch_size: auto: trying {size}", flush=True)
+        result = _tried(plan.with_settings(micro_batch_size=size))
+        fits = result is not None and result.peak_bytes <= limit_bytes
+        held = "ran out of memory" if result is None else f"held {bytes_text(result.peak_bytes)}"
+        print(f"micro_batch_size: auto: {size} {'fits' if fits else 'does not fit'}: a process {held}", flush=True)
+        if result is not None and fits:
+            fitting[size] = result
+            if len(fitting) > 1 and not waiting:
+                smaller = sorted(fitting)[-2]
+                grown = (result.peak_bytes - fitting[smaller].peak_bytes) / (size - smaller)
+                reach = size + (limit_bytes - result.peak_bytes) / max(least, grown)
+                waiting = [each for each in sizes if size < each <= reach][-1:]
+        else:
+            sizes = [each for each in sizes if each < size]
+            if not sizes:
+                return size, result
+            waiting = [each for each in sizes if each > max(fitting, default=0)][-1:]
+    return max(fitting), fitting[max(fitting)]
+
+
+def _tried(plan: RunPlan) -> TrialResult | None:
+    """Run a trial; None where a process ran out of memory."""
+    with tempfile.TemporaryDirectory(prefix="zerokara-trial-") as folder:
+        path = Path(folder, "result.json")
+        code = spawn(plan, "trial", str(path))
+        if code and code != supervision.OUT_OF_MEMORY:
+            raise RunError(f"the trial ended with exit code {code}; the messages above say why. Nothing was written")
+        return None if code else TrialResult(**orjson.loads(path.read_bytes()))
+
+
+def spawn(plan: RunPlan, *work: str, machines: Machines | None = None, path: Path | None = None) -> int:
+    """Run the training processes, which do `work` (`worker.main`), here or on each of several machines.
+
+    `path` is the file of the plan, where the run folder has one; otherwise a temporary one is written.
+
+    Returns the exit code of the first process that fails, 0 where none does; the others are ended. Ctrl-C, SIGTERM and
+    SIGHUP ask the training processes to stop at the end of a step; a second Ctrl-C kills them. If this process is
+    killed, they save and exit. A process that was killed is reported with the likely reason. On several machines a lost
+    process or machine is made up for, at most `max_restarts` times.
+
+    Raises:
+        KeyboardInterrupt: they were asked to stop, and have saved.
+    """
+    several = machines if machines and machines.are_several else None
+    processes = plan.processes_per_node
+    network, oom_kills_before = several.network_environment() if several else loopback.environment(), num_oom_kills()
+    log_dir = plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with contextlib.ExitStack() as held:
+        if path is None:
+            path = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
+            plan.write(path)
+        place = held.enter_context(rendezvous.held())
+        held.enter_context(_environment({**network, **plan.devices.process_environment(processes), **place}))
+        # Where torch is loaded for the agent alone, the processes are forked, and need not load it once more. Where it
+        # is there already it may have used a GPU or threads, with which a process cannot be forked.
+        is_forked = "torch" not in sys.modules
+        from zerokara.training.nodes import agent
+
+        restarts = plan.requested.max_restarts if several else 0
+        code = agent.run(plan.task.worker, [str(path), *work], processes, is_forked, several, restarts, log_dir)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if code == -signal.SIGKILL and several is None:
+        print(f"failed: {supervision.kill_message(oom_kills_before)}", file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def _environment(added: Mapping[str, str]) -> Iterator[None]:
+    """Have variables in the environment as long as the block lasts: libraries read some when they are loaded."""
+    before = dict(os.environ)
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def processes_text(plan: RunPlan) -> str:
+    """Return how many processes a plan has, for display."""
+    return plural(plan.num_processes, "process", "processes")

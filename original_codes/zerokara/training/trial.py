@@ -24,7 +24,7 @@ from zerokara.model import compilation
 from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
-from zerokara.training.micro_batch import TrialResult
+from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import peak_memory
 from zerokara.training.run import join, open_run

@@ -12,8 +12,8 @@ import pytest
 from zerokara.checkpoint.folders import folder_of
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.finetuning import task
+from zerokara.training.launching import Commands
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.spawning import Commands
 
 COMMANDS = Commands("step 7", "again", "next")
 

@@ -11,7 +11,7 @@ from zerokara.errors import UserError
 from zerokara.forecast import machine
 from zerokara.forecast.fit import SmallRuns
 from zerokara.forecast.machine import Planner, size_settings
-from zerokara.training.micro_batch import TrialResult
+from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.run_plan import RunPlan
 
 

@@ -17,8 +17,8 @@ from configs import config_of
 from zerokara import supervision
 from zerokara.errors import RunError
 from zerokara.model.shapes import ModelShape
-from zerokara.training import micro_batch
-from zerokara.training.micro_batch import CPU_TOKENS, first_choice, kept, try_steps
+from zerokara.training import launching
+from zerokara.training.launching import CPU_TOKENS, first_micro_batch, kept_micro_batch, try_steps
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_folder import EarlierRun
@@ -47,7 +47,7 @@ def forecast_of(gpu: float | None = 80, seq_len: int = 2048, num_processes: int 
 
 
 def first_choice_of(forecast: MemoryForecast) -> int:
-    return first_choice(cast(RunPlan, SimpleNamespace(memory=forecast)))
+    return first_micro_batch(cast(RunPlan, SimpleNamespace(memory=forecast)))
 
 
 def test_the_first_choice_is_the_largest_that_surely_fits_on_a_gpu() -> None:
@@ -72,12 +72,12 @@ def test_a_choice_is_kept_until_what_it_was_made_for_changes(plan: RunPlan, tmp_
     plan = on_gpu(plan, 80 * GB).with_settings(micro_batch_size=16)
     plan.write(tmp_path / "plan.json")
     earlier = EarlierRun([], 0.0, {}, json.loads((tmp_path / "plan.json").read_bytes()), ended_at=None)
-    assert kept(plan, earlier) == kept(plan.with_settings(micro_batch_size=8), earlier) == 16
-    assert kept(plan, None) is None
+    assert kept_micro_batch(plan, earlier) == kept_micro_batch(plan.with_settings(micro_batch_size=8), earlier) == 16
+    assert kept_micro_batch(plan, None) is None
     for other in (on_gpu(plan, 40 * GB), plan.with_settings(zero_stage=2), replace(plan, num_processes=2)):
-        assert kept(other, earlier) is None
+        assert kept_micro_batch(other, earlier) is None
     replace(plan, requested=plan.resolved).write(tmp_path / "plan.json")  # chosen by the user
-    assert kept(plan, replace(earlier, plan=json.loads((tmp_path / "plan.json").read_bytes()))) is None
+    assert kept_micro_batch(plan, replace(earlier, plan=json.loads((tmp_path / "plan.json").read_bytes()))) is None
 
 
 def stand_in(
@@ -95,7 +95,7 @@ def stand_in(
         Path(path).write_text(json.dumps(result), encoding="ascii")
         return code
 
-    monkeypatch.setattr(micro_batch, "spawn", spawn)
+    monkeypatch.setattr(launching, "spawn", spawn)
     return tried
 
 
@@ -120,7 +120,7 @@ def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(
     tried: list[int],
 ) -> None:
     found = stand_in(monkeypatch, peak_of, memory=100)
-    monkeypatch.setattr(micro_batch, "first_choice", lambda _: first)
+    monkeypatch.setattr(launching, "first_micro_batch", lambda _: first)
     chosen, result = try_steps(on_gpu(plan, 100 * GB))
     fitting = [size for size in found if peak_of(size) <= 86.5]
     assert found == tried and chosen.resolved.micro_batch == max(fitting)

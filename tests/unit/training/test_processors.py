@@ -154,7 +154,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_cores_are_shared_out(eight_cores: Path) -> None:
     assert [processors.threads(processes) for processes in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
-    assert Devices().environment(2).items() >= {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE"}.items()
+    assert Devices().process_environment(2).items() >= {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE"}.items()
 
 
 @pytest.mark.parametrize(("given", "expected"), [("3", 3), ("16", 16), ("5,2", 5), ("0", 4), ("many", 4), ("", 4)])
@@ -163,7 +163,7 @@ def test_the_users_number_of_threads_is_taken(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert processors.threads(2) == expected
-    assert Devices().environment(2)["OMP_NUM_THREADS"] == (given or "4")
+    assert Devices().process_environment(2)["OMP_NUM_THREADS"] == (given or "4")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_processes_share_the_cores_of_a_step_that_is_large_enough(
 
 def test_the_users_way_of_waiting_is_taken(eight_cores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert Devices().environment(1)["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert Devices().process_environment(1)["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE"}])

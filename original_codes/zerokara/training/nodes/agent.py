@@ -316,7 +316,7 @@ def run(
     max_restarts: int,
     log_dir: Path | None,
 ) -> int:
-    """Run ``module.main(arguments)`` in `processes` processes, forked or in new interpreters, as `spawning.spawn`.
+    """Run ``module.main(arguments)`` in `processes` processes, forked or in new interpreters, as `launching.spawn`.
 
     Raises:
         RunError: the first machine is lost; or too few machines are left, and none came back within `RETURN_SECONDS`.

@@ -174,6 +174,15 @@ class MemoryForecast:
         return "hidden_size", f"no setting makes it fit here: use {fewer}a smaller model or a machine with more memory"
 
 
+@dataclass(frozen=True)
+class TrialResult:
+    """What a trial has measured instead."""
+
+    peak_bytes: int
+    """Memory of the fullest process."""
+    seconds_per_step: float
+
+
 def state_bytes(run: MemoryForecast) -> dict[str, int]:
     """Return the bytes of the state of one process (the one with most), by part."""
     config, optimizer = run.config, run.config.optimizer_name

@@ -109,7 +109,7 @@ class Devices:
         device = "GPU, " + ", ".join(f"{number} × {name}" for name, number in names.items())
         return device + (f" ({idle} more not used)" if idle > 0 else "")
 
-    def environment(self, processes: int) -> dict[str, str]:
+    def process_environment(self, processes: int) -> dict[str, str]:
         """What each of so many training processes must find in its environment before it loads torch.
 
         On a CPU a thread that waits for the next piece of work sleeps. OpenMP's own default is to spin for

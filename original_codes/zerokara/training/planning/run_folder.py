@@ -19,7 +19,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.writing import as_yaml
 from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_bytes, write_json, write_text
 from zerokara.errors import Fault, UserError
-from zerokara.progress import bytes_text, count_text, seconds_text
+from zerokara.progress import count_text, seconds_text
 from zerokara.training.planning import run_lock
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, baseline_text
 
@@ -132,8 +132,8 @@ def look(config: TrainingSettings) -> EarlierRun | None:
 def claim(plan: RunPlan) -> None:
     """Make the run folder, or take the one of this run, which `check_same_run` has found to be that."""
     run_dir, config = plan.run_dir, plan.requested
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_json(run_dir / IDENTITY_NAME, identity_of(plan))  # the first file: it tells whose the folder is
+    identity = identity_of(plan)
+    write_json(run_dir / IDENTITY_NAME, identity)  # the first file: it tells whose the folder is
     write_bytes(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
     for name, text in plan.data.run_files.items():
         write_text(run_dir / name, text)
@@ -180,7 +180,6 @@ def check_redo(plan: RunPlan, earlier: EarlierRun) -> list[str]:
     if faults:
         raise UserError(faults)
     reached = f"its newest checkpoint is of step {steps[-1]:,}" if steps else "it has no checkpoint"
-    size = bytes_text(sum(path.stat().st_size for path in run_dir.rglob("*") if path.is_file()))
     standing = "complete, " if earlier.ended_at else ""
     if steps and not standing:
         with contextlib.suppress(UserError):
@@ -188,7 +187,7 @@ def check_redo(plan: RunPlan, earlier: EarlierRun) -> list[str]:
             standing = "which this command resumes without --redo, "
     old = _free_name(run_dir)
     return [
-        f"--redo sets the run {run_dir} aside as {old}: {standing}{reached}, {size}",
+        f"--redo sets the run {run_dir} aside as {old}: {standing}{reached}",
         f"once you no longer need it: {shlex.join(['rm', '-r', str(old)])}",
     ]
 
