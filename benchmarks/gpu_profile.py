@@ -30,8 +30,8 @@ from torch.profiler import ProfilerActivity, profile
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loopback
-from zerokara.training import trainer, worker
-from zerokara.training.loop import StepRecord
+from zerokara.training import loop, worker
+from zerokara.training.guards import StepRecord
 from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
 from zerokara.training.processes import rendezvous
@@ -52,9 +52,9 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     os.environ.update(loopback.environment() | ({} if on_gpu else {"DS_ACCELERATOR": "cpu"}))
     seen = profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU])
-    train_step, begun = trainer.train_step, [0.0]
+    train_step, begun = loop.train_step, [0.0]
 
-    def profiled(engine: Any, processes: Any, take: Any, step: int, *others: Any) -> StepRecord:
+    def profiled(engine: Any, processes: Any, loader: Any, step: int, *others: Any) -> StepRecord:
         if step == FIRST_STEP:
             wait()
             seen.start()
@@ -66,9 +66,9 @@ def main() -> None:
             report.write_text(json.dumps(summary(seen, seconds)), encoding="utf-8")
             print("profiled", flush=True)
             os._exit(0)
-        return train_step(engine, processes, take, step, *others)
+        return train_step(engine, processes, loader, step, *others)
 
-    trainer.train_step = profiled
+    loop.train_step = profiled
     with rendezvous.held() as variables:
         os.environ.update(variables | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
         sys.exit(worker.main([str(plan.run_dir / PLAN_NAME), "train"]))

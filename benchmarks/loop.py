@@ -33,14 +33,11 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import embedded
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.compute.engine import master_weights, optimizer_state
-from zerokara.training.loop import StepRecord
+from zerokara.training.guards import StepRecord
+from zerokara.training.loop import Trainer
 from zerokara.training.planning import run_folder
-from zerokara.training.planning.run_plan import make_plan
-from zerokara.training.processes import folder_sharing
-from zerokara.training.processes.stopping import StopRequest
-from zerokara.training.run import Run, join, open_run
+from zerokara.training.planning.run_plan import RunPlan, make_plan
 from zerokara.training.saving import HostCopy
-from zerokara.training.trainer import Trainer
 
 SHAPE = [
     "num_layers=12", "hidden_size=512", "num_attn_heads=8", "num_kv_heads=4", "ffn_hidden_size=1408", "seq_len=512",
@@ -56,10 +53,10 @@ WARM_UP_STEPS = 2
 class Watched(Trainer):
     """A trainer whose times are taken."""
 
-    def __init__(self, run: Run, stop: StopRequest):
-        self.timed = Timed(run.engine)
-        sharing = folder_sharing.find(run.processes, run.plan.run_dir)
-        super().__init__(replace(run, engine=self.timed), stop, sharing)  # type: ignore[arg-type]
+    def __init__(self, plan: RunPlan):
+        super().__init__(plan, validations=lambda *_: [])
+        self.timed = Timed(self.run.engine)
+        self.run = replace(self.run, engine=self.timed)  # type: ignore[arg-type]
         self.sampler = None  # it is no part of a step, nor is the validation
         self.whole: dict[int, float] = {}
         """Step → seconds from the end of the one before to its own end, saving left out."""
@@ -149,7 +146,7 @@ def train(data: list[str], given: argparse.Namespace, folder: Path) -> Watched:
     plan = make_plan(settings.model_copy(update={"train_tokens": tokens}), 1, "fp32")
     os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
     run_folder.claim(plan)
-    watched = Watched(open_run(plan, join(plan)), StopRequest())
+    watched = Watched(plan)
     watched.train()
     return watched
 

@@ -137,7 +137,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.training.loop import train_step
     from zerokara.training.planning.schedule import Schedule
     from zerokara.training.processes.joining import Processes, init_process_group
-    from zerokara.training.run import BatchLoader
+    from zerokara.training.run import load_batches
 
     settings = task.settings
     if task.device.type == "cpu":
@@ -161,19 +161,18 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
 
     schedule = Schedule.from_config(settings, settings.lengths.raw, samples_per_epoch=len(task.ids))
     if turns.wait():
-        loader = BatchLoader(
+        steps = range(1, schedule.num_steps + 1)
+        loader = load_batches(
             Batches(),  # type: ignore[arg-type]
             consumed_before=lambda step: (step - 1) * settings.global_batch_size,
-            last_step=schedule.num_steps,
+            steps=steps,
             device=task.device,
         )
         with contextlib.closing(loader):
             processes = Processes(task.device, rank=0)
             guard = StepGuard(settings.spike_sigmas, settings.max_skipped_steps)
-            for step in range(1, schedule.num_steps + 1):
-                train_step(
-                    engine, processes, loader.take, step, schedule.learning_rate(step), guard, stop=lambda: False
-                )
+            for step in steps:
+                train_step(engine, processes, loader, step, schedule.learning_rate(step), guard, stop=lambda: False)
                 turns.done()
                 if not turns.wait():
                     break

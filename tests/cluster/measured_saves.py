@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         before = resident("VmRSS")
         save(self, state)
         assert self._current is not None
-        self._current.join()
+        self._current.result()
         found.append([before, resident("VmHWM")])
         (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
 

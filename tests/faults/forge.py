@@ -59,7 +59,7 @@ from zerokara.errors import UserError
 from zerokara.finetuning import worker as finetuning_worker
 from zerokara.finetuning.task import FINETUNING, prepared
 from zerokara.samples.batches import Batches
-from zerokara.training import evaluation, loop, run, saving, trainer, worker
+from zerokara.training import evaluation, loop, run, saving, worker
 from zerokara.training.compute.replicated import ReplicatedEngine
 from zerokara.training.compute.zero import ZeroEngine
 from zerokara.training.planning import processors, run_folder
@@ -183,7 +183,7 @@ def _record_events(patches: contextlib.ExitStack, path: str) -> None:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
-    newest_to_resume, after_step = checkpoint.newest_to_resume, trainer.Trainer.after_step
+    newest_to_resume, after_step = checkpoint.newest_to_resume, loop.Trainer.after_step
     save, finish, store = saving.Saver.save, saving.Saver.finish, CheckpointStore.save
 
     def resuming(*arguments: Any) -> Path | None:
@@ -214,7 +214,7 @@ def _record_events(patches: contextlib.ExitStack, path: str) -> None:
         return folder
 
     _patch(patches, checkpoint, "newest_to_resume", resuming)
-    _patch(patches, trainer.Trainer, "after_step", passing)
+    _patch(patches, loop.Trainer, "after_step", passing)
     _patch(patches, saving.Saver, "save", asking)
     _patch(patches, saving.Saver, "finish", finishing)
     _patch(patches, CheckpointStore, "save", storing)
@@ -222,13 +222,13 @@ def _record_events(patches: contextlib.ExitStack, path: str) -> None:
 
 def _clock(patches: contextlib.ExitStack) -> Callable[[], int]:
     """Give a function that tells which step is being made, 0 before the first."""
-    train_step, now = trainer.train_step, {"step": 0}
+    train_step, now = loop.train_step, {"step": 0}
 
-    def counting(run_engine: Any, processes: Any, take: Any, step: int, *others: Any) -> Any:
+    def counting(run_engine: Any, processes: Any, loader: Any, step: int, *others: Any) -> Any:
         now["step"] = step
-        return train_step(run_engine, processes, take, step, *others)
+        return train_step(run_engine, processes, loader, step, *others)
 
-    _patch(patches, trainer, "train_step", counting)
+    _patch(patches, loop, "train_step", counting)
     return lambda: now["step"]
 
 
@@ -416,7 +416,7 @@ def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: 
         _patch(patches, evaluation, "BATCHES_BETWEEN_LOOKS", 2)
         sending(evaluation, "to_device", lambda: step() > 1)
     elif where == "sampling":
-        sending(trainer.Sampler, "__call__", lambda: step() > 1)
+        sending(loop.Sampler, "__call__", lambda: step() > 1)
     elif where == "answering":
         sending(finetuning_worker, "generate", lambda: step() > 1)
     elif where == "save":

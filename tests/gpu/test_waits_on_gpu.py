@@ -129,8 +129,8 @@ def check_third_step(settings: dict[str, Any], compiles: bool = False) -> None:
     processes, generator = Processes(DEVICE, 0, host_group()), torch.Generator().manual_seed(2)
 
     def step(number: int) -> None:
-        made = batches(config, generator)
-        train_step(trained, processes, lambda _: made, number, 1e-3, guard, lambda: False)
+        loader = iter([batches(config, generator)])
+        train_step(trained, processes, loader, number, 1e-3, guard, lambda: False)
 
     step(1)
     step(2)

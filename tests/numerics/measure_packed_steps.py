@@ -35,7 +35,7 @@ from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes.joining import Processes
-from zerokara.training.run import StepBatches, as_tensors
+from zerokara.training.run import load_batches
 
 VOCABULARY, PAD, NUM_STEPS = 300, 0, 4
 
@@ -65,13 +65,9 @@ def train(config: PretrainConfig, folder: Path, own_tokens: bool) -> dict[str, A
     guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)
     processes = (OwnTokens if own_tokens else Processes)(torch.device("cpu"), torch.distributed.get_rank())
 
-    def take(step: int) -> StepBatches:
-        made = list(batches.at((step - 1) * config.global_batch_size))
-        return StepBatches([as_tensors(batch) for batch in made], sum(float(batch.loss_mask.sum()) for batch in made))
-
-    steps = [
-        train_step(engine, processes, take, number, 3e-3, guard, lambda: False) for number in range(1, NUM_STEPS + 1)
-    ]
+    numbers = range(1, NUM_STEPS + 1)
+    loader = load_batches(batches, lambda step: (step - 1) * config.global_batch_size, numbers, torch.device("cpu"))
+    steps = [train_step(engine, processes, loader, number, 3e-3, guard, lambda: False) for number in numbers]
     return {"losses": [step.loss for step in steps], "grad_norms": [step.grad_norm for step in steps]}
 
 

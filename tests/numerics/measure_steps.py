@@ -103,7 +103,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)
     processes = Processes(torch.device("cpu"), torch.distributed.get_rank())
 
-    def take(step: int) -> StepBatches:
+    def batches() -> StepBatches:
         made = []
         for index in range(config.global_batch_size // config.micro_batch // parallel.data_size()):
             inputs, labels = (
@@ -121,7 +121,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
         return StepBatches(made, float(sum(batch[1].numel() for batch in made)))
 
     def step(number: int) -> None:
-        train_step(engine, processes, take, number, 1e-3, guard, lambda: False)
+        train_step(engine, processes, iter([batches()]), number, 1e-3, guard, lambda: False)
 
     seen, to_list = Watch(), torch.Tensor.tolist
 

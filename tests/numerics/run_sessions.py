@@ -25,10 +25,10 @@ import torch.distributed
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
-from zerokara.training.loop import StepRecord
+from zerokara.training.guards import StepRecord
+from zerokara.training.loop import Trainer
 from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.run_plan import make_plan
-from zerokara.training.trainer import Trainer, open_trainer
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -72,36 +72,36 @@ def train(config_path: str, job: dict[str, Any]) -> None:
     plan = make_plan(loaded, int(os.environ["WORLD_SIZE"]), processors.devices().precision(loaded))
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)
-    with open_trainer(plan) as trainer:
-        watch_weights(trainer, *(spoil_at or ()))
-        if stop_at is not None:
-            after_step = trainer.after_step
+    trainer = Trainer(plan)
+    watch_weights(trainer, *(spoil_at or ()))
+    if stop_at is not None:
+        after_step = trainer.after_step
 
-            def stopping(record):  # type: ignore[no-untyped-def]
-                leave = after_step(record)
-                if record.step == stop_at - 1:
-                    trainer.stop.reason = "test"
-                return leave
+        def stopping(record):  # type: ignore[no-untyped-def]
+            leave = after_step(record)
+            if record.step == stop_at - 1:
+                trainer.stop.reason = "test"
+            return leave
 
-            trainer.after_step = stopping  # type: ignore[method-assign]
-        place, rank = Path(job["output_model_dir"]), trainer.run.processes.rank
-        (place / f"optimizer_bytes_{rank}.txt").write_text(str(optimizer_bytes(trainer)), encoding="utf-8")
-        listening = [each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
-        (place / f"listening_{rank}.json").write_text(json.dumps(listening), encoding="utf-8")
-        timeouts = [
-            group._get_backend(torch.device("cpu")).options._timeout.total_seconds()  # type: ignore[attr-defined]
-            for group in torch.distributed.distributed_c10d._world.pg_map
-        ]
-        (place / f"timeouts_{rank}.json").write_text(json.dumps(timeouts), encoding="utf-8")
-        if spoil_at is None:
+        trainer.after_step = stopping  # type: ignore[method-assign]
+    place, rank = Path(job["output_model_dir"]), trainer.run.processes.rank
+    (place / f"optimizer_bytes_{rank}.txt").write_text(str(optimizer_bytes(trainer)), encoding="utf-8")
+    listening = [each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
+    (place / f"listening_{rank}.json").write_text(json.dumps(listening), encoding="utf-8")
+    timeouts = [
+        group._get_backend(torch.device("cpu")).options._timeout.total_seconds()  # type: ignore[attr-defined]
+        for group in torch.distributed.distributed_c10d._world.pg_map
+    ]
+    (place / f"timeouts_{rank}.json").write_text(json.dumps(timeouts), encoding="utf-8")
+    if spoil_at is None:
+        trainer.train()
+    else:
+        try:
             trainer.train()
-        else:
-            try:
-                trainer.train()
-            except RunError as error:
-                (place / "spoilt.txt").write_text(str(error), encoding="utf-8")
-            except SystemExit as leaving:
-                assert leaving.code == RunError.exit_code
+        except RunError as error:
+            (place / "spoilt.txt").write_text(str(error), encoding="utf-8")
+        except SystemExit as leaving:
+            assert leaving.code == RunError.exit_code
     torch.distributed.barrier()
 
 

@@ -36,9 +36,9 @@ from zerokara.progress import Progress
 from zerokara.training import worker
 from zerokara.training.compute.engine import master_weights
 from zerokara.training.evaluation import LossValidation, Validation, ValidationResult, load_checkpoint, of_loss
+from zerokara.training.loop import Trainer
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes.joining import Processes
-from zerokara.training.run import join
+from zerokara.training.processes.joining import Processes, join
 from zerokara.training.sampling import excerpt
 
 
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
     """Do the work that `arguments` name; return the exit code."""
     work: dict[str, Callable[..., None]] = {
         **worker.WORK,
-        "train": lambda plan: worker.train(plan, validations),
+        "train": lambda plan: Trainer(plan, validations).train(),
         "test": lambda plan, folder: test(plan, Path(folder)),
     }
     return worker.main(arguments, FINETUNING, work)

@@ -28,8 +28,8 @@ from zerokara.progress import summary
 from zerokara.training.compute.engine import Engine
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes.joining import Processes
-from zerokara.training.run import build_model, join, to_device
+from zerokara.training.processes.joining import Processes, join
+from zerokara.training.run import build_model, to_device
 
 BATCHES_BETWEEN_LOOKS = 16
 """Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""

@@ -9,6 +9,7 @@ are to blame, the loss of every sequence of the batch is computed by itself.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,23 @@ MOST_RANGES = 8
 
 class TooManySkippedSteps(RunError):
     """Too many steps in a row were skipped. Raised in every process at the same step."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step: an update of the weights, or one that was skipped."""
+
+    step: int
+    loss: float
+    """Nats per token, the mean over the global batch."""
+    learning_rate: float
+    grad_norm: float
+    """Before clipping; nan where the step was skipped for its loss."""
+    seconds: float
+    skip_reason: str = ""
+    """Why the step was skipped; empty where it was not."""
+    stop_requested: bool = False
+    """Whether any process was asked to stop; all processes know alike, and leave after the same step."""
 
 
 class StepGuard:
@@ -100,13 +118,11 @@ def find_bad_samples(
     """
     device = next(module.parameters()).device
     losses = torch.zeros(batches.layout.global_batch_size, dtype=torch.float64, device=device)
-    # Tensor-parallel ranks compute the same sequences: one of them counts.
-    counts = parallel.tensor_rank() == 0
     module.eval()
     with torch.no_grad():
         for position, batch in batches.single_samples(consumed):
             nats = module(*to_device(batch, device)).double() / max(1.0, float(batch.loss_mask.sum()))
-            if counts:
+            if parallel.tensor_rank() == 0:  # tensor-parallel ranks compute the same sequences: one of them counts
                 losses[position - consumed] = nats
     module.train()
     torch.distributed.all_reduce(losses)

@@ -19,8 +19,7 @@ from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.training import sampling
 from zerokara.training.evaluation import ValidationResult
-from zerokara.training.guards import bad_sample_text
-from zerokara.training.loop import StepRecord
+from zerokara.training.guards import StepRecord, bad_sample_text
 from zerokara.training.monitoring.metrics import Recorder, Tracker
 from zerokara.training.monitoring.trackers import Plots, TensorBoard, WeightsAndBiases
 from zerokara.training.planning.consumption import stage_messages

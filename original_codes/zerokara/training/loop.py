@@ -1,45 +1,191 @@
-"""One training step: batch → loss → backward → guard → clip → update → record.
+"""Training in one process, from a plan to the last step, or to where it was stopped.
 
-`train_step` is the only place where a step is made: training, the trial of a dry run and the proof of resume call it.
+One step is: batch → loss → backward → guard → clip → update → record; `train_step` is the only place where one is made:
+training, the trial of a dry run and the proof of resume call it. After each step: log, validate, sample, save.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
+import psutil
 import torch
+import torch.distributed
 
 from zerokara.model import parallel
+from zerokara.model.experts import statistics
+from zerokara.progress import seconds_text
 from zerokara.training.compute.engine import Engine
-from zerokara.training.guards import StepGuard
-from zerokara.training.processes.joining import Processes
-from zerokara.training.run import StepBatches
+from zerokara.training.evaluation import Validation, of_loss
+from zerokara.training.guards import StepGuard, StepRecord, TooManySkippedSteps, find_bad_samples
+from zerokara.training.logbook import Logbook
+from zerokara.training.planning import run_lock
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.planning.schedule import reason_to_stop
+from zerokara.training.processes import folder_sharing
+from zerokara.training.processes.divergence import DivergenceCheck, ProcessesDiverged
+from zerokara.training.processes.joining import Processes, join
+from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
+from zerokara.training.processes.stopping import StopRequest
+from zerokara.training.run import StepBatches, newest_checkpoint, open_run, state_of
+from zerokara.training.sampling import Sampler
+from zerokara.training.saving import Saver
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One step: an update of the weights, or one that was skipped."""
+class Trainer:
+    """A run at its newest checkpoint or its first step, which holds the run folder until it has trained."""
 
-    step: int
-    loss: float
-    """Nats per token, the mean over the global batch."""
-    learning_rate: float
-    grad_norm: float
-    """Before clipping; nan where the step was skipped for its loss."""
-    seconds: float
-    skip_reason: str = ""
-    """Why the step was skipped; empty where it was not."""
-    stop_requested: bool = False
-    """Whether any process was asked to stop; all processes know alike, and leave after the same step."""
+    def __init__(
+        self,
+        plan: RunPlan,
+        validations: Callable[[RunPlan, Processes], list[Validation]] = of_loss,
+        stop_after: int | None = None,
+    ):
+        """The last of the `validations` chooses the best checkpoint.
+
+        The run is left after step `stop_after`, for a caller that wants a part of it.
+        """
+        config, self._stop_after = plan.resolved, stop_after
+        self.stop = stop = StopRequest()
+        self.processes = processes = join(plan)
+        sharing = folder_sharing.find(processes, plan.run_dir)
+        self._held = contextlib.ExitStack()
+        if sharing.leads:
+            self._held.enter_context(run_lock.lock(plan.run_dir))
+            stop.watch_file(plan.run_dir / STOP_NAME)
+        self.run = run = open_run(plan, processes, newest_checkpoint(plan, processes, sharing))
+        self.state = run.state
+        """The newest state that was saved, or that the start began with."""
+        self.guard = StepGuard(config.spike_sigmas, config.max_skipped_steps, run.state)
+        self.divergence = DivergenceCheck(run.model, run.state.step)
+        self.logbook = Logbook(plan, run.samples, run.state, processes)
+        if processes.is_first:
+            stop.watch(lambda: reason_to_stop(config, plan.checkpoint_bytes, self.logbook.seconds))
+        self.validations = validations(plan, processes)
+        self.sampler: Sampler | None = None
+        if config.sample_prompts:
+            self.sampler = Sampler(plan.encoder, plan.data.objective, config, processes.device)
+        self.saver = Saver(run, sharing)
+
+    def train(self) -> None:
+        """Train to the end, or to where somebody asks to stop.
+
+        Raises:
+            RunError: too many steps in a row had to be skipped, the processes no longer agree, or the disk would not
+                take the last checkpoint. Only the first process says so; the others leave with its exit code.
+        """
+        run, processes, done = self.run, self.processes, self.state.step
+        schedule, stop_path = run.plan.schedule, run.plan.run_dir / STOP_NAME
+        waited = seconds_text(time.time() - psutil.Process().create_time())
+        processes.log(f"ready after {waited}; stop with Ctrl-C, SIGTERM, or: touch {stop_path}; nothing is lost")
+        try:
+            # The validation of the step that was reached, where somebody asked to stop in it or before it.
+            is_due = done % run.plan.resolved.eval_interval == 0 and done < schedule.num_steps
+            lacks = is_due and self.state.facts.get("valid_step") != done
+            if lacks and self._validate(done) and done and self._is_best(done):
+                self.save(done)  # anew: what was saved at the stop does not know how good it is
+            self.logbook.log_stages(done, resumed=done > 0)
+            self.stop.defer()
+            with contextlib.closing(run.loader(schedule.num_steps)) as loader:
+                for step in range(done + 1, schedule.num_steps + 1):
+                    learning_rate = schedule.learning_rate(step)
+                    record = train_step(run.engine, processes, loader, step, learning_rate, self.guard, self.stop.poll)
+                    if self.after_step(record):
+                        break
+            self.saver.finish()
+            self.logbook.close()
+            if self.state.step < schedule.num_steps:
+                reached = self.state.step == self._stop_after
+                reason = self.stop.reason or ("its caller" if reached else "another process")
+                processes.log(f"stopped by {reason} after step {self.state.step}, saved")
+                if processes.is_first:
+                    stop_path.unlink(missing_ok=True)  # the request was obeyed
+        except (TooManySkippedSteps, ProcessesDiverged) as error:
+            self.saver.finish()
+            if not processes.is_first:
+                raise SystemExit(error.exit_code) from None
+            raise
+        except KeyboardInterrupt:  # the second one: it waits for nothing
+            raise
+        except BaseException:
+            self.saver.abandon()
+            raise
+        finally:
+            self._held.close()
+
+    def after_step(self, record: StepRecord) -> bool:
+        """Record, validate, sample and save; return whether to leave. Every process must call it."""
+        run, config, step = self.run, self.run.plan.resolved, record.step
+        is_last = step == run.plan.schedule.num_steps
+        stops = record.stop_requested or step == self._stop_after
+        self.logbook.add(record)
+        if record.skip_reason:
+            consumed = run.samples(step - 1)
+            found = find_bad_samples(run.engine.module, run.batches, run.plan.data.reading, consumed)
+            self.logbook.log_skipped(record, found)
+            self.guard.check_skipped_in_row(step, record.skip_reason)
+        if is_last or step % config.log_interval == 0 or step == 1:
+            self.logbook.log_step(statistics(run.model.all_layers()))
+        if is_last or (step % config.eval_interval == 0 and not stops):
+            stops |= not self._validate(step, to_the_end=is_last)
+        if is_last or stops or step % config.save_interval == 0 or self._is_best(step):
+            self.save(step)
+        if not is_last:
+            self.logbook.log_stages(step)
+        return stops
+
+    def _validate(self, step: int, to_the_end: bool = False) -> bool:
+        """Validate; return False when it was given up because somebody asked to stop."""
+        self.divergence.check(step)
+
+        def is_asked_to_stop() -> bool:
+            return not to_the_end and self.processes.sum([self.stop.poll()]) != [0]
+
+        with self.logbook.pause():
+            results = []
+            for validate in self.validations:
+                if (result := validate(self.run.engine, is_asked_to_stop)) is None:
+                    return False
+                results.append(result)
+            if results:
+                self.logbook.log_validations(step, results)
+            if self.sampler is not None:
+                self.logbook.log_samples(step, self.sampler(self.run.engine.module))
+        return True
+
+    def _is_best(self, step: int) -> bool:
+        """Whether this step is to be saved as the best so far, so that the best one always exists."""
+        plan = self.run.plan
+        return plan.task.saves_every_best and plan.resolved.keep_best and self.logbook.facts.get("best_step") == step
+
+    def save(self, step: int) -> None:
+        """Save the state after `step`; every process must call it."""
+        self.divergence.check(step)
+        run, book, guard = self.run, self.logbook, self.guard
+        self.state = state_of(
+            run.plan,
+            run.samples(step),
+            step=step,
+            seconds=book.seconds,
+            facts=dict(book.facts),
+            skipped_steps=guard.skipped_steps,
+            skipped_in_row=guard.skipped_in_row,
+            recent_losses=guard.recent_losses,
+            optimizer=run.plan.resolved.optimizer_name,
+            earlier_updates=step - guard.skipped_steps - run.engine.num_updates,
+        )
+        book.flush()
+        with book.pause():
+            self.saver.save(self.state)
 
 
 def train_step(
     engine: Engine,
     processes: Processes,
-    take: Callable[[int], StepBatches],
+    loader: Iterator[StepBatches],
     step: int,
     learning_rate: float,
     guard: StepGuard,
@@ -47,7 +193,7 @@ def train_step(
 ) -> StepRecord:
     """Train one step; every process must call it. `stop` says whether this process was asked to stop."""
     started = time.perf_counter()
-    batches, device = take(step), processes.device
+    batches, device = next(loader), processes.device
     # Tensor-parallel ranks compute the same sequences: one of them counts.
     counts = float(parallel.tensor_rank() == 0)
     (global_tokens,) = processes.sum([counts * batches.num_tokens])
@@ -57,7 +203,8 @@ def train_step(
         on_device = [tensor.to(device, non_blocking=True) for tensor in micro_batch]  # pinned: nothing waits
         nats += engine.accumulate(on_device, global_tokens, global_sequences)
     requests = torch.full_like(nats, float(stop()), dtype=torch.float64)
-    numbers = processes.sum_on_device(torch.stack([counts * nats.double(), requests]))
+    numbers = torch.stack([counts * nats.double(), requests])
+    torch.distributed.all_reduce(numbers)
     read: list[float] = []
     skip_reason = ""
 

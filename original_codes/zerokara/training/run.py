@@ -1,11 +1,12 @@
-"""A plan, opened: process groups → model → engine → state → compiled code → batches, made once and in this order.
+"""A plan, opened: the checkpoint to resume from → model → engine → state → compiled code → batches.
 
-Training and the trial of a dry run open all of it, the evaluation of a checkpoint only groups and model.
+Training opens all of it, the trial of a dry run all but the checkpoint, the evaluation of a checkpoint only the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,14 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara import checkpoint
+from zerokara import checkpoint, progress
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
 from zerokara.model import builder, compilation, initial_weights, parallel
 from zerokara.model.builder import Model
 from zerokara.model.experts import Routing
+from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch
@@ -29,7 +31,7 @@ from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.engine import Engine, load_state
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining
-from zerokara.training.processes.folder_sharing import SentTensors
+from zerokara.training.processes.folder_sharing import FolderSharing
 from zerokara.training.processes.joining import Processes
 
 
@@ -43,32 +45,30 @@ class StepBatches:
     """Predicted tokens in them."""
 
 
-class BatchLoader:
-    """Gives the batches of a step, and prepares those of the next step in a thread; to be closed."""
+def load_batches(
+    batches: Batches, consumed_before: Callable[[int], int], steps: Iterable[int], device: torch.device
+) -> Generator[StepBatches]:
+    """Yield the batches of each of `steps`, and prepare those of the step after it in a thread meanwhile.
 
-    def __init__(self, batches: Batches, consumed_before: Callable[[int], int], last_step: int, device: torch.device):
-        """`consumed_before` gives the samples that the run has consumed before a step."""
-        self._batches, self._consumed_before, self._last_step = batches, consumed_before, last_step
-        self._pins_memory = device.type == "cuda"
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-        self._next: tuple[int, Future[StepBatches]] | None = None
+    `consumed_before` gives the samples that the run has consumed before a step.
+    """
 
-    def take(self, step: int) -> StepBatches:
-        """Return the batches of `step`, and begin to prepare those of the step after it."""
-        if self._next is None or self._next[0] != step:
-            self._next = (step, self._thread.submit(self._prepare, step))
-        ready = self._next[1].result()
-        self._next = (step + 1, self._thread.submit(self._prepare, step + 1)) if step < self._last_step else None
-        return ready
+    def prepare(step: int) -> StepBatches:
+        made = list(batches.at(consumed_before(step)))
+        num_tokens = sum(float(batch.loss_mask.sum()) for batch in made)
+        return StepBatches([as_tensors(batch, pins_memory=device.type == "cuda") for batch in made], num_tokens)
 
-    def close(self) -> None:
-        """Prepare nothing more."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _prepare(self, step: int) -> StepBatches:
-        batches = list(self._batches.at(self._consumed_before(step)))
-        num_tokens = sum(float(batch.loss_mask.sum()) for batch in batches)
-        return StepBatches([as_tensors(batch, self._pins_memory) for batch in batches], num_tokens)
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+    try:
+        prepared: Future[StepBatches] | None = None
+        for step in steps:
+            ready, prepared = prepared, thread.submit(prepare, step)
+            if ready is not None:
+                yield ready.result()
+        if prepared is not None:
+            yield prepared.result()
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 def as_tensors(batch: Batch, pins_memory: bool = False) -> list[Tensor]:
@@ -103,20 +103,84 @@ class Run:
         """Sequences read after `step` steps; an earlier start may have had another global batch."""
         return self.state.samples + (step - self.state.step) * self.plan.resolved.global_batch
 
-    def loader(self, last_step: int) -> BatchLoader:
-        """Open a loader of the batches of each step up to `last_step`; the caller closes it."""
-        return BatchLoader(self.batches, lambda step: self.samples(step - 1), last_step, self.processes.device)
+    def loader(self, last_step: int) -> Generator[StepBatches]:
+        """Open the batches of each step of this start up to `last_step`; the caller closes it."""
+        steps = range(self.state.step + 1, last_step + 1)
+        return load_batches(self.batches, lambda step: self.samples(step - 1), steps, self.processes.device)
 
 
-def join(plan: RunPlan) -> Processes:
-    """Become one of the processes of a run.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint to resume from, as every process can read it."""
 
-    Raises:
-        RunError: a process did not answer, or is none of this run.
+    folder: Path
+    state: TrainingState
+    weights: Mapping[str, Tensor]
+    optimizer_state: Mapping[str, Tensor]
+
+
+class SentTensors(Mapping[str, Tensor]):
+    """Tensors that one process reads and all get, each when it is asked for; every process must ask for the same."""
+
+    def __init__(
+        self, read: Callable[[str], Tensor], source: int, shapes: Mapping[str, tuple[int, ...]], processes: Processes
+    ):
+        """`read` reads a tensor by its name, in the process `source`."""
+        self._read, self._source, self._shapes, self._processes = read, source, shapes, processes
+
+    def __getitem__(self, name: str) -> Tensor:
+        reads = self._processes.rank == self._source
+        whole = self._read(name) if reads else torch.empty(self._shapes[name])
+        whole = whole.to(self._processes.device).contiguous()
+        torch.distributed.broadcast(whole, src=self._source)
+        return whole
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharing) -> Checkpoint | None:
+    """Return the checkpoint to resume from, None for none; every process must call it.
+
+    Where not all see the newest, because machines have folders of their own, one that does sends it to all.
     """
-    config = plan.resolved
-    keeps_freed_memory = plan.memory.can_keep_freed_memory
-    return joining.join(plan.processes_per_node, config.tensor_parallel_size, config.seed, keeps_freed_memory)
+
+    def newest_step() -> str:
+        newest = checkpoint.newest_to_resume(plan.run_dir, processes.log)
+        return str(checkpoint.step_of(newest) if newest else -1)
+
+    # For all that share a folder: it reads and hashes a whole checkpoint.
+    step = int(processes.from_one(newest_step))
+    if sharing.leads:
+        with contextlib.suppress(OSError):  # the two names are for people; the next save sets them right
+            checkpoint.write_markers(plan.run_dir)
+        if not processes.is_first:
+            try:
+                step = int(newest_step())
+            except RunError as error:  # others have one, or this is how all of them find none
+                progress.log(f"{sharing.host}: {error}")
+                step = -1
+    leaders, steps = sorted(set(processes.numbers_of_all(sharing.ranks[0]))), processes.numbers_of_all(step)
+    source = max(leaders, key=lambda leader: steps[leader])  # the first of those with the newest
+    if steps[source] < 0:
+        return None
+    folder = checkpoint.folder_of(plan.run_dir, steps[source])
+    if all(steps[leader] == steps[source] for leader in leaders):
+        state, weights = checkpoint.read_state(folder), checkpoint.read_weights(folder)
+        return Checkpoint(folder, state, weights, checkpoint.read_moments(folder))
+    processes.log(f"process {source} sends the checkpoint to those that do not see it")
+    path, reads = folder / checkpoint.STATE_NAME, processes.rank == source
+    text = processes.from_one(lambda: path.read_text(encoding="utf-8"), source)
+    names, sent = plan.shape.parameter_shapes().keys(), []
+    stored = optimizers.checkpoint_shapes(plan.resolved.optimizer_name, plan.shape)
+    for read, are_weights in ((checkpoint.read_weights, True), (checkpoint.read_moments, False)):
+        shapes = {name: shape for name, shape in stored.items() if (name in names) == are_weights}
+        own: Mapping[str, Tensor] = read(folder) if reads else {}
+        sent.append(SentTensors(own.__getitem__, source, shapes, processes))
+    return Checkpoint(folder, checkpoint.parse_state(text, path), *sent)
 
 
 def build_model(plan: RunPlan) -> Model:
@@ -129,34 +193,29 @@ def build_model(plan: RunPlan) -> Model:
     return model
 
 
-def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = None, sent_by: int | None = None) -> Run:
-    """Open a plan: at the checkpoint `resume_from`, or else at its first step.
-
-    Where not every process sees the checkpoint, the process `sent_by` reads it for all.
-    """
+def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = None) -> Run:
+    """Open a plan: at the checkpoint `newest`, or else at its first step."""
     config, device, log = plan.resolved, processes.device, processes.log
     model = build_model(plan)
     engine = updater.open_engine(model, config, plan.updater, plan.template, device)
-    joining.set_timeouts()  # of the groups that DeepSpeed has made, too
-    joining.authenticate(joining.ANSWER_SECONDS)
-    if resume_from is not None:
-        state, weights, moments = _read(resume_from, plan, processes, sent_by)
+    joining.secure_groups()  # those that DeepSpeed has made, too
+    state = state_of(plan, 0, step=0, seconds=0.0, facts={"init_from": config.init_from} if config.init_from else {})
+    if newest is not None:
+        state = newest.state
         if state.optimizer == config.optimizer_name:
-            load_state(engine, weights.items(), moments, state.updates)
+            load_state(engine, newest.weights.items(), newest.optimizer_state, state.updates)
         else:
-            load_state(engine, weights.items())
+            load_state(engine, newest.weights.items())
             change = f"optimizer was {state.optimizer}, is {config.optimizer_name}"
             log(f"{change}: the optimizer state restarts from zero")
-        log(f"resuming from {resume_from}: step {state.step}, {count_text(state.tokens)} tokens done")
+        log(f"resuming from {newest.folder}: step {state.step}, {count_text(state.tokens)} tokens done")
     elif config.init_from:
-        load_state(engine, _sent_by_first(Path(config.init_from), plan, processes))
-        state = state_of(plan, step=0, samples=0, seconds=0.0, facts={"init_from": config.init_from})
+        load_state(engine, _weights_of(Path(config.init_from), plan.shape, processes).items())
         surplus = from_hf.num_surplus_rows(Path(config.init_from), plan.shape)
         without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
         log(f"starting from the weights of {config.init_from}{without}")
     else:
         load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
-        state = state_of(plan, step=0, samples=0, seconds=0.0, facts={})
     batch = config.micro_batch, config.intra_document_masking, log, config.packs_examples
     whole_layers = compilation.reason_against(config.compile, device.type, config.zero_stage) is None
     if whole_layers or compilation.compiles_functions(config.compile, device.type):
@@ -166,43 +225,22 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     return Run(plan, processes, model, engine, state, batches)
 
 
-def _read(
-    folder: Path, plan: RunPlan, processes: Processes, sent_by: int | None
-) -> tuple[TrainingState, Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """The state, weights and moments in a checkpoint, read here or by the process `sent_by`."""
-    if sent_by is None:
-        return checkpoint.read_state(folder), checkpoint.read_weights(folder), checkpoint.read_moments(folder)
-    reads, path = processes.rank == sent_by, folder / checkpoint.STATE_NAME
-    text = processes.text_of(sent_by, path.read_text(encoding="utf-8") if reads else None)
-    names, tensors = plan.shape.parameter_shapes().keys(), []
-    stored = optimizers.checkpoint_shapes(plan.resolved.optimizer_name, plan.shape)
-    for read, are_weights in ((checkpoint.read_weights, True), (checkpoint.read_moments, False)):
-        shapes = {name: shape for name, shape in stored.items() if (name in names) == are_weights}
-        tensors.append(SentTensors(read(folder) if reads else None, sent_by, shapes, processes.device))
-    processes.log(f"process {sent_by} sends the checkpoint to those that do not see it")
-    return checkpoint.parse_state(text, path), tensors[0], tensors[1]
+def _weights_of(folder: Path, shape: ModelShape, processes: Processes) -> SentTensors:
+    """The weights of a Hugging Face folder, in the order in which the first process, which alone reads it, has them."""
+    opened = list[Iterator[tuple[str, Tensor]]]()
 
-
-def _sent_by_first(folder: Path, plan: RunPlan, processes: Processes) -> Iterator[tuple[str, Tensor]]:
-    """Yield the whole weights of a Hugging Face folder, which the first process alone reads, one after another."""
-    shape, opened = plan.shape, list[Iterator[tuple[str, Tensor]]]()
-
-    def open_weights() -> int:
+    def open_weights() -> str:
         opened.append(from_hf.open_weights(folder, shape))
-        return 0
+        return ""
 
-    processes.from_first(open_weights)
+    processes.from_one(open_weights)
     shapes = shape.parameter_shapes()
-    for name in from_hf.names(shape):
-        whole = next(opened[0])[1] if processes.is_first else torch.empty(shapes[name])
-        whole = whole.to(processes.device).contiguous()
-        torch.distributed.broadcast(whole, src=0)
-        yield name, whole
-        del whole
+    in_order = {name: shapes[name] for name in from_hf.names(shape)}
+    return SentTensors(lambda _: next(opened[0])[1], 0, in_order, processes)
 
 
-def state_of(plan: RunPlan, samples: int, **progress: Any) -> TrainingState:
-    """Return the state of a run after `samples` samples; `progress` are the fields that the plan does not tell."""
+def state_of(plan: RunPlan, samples: int, **reached: Any) -> TrainingState:
+    """Return the state of a run after `samples` samples; `reached` are the fields that the plan does not tell."""
     return TrainingState(
         samples=samples,
         tokens=samples * plan.schedule.sample_tokens,
@@ -210,5 +248,5 @@ def state_of(plan: RunPlan, samples: int, **progress: Any) -> TrainingState:
         tokenizer_sha256=plan.encoder.sha256,
         data_sha256=plan.data.sha256,
         precision=plan.resolved.precision,
-        **progress,
+        **reached,
     )

@@ -11,20 +11,20 @@ it retries for `PATIENCE_SECONDS` more, and then the run fails.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import math
 import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from zerokara import progress
-from zerokara.checkpoint import Retention, TrainingState
+from zerokara.checkpoint import Retention, TrainingState, folder_of
 from zerokara.checkpoint.share import Share, cut_shapes
 from zerokara.checkpoint.state import OPTIMIZER, WEIGHTS
 from zerokara.checkpoint.store import CheckpointStore
@@ -32,9 +32,9 @@ from zerokara.checkpoint.writers import Writers
 from zerokara.errors import RunError
 from zerokara.progress import seconds_text
 from zerokara.training.compute import optimizers
-from zerokara.training.compute.engine import Engine, master_weights, optimizer_state
+from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.processes.folder_sharing import FolderSharing
-from zerokara.training.processes.joining import Processes
+from zerokara.training.run import Run
 
 RETRY_SECONDS = 5.0
 """Between two attempts of a save that the disk refused."""
@@ -43,7 +43,7 @@ PATIENCE_SECONDS = 300.0
 REMINDER_SECONDS = 30.0
 """Between two log lines while a save is being waited for."""
 _NICENESS = 10
-"""Of the writing thread: where it shares a core with the training, the training goes first."""
+"""Of the writing thread."""
 
 
 class HostCopy:
@@ -93,25 +93,24 @@ class HostCopy:
 class Saver:
     """Writes the checkpoints of a run in the background, and deletes those that are no longer kept."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        retention: Retention,
-        engine: Engine,
-        processes: Processes,
-        sharing: FolderSharing,
-        resumed_from: Path | None = None,
-    ):
+    def __init__(self, run: Run, sharing: FolderSharing):
         """`sharing` are the processes that see this run folder: together they write a checkpoint into it."""
-        self._engine, self._processes, self._sharing = engine, processes, sharing
+        self._engine, self._processes, self._sharing, config = run.engine, run.processes, sharing, run.plan.resolved
         self._share = Share(sharing.index, len(sharing.ranks))
-        shapes = optimizers.checkpoint_shapes(engine.optimizer_name, engine.model.shape)
+        shapes = optimizers.checkpoint_shapes(run.engine.optimizer_name, run.model.shape)
         num_bytes = 4 * sum(map(math.prod, shapes.values()))
-        self._writers = Writers(self._share, processes.message_store(f"checkpoints/{sharing.ranks[0]}"))
-        self._store = CheckpointStore(run_dir, retention, self._log, resumed_from, self._writers, num_bytes)
+        self._writers = Writers(self._share, run.processes.message_store(f"checkpoints/{sharing.ranks[0]}"))
+        retention = Retention(config.keep_last, config.keep_every, config.keep_best)
+        newest = folder_of(run.plan.run_dir, run.state.step) if run.state.step else None
+        self._store = CheckpointStore(run.plan.run_dir, retention, self._log, newest, self._writers, num_bytes)
         own = cut_shapes(self._share, shapes).values()
-        self._copy = HostCopy(processes.device, sum(map(math.prod, own)))
-        self._current: _Save | None = None
+        self._copy = HostCopy(run.processes.device, sum(map(math.prod, own)))
+        self._thread = ThreadPoolExecutor(1, "save", initializer=_be_nice)
+        self._current: Future[None] | None = None
+        self._step, self._no_retry = 0, threading.Event()
+        """Of the current save; the event is set where no further attempt is to be made."""
+        self._disk_error = ""
+        """What the disk answered to its last attempt; empty once one has succeeded."""
 
     def save(self, state: TrainingState) -> None:
         """Copy the state and start writing it; every process must call it."""
@@ -124,16 +123,12 @@ class Saver:
                 if rows := self._share.rows(whole.shape):
                     tensors[part][name] = self._copy.put(whole[rows.start : rows.stop] if whole.dim() else whole)
         self._copy.finish()
-        copy_seconds = time.monotonic() - started
-
-        def write(save: _Save) -> None:
-            if self._sharing.leads:
-                self._write(save, state, tensors, copy_seconds)
-            else:  # whenever the one that leads asks for it
-                self._writers.serve(self._store.run_dir, tensors, save.no_retry)
-
-        self._current = _Save(state.step, write)
-        self._current.start()
+        copied = seconds_text(time.monotonic() - started)
+        self._step, self._no_retry, self._disk_error = state.step, threading.Event(), ""
+        if self._sharing.leads:
+            self._current = self._thread.submit(self._write, state, tensors, copied)
+        else:  # whenever the one that leads asks for it
+            self._current = self._thread.submit(self._writers.serve, self._store.run_dir, tensors, self._no_retry)
 
     def finish(self) -> None:
         """Wait until everything is written; every process must call it.
@@ -145,55 +140,53 @@ class Saver:
 
     def abandon(self) -> None:
         """Let the current attempt end, without another one; for a process that exits because of an error."""
+        self._no_retry.set()
         if self._current is not None:
-            self._current.no_retry.set()
-            self._current.join()
+            concurrent.futures.wait([self._current])
 
     def _wait(self, next_step: int | None) -> None:
         """Wait for the save before that of `next_step`: where this process leads; after the first, so do the others.
 
-        One that the disk refuses is given up at once, the last one of a run (None) after `PATIENCE_SECONDS`.
+        One that the disk refuses is given up at once, the last one of a run (None) after `PATIENCE_SECONDS`. What ended
+        it and was not the disk's answer is raised.
         """
-        if (last := self._current) is None:
+        if (current := self._current) is None:
             return
 
-        def wait() -> int:
+        def wait() -> str:
             started = reminded = time.monotonic()
-            while last.is_alive():
-                last.join(0.2)
+            while concurrent.futures.wait([current], timeout=0.2).not_done:
                 now = time.monotonic()
                 left = started - now + (PATIENCE_SECONDS if next_step is None else 0.0)
-                if last.disk_error and left <= 0:
-                    last.no_retry.set()
-                elif last.is_alive() and now - reminded >= REMINDER_SECONDS:
+                if self._disk_error and left <= 0:
+                    self._no_retry.set()
+                elif now - reminded >= REMINDER_SECONDS:
                     reminded, status = now, "still being written"
-                    if last.disk_error:
-                        status = f"retrying for {seconds_text(left)} more: {last.disk_error}"
-                    self._log(f"step {last.step}  checkpoint not saved yet, {status}")
-            last.finish()
+                    if self._disk_error:
+                        status = f"retrying for {seconds_text(left)} more: {self._disk_error}"
+                    self._log(f"step {self._step}  checkpoint not saved yet, {status}")
+            current.result()
             waited, newest = time.monotonic() - started, self._store.newest
             if next_step is not None and waited > 1:
-                text = f"waited {seconds_text(waited)} for the checkpoint of step {last.step}"
+                text = f"waited {seconds_text(waited)} for the checkpoint of step {self._step}"
                 self._log(f"step {next_step}  {text}: save_interval is short for this disk")
-            if next_step is not None and last.disk_error:
-                self._log(f"step {last.step}  was not saved; the checkpoint of step {next_step} replaces it")
-            elif last.disk_error:
+            if next_step is not None and self._disk_error:
+                self._log(f"step {self._step}  was not saved; the checkpoint of step {next_step} replaces it")
+            elif self._disk_error:
                 raise RunError(
-                    f"the checkpoint of step {last.step} could not be saved: {last.disk_error}. "
+                    f"the checkpoint of step {self._step} could not be saved: {self._disk_error}. "
                     f"{f'The newest checkpoint is {newest}' if newest else 'There is no checkpoint'}; free some space, "
                     "and the next start resumes from it"
                 )
-            return 0
+            return ""
 
-        self._processes.from_first(wait)
+        self._processes.from_one(wait)
         if self._sharing.leads and not self._processes.is_first:
             wait()
-        last.finish()
+        current.result()
 
-    def _write(
-        self, save: _Save, state: TrainingState, tensors: dict[str, dict[str, Tensor]], copy_seconds: float
-    ) -> None:
-        """Write a whole checkpoint, with as many attempts as it takes."""
+    def _write(self, state: TrainingState, tensors: dict[str, dict[str, Tensor]], copied: str) -> None:
+        """Write a whole checkpoint, with as many attempts as it takes; `copied` is how long training waited."""
         retried = ""
         try:
             while True:
@@ -202,20 +195,20 @@ class Saver:
                     folder = self._store.save(state, *tensors.values())
                     break
                 except OSError as error:
-                    save.disk_error = f"{error.filename or self._store.run_dir}: {error.strerror or error}"
+                    self._disk_error = f"{error.filename or self._store.run_dir}: {error.strerror or error}"
                 if not retried:
                     self._log(
-                        f"step {save.step}  checkpoint NOT saved: {save.disk_error}. Training continues; retrying "
+                        f"step {state.step}  checkpoint NOT saved: {self._disk_error}. Training continues; retrying "
                         f"every {RETRY_SECONDS:g} s"
                     )
                 retried = " after retrying"
-                if save.no_retry.wait(RETRY_SECONDS):
+                if self._no_retry.wait(RETRY_SECONDS):
                     return
         finally:
             self._writers.finish()
-        save.disk_error = ""
-        seconds, waited = seconds_text(time.monotonic() - started), seconds_text(copy_seconds)
-        self._log(f"step {save.step}  saved {folder} in {seconds}{retried}; training waited {waited}")
+        self._disk_error = ""
+        seconds = seconds_text(time.monotonic() - started)
+        self._log(f"step {state.step}  saved {folder} in {seconds}{retried}; training waited {copied}")
 
     def _log(self, text: str) -> None:
         """Print a line, from each process that leads; those of other machines with their names."""
@@ -225,30 +218,10 @@ class Saver:
             progress.log(f"{self._sharing.host}: {text}")
 
 
-class _Save(threading.Thread):
-    """Writes the copied state of one step. A daemon: a process that must exit at once does not wait for it."""
+def _be_nice() -> None:
+    """Let the training go first, where this thread shares a core with it.
 
-    def __init__(self, step: int, write: Callable[[_Save], None]):
-        super().__init__(name=f"save step {step}", daemon=True)
-        self.step, self._write = step, write
-        self.no_retry = threading.Event()
-        """Set where no further attempt is to be made."""
-        self.disk_error = ""
-        """What the disk answered to the last attempt; empty once one has succeeded."""
-        self._unexpected_error: BaseException | None = None
-
-    def run(self) -> None:
-        """Write; what the disk refuses is no error of the run."""
-        try:
-            # Only upwards: where the whole run was started with `nice`, lowering it is forbidden.
-            niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-            self._write(self)
-        except BaseException as error:
-            self._unexpected_error = error
-
-    def finish(self) -> None:
-        """Wait for the end; raise, in the training thread, what ended it and was not the disk's answer."""
-        self.join()
-        if self._unexpected_error is not None:
-            raise self._unexpected_error
+    Only upwards: where the whole run was started with `nice`, lowering it is forbidden.
+    """
+    niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

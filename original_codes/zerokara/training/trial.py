@@ -26,8 +26,8 @@ from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes.joining import peak_memory
-from zerokara.training.run import join, open_run
+from zerokara.training.processes.joining import join, peak_memory
+from zerokara.training.run import open_run
 
 MIN_STEPS, MAX_STEPS = 3, 33
 MEASURED_SECONDS = 3.0
@@ -57,7 +57,7 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
         for step in range(1, last_step + 1):
             torch.distributed.barrier()
             learning_rate = schedule.learning_rate(min(step, schedule.num_steps))
-            record = train_step(run.engine, processes, loader.take, step, learning_rate, guard, lambda: False)
+            record = train_step(run.engine, processes, loader, step, learning_rate, guard, lambda: False)
             if record.skip_reason:
                 raise RunError(f"trial step {step}: {record.skip_reason}: see lr, precision and the data")
             if step == 1:

@@ -20,6 +20,7 @@ from zerokara.training.processes import rendezvous
 PROCESS = """
 import sys, torch.distributed
 from zerokara.training.processes import joining, rendezvous
+joining.ANSWER_SECONDS = 3
 rank = int(sys.argv[1])
 while line := sys.stdin.readline():
     if line == "another\\n":
@@ -28,7 +29,7 @@ while line := sys.stdin.readline():
         torch.distributed.new_group()
     else:
         torch.distributed.init_process_group("gloo", init_method=rendezvous.init_method(), rank=rank, world_size=2)
-    joining.authenticate(within_seconds=3)
+    joining.secure_groups()
     print("proved", flush=True)
 """
 """Makes a group, and proves who it is, for each line that it reads."""

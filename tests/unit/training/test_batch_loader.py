@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from zerokara.samples.objective import Batch
-from zerokara.training.run import BatchLoader
+from zerokara.training.run import StepBatches, load_batches
 
 NUM_STEPS, MICRO_BATCHES = 4, 2
 
@@ -35,26 +35,25 @@ class CountedBatches:
         self.is_made[step].set()
 
 
-def loader_of(batches: Any, last_step: int = NUM_STEPS) -> BatchLoader:
-    return BatchLoader(batches, lambda step: (step - 1) * MICRO_BATCHES, last_step, torch.device("cpu"))
+def loader_of(batches: Any, first_step: int = 1) -> Generator[StepBatches]:
+    steps = range(first_step, NUM_STEPS + 1)
+    return load_batches(batches, lambda step: (step - 1) * MICRO_BATCHES, steps, torch.device("cpu"))
 
 
 def test_each_step_gets_its_own_batches() -> None:
-    loader = loader_of(CountedBatches())
-    for step in (3, 4, 1):  # a resumed run begins anywhere; nothing depends on what was taken before
-        taken = loader.take(step)
+    for step, taken in enumerate(loader_of(CountedBatches(), first_step=3), 3):  # a resumed run begins anywhere
         inputs = [micro_batch[0] for micro_batch in taken.micro_batches]
         expected = [torch.full((1, 3), (step - 1) * MICRO_BATCHES + index) for index in range(MICRO_BATCHES)]
         assert all(torch.equal(one, other) for one, other in zip(inputs, expected, strict=True))
         assert taken.num_tokens == 3  # the second micro batch predicts nothing
-    loader.close()
+    assert step == NUM_STEPS
 
 
 def test_the_next_step_is_prepared_before_it_is_asked_for_and_none_beyond_the_last() -> None:
     batches = CountedBatches()
     loader = loader_of(batches)
     for step in range(1, NUM_STEPS + 1):
-        loader.take(step)
+        next(loader)
         if step < NUM_STEPS:
             assert batches.is_made[step + 1].wait(timeout=10)
     loader.close()
@@ -69,7 +68,7 @@ def test_a_failure_reaches_the_step_that_needs_the_batch() -> None:
             return super().at(consumed)
 
     with contextlib.closing(loader_of(Failing())) as loader:
-        loader.take(1)
-        loader.take(2)  # the third fails in the background meanwhile
+        next(loader)
+        next(loader)  # the third fails in the background meanwhile
         with pytest.raises(OSError, match="the disk is gone"):
-            loader.take(3)
+            next(loader)

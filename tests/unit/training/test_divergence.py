@@ -59,7 +59,7 @@ def test_tensor_parallel_shards_may_differ_and_replicas_may_not(
     with pytest.raises(ProcessesDiverged, match="process 0 and process 2 hold"):
         check.check(22)
     pretend(monkeypatch, check, {1: NORM, 3: NORM}, tensor_size=2)
-    with pytest.raises(ProcessesDiverged, match="process 0 and process 1 hold"):
+    with pytest.raises(ProcessesDiverged, match="processes 0, 2 and processes 1, 3 hold"):
         check.check(22)
 
 

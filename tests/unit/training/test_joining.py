@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,14 +38,15 @@ def test_processes_share_the_cores_on_every_device(device: str, monkeypatch: pyt
     monkeypatch.setattr(torch, "set_num_threads", given.append)
     for owner, name in (
         (torch.cuda, "set_device"), (torch.distributed, "new_group"), (torch.distributed, "get_rank"),
-        (joining, "init_process_group"), (joining, "require_answers"), (joining, "set_timeouts"),
-        (joining.parallel, "start"), (joining, "authenticate"),
-        (joining, "keep_freed_memory"),
+        (joining, "init_process_group"), (joining, "require_answers"), (joining.parallel, "start"),
+        (joining, "secure_groups"), (joining, "keep_freed_memory"),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, nothing)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(processors, "available_cores", lambda: 16)
-    joining.join(processes_here=4, tensor_parallel_size=1, seed=1, keeps_freed_memory=True)
+    settings, forecast = SimpleNamespace(seed=1, tensor_parallel_size=1), SimpleNamespace(can_keep_freed_memory=True)
+    plan: Any = SimpleNamespace(resolved=settings, processes_per_node=4, memory_forecast=lambda gpu_bytes: forecast)
+    joining.join(plan)
     assert given == [4]
 
 

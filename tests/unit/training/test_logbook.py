@@ -19,8 +19,8 @@ from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.mixed_order import MixedStage
 from zerokara.samples.sources import TokenSource
 from zerokara.training.evaluation import ValidationResult
+from zerokara.training.guards import StepRecord
 from zerokara.training.logbook import Logbook, peak_flops
-from zerokara.training.loop import StepRecord
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import Schedule

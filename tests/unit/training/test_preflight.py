@@ -20,6 +20,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault
 from zerokara.progress import bytes_text
+from zerokara.supervision import PARENT_NAME
 from zerokara.tokens.layout import bin_path
 from zerokara.training import launching
 from zerokara.training.planning import preflight, run_plan
@@ -168,18 +169,18 @@ rank = 0 if os.fork() else 1
 torch.distributed.init_process_group(
     "gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=2)
 )
-joining.HEARTBEAT_SECONDS = float(sys.argv[2])
+joining.TIMEOUT = datetime.timedelta(seconds=2)
 processes = joining.Processes(torch.device("cpu"), rank)
 def tell(what):
     os.write(1, f"{rank} {what}\\n".encode())  # whole lines: two processes write
 def work():
     time.sleep(5)
-    return 7
+    return "7"
 def fail():
     raise RunError("no disk")
 try:
-    tell(processes.from_first(work))
-    processes.from_first(fail)
+    tell(processes.from_one(work))
+    processes.from_one(fail)
 except RunError as error:
     tell(error)
     os.wait()
@@ -188,12 +189,14 @@ except SystemExit as end:
 """
 
 
-@pytest.mark.parametrize("heartbeat", [0.5, 60.0])
-def test_the_others_wait_for_as_long_as_the_first_process_is_alive(tmp_path: Path, heartbeat: float) -> None:
-    """Its work takes longer than a collective may."""
-    program = [sys.executable, "-c", SLOW, str(tmp_path / "rendezvous"), str(heartbeat)]
-    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=120)
-    if heartbeat < 2:
-        assert sorted(done.stdout.splitlines()) == ["0 7", "0 no disk", "1 7", "1 leaves with 1"]
-    else:
-        assert "1 7" not in done.stdout, "without a heartbeat the wait ends in an error"
+@pytest.mark.parametrize(
+    ("launcher", "heard"), [({}, ["1 7", "1 leaves with 1"]), ({PARENT_NAME: "0"}, ["1 leaves with 1"])]
+)
+def test_the_others_wait_for_as_long_as_the_launcher_is_alive(
+    tmp_path: Path, launcher: dict[str, str], heard: list[str]
+) -> None:
+    """The first one's work takes longer than a collective may; where the launcher is gone, too, they end."""
+    program = [sys.executable, "-c", SLOW, str(tmp_path / "rendezvous")]
+    environment = os.environ | launcher
+    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=120, env=environment)
+    assert sorted(done.stdout.splitlines()) == ["0 7", "0 no disk", *heard]

@@ -24,12 +24,12 @@ def test_only_the_first_process_reads_a_model_to_start_from(rank: int, monkeypat
         read.append(folder)
         return ((name, torch.ones(shapes[name])) for name in order)
 
-    def from_first(work: Any) -> int:
-        return work() if rank == 0 else 0
+    def from_one(work: Any) -> str:
+        return work() if rank == 0 else ""
 
     monkeypatch.setattr(run.from_hf, "open_weights", open_weights)
     monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, src: tensor.fill_(1))
-    processes: Any = SimpleNamespace(is_first=rank == 0, device=torch.device("cpu"), from_first=from_first)
-    found = dict(run._sent_by_first(Path("hf"), plan, processes))
+    processes: Any = SimpleNamespace(rank=rank, device=torch.device("cpu"), from_one=from_one)
+    found = dict(run._weights_of(Path("hf"), plan.shape, processes))
     assert read == ([Path("hf")] if rank == 0 else [])
     assert {name: tuple(tensor.shape) for name, tensor in found.items()} == shapes

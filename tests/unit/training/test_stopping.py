@@ -15,9 +15,7 @@ from zerokara.training.processes.stopping import StopRequest
 @pytest.fixture
 def listening() -> Iterator[StopRequest]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    stop = StopRequest()
-    stop.listen()
-    yield stop
+    yield StopRequest()
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -44,8 +42,8 @@ def test_ctrl_c_is_called_by_its_name(listening: StopRequest) -> None:
     assert listening.poll() and "Ctrl-C" in listening.reason
 
 
-def test_a_file_and_other_reasons(tmp_path: Path) -> None:
-    stop, file = StopRequest(), tmp_path / "STOP"
+def test_a_file_and_other_reasons(listening: StopRequest, tmp_path: Path) -> None:
+    stop, file = listening, tmp_path / "STOP"
     file.touch()  # meant for an earlier start
     stop.watch_file(file)
     assert not file.exists() and not stop.poll()

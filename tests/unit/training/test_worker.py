@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from zerokara import supervision
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.training import worker
-from zerokara.training.planning.run_plan import RunPlan, make_plan
+from zerokara.training.planning.run_plan import make_plan
 
 
-@pytest.fixture
-def plan(tiny_data: dict[str, str]) -> RunPlan:
-    return make_plan(load(PretrainConfig, tiny_data["config"], []), 1, "fp32")
-
-
-@pytest.mark.parametrize("error", [None, RunError("no disk"), SystemExit(1)])
-def test_the_process_groups_are_destroyed_at_the_end_and_not_after_a_failure(
-    plan: RunPlan, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (None, 0, ""),
+        (RunError("no disk"), 1, "no disk"),
+        (MemoryError(), supervision.OUT_OF_MEMORY, "out of memory in process 0 of 1, at micro_batch_size"),
+        (RuntimeError(f"[enforce] {worker._CPU_ALLOCATOR}"), supervision.OUT_OF_MEMORY, "out of memory"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc] closed by peer"), supervision.LOST_CONNECTION, "lost the others"),
+    ],
+)
+def test_it_says_why_it_leaves_and_destroys_the_process_groups_at_the_end_alone(
+    tiny_data: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException | None,
+    code: int,
+    message: str,
 ) -> None:
     destroyed: list[bool] = []
 
-    def trial(*_: Any) -> None:
+    def work(*_: Any) -> None:
         assert not destroyed
         if error:
             raise error
 
+    make_plan(load(PretrainConfig, tiny_data["config"], []), 1, "fp32").write(tmp_path / "plan.json")
+    monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: destroyed.append(True))
-    if error:
-        with pytest.raises(type(error)):
-            worker.explained(trial, plan)
-    else:
-        worker.explained(trial, plan)
-    assert destroyed == ([] if error else [True])
+    assert worker.main([str(tmp_path / "plan.json"), "work"], work={"work": work}) == code
+    assert message in capsys.readouterr().err and destroyed == ([] if error else [True])

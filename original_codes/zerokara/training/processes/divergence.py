@@ -28,8 +28,7 @@ class DivergenceCheck:
 
     def __init__(self, model: Model, step: int):
         """`model` is the one that the engine trains; `step` is that of the weights it begins with."""
-        self._parameters = dict(model.named_parameters())
-        self._replicated = [model.sharding.is_replicated(name) for name in self._parameters]
+        self._parameters, self._is_replicated = dict(model.named_parameters()), model.sharding.is_replicated
         self._equal_at = step
 
     def check(self, step: int) -> None:
@@ -38,26 +37,28 @@ class DivergenceCheck:
         Raises:
             ProcessesDiverged: processes differ; names them, the first parameter, and the steps in which it happened.
         """
-        world, tensor_size = torch.distributed.get_world_size(), parallel.tensor_size()
+        world = torch.distributed.get_world_size()
         if world == 1 or step == self._equal_at:
             return
         own = torch.stack([checksum(parameter.detach()) for parameter in self._parameters.values()])
         gathered = [torch.empty_like(own) for _ in range(world)]
         torch.distributed.all_gather(gathered, own)
-        sums = torch.stack(gathered).cpu()  # [processes, parameters]
-        replicated = torch.tensor(self._replicated)
-        groups = [(list(range(first, world, tensor_size)), torch.ones_like(replicated)) for first in range(tensor_size)]
-        groups += [(list(range(n, n + tensor_size)), replicated) for n in range(0, world, tensor_size)]
-        for ranks, compared in groups:
-            differs = (sums[ranks] != sums[ranks[0]]).any(dim=0) & compared
-            if differs.any():
-                first = int(differs.nonzero()[0])
-                raise ProcessesDiverged(
-                    f"steps {self._equal_at + 1} to {step}: {_parties(ranks, sums[ranks, first].tolist())} hold "
-                    f"different weights, first in {list(self._parameters)[first]}: they no longer train the same "
-                    "model. Nothing was saved since; the next start resumes from the newest checkpoint. If it happens "
-                    "again, suspect the memory or the network of one of these devices"
-                )
+        sums = torch.stack(gathered).tolist()  # [processes, parameters]
+        for index, name in enumerate(self._parameters):
+            shards = 1 if self._is_replicated(name) else parallel.tensor_size()
+            for shard in range(shards):
+                parties: dict[int, list[str]] = {}
+                for rank in range(shard, world, shards):
+                    parties.setdefault(sums[rank][index], []).append(str(rank))
+                if len(parties) > 1:
+                    who = " and ".join(
+                        f"process{'es' if each[1:] else ''} {', '.join(each)}" for each in parties.values()
+                    )
+                    raise ProcessesDiverged(
+                        f"steps {self._equal_at + 1} to {step}: {who} hold different weights, first in {name}: they no "
+                        "longer train the same model. Nothing was saved since; the next start resumes from the newest "
+                        "checkpoint. If it happens again, suspect the memory or the network of one of these devices"
+                    )
         self._equal_at = step
 
 
@@ -69,9 +70,3 @@ def checksum(elements: Tensor) -> Tensor:
     bits = elements.view(torch.int32 if elements.dtype == torch.float32 else torch.int16)
     row_sums = bits.flatten(1).sum(dim=1, dtype=torch.int64) if bits.dim() > 1 else bits.long()
     return (row_sums * (2 * torch.arange(len(row_sums), device=bits.device) + 1)).sum()
-
-
-def _parties(ranks: list[int], sums: list[int]) -> str:
-    """Groups of processes with equal sums: ``processes 0, 2 and process 1``."""
-    parties = [[rank for rank, own in zip(ranks, sums, strict=True) if own == each] for each in dict.fromkeys(sums)]
-    return " and ".join(f"process{'es' if party[1:] else ''} {', '.join(map(str, party))}" for party in parties)

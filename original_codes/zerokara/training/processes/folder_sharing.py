@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-import torch.distributed
-from torch import Tensor
 
 from zerokara.training.processes import rendezvous
 from zerokara.training.processes.joining import Processes
@@ -65,25 +60,3 @@ def find(processes: Processes, run_dir: Path) -> FolderSharing:
         probe.unlink(missing_ok=True)
     ranks = tuple(rank for rank in everyone if folders[rank] == first_seen)
     return FolderSharing(ranks, ranks.index(processes.rank))
-
-
-class SentTensors(Mapping[str, Tensor]):
-    """Tensors that one process reads and all get, each when it is asked for; every process must ask for the same."""
-
-    def __init__(
-        self, own: Mapping[str, Tensor] | None, source: int, shapes: Mapping[str, tuple[int, ...]], device: torch.device
-    ):
-        """`own` is what the process `source` reads; None in the others."""
-        self._own, self._source, self._shapes, self._device = own, source, shapes, device
-
-    def __getitem__(self, name: str) -> Tensor:
-        whole = self._own[name] if self._own is not None else torch.empty(self._shapes[name])
-        whole = whole.to(self._device).contiguous()
-        torch.distributed.broadcast(whole, src=self._source)
-        return whole
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)

@@ -1,9 +1,8 @@
 """Requests to stop: a signal, a file, or a limit asks; the run is saved at the end of the step and exits.
 
 Every process handles SIGTERM and SIGINT (Ctrl-C); the first one also watches the file ``STOP`` in the run folder, and
-whatever else `watch` was given. The processes agree in a collective that runs anyway, the sum of each step's loss, or
-in `requested_anywhere`. A second Ctrl-C exits at once, as does any request before the first step, when there is nothing
-to save.
+whatever else `watch` was given. The processes agree in a collective that runs anyway, the sum of each step's loss. A
+second Ctrl-C exits at once, as does any request before the first step, when there is nothing to save.
 """
 
 from __future__ import annotations
@@ -13,26 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-import torch
-import torch.distributed
-
 FILE_NAME = "STOP"
 """``touch STOP`` in the run folder asks, from any machine that sees it."""
 _SIGNAL_NAMES = {int(signal.SIGINT): "Ctrl-C (SIGINT)"}
 
 
 class StopRequest:
-    """Whether this process was asked to stop."""
+    """Whether this process was asked to stop: it handles SIGTERM and SIGINT as requests from now on."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self) -> None:
         self.reason = ""
         """Who asked; empty while nobody has."""
-        self._device = device
         self._at_once = True
         self._watched: list[Callable[[], str]] = []
-
-    def listen(self) -> None:
-        """Handle SIGTERM and SIGINT as requests from now on."""
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, self._handle)
 
@@ -54,12 +46,6 @@ class StopRequest:
         for reason in self._watched:
             self.reason = self.reason or reason()
         return bool(self.reason)
-
-    def requested_anywhere(self) -> bool:
-        """Whether any process has a request; every process must call it, between the batches of long work."""
-        requested = torch.tensor([float(self.poll())], device=self._device)
-        torch.distributed.all_reduce(requested)
-        return bool(requested.item())
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         again = bool(self.reason) and number == signal.SIGINT
