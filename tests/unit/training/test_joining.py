@@ -45,7 +45,7 @@ def test_processes_share_the_cores_on_every_device(device: str, monkeypatch: pyt
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(processors, "available_cores", lambda: 16)
     settings, forecast = SimpleNamespace(seed=1, tensor_parallel_size=1), SimpleNamespace(can_keep_freed_memory=True)
-    plan: Any = SimpleNamespace(resolved=settings, processes_per_node=4, memory_forecast=lambda gpu_bytes: forecast)
+    plan: Any = SimpleNamespace(resolved=settings, processes_per_node=4, memory=forecast)
     joining.join(plan)
     assert given == [4]
 
