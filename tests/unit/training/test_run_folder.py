@@ -140,7 +140,7 @@ def test_redo_sets_a_run_aside_and_says_so(settings) -> None:  # type: ignore[no
     for number in (1, 2):
         old = run_dir.with_name(f"run.old-{number}")
         lines = " ".join(redo(plan))
-        assert str(old) in lines and "step 1," in lines and "resumes" in lines
+        assert str(old) in lines and "of step 1" in lines and "resumes" in lines
         assert "resumes" not in " ".join(redo(run_plan.make_plan(settings("seed=7"), 1)))
         with run_lock.held(plan.requested):
             run_folder.set_aside(run_dir)
