@@ -72,10 +72,6 @@ class Logbook:
             self._log(f"mfu is n/a: the peak of {name} is not in training/logbook.py")
         self.facts: dict[str, Any] = dict(state.facts)
         """Numbers for the checkpoint's state and the model card."""
-        if "valid_bits_per_byte" in self.facts and "valid_end_nats" not in self.facts:  # control tokens counted in it
-            for name in ("valid_bits_per_byte", "first_valid_bits_per_byte", "best_valid_bits_per_byte"):
-                self.facts.pop(name, None)
-            self._log("bits per byte leave control tokens out from here on: earlier ones are not compared")
         self._recorder: Recorder | None = None
         if processes.is_first:
             config, run_dir = plan.resolved, plan.run_dir
@@ -187,7 +183,7 @@ class Logbook:
             sampling.add(self._plan.run_dir, step, samples)
         except OSError as error:  # a full disk: the next validation writes again
             self._log(f"{sampling.FILE_NAME}: {error.strerror or error}")
-        self._recorder.text(step, "samples", sampling.as_markdown(samples))
+        self._recorder.show(step, {"samples": sampling.as_markdown(samples)})
         for sample in samples:
             self._log(f"step {step}  {sampling.excerpt(sample.prompt, 40)}⟪{sampling.excerpt(sample.sampled)}⟫")
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor
@@ -61,16 +60,15 @@ class Sampler:
 
     def __call__(self, module: torch.nn.Module) -> list[Sample]:
         """Continue every prompt; every process must call it."""
-        end = self._encoder.eos_id
+        end, generator = self._encoder.eos_id, torch.Generator().manual_seed(self._seed)
         written: list[list[int]] = [[] for _ in self._prompts]
-        generators = [np.random.default_rng([self._seed, number]) for number in range(len(self._texts))]
         module.eval()
         with torch.no_grad():
             for _ in range(self._num_tokens):
                 first, named = prompt_inputs(self._prompts, written, end)
                 arrays = {name: torch.from_numpy(array).to(self._device) for name, array in named.items()}
                 logits_B1V = module(torch.from_numpy(first).to(self._device), **arrays)
-                for tokens, token in zip(written, self._next_tokens(logits_B1V[:, 0], generators), strict=True):
+                for tokens, token in zip(written, self._next_tokens(logits_B1V[:, 0], generator), strict=True):
                     tokens.append(token)
                 if all(end in tokens for tokens in written):
                     break
@@ -78,30 +76,30 @@ class Sampler:
         texts = [self._encoder.decode_continuation(list(takewhile(end.__ne__, tokens))) for tokens in written]
         return [Sample(*each) for each in zip(self._texts, texts[0::2], texts[1::2], strict=True)]
 
-    def _next_tokens(self, logits_BV: Tensor, generators: Sequence[np.random.Generator]) -> list[int]:
+    def _next_tokens(self, logits_BV: Tensor, generator: torch.Generator) -> list[int]:
         """Choose the next token of each row, in the first process for all.
 
         Logits of two processes may differ in their last digits. If a text then ended in one process and not in another,
         they would wait for each other forever.
         """
-        chosen = torch.zeros(len(logits_BV), dtype=torch.int64)
+        chosen_B = torch.zeros(len(logits_BV), dtype=torch.int64)
         if torch.distributed.get_rank() == 0:
-            logits = logits_BV[:, : self._encoder.vocab_size].double().cpu().numpy()
-            logits[:, self._never] = -np.inf
-            for row, row_logits in enumerate(logits):
-                chosen[row] = sample_top_p(row_logits, generators[row // 2]) if row % 2 else int(row_logits.argmax())
-        chosen = chosen.to(self._device)
-        torch.distributed.broadcast(chosen, src=0)
-        return [int(token) for token in chosen.tolist()]
+            logits_BV = (
+                logits_BV[:, : self._encoder.vocab_size].double().cpu().nan_to_num(0.0, 1e9, -1e9)
+            )  # a broken model is sampled too
+            logits_BV[:, self._never] = -torch.inf
+            chosen_B[0::2] = logits_BV[0::2].argmax(dim=-1)
+            chosen_B[1::2] = sample_top_p(logits_BV[1::2], generator)
+        chosen_B = chosen_B.to(self._device)
+        torch.distributed.broadcast(chosen_B, src=0)
+        return [int(token) for token in chosen_B.tolist()]
 
 
-def sample_top_p(logits: np.ndarray, generator: np.random.Generator) -> int:
-    """Sample a token at `TEMPERATURE` from the smallest set of tokens whose probability reaches `TOP_P`."""
-    scaled = np.exp((logits - logits.max()) / TEMPERATURE)
-    order = np.argsort(-scaled, kind="stable")
-    sums = np.cumsum(scaled[order])
-    kept = order[: int(np.searchsorted(sums, TOP_P * sums[-1])) + 1]
-    return int(generator.choice(kept, p=scaled[kept] / scaled[kept].sum()))
+def sample_top_p(logits_BV: Tensor, generator: torch.Generator) -> Tensor:
+    """Sample a token of each row at `TEMPERATURE` from the smallest set of tokens whose probability reaches `TOP_P`."""
+    sorted_BV, order_BV = (logits_BV / TEMPERATURE).softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    sorted_BV[sorted_BV.cumsum(dim=-1) - sorted_BV >= TOP_P] = 0
+    return order_BV.gather(1, torch.multinomial(sorted_BV, 1, generator=generator)).squeeze(1)
 
 
 def as_markdown(samples: Sequence[Sample]) -> str:

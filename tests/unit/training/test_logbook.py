@@ -179,15 +179,6 @@ def test_the_facts_keep_the_first_the_last_and_the_best_validation(
     assert "step 4  valid_accuracy 0.9000" in capsys.readouterr().out
 
 
-def test_bits_per_byte_that_counted_control_tokens_are_not_compared(tmp_path: Path) -> None:
-    earlier = {"first_valid_bits_per_byte": 2.0, "valid_bits_per_byte": 1.0, "best_valid_bits_per_byte": 1.0}
-    book = logbook(tmp_path, replace(START, facts={**earlier, "best_valid_step": 2}))
-    book.log_validations(4, [validated("valid_bits_per_byte", 1.5, 1.5)])
-    book.close()
-    assert {name: book.facts[name] for name in earlier} == dict.fromkeys(earlier, 1.5)
-    assert book.facts["best_valid_step"] == 4
-
-
 def test_the_console_shows_sampled_texts_and_the_file_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     book = logbook(tmp_path)
     book.log_samples(0, [Sample("Once", ", , ,", " upon a time")])

@@ -81,7 +81,7 @@ def test_tensorboard_shows_each_step_once_across_resumes(tmp_path: Path) -> None
         for step in range(first + 1 if first else 0, last + 1):
             recorder.record(step_line(step, learning_rate=0.5, mfu=None, source_tokens=[step, 2 * step]))
             if step == 8:
-                recorder.text(step, "samples", f"text {step} of {first}")
+                recorder.show(step, {"samples": f"text {step} of {first}"})
         recorder.close()
     shown = tensorboard_values(tmp_path)
     assert shown["train/loss"] == [(step, pytest.approx(10.0 / (step + 1))) for step in range(10)]

@@ -62,7 +62,7 @@ def test_no_two_ticks_of_an_axis_have_the_same_label() -> None:
         with plots.matplotlib.rc_context(plots._STYLE):
             figure = Figure()
             axes = figure.subplots()
-            plots._fill(axes, panel, part, {})
+            plots._fill(axes, panel, plots._curves(part), {})
             figure.draw_without_rendering()
         for axis in (axes.xaxis, axes.yaxis):
             labels = [label.get_text() for label in axis.get_ticklabels()]
@@ -82,8 +82,8 @@ def test_a_source_is_called_by_its_file_and_those_of_one_name_are_told_apart(tmp
 
 
 def test_a_source_without_validation_documents_shifts_no_name() -> None:
-    lines = [{"tokens": 1, "bits": [1.0, 2.0]}]
-    assert [name for name, _ in plots._curves(lines, "bits", ["a", "b", "c"], [0, 2])] == ["a", "c"]
+    curve = [1.0], [[1.0, 2.0]]
+    assert [name for name, _ in plots._named(curve, ["a", "b", "c"], [0, 2])] == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,7 @@ def test_without_a_readable_configuration_curves_are_numbered(tmp_path: Path) ->
     assert plots.curve_names(tmp_path) == {"sources": [], "layers": []}
     (tmp_path / RESOLVED_NAME).write_text("num_layers: [", encoding="utf-8")
     assert plots.curve_names(tmp_path) == {"sources": [], "layers": []}
-    lines = [{"tokens": 5, "expert_load": [1.5, 2.0]}]
-    assert [name for name, _ in plots._curves(lines, "expert_load", ["layer 1"])] == ["layer 1", "2"]
+    assert [name for name, _ in plots._named(([5.0], [[1.5, 2.0]]), ["layer 1"])] == ["layer 1", "2"]
 
 
 @pytest.mark.parametrize(

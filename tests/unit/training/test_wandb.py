@@ -69,7 +69,7 @@ def record(run_dir: Path, mode: str, resumed_step: int, last: int, messages: lis
     recorder = open_recorder(run_dir, mode, resumed_step, messages)
     for step in range(resumed_step + 1, last + 1):
         recorder.record({"step": step, "tokens": 10 * step, "loss": LOSS + step})
-    recorder.text(last, "samples", "**once** <upon>")
+    recorder.show(last, {"samples": "**once** <upon>"})
     recorder.close()
 
 

@@ -32,10 +32,8 @@ _NO_CURVES = ("step", "resumed", "bad_samples", "valid_source_positions")
 def read(run_dir: Path) -> list[dict[str, Any]]:
     """Return all lines but those that a crash cut short."""
     path = run_dir / FILE_NAME
-    if not path.exists():
-        return []
     lines = []
-    for line in path.read_bytes().splitlines():
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         with contextlib.suppress(orjson.JSONDecodeError):
             lines.append(orjson.loads(line))
     return lines
@@ -75,11 +73,13 @@ class Recorder:
         """Write one line."""
         self._waiting += orjson.dumps(line) + b"\n"
         self._write()
-        self._show(line["step"], _curves(line))
+        self.show(line["step"], _curves(line))
 
-    def text(self, step: int, name: str, markdown: str) -> None:
-        """Show a text to the trackers."""
-        self._show(step, {name: markdown})
+    def show(self, step: int, values: Values) -> None:
+        """Show values to the trackers alone."""
+        for name, tracker in list(self._trackers.items()):
+            with self._dropping(name):
+                tracker.show(step, values)
 
     def flush(self) -> None:
         """Bring the lines to disk: a checkpoint that refers to them is about to be written."""
@@ -96,11 +96,6 @@ class Recorder:
         for name, tracker in list(self._trackers.items()):
             with self._dropping(name):
                 tracker.close()
-
-    def _show(self, step: int, values: Values) -> None:
-        for name, tracker in list(self._trackers.items()):
-            with self._dropping(name):
-                tracker.show(step, values)
 
     @contextlib.contextmanager
     def _dropping(self, name: str) -> Iterator[None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -51,7 +52,8 @@ _STYLE = {
 _NAME_CHARACTERS = 28
 """Longest name of a curve: a legend should not hide the curves."""
 
-Lines = Sequence[dict[str, Any]]
+Curve = tuple[list[float], list[Any]]
+"""Tokens, and a number of each line of metrics.jsonl that has it; or a list of numbers."""
 Names = dict[str, list[str]]
 """Names of the ``sources`` and of the ``layers`` with experts, of which each has a curve."""
 
@@ -61,29 +63,39 @@ def draw(run_dir: Path) -> list[Path]:
     folder = run_dir / "plots"
     for partial in folder.glob(f"*{PARTIAL_SUFFIX}"):  # of a drawing that was killed; there is never more than one
         partial.unlink(missing_ok=True)
-    lines, names = metrics.read(run_dir), curve_names(run_dir)
-    panels = [name for name, (_, key, _, _) in _PANELS.items() if any(line.get(key) for line in lines)]
+    curves, names = _curves(metrics.read(run_dir)), curve_names(run_dir)
+    panels = [name for name, (_, key, _, _) in _PANELS.items() if key in curves]
     if "loss" not in panels:
         return []
     folder.mkdir(exist_ok=True)
     with matplotlib.rc_context(_STYLE):
         rows = -(-len(panels) // 2)
-        figure = Figure(figsize=(11, 3.1 * rows + 0.5), layout="constrained")
-        figure.suptitle(run_dir.name, fontsize=13, fontweight="bold")
-        grid = figure.subplots(rows, 2, squeeze=False).ravel()
-        for axes, name in zip(grid, panels, strict=False):
-            _fill(axes, name, lines, names)
+        overview = Figure(figsize=(11, 3.1 * rows + 0.5), layout="constrained")
+        overview.suptitle(run_dir.name, fontsize=13, fontweight="bold")
+        grid = overview.subplots(rows, 2, squeeze=False).ravel()
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
-        figures = {"overview": figure}
-        for name in panels:
+        figures = {"overview": overview}
+        for name, axes in zip(panels, grid, strict=False):
             figures[name] = Figure(figsize=(8, 4.5), layout="constrained")
             figures[name].suptitle(run_dir.name, fontsize=9, color=GREY)
-            _fill(figures[name].subplots(), name, lines, names)
+            for each in (axes, figures[name].subplots()):
+                _fill(each, name, curves, names)
         for name, figure in figures.items():
             with atomic_file(folder / f"{name}.png") as file:
                 figure.savefig(file, dpi=120, format="png")
     return [folder / f"{name}.png" for name in figures]
+
+
+def _curves(lines: Iterable[dict[str, Any]]) -> dict[str, Curve]:
+    """All curves of a run; one that is not there has no points."""
+    curves: dict[str, Curve] = defaultdict(lambda: ([], []))
+    for line in lines:
+        for key, value in line.items():
+            if value is not None:
+                curves[key][0].append(line["tokens"])
+                curves[key][1].append(value)
+    return curves
 
 
 def curve_names(run_dir: Path) -> Names:
@@ -100,12 +112,12 @@ def curve_names(run_dir: Path) -> Names:
     return {"sources": sources, "layers": layers}
 
 
-def _fill(axes: Axes, name: str, lines: Lines, names: Names) -> None:
+def _fill(axes: Axes, name: str, curves: dict[str, Curve], names: Names) -> None:
     panel, _, title, height = _PANELS[name]
     axes.set_title(title)
     axes.set_ylabel(height)
-    panel(axes, lines, names)
-    for number, token in enumerate(sorted({line["tokens"] for line in lines if "resumed" in line})):
+    panel(axes, curves, names)
+    for number, token in enumerate(sorted(set(curves["resumed"][0]))):
         label = "resumed" if number == 0 else None
         axes.axvline(token, color=GREY, linewidth=0.8, linestyle=(0, (2, 3)), zorder=0.5, label=label)
     axes.set_xlabel("tokens")
@@ -115,20 +127,20 @@ def _fill(axes: Axes, name: str, lines: Lines, names: Names) -> None:
         axes.legend()
 
 
-def _loss(axes: Axes, lines: Lines, names: Names) -> None:
-    tokens, losses = _curve(lines, "loss")
+def _loss(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+    tokens, losses = curves["loss"]
     axes.plot(tokens, losses, color=BLUE, alpha=0.35, linewidth=0.9, label="training")
     axes.plot(tokens, _smoothed(losses), color=BLUE, label="training, smoothed")
-    axes.plot(*_curve(lines, "valid_loss"), color=RED, marker="o", markersize=3, label="validation")
-    _use_log_scale(axes, [*losses, *_curve(lines, "valid_loss")[1]])
+    axes.plot(*curves["valid_loss"], color=RED, marker="o", markersize=3, label="validation")
+    _use_log_scale(axes, [*losses, *curves["valid_loss"][1]])
 
 
-def _bits_per_byte(axes: Axes, lines: Lines, names: Names) -> None:
-    # One without validation documents has no curve.
-    positions: list[int] = next((line[key] for line in lines if (key := "valid_source_positions") in line), [])
-    for name, curve in _curves(lines, "valid_bits_per_byte_by_source", names["sources"], positions):
+def _bits_per_byte(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+    # A source without validation documents has no curve.
+    positions: list[list[int]] = curves["valid_source_positions"][1] or [[]]
+    for name, curve in _named(curves["valid_bits_per_byte_by_source"], names["sources"], positions[0]):
         axes.plot(*curve, linewidth=1, label=name)
-    tokens, bits = _curve(lines, "valid_bits_per_byte")
+    tokens, bits = curves["valid_bits_per_byte"]
     axes.plot(tokens, bits, color=RED, marker="o", markersize=3, label="all")
     best = min(range(len(bits)), key=bits.__getitem__)
     axes.plot(tokens[best], bits[best], "o", color=RED, markersize=8, markerfacecolor="none")
@@ -136,48 +148,46 @@ def _bits_per_byte(axes: Axes, lines: Lines, names: Names) -> None:
     _use_log_scale(axes, bits)
 
 
-def _learning_rate(axes: Axes, lines: Lines, names: Names) -> None:
-    axes.plot(*_curve(lines, "learning_rate"), color=GREEN)
+def _learning_rate(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+    axes.plot(*curves["learning_rate"], color=GREEN)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     axes.set_ylim(bottom=0)
 
 
-def _grad_norm(axes: Axes, lines: Lines, names: Names) -> None:
-    tokens, norms = _curve(lines, "grad_norm")
-    axes.plot(tokens, norms, color=PURPLE, linewidth=0.9, label="gradient norm")
-    skipped = [line["tokens"] for line in lines if "skipped" in line]
-    if skipped:
-        top = max(norms, default=1.0)
+def _grad_norm(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+    axes.plot(*curves["grad_norm"], color=PURPLE, linewidth=0.9, label="gradient norm")
+    if skipped := curves["skipped"][0]:
+        top = max(curves["grad_norm"][1])
         axes.plot(skipped, [top] * len(skipped), "x", color=RED, markersize=6, label="skipped step")
-    _use_log_scale(axes, norms)
+    _use_log_scale(axes, curves["grad_norm"][1])
 
 
-def _throughput(axes: Axes, lines: Lines, names: Names) -> None:
-    tokens, speeds = _curve(lines, "tokens_per_second")
+def _throughput(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+    tokens, speeds = curves["tokens_per_second"]
     axes.plot(tokens, speeds, color=YELLOW, linewidth=1, label="tokens per second")
     axes.yaxis.set_major_formatter(_count_formatter())
     axes.set_ylim(0, 1.15 * max(speeds))
-    shares = [line["mfu"] / line["tokens_per_second"] for line in lines if line.get("mfu")]
-    if shares:  # the same curve, as a share of the device's peak
-        percent = 100 * shares[-1]
+    if "mfu" in curves:  # the same curve, as a share of the device's peak
+        (*_, at), (*_, newest) = curves["mfu"]
+        percent = 100 * newest / dict(zip(tokens, speeds, strict=True))[at]
         functions = (lambda speed: speed * percent, lambda mfu: mfu / percent)
         axes.secondary_yaxis("right", functions=functions).set_ylabel("MFU, %")
 
 
-def _sources(axes: Axes, lines: Lines, names: Names) -> None:
-    labels, curves = zip(*_curves(lines, "source_tokens", names["sources"]), strict=True)
-    axes.stackplot(curves[0][0], *(values for _, values in curves), labels=labels, alpha=0.85, linewidth=0)
+def _sources(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+    labels, named = zip(*_named(curves["source_tokens"], names["sources"]), strict=True)
+    axes.stackplot(named[0][0], *(values for _, values in named), labels=labels, alpha=0.85, linewidth=0)
     axes.yaxis.set_major_formatter(_count_formatter())
     axes.legend(loc="upper left")
 
 
-def _experts(axes: Axes, lines: Lines, names: Names) -> None:
-    for name, curve in _curves(lines, "expert_load", names["layers"]):
+def _experts(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+    for name, curve in _named(curves["expert_load"], names["layers"]):
         axes.plot(*curve, linewidth=1, label=name)
     axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":", label="an even share")
 
 
-_PANELS: dict[str, tuple[Callable[[Axes, Lines, Names], None], str, str, str]] = {
+_PANELS: dict[str, tuple[Callable[[Axes, dict[str, Curve], Names], None], str, str, str]] = {
     "loss": (_loss, "loss", "Loss", "nats per token"),
     "bits_per_byte": (_bits_per_byte, "valid_bits_per_byte", "Validation", "bits per byte of text"),
     "learning_rate": (_learning_rate, "learning_rate", "Learning rate", "learning rate"),
@@ -189,18 +199,10 @@ _PANELS: dict[str, tuple[Callable[[Axes, Lines, Names], None], str, str, str]] =
 """What draws each plot, the number without which there is nothing to draw, its title, and what its height is."""
 
 
-def _curve(lines: Lines, key: str) -> tuple[list[float], list[Any]]:
-    chosen = [line for line in lines if line.get(key) is not None]
-    return [line["tokens"] for line in chosen], [line[key] for line in chosen]
-
-
-def _curves(
-    lines: Lines, key: str, names: Sequence[str], positions: Iterable[int] = ()
-) -> Iterator[tuple[str, tuple[list[float], Sequence[float]]]]:
-    """The curve of each place in the lists of `key`, and its name: that at its position, or else its number."""
-    tokens, lists = _curve(lines, key)
-    for position, values in zip(positions or count(), zip(*lists, strict=True), strict=False):
-        yield names[position] if position < len(names) else str(position + 1), (tokens, values)
+def _named(curve: Curve, names: Sequence[str], positions: Iterable[int] = ()) -> Iterator[tuple[str, Curve]]:
+    """The curve of each place in a curve's lists, and its name: that at its position, or else its number."""
+    for position, values in zip(positions or count(), zip(*curve[1], strict=True), strict=False):
+        yield names[position] if position < len(names) else str(position + 1), (curve[0], list(values))
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

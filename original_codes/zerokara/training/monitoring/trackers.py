@@ -1,6 +1,6 @@
 """What shows a run while it is trained: its plots, TensorBoard, and Weights & Biases. None of them delays a step.
 
-A tracker raises what went wrong in its thread at the next call; `metrics.Recorder` then drops it.
+A tracker raises at a later call what went wrong in its thread; `metrics.Recorder` then drops it.
 
 TensorBoard (2.21): each start writes a file of its own. Its first entry says from which step on its numbers replace
 those of earlier files, so that each step is shown once (of a text that was written again, its reader shows both).
@@ -67,11 +67,11 @@ class Plots:
 
     def show(self, step: int, values: Values) -> None:
         """Draw what is recorded so far if this is a validation, unless a drawing is running or has just ended."""
-        if self._drawing is not None and self._drawing.done():
-            self._drawing.result()
-            self._drawing = None
-        is_validation = step > 0 and any(name.startswith("valid/") for name in values)
-        if is_validation and self._drawing is None and time.monotonic() >= self._started + _PAUSE_SECONDS:
+        if not step or not any(name.startswith("valid/") for name in values):
+            return
+        if self._drawing is None or (self._drawing.done() and time.monotonic() >= self._started + _PAUSE_SECONDS):
+            if self._drawing is not None:
+                self._drawing.result()
             self._started, self._drawing = time.monotonic(), self._thread.submit(self._draw, 19)
 
     def close(self) -> None:
