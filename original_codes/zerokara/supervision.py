@@ -72,11 +72,6 @@ def end_with_launcher() -> None:
         end_with_parent(int(pid), signal.SIGTERM)
 
 
-def may_restart(exit_code: int) -> bool:
-    """Whether a process that ended so may do better if it is started again: it was killed, or lost another."""
-    return exit_code < 0 or exit_code == LOST_CONNECTION
-
-
 def kill_message(oom_kills_before: int | None) -> str:
     """Explain a SIGKILL; `oom_kills_before` is `num_oom_kills` at the start of the run."""
     oom_kills = num_oom_kills()
@@ -92,9 +87,9 @@ def kill_message(oom_kills_before: int | None) -> str:
 class SignalForwarding:
     """Forwards requests to stop from this process to the training processes; a context manager."""
 
-    def __init__(self, pids: Sequence[int]):
-        """`pids` are the training processes, each the leader of a session."""
-        self._pids = pids
+    def __init__(self, pids: Sequence[int] = ()):
+        self.pids = pids
+        """The training processes, each the leader of a session. While there are none, the request ends this process."""
         self._previous: dict[signal.Signals, Any] = {}
         self.requested = False
         """Whether somebody asked to stop."""
@@ -109,14 +104,16 @@ class SignalForwarding:
             signal.signal(number, handler)
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        ready = [pid for pid in self._pids if _handles_sigterm(pid)]
+        if not self.pids:
+            raise KeyboardInterrupt
+        ready = [pid for pid in self.pids if _handles_sigterm(pid)]
         if not self.requested:
             when = "at the end of this step, and saving" if ready else "before the first step"
             print(f"stopping {when}; Ctrl-C again kills the run at once", flush=True)
         if self.requested and number == signal.SIGINT:
-            kill(self._pids)
+            kill(self.pids)
         self.requested = True
-        for pid in self._pids:
+        for pid in self.pids:
             # They log which signal they got; one that still imports torch is ended by SIGTERM, without a traceback.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT if number == signal.SIGINT and pid in ready else signal.SIGTERM)

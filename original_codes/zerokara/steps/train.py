@@ -48,8 +48,10 @@ def step(config: RunConfig, options: command.Options, task: Task = PRETRAINING) 
         try:
             launching.train(config, task, commands, machines, options.redo, options.dry_run)
         except UserError as error:
-            if not options.dry_run:  # the others are told why this one cannot take part
-                machines.report_faults(error.faults)
+            if not options.dry_run and not machines.is_first:
+                from zerokara.training.nodes import health  # it imports torch
+
+                health.report_faults(machines, error.faults)
             raise
 
 

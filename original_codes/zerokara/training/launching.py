@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -39,6 +40,9 @@ from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, Tr
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, Task
 from zerokara.training.processes import rendezvous
+
+if TYPE_CHECKING:  # it imports torch
+    from zerokara.training.nodes.meeting import Meeting
 
 TRIAL_SECONDS = 3600.0
 """How long the other machines wait for the first one's trials of the micro batch."""
@@ -91,20 +95,22 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
         changes += changed_choices(plan, resumed) if resumed else []
         show(plan, commands.title, [*lines, *(f"changed since this run's last start: {each}" for each in changes)])
         if dry_run:
-            if machines.are_several:
+            if machines.is_multi_node:
                 print(f"  this machine alone is tried: start without --dry-run to compare all {machines.number}")
             try_steps(plan)
             print("dry run: everything is in order; nothing was written in the run folder")
             return
-        claims = True
-        if machines.are_several:
+        claims, met = True, None
+        if machines.is_multi_node:
+            from zerokara.training.nodes import health, meeting
+
             # Before the first machine knows the micro batch, it may have tried several, and compiled for each.
-            meeting = held.enter_context(machines.met())
+            met = held.enter_context(meeting.meet(machines))
             if machines.is_first:
-                meeting.tell("micro_batch", with_micro_batch(plan, resumed).resolved.micro_batch)
-            plan = plan.with_settings(micro_batch_size=int(meeting.hear_from_first("micro_batch", TRIAL_SECONDS)))
-            plan = machines.agreed(plan, plan.devices.text(plan.processes_per_node), plan.memory.device)
-            claims = machines.claims(plan.run_dir)
+                met.publish("micro_batch", with_micro_batch(plan, resumed).resolved.micro_batch)
+            plan = plan.with_settings(micro_batch_size=met.wait_for("micro_batch", seconds=TRIAL_SECONDS))
+            plan = health.agreed(met, plan)
+            claims = met.claims(plan.run_dir)
             if claims and not machines.is_first:
                 held.enter_context(run_lock.held(config))
         else:
@@ -113,11 +119,11 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
             if redo and earlier:  # the last thing before the start: a refusal above has cost nothing
                 run_folder.set_aside(plan.run_dir)
             run_folder.claim(plan)
-        if machines.are_several:
-            machines.wait_until_all("claimed")
+        if met:
+            met.gather("claimed")
         print(f"starting {processes_text(plan)}; importing torch takes seconds", flush=True)
         try:
-            code = spawn(plan, "train", machines=machines, path=plan.run_dir / PLAN_NAME if claims else None)
+            code = spawn(plan, "train", meeting=met, path=plan.run_dir / PLAN_NAME if claims else None)
         except KeyboardInterrupt:
             raise Stopped(f"to resume: {commands.resume}") from None
         newest = _newest_at_end(plan, code, commands)
@@ -327,8 +333,8 @@ def _tried(plan: RunPlan) -> TrialResult | None:
         return None if code else TrialResult(**orjson.loads(path.read_bytes()))
 
 
-def spawn(plan: RunPlan, *work: str, machines: Machines | None = None, path: Path | None = None) -> int:
-    """Run the training processes, which do `work` (`worker.main`), here or on each of several machines.
+def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path | None = None) -> int:
+    """Run the training processes, which do `work` (`worker.main`), here or on each of the machines of a `meeting`.
 
     `path` is the file of the plan, where the run folder has one; otherwise a temporary one is written.
 
@@ -340,9 +346,8 @@ def spawn(plan: RunPlan, *work: str, machines: Machines | None = None, path: Pat
     Raises:
         KeyboardInterrupt: they were asked to stop, and have saved.
     """
-    several = machines if machines and machines.are_several else None
     processes = plan.processes_per_node
-    network, oom_kills_before = several.network_environment() if several else loopback.environment(), num_oom_kills()
+    network, oom_kills_before = meeting.environment() if meeting else loopback.environment(), num_oom_kills()
     log_dir = plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}"
     with contextlib.ExitStack() as held:
         if path is None:
@@ -355,11 +360,11 @@ def spawn(plan: RunPlan, *work: str, machines: Machines | None = None, path: Pat
         is_forked = "torch" not in sys.modules
         from zerokara.training.nodes import agent
 
-        restarts = plan.requested.max_restarts if several else 0
-        code = agent.run(plan.task.worker, [str(path), *work], processes, is_forked, several, restarts, log_dir)
+        restarts = plan.requested.max_restarts if meeting else 0
+        code = agent.run(plan.task.worker, [str(path), *work], processes, is_forked, meeting, restarts, log_dir)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
-    if code == -signal.SIGKILL and several is None:
+    if code == -signal.SIGKILL and meeting is None:
         print(f"failed: {supervision.kill_message(oom_kills_before)}", file=sys.stderr)
     return code
 

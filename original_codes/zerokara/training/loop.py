@@ -51,7 +51,7 @@ class Trainer:
         config, self._stop_after = plan.resolved, stop_after
         self.stop = stop = StopRequest()
         self.processes = processes = join(plan)
-        sharing = folder_sharing.find(processes, plan.run_dir)
+        sharing = folder_sharing.find(processes)
         self._held = contextlib.ExitStack()
         if sharing.leads:
             self._held.enter_context(run_lock.lock(plan.run_dir))

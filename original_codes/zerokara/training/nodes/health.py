@@ -6,6 +6,7 @@ from starting, and each of them prints every fault of all.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
@@ -18,18 +19,18 @@ from typing import Any
 
 import orjson
 
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.layout import bin_path, idx_path
-from zerokara.training.nodes.meeting import Meeting
+from zerokara.training.nodes.machines import Machines
+from zerokara.training.nodes.meeting import Meeting, meet
 from zerokara.training.planning.run_folder import PLACES
 from zerokara.training.planning.run_plan import RunPlan
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "safetensors", "transformers")
 """Those whose version may change a number."""
-MAX_CLOCK_SECONDS = 20.0
-"""By how much clocks may differ: modification times and logs are compared across machines. A busy machine looks at its
-clock seconds later than another."""
+MAX_CLOCK_SECONDS = 5.0
+"""By how much clocks may differ: modification times and logs are compared across machines."""
 SAMPLES, SAMPLE_BYTES = 256, 64 * 1024
 """Blocks of each token file that are compared, and their size."""
 COMPARED = {
@@ -48,12 +49,19 @@ COMPARED = {
 """What must be the same on all machines: what to call a difference, and its remedy."""
 
 Report = dict[str, Any]
-"""What one machine has (`report_of`, `faulty_report`), as JSON."""
+"""What one machine has, as JSON."""
 
 
-def report_of(plan: RunPlan, address: str, met_at: float, device: str, devices: str) -> Report:
-    """Return what this machine has; `met_at` is its clock when all were there, `devices` is `device` for display."""
-    return _machine(plan.run_dir, address, met_at) | {
+def agreed(meeting: Meeting, plan: RunPlan) -> RunPlan:
+    """Compare what the machines have; show it, and return the plan for those that came.
+
+    Raises:
+        UserError: they must not start together; has every fault of all.
+        RunError: a machine has given up.
+    """
+    if meeting.count != plan.nodes:
+        plan = plan.on_processes(meeting.count * plan.processes_per_node, meeting.count)
+    own = _machine(meeting, plan.run_dir) | {
         "code": _code_hash(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -63,35 +71,30 @@ def report_of(plan: RunPlan, address: str, met_at: float, device: str, devices: 
         "valid": plan.data.valid_sha256,
         "files": _token_files(plan),
         "processes": plan.processes_per_node,
-        "device": device,
-        "devices": devices,
+        "device": plan.memory.device,
+        "devices": plan.devices.text(plan.processes_per_node),
         "precision": plan.resolved.precision,
     }
+    reports = meeting.gather("report", own)
+    print(f"{meeting.count} machines are here:", flush=True)
+    for line in table(reports):
+        print(f"  {line}")
+    if found := list(faults(reports)):
+        raise UserError(found)
+    return plan
 
 
-def faulty_report(address: str, met_at: float, faults: Sequence[Fault]) -> Report:
-    """Return the report of a machine whose own checks have found faults."""
-    return _machine(Path.cwd(), address, met_at) | {"faults": [str(each) for each in faults]}
+def report_faults(machines: Machines, faults: Sequence[Fault]) -> None:
+    """Tell the others what keeps this machine from taking part, so that all say it; nothing once they have met."""
+    if not machines.has_met:
+        with contextlib.suppress(UserError, RunError), meet(machines) as meeting:
+            meeting.gather("report", _machine(meeting, Path.cwd()) | {"faults": [str(each) for each in faults]})
 
 
-def _machine(folder: Path, address: str, met_at: float) -> Report:
+def _machine(meeting: Meeting, folder: Path) -> Report:
     folder = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     free_bytes = shutil.disk_usage(folder).free
-    return {"host": socket.gethostname(), "address": address, "free_bytes": free_bytes, "clock": met_at}
-
-
-def exchange(meeting: Meeting, count: int, own: Report) -> list[Report]:
-    """Return the reports of all machines, in their order; every machine calls it at the same time.
-
-    Raises:
-        UserError: a machine has not reported.
-    """
-    meeting.tell("report", own)
-    reports = [meeting.hear("report", index) for index in range(count)]
-    if silent := [index for index, content in enumerate(reports) if content is None]:
-        rule = "has come, and has not reported within a minute"
-        raise UserError(Fault(f"machine {index}", rule, remedy="see what it prints") for index in silent)
-    return reports
+    return {"host": socket.gethostname(), "address": meeting.address, "free_bytes": free_bytes, "clock": meeting.clock}
 
 
 def faults(reports: Sequence[Report]) -> Iterator[Fault]:
@@ -107,10 +110,11 @@ def faults(reports: Sequence[Report]) -> Iterator[Fault]:
             if "faults" not in first and report[key] != first[key] and (key != "files" or same_manifests):
                 rule = f"has {what} than {first['host']}: {_difference(first[key], report[key])}"
                 yield Fault(where, rule, remedy=remedy)
-        ahead = report["clock"] - first["clock"]
-        if abs(ahead) > MAX_CLOCK_SECONDS:
-            rule = f"its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} that of {first['host']}"
-            yield Fault(where, rule, remedy="set it right: timedatectl set-ntp true")
+        (before, after), (first_before, first_after) = report["clock"], first["clock"]
+        for seconds, side in ((before - first_after, "ahead of"), (first_before - after, "behind")):
+            if seconds > MAX_CLOCK_SECONDS:
+                rule = f"its clock is at least {seconds:.1f} s {side} that of {first['host']}"
+                yield Fault(where, rule, remedy="set it right: timedatectl set-ntp true")
 
 
 def table(reports: Sequence[Report]) -> list[str]:

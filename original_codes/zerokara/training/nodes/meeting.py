@@ -1,4 +1,4 @@
-"""The meeting of the machines that train together: who is there, and what each tells the others.
+"""The meeting of the machines that train together: who is there, and what each publishes for the others.
 
 The first machine holds a store (torch's TCPStore), which the others find at its address; everything that the machines
 agree on goes through it, torchrun's own rendezvous too. Whoever reaches its port can read and change it, and the
@@ -8,18 +8,22 @@ rendezvous holds pickles: the network between the machines must be theirs alone.
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import orjson
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.training.nodes.addresses import Endpoint, address_towards
+from zerokara.progress import plural
+from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, interfaces
+from zerokara.training.processes import folder_sharing
 
 CONNECT_SECONDS = 300.0
 """How long a machine waits for the first one to be there: it may be started later."""
@@ -38,7 +42,7 @@ class LostFirstMachine(RunError):
     """The first machine, which holds the meeting, is gone or out of reach."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Meeting:
     """The meeting, as one of the machines sees it."""
 
@@ -48,105 +52,151 @@ class Meeting:
     address: str
     """This machine's address, as the others reach it."""
     index: int
-    """The order of arrival; the first machine is 0."""
+    """The order of arrival; the first machine, which holds the store, is 0."""
+    least: int
+    """How many machines are enough."""
+    count: int = 0
+    """How many have come."""
+    clock: tuple[float, float] = (0.0, 0.0)
+    """This machine's clock before and after one moment, the same on all machines."""
+    folder: int = 0
+    """The machine that speaks for the run folder that this one sees (`claims`)."""
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this machine holds the store."""
-        return self.index == 0
-
-    def tell(self, what: str, content: object) -> None:
-        """Leave a message of this machine for all."""
+    def publish(self, what: str, content: object = None) -> None:
+        """Leave something of this machine for all, which JSON can hold."""
         self.store.set(f"{what}/{self.index}", orjson.dumps(content).decode())
 
-    def hear(self, what: str, index: int, seconds: float = ANSWER_SECONDS) -> Any:
-        """Wait for the message of machine `index`; None where it does not come in time."""
-        deadline = time.monotonic() + seconds
-        key = f"{what}/{index}"
+    def wait_for(self, what: str, index: int = 0, seconds: float = ANSWER_SECONDS) -> Any:
+        """Wait for what machine `index` publishes, and return it.
+
+        Raises:
+            RunError: it has not come in time; names the machine.
+        """
+        deadline, key = time.monotonic() + seconds, f"{what}/{index}"
         while not self.store.check([key]):
             if time.monotonic() > deadline:
-                return None
+                who = f"machine {index}" if index else f"the first machine, {self.endpoint},"
+                raise RunError(f"{who} has given up before the start; see what it printed")
             time.sleep(_POLL_SECONDS)
         return orjson.loads(self.store.get(key))
 
-    def hear_from_first(self, what: str, seconds: float = ANSWER_SECONDS) -> Any:
-        """Wait for a message of the first machine.
+    def gather(self, what: str, content: object = None) -> list[Any]:
+        """Publish, and return what all machines have published, in their order; every machine must call it.
 
         Raises:
-            RunError: it has not come in time.
+            RunError: a machine has published nothing in time.
         """
-        found = self.hear(what, 0, seconds)
-        if found is None:
-            raise RunError(f"the first machine, {self.endpoint}, has given up; see what it printed")
-        return found
+        self.publish(what, content)
+        return [self.wait_for(what, index) for index in range(self.count)]
 
-    def left(self) -> None:
-        """Say that a machine has left, this one or a lost one: nobody waits for it."""
-        self.store.add("left", 1)
+    def mark_departed(self) -> None:
+        """Say that a machine has left, this one or a lost one: the first does not wait for it."""
+        self.store.add("departed", 1)
 
-    def wait_for_all(self, count: int, least: int, seconds: float = float("inf")) -> int:
-        """Wait until `count` machines are there, or the `least` number and for `GRACE_SECONDS` nobody more.
+    def claims(self, run_dir: Path) -> bool:
+        """Whether this machine makes the run folder: the first of those that see the same one, which is found out here.
 
-        Every machine calls it, and gets how many there are. One that comes later gets 0.
-
-        Raises:
-            RunError: too few have come within `seconds`.
+        Each leaves a file in the folder, or where there is none beside it, and looks for those of the others.
         """
-        if self.is_first:
-            arrived = self._count_arriving(count, least, seconds)
-            self.tell("attempt", f"{time.time_ns():x}")
-            self.store.set("count", str(arrived))
-            return arrived
-        found = self._get("count", seconds)
-        return int(found) if self.index < int(found) else 0
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        place, attempt = run_dir if run_dir.exists() else run_dir.parent, self.wait_for("attempt")
+        probes = [place / f".{run_dir.name}.{attempt}-{index}.partial" for index in range(self.count)]
+        probes[self.index].write_bytes(b"")
+        self.gather("probed")
+        seen = [index for index, probe in enumerate(probes) if probe.exists()]
+        self.gather("looked")
+        self.folder = seen[0]
+        if self.folder != self.index:
+            print(f"the run folder {run_dir} is shared with machine {self.folder}", flush=True)
+            return False
+        for index in seen:
+            probes[index].unlink()
+        return True
 
-    def _count_arriving(self, count: int, least: int, seconds: float) -> int:
-        started = changed = time.monotonic()
-        seen = 1
-        while seen < count:
-            now = time.monotonic()
-            if (arrived := self.store.add("arrived", 0)) != seen:
-                seen, changed = arrived, now
-            if seen >= least and now - changed > GRACE_SECONDS:
-                break
-            if now - started > seconds:
-                raise RunError(f"only {seen} of {count} machines have come within {seconds:g} s")
-            time.sleep(_POLL_SECONDS)
-        return min(seen, count)
+    def environment(self) -> dict[str, str]:
+        """Return environment variables of the training processes: their network interface, and who shares the folder.
 
-    def _get(self, key: str, seconds: float) -> bytes:
-        deadline = time.monotonic() + seconds
-        while not self.store.check([key]):
-            if time.monotonic() > deadline:
-                raise RunError(f"the first machine, {self.endpoint}, has not gone on within {seconds:g} s")
-            time.sleep(_POLL_SECONDS)
-        return bytes(self.store.get(key))
+        gloo and NCCL are bound to the interface by which the other machines are reached.
+        """
+        interface = interfaces()[self.address]
+        return {
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or interface,
+            "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME") or f"={interface}",
+            folder_sharing.VARIABLE: str(self.folder),
+        }
 
 
-@contextmanager
-def held(endpoint: Endpoint) -> Iterator[Meeting]:
-    """Hold a meeting at an address of this machine, as long as the block lasts.
+@contextlib.contextmanager
+def meet(machines: Machines) -> Iterator[Meeting]:
+    """Meet the other machines, as long as the block lasts; say how they find this one, and for whom it waits.
 
     Raises:
-        UserError: another program has the port.
+        UserError: the first machine cannot listen at its address, or nobody does there.
+        RunError: the run has started without this machine.
     """
+    endpoint, machines.has_met = machines.endpoint, True
+    assert endpoint is not None
+    if machines.is_first:
+        server = _listening(endpoint)
+        print(f"waiting for {plural(machines.number - 1, 'more machine')} at {endpoint}", flush=True)
+        if machines.command_to_join:
+            print(f"on each, with the same settings and data: {machines.command_to_join}", flush=True)
+    else:
+        print(f"looking for the first machine at {endpoint}", flush=True)
+        server = _connected(endpoint)
+    store, is_lost = PrefixStore("zerokara", server), False
+    index = 0 if machines.is_first else store.add("arrived", 1)
+    meeting = Meeting(store, endpoint, address_towards(endpoint.host), index, machines.least)
     try:
-        server = TCPStore(endpoint.host, endpoint.port, is_master=True, wait_for_workers=False)
-    except (RuntimeError, OSError) as error:
-        rule = f"port {endpoint.port} of this machine is taken: {str(error).splitlines()[0]}"
-        remedy = f"stop what listens there, or take another: --host {Endpoint(endpoint.host, endpoint.port + 1)}"
-        raise UserError(Fault("--host", rule, value=str(endpoint), remedy=remedy)) from error
-    store = PrefixStore("zerokara", server)
-    index = store.add("arrived", 1) - 1
-    met = Meeting(store, endpoint, endpoint.host, index)
-    try:
-        yield met
+        if machines.is_first:
+            meeting.publish("attempt", f"{time.time_ns():x}")
+            meeting.publish("count", _count_arriving(store, machines.number, machines.least))
+        meeting.count = meeting.wait_for("count", seconds=float("inf"))
+        if index >= meeting.count:
+            raise RunError("the run has started without this machine; it may join the next start")
+        before = time.time()
+        meeting.gather("here")  # the moment at which the last machine publishes it lies between both clocks of each
+        meeting.clock = before, time.time()
+        yield meeting
+    except DistNetworkError as error:
+        raise LostFirstMachine(f"the first machine, {endpoint}, has ended; see what it printed") from error
+    except LostFirstMachine:
+        is_lost = True  # on a cut link a request hangs
+        raise
     finally:
-        # The others still read here why they end.
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while store.add("left", 0) < store.add("arrived", 0) - 1 and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        del store, server
+        with contextlib.suppress(RuntimeError):
+            if index and not is_lost:
+                meeting.mark_departed()
+            deadline = time.monotonic() + LEAVE_SECONDS  # in which the others still read here why they end
+            while not index and store.add("departed", 0) < store.add("arrived", 0) and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+
+
+def _count_arriving(store: Store, number: int, least: int) -> int:
+    """Wait until all machines are there, or the least number and for `GRACE_SECONDS` nobody more."""
+    seen, changed = 1, time.monotonic()
+    while seen < number and (seen < least or time.monotonic() - changed < GRACE_SECONDS):
+        time.sleep(_POLL_SECONDS)
+        if (arrived := 1 + store.add("arrived", 0)) != seen:
+            seen, changed = arrived, time.monotonic()
+    return min(seen, number)
+
+
+def _listening(endpoint: Endpoint) -> TCPStore:
+    """Hold a store at an address of this machine, and at no other.
+
+    Raises:
+        UserError: it has no such address, or another program has the port.
+    """
+    host, port = endpoint
+    try:
+        listener = socket.create_server(endpoint, family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        fd = listener.detach()
+        return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+    except (RuntimeError, OSError) as error:
+        rule = f"this machine cannot listen there ({str(error).splitlines()[0]})"
+        remedy = f"name a port that is free, e.g. {port + 1}, at one of its addresses: {', '.join(interfaces())}"
+        raise UserError(Fault(HOST, rule, value=str(endpoint), remedy=remedy)) from error
 
 
 def _connected(endpoint: Endpoint) -> TCPStore:
@@ -155,47 +205,20 @@ def _connected(endpoint: Endpoint) -> TCPStore:
     A single long one was seen to hang, once in hundreds, where both machines started at the same moment.
 
     Raises:
-        RuntimeError: nobody answers.
+        UserError: nobody answers there, or there is no way to it.
     """
-    deadline = time.monotonic() + CONNECT_SECONDS
+    deadline, attempt = time.monotonic() + CONNECT_SECONDS, timedelta(seconds=ATTEMPT_SECONDS)
     while True:
         try:
-            attempt = timedelta(seconds=ATTEMPT_SECONDS)
-            client = TCPStore(endpoint.host, endpoint.port, is_master=False, wait_for_workers=False, timeout=attempt)
-        except RuntimeError:
-            if time.monotonic() > deadline:
-                raise
-        else:
+            address_towards(endpoint.host)
+            client = TCPStore(*endpoint, is_master=False, wait_for_workers=False, timeout=attempt)
             client.set_timeout(timedelta(seconds=CONNECT_SECONDS))
             return client
-
-
-@contextmanager
-def joined(endpoint: Endpoint) -> Iterator[Meeting]:
-    """Take part in the meeting at an endpoint, as long as the block lasts.
-
-    Raises:
-        UserError: nobody holds one there.
-    """
-    try:
-        address = address_towards(endpoint.host)
-        client = _connected(endpoint)
-    except (RuntimeError, OSError) as error:
-        rule = f"nobody answers there ({str(error).splitlines()[0]})"
-        remedy = (
-            "start the first machine, and type the line that it prints; if it waits already, see whether its firewall "
-            f"lets port {endpoint.port} in"
-        )
-        raise UserError(Fault("--join", rule, value=str(endpoint), remedy=remedy)) from error
-    store = PrefixStore("zerokara", client)
-    met = Meeting(store, endpoint, address, store.add("arrived", 1) - 1)
-    is_lost = False
-    try:
-        yield met
-    except LostFirstMachine:
-        is_lost = True
-        raise
-    finally:
-        if not is_lost:  # on a cut link the request would hang
-            with contextlib.suppress(RuntimeError):  # the first machine has ended
-                met.left()
+        except (RuntimeError, OSError) as error:
+            if isinstance(error, OSError) or time.monotonic() > deadline:
+                rule = f"nobody answers there ({str(error).splitlines()[0]})"
+                remedy = (
+                    "start the first machine, and type the line that it prints; if it waits already, see whether its "
+                    f"firewall lets port {endpoint.port} in"
+                )
+                raise UserError(Fault(JOIN, rule, value=str(endpoint), remedy=remedy)) from error

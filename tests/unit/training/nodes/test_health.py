@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from zerokara.errors import Fault
 from zerokara.training.nodes import health
 
 GOOD = {
     "host": "alpha", "address": "10.0.0.1", "code": "c0de", "python": "3.11.2", "packages": {"torch": "2.13.0"},
     "settings": {"lr": 0.01, "zero_stage": 1}, "tokenizer": "t", "data": "d", "valid": "v", "files": {"train.bin": "a"},
     "processes": 8, "device": "cuda", "devices": "GPU, 8 × H200", "precision": "bf16", "free_bytes": 10**12,
-    "clock": 1e9,
+    "clock": [1e9, 1e9 + 0.2],
 }  # fmt: skip
 BETA = {**GOOD, "host": "beta", "address": "10.0.0.2"}
 
@@ -50,7 +49,10 @@ def test_a_difference_is_named_with_machine_and_remedy(key: str, value: Any, wor
 
 def test_every_fault_is_named_at_once() -> None:
     broken = {**BETA, "precision": "fp32", "data": "x"}
-    own = health.faulty_report("10.0.0.3", 1e9, [Fault("config.yaml:3", "lr must be positive", value=-1)])
+    own = {key: GOOD[key] for key in ("host", "free_bytes", "clock")} | {
+        "address": "10.0.0.3",
+        "faults": ["config.yaml:3: -1: lr must be positive"],
+    }
     found = list(health.faults([GOOD, broken, own]))
     assert len(found) == 3
     assert "10.0.0.3" in found[2].where and "lr must be positive" in found[2].rule
@@ -58,10 +60,20 @@ def test_every_fault_is_named_at_once() -> None:
     assert len(health.table([GOOD, broken, own])) == 4
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(-21.0, "21.0 s behind that of alpha"), (21.0, "ahead of"), (6.0, "")])
-def test_clocks(seconds: float, words: str) -> None:
-    found = list(map(str, health.faults([GOOD, {**BETA, "clock": 1e9 + seconds}])))
+@pytest.mark.parametrize(
+    ("seconds", "waited", "words"),
+    [(-6.0, 0.1, "5.9 s behind that of alpha"), (6.0, 0.1, "5.8 s ahead of"), (6.0, 2.0, "ahead of"), (4.0, 0.1, "")],
+)
+def test_clocks(seconds: float, waited: float, words: str) -> None:
+    beta = {**BETA, "clock": [1e9 + seconds, 1e9 + seconds + waited]}
+    found = list(map(str, health.faults([GOOD, beta])))
     assert len(found) == bool(words) and words in "".join(found)
+
+
+def test_a_machine_that_looks_at_its_clock_late_is_not_accused() -> None:
+    """One that is busy, or waits for one, sees the moment between two looks that lie far apart."""
+    for first, other in (([0.0, 30.0], [25.0, 31.0]), ([29.0, 30.0], [0.0, 31.0])):
+        assert not list(health.faults([{**GOOD, "clock": first}, {**BETA, "clock": other}]))
 
 
 def test_a_copy_with_other_bytes_is_seen_by_its_sample(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
-"""Who a machine is: alone, the first of several, one that joins, or a node of a Slurm step."""
+"""Who a machine is: alone, the first of several, one that joins, or a node of a Slurm step; and where they meet."""
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 from configs import config_of
 
 from zerokara.errors import UserError
-from zerokara.training.nodes.machines import Machines, without_values
+from zerokara.training.nodes import machines
+from zerokara.training.nodes.machines import Endpoint, Machines, without_values
+from zerokara.training.nodes.meeting import meet
 
 AGAIN = "bash 3_train_node1.sh --set nodes=2"
 
@@ -24,21 +27,26 @@ def machines_of(join: str | None = None, host: str | None = None, **settings: An
 
 
 def test_alone() -> None:
-    assert not machines_of().are_several and not machines_of(nodes=1).are_several
-    assert not Machines.lone().are_several and Machines.lone().is_first
+    assert machines_of() == machines_of(nodes=1) == Machines()
+    assert Machines().is_first and not Machines().is_multi_node
 
 
 def test_the_first_prints_the_line_for_the_others() -> None:
     first = machines_of(nodes=4, min_nodes=2, global_batch_size=16, host="127.0.0.1:5000")
-    assert first.are_several and first.is_first and (first.number, first.least) == (4, 2)
-    assert first.command_to_join() == f"{AGAIN} --join 127.0.0.1:5000"
-    with pytest.raises(UserError, match="is no address of this machine"):
-        machines_of(nodes=2, host="192.0.2.7")
+    assert first.is_multi_node and first.is_first and (first.number, first.least) == (4, 2)
+    assert first.command_to_join == f"{AGAIN} --join 127.0.0.1:5000"
+
+
+def test_the_first_listens_at_an_address_of_its_own_and_a_free_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for host in ("192.0.2.7", f"127.0.0.1:{taken.getsockname()[1]}"):
+            with pytest.raises(UserError, match=r"--host.*127\.0\.0\.1"), meet(machines_of(nodes=2, host=host)):
+                pass
 
 
 def test_one_that_joins() -> None:
     joining = machines_of(join="10.0.0.1")
-    assert joining.are_several and not joining.is_first and str(joining.endpoint) == "10.0.0.1:29400"
+    assert joining.is_multi_node and not joining.is_first and str(joining.endpoint) == "10.0.0.1:29400"
     assert (machines_of(join="10.0.0.1", nodes=3).number, joining.least) == (3, 2)
 
 
@@ -54,13 +62,13 @@ def slurm(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
 def test_in_a_slurm_step_nobody_is_told_anything(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
     slurm(monkeypatch, NODEID=index)
     node = machines_of()
-    assert node.are_several and node.is_told and node.is_first == (index == "0")
+    assert node.is_multi_node and not node.command_to_join and node.is_first == (index == "0")
     assert (node.number, node.least, str(node.endpoint)) == (2, 2, "10.0.0.9:29442")
 
 
 def test_a_slurm_step_of_one_node_is_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     slurm(monkeypatch, STEP_NUM_NODES="1", STEP_NUM_TASKS="1")
-    assert not machines_of().are_several
+    assert not machines_of().is_multi_node
 
 
 def test_a_slurm_step_that_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,3 +89,49 @@ def test_fewer_than_there_are() -> None:
 def test_the_options_of_one_machine_are_not_handed_on(joins: list[str]) -> None:
     given = ["--set", "nodes=2", *joins, "--redo"]
     assert without_values(given, ("--join", "--host")) == ["--set", "nodes=2", "--redo"]
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "written"),
+    [
+        ("10.0.0.1", "10.0.0.1", 29400, "10.0.0.1:29400"),
+        ("10.0.0.1:5000", "10.0.0.1", 5000, "10.0.0.1:5000"),
+        ("node-1:5000", "node-1", 5000, "node-1:5000"),
+        ("[fe80::1]:5000", "fe80::1", 5000, "[fe80::1]:5000"),
+        ("[fe80::1]", "fe80::1", 29400, "[fe80::1]:29400"),
+    ],
+)
+def test_an_endpoint_is_read_as_it_is_written(text: str, host: str, port: int, written: str) -> None:
+    found = Endpoint.parse(text, "--join")
+    assert (found.host, found.port, str(found)) == (host, port, written)
+    assert Endpoint.parse(str(found), "--join") == found
+
+
+@pytest.mark.parametrize("text", ["", ":5000", "node:port", "node:0", "node:70000"])
+def test_what_is_no_endpoint_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"--join.*10\.0\.0\.1:29400"):
+        Endpoint.parse(text, "--join")
+
+
+def test_the_address_is_that_of_the_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machines.address_towards("127.0.0.1") == "127.0.0.1"
+    assert machines.interfaces()["127.0.0.1"] == "lo"
+
+    def unreachable(host: str) -> str:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(machines, "address_towards", unreachable)
+    with pytest.raises(UserError, match=r"no default route.*127\.0\.0\.1.*--host"):
+        machines.own_address()
+
+
+def test_a_name_that_does_not_resolve_is_never_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise AssertionError("the host's name was asked for")
+
+    for name in ("gethostname", "getfqdn", "gethostbyname"):
+        monkeypatch.setattr(socket, name, refuse)
+    try:
+        machines.own_address()
+    except UserError as error:  # a machine without a network, or with several
+        assert "--host" in str(error)
