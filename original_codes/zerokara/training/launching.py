@@ -32,7 +32,6 @@ from zerokara.errors import INTERRUPTED, RunError, Stopped, UserError
 from zerokara.model import loopback
 from zerokara.progress import bytes_text, count_text, opening, plural, summary
 from zerokara.resources import num_oom_kills
-from zerokara.training.monitoring import metrics
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import preflight, processors, run_folder, run_lock, run_plan, schedule
 from zerokara.training.planning.consumption import table_lines
@@ -181,10 +180,8 @@ def changed_choices(plan: RunPlan, earlier: EarlierRun) -> Iterator[str]:
     before, now = earlier.plan.get("resolved", {}).get("micro_batch_size"), plan.resolved.micro_batch_size
     if plan.requested.micro_batch_size == "auto" and before not in (None, now):
         yield f"micro_batch_size: auto was {before}, is now {now}: the same sums in another order"
-    reached = max(earlier.steps, default=0)
-    logged = [line for line in metrics.read(plan.run_dir) if "learning_rate" in line and line["step"] <= reached]
-    if logged:
-        step, rate = logged[-1]["step"], logged[-1]["learning_rate"]
+    if earlier.state is not None and (rate := earlier.state.facts.get("learning_rate")):
+        step = earlier.state.step
         planned = plan.schedule.learning_rate(step)
         if not math.isclose(planned, rate, rel_tol=1e-6):
             verb = "rises" if planned > rate else "falls"

@@ -170,7 +170,7 @@ class Trainer:
             run.samples(step),
             step=step,
             seconds=book.seconds,
-            facts=dict(book.facts),
+            facts={**book.facts, "learning_rate": run.plan.schedule.learning_rate(step)},
             skipped_steps=guard.skipped_steps,
             skipped_in_row=guard.skipped_in_row,
             recent_losses=guard.recent_losses,

@@ -71,7 +71,7 @@ def test_auto_on_a_cpu_takes_all_where_that_is_little() -> None:
 def test_a_choice_is_kept_until_what_it_was_made_for_changes(plan: RunPlan, tmp_path: Path) -> None:
     plan = on_gpu(plan, 80 * GB).with_settings(micro_batch_size=16)
     plan.write(tmp_path / "plan.json")
-    earlier = EarlierRun([], 0.0, {}, json.loads((tmp_path / "plan.json").read_bytes()), ended_at=None)
+    earlier = EarlierRun([], None, {}, json.loads((tmp_path / "plan.json").read_bytes()), ended_at=None)
     assert kept_micro_batch(plan, earlier) == kept_micro_batch(plan.with_settings(micro_batch_size=8), earlier) == 16
     assert kept_micro_batch(plan, None) is None
     for other in (on_gpu(plan, 40 * GB), plan.with_settings(zero_stage=2), replace(plan, num_processes=2)):

@@ -25,6 +25,7 @@ from zerokara.tokens.layout import bin_path
 from zerokara.training import launching
 from zerokara.training.planning import preflight, run_plan
 from zerokara.training.planning.run_folder import EarlierRun
+from zerokara.training.run import state_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -115,16 +116,13 @@ def test_the_save_interval_that_is_advised_fits(
         assert not list(preflight.disk_faults(prepared(tiny_data, *given, *advised)))
 
 
-def test_a_longer_run_announces_that_its_learning_rate_rises(
-    tiny_data: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_longer_run_announces_that_its_learning_rate_rises(tiny_data: dict[str, str]) -> None:
     plan = prepared(tiny_data, "lr=1.0", "min_lr=0.1", "max_epochs_per_source=1000")
 
     def told(before: float) -> list[str]:
-        monkeypatch.setattr(launching.metrics, "read", lambda _: [{"step": 5, "learning_rate": before}])
-        return list(launching.changed_choices(plan, earlier))
+        state = state_of(plan, 40, step=5, seconds=1.0, facts={"learning_rate": before})
+        return list(launching.changed_choices(plan, EarlierRun([5], state, {}, {}, ended_at=None)))
 
-    earlier = EarlierRun([5], 0.0, {}, {}, ended_at=None)
     now = plan.schedule.learning_rate(5)
     assert told(now) == []
     (message,) = told(0.1)

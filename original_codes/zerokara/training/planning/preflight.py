@@ -29,7 +29,9 @@ _CHECKED_IDS = 1 << 20
 def faults(plan: RunPlan, earlier: EarlierRun | None, take: str) -> Iterator[Fault]:
     """Check what a run needs before torch is loaded; `earlier` is what it resumes, `take` converts what is there."""
     config = plan.requested
-    yield from hours_faults(config, plan.checkpoint_bytes, earlier.seconds if earlier else 0.0, take)
+    yield from hours_faults(
+        config, plan.checkpoint_bytes, earlier.state.seconds if earlier and earlier.state else 0.0, take
+    )
     yield from disk_faults(plan, len(earlier.steps) if earlier else 0)
     yield from epochs_faults(config, plan.consumption.sources)
     yield from id_faults(plan)

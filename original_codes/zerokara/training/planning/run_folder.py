@@ -42,13 +42,9 @@ _KEY_NAMES = {
     "target_len": "seq_len (tokens that a sample predicts)",
     "curriculum": "stages or source_weights (order of reading)",
 }
-_FOLLOW_FROM = {
-    "vocab_size": "tokenizer_sha256",
-    "raw_len": "seq_len",
-    "input_len": "seq_len",
-    "target_len": "seq_len",
-}
-"""Names of what is no setting, and of a setting that tells enough where it differs too."""
+"""Names of what is no setting."""
+_THAT_FOLLOW = {"vocab_size", "raw_len", "input_len", "target_len"}
+"""Where another entry differs too, it tells enough."""
 _UNREPORTED = PLACES - {"deepspeed_template"} | {"num_workers"}
 """Settings of which no change is told: the content of those files is compared, and step 2's own."""
 _MONITORING = {*MonitoringSettings.model_fields} - {"max_skipped_steps", "spike_sigmas"}
@@ -78,8 +74,8 @@ class EarlierRun:
 
     steps: Sequence[int]
     """Of its checkpoints, ascending."""
-    seconds: float
-    """For how long it was trained, as the newest of them says."""
+    state: checkpoint.TrainingState | None
+    """Of the newest of them."""
     identity: Mapping[str, Any]
     """`identity_of` its plan."""
     plan: Mapping[str, Any]
@@ -122,7 +118,7 @@ def look(config: TrainingSettings) -> EarlierRun | None:
         plan = {"requested": load_run(run_dir / RESOLVED_NAME).model_dump(mode="json")}
     return EarlierRun(
         steps=steps,
-        seconds=checkpoint.read_state(newest).seconds if newest else 0.0,
+        state=checkpoint.read_state(newest) if newest else None,
         identity=orjson.loads((run_dir / IDENTITY_NAME).read_bytes()),
         plan=plan,
         ended_at=manifest.read(ended).facts["steps"] if ended.exists() else None,
@@ -257,10 +253,8 @@ def key_of(name: str) -> str:
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """Say, in the words of `config.yaml`, which entries of two identities differ."""
-    differing = {name for name in now if was.get(name) != now[name]}
-    for name in now:
-        if name not in differing or _FOLLOW_FROM.get(name) in differing:
-            continue
+    differing = [name for name in now if was.get(name) != now[name]]
+    for name in [each for each in differing if each not in _THAT_FOLLOW] or differing:
         if name == "curriculum":
             yield "stages, source_weights or the number of documents in input_jsonl: another order of reading"
         else:
