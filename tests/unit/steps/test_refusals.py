@@ -134,4 +134,4 @@ def test_folders_made_for_nothing_go_again_and_others_stay(tmp_path: Path) -> No
     assert set(tree(tmp_path)) == {"there", "there/a", "there/a/log"}
     with made_folder(tmp_path / "c/d"):
         pass
-    assert (tmp_path / "c/d").is_dir()
+    assert not (tmp_path / "c").exists()

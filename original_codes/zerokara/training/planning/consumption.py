@@ -18,8 +18,7 @@ from zerokara.training.planning.schedule import Schedule
 if TYPE_CHECKING:  # of examples, for which `count_tokens.py` need not wait
     from zerokara.samples.reading import Reading
 
-_NAME_WIDTH = 40
-_ROW = f"  {{:<{_NAME_WIDTH}}}  {{:>18}}  {{:>18}}  {{:>8}}"
+_ROW = "  {:<40}  {:>18}  {:>18}  {:>8}"
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,8 @@ def table_lines(reading: Reading, schedule: Schedule, table: Consumption) -> Ite
     """Return the table, for display; a stage that the run never reaches says what would do."""
 
     def row(use: SourceUse) -> str:
-        name = use.name if len(use.name) <= _NAME_WIDTH else "…" + use.name[1 - _NAME_WIDTH :]
         taken = f"{'' if table.exact else 'about '}{use.used_tokens:,}"
-        return _ROW.format(name, f"{use.available_tokens:,}", taken, f"{use.epochs:.3f}")
+        return _ROW.format(use.name, f"{use.available_tokens:,}", taken, f"{use.epochs:.3f}")
 
     yield _ROW.format("source", "tokens", "tokens used", "epochs")
     first_token = 0
