@@ -198,18 +198,17 @@ def _replicated_parts(run: MemoryForecast) -> dict[str, int]:
     sizes = parameters.local_sizes(run.shape, config.tensor_parallel_size)
     count = sum(sizes.values())
     owners = optimizers.owners_of(sizes, run.data_parallel_size if config.zero_stage else 1)
-    masters, state = [0] * run.data_parallel_size, [0] * run.data_parallel_size
+    masters, state = Counter[int](), Counter[int]()
     for name, owner in owners.items():
         masters[owner] += 4 * sizes[name]
-        # What tensor parallelism cuts is only ever AdamW's, whose state has the size of the parameter.
-        whole = math.prod(shapes[name])
         kept = optimizers.state_shapes(config.optimizer_name, name, shapes[name]).values()
-        state[owner] += 4 * sum(math.prod(one) for one in kept) * sizes[name] // whole
+        # What tensor parallelism cuts is only ever AdamW's, whose state has the size of the parameter.
+        state[owner] += 4 * sum(map(math.prod, kept)) * sizes[name] // math.prod(shapes[name])
     return {
         "weights": run.number_bytes * count,
         "gradients": 4 * count,
-        "fp32 master weights": max(masters) if config.precision == "bf16" else 0,
-        "optimizer state": max(state),
+        "fp32 master weights": max(masters.values()) if config.precision == "bf16" else 0,
+        "optimizer state": max(state.values()),
     }
 
 
