@@ -1,9 +1,8 @@
 """Memory of a training process by arithmetic: its state to the byte, its activations between two bounds, what fits.
 
-*State* stays for the whole run: weights, gradients, fp32 master weights, optimizer state, the host copy of a checkpoint
-that is being saved. Its bytes were read off from compute/ and DeepSpeed 0.19.8 (runtime/bf16_optimizer.py,
-runtime/zero/stage_1_and_2.py, stage3.py), whose own estimate knows Adam in mixed precision alone and takes seconds to
-import; tests/numerics/test_memory.py compares them with the tensors of real runs. *Activations* depend on kernels and
+*State* stays for the whole run. Its bytes were read off from compute/ and DeepSpeed 0.19.8 (runtime/bf16_optimizer.py,
+runtime/zero/stage_1_and_2.py, stage3.py), whose own estimate knows Adam in mixed precision alone;
+tests/numerics/test_memory.py compares them with the tensors of real runs. *Activations* depend on kernels and
 compilation: a trial measures them. Before it, no run needs less than `min_activation_bytes`, and hardly one more than
 `ACTIVATION_MARGIN` times that. Without torch.
 """
@@ -28,8 +27,8 @@ from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.updater import HIERARCHY_KEY, overlaps
 
 ACTIVATION_MARGIN = 4.5
-"""Activations of eager layers over `min_activation_bytes`, counted on a CPU: 1.6 (gpt2) to 4.5 (qwen3 in bf16). Only
-where plain attention keeps the scores of long sequences (t5 from 2,048 tokens on) are they more."""
+"""Activations of eager layers over `min_activation_bytes`, counted on a CPU: 1.6 (gpt2) to 4.6 (qwen3 in bf16). Only
+where the scores of long sequences are kept (in t5, and at 1M in bf16, from 1,024 tokens on) are they more."""
 SAFE_SHARE = 0.87
 """Share of the memory that a run may plan with: allocators leave holes, and batches differ."""
 KEPT_SHARE = 2

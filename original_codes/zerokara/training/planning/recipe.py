@@ -22,7 +22,7 @@ weight_decay      1/(lr·T·τ), τ = 1.084·(D/N)^-.527 Bergsma et al., 2025 (a
                                                     run over which a weight is averaged
 ================= ================================= ===============================================================
 
-Pure Python, and without torch: the plan shows the recipe before anything is loaded.
+Without torch.
 """
 
 from __future__ import annotations
