@@ -29,8 +29,8 @@ def test_what_is_read_is_what_was_planned(plan: RunPlan, tmp_path: Path) -> None
     assert read.resolved.where("seq_len") == plan.resolved.where("seq_len")
     assert (read.shape, read.schedule, read.updater) == (plan.shape, plan.schedule, plan.updater)
     assert (read.num_processes, read.nodes, read.template) == (plan.num_processes, plan.nodes, plan.template)
-    assert [(each.key, each.text) for each in read.advice] == [(each.key, each.text) for each in plan.advice]
-    assert plan.advice and read.data.reading.identity() == plan.data.reading.identity()
+    assert read.reasons == plan.reasons
+    assert plan.reasons and read.data.reading.identity() == plan.data.reading.identity()
     assert read.consumption == plan.consumption
     read.write(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "plan.json").read_bytes()

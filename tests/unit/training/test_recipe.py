@@ -23,7 +23,8 @@ def chosen(num_tokens: float, **settings: Any) -> dict[str, Any]:
     """What the recipe makes of a 5M model, by setting."""
     config = config_of(**SMALL, **{**AUTO, **settings})
     situation = ModelShape.from_config(config, 8000), num_tokens / config.seq_len
-    return {each.key: each.value for each in recipe.resolve(config, *situation)[1]}
+    resolved, reasons = recipe.resolve(config, *situation)
+    return {key: getattr(resolved, key) for key in reasons}
 
 
 def test_the_rules_by_hand() -> None:
@@ -76,9 +77,9 @@ def test_published_sizes_come_near_what_is_published() -> None:
 def test_adamw_where_muon_cannot_run_or_nobody_knows(settings: dict[str, Any], reason: str) -> None:
     config = config_of(**{**AUTO, **settings})
     situation = ModelShape.from_config(config, 500), 1000
-    resolved, advice = recipe.resolve(config, *situation)
-    assert resolved.optimizer == "adamw" and reason in advice[0].text
-    assert "muon_momentum" not in {each.key for each in advice} and not recipe.left_to_rules(resolved)
+    resolved, reasons = recipe.resolve(config, *situation)
+    assert resolved.optimizer == "adamw" and reason in reasons["optimizer"]
+    assert "muon_momentum" not in reasons and not recipe.left_to_rules(resolved)
     assert not list(resolved.rule_faults(set()))
 
 
@@ -87,14 +88,10 @@ def test_what_is_written_stands_and_the_rest_goes_by_it() -> None:
     written |= {"warmup_fraction": 0.1, "weight_decay": 3.0, "micro_batch_size": 1}
     config = config_of(**written)
     situation = ModelShape.from_config(config, 500), 1000
-    assert recipe.resolve(config, *situation) == (config, ()) and not recipe.left_to_rules(config)
+    assert recipe.resolve(config, *situation) == (config, {}) and not recipe.left_to_rules(config)
     half = config_of(**{**written, "lr": "auto", "min_lr": 0.0})
-    resolved, advice = recipe.resolve(half, *situation)
-    assert (
-        [each.key for each in advice] == ["lr"]
-        and resolved.optimizer == "adamw"
-        and recipe.left_to_rules(half) == ["lr"]
-    )
+    resolved, reasons = recipe.resolve(half, *situation)
+    assert [*reasons] == ["lr"] and resolved.optimizer == "adamw" and recipe.left_to_rules(half) == ["lr"]
 
 
 def test_max_steps_counts() -> None:
@@ -124,11 +121,11 @@ def planned(data: dict[str, str], folder: Path, *settings: str, processes: int =
 
 def test_a_plan_has_numbers_whatever_the_processes(tiny_data: dict[str, str], tmp_path: Path) -> None:
     one, two = (planned(tiny_data, tmp_path / "run", "micro_batch_size=4", processes=count) for count in (1, 2))
-    assert one.resolved == two.resolved and one.advice == two.advice and not recipe.left_to_rules(one.resolved)
+    assert one.resolved == two.resolved and one.reasons == two.reasons and not recipe.left_to_rules(one.resolved)
     expected = pytest.approx(0.0072 * (128 / one.shape.hidden_size) ** 0.75, rel=0.01)
     assert one.resolved.lr == expected
-    assert one.schedule.warmup_steps == next(each.value for each in one.advice if each.key == "warmup_steps")
-    rows = [value for name, value in preflight.plan_rows(one) if name in ("recipe", "")]
+    assert one.schedule.warmup_steps == one.resolved.warmup_steps
+    rows = [value for name, value in preflight.plan_rows(one) if name == "recipe"]
     assert len(rows) == len(recipe.RULES) and all(": " in row for row in rows)
 
 
@@ -153,7 +150,7 @@ def test_a_run_keeps_what_it_began_with(tiny_data: dict[str, str], tmp_path: Pat
     assert {key: getattr(resumed.resolved, key) for key in recipe.RULES} == {
         key: getattr(first.resolved, key) for key in recipe.RULES
     }
-    assert all("as the run began" in each.reason for each in resumed.advice)
+    assert all("as the run began" in reason for reason in resumed.reasons.values())
     changed = run_folder.check_same_run(resumed, earlier)
     assert len(changed) == 1 and changed[0].startswith("train_tokens")
     other = planned(tiny_data, folder, "optimizer=adamw", kept=kept)
@@ -165,9 +162,9 @@ def test_a_run_keeps_what_it_began_with(tiny_data: dict[str, str], tmp_path: Pat
 def test_the_training_processes_are_told(tiny_data: dict[str, str], tmp_path: Path) -> None:
     """They make their plan from the same file, and must not choose again."""
     plan = planned(tiny_data, tmp_path / "run")
-    again = planned(tiny_data, tmp_path / "run", *(f"{each.key}={each.value}" for each in plan.advice))
+    again = planned(tiny_data, tmp_path / "run", *(f"{key}={getattr(plan.resolved, key)}" for key in plan.reasons))
     assert again.resolved == plan.resolved
-    assert again.schedule == plan.schedule and not again.advice
+    assert again.schedule == plan.schedule and not again.reasons
 
 
 def test_an_encoder_decoder_has_a_recipe_too(span_data: dict[str, str], tmp_path: Path) -> None:

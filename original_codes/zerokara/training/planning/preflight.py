@@ -162,7 +162,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
         *plan.data.plan_rows,
         ("length", length),
         ("processes", f"{processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
-        *(("recipe" if not number else "", one.text) for number, one in enumerate(plan.advice)),
+        *(("recipe", f"{key} {getattr(config, key)}: {reason}") for key, reason in plan.reasons.items()),
         *(("optimizer", line) for line in optimizers.plan_lines(config, shape)),
         *(("updater", line) for line in updater_lines),
         ("baseline", baseline_text(plan.data.unigram_entropy)),

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from zerokara.config.pretrain_config import TrainingSettings
@@ -59,26 +58,12 @@ RULES = (
 _Config = TypeVar("_Config", bound=TrainingSettings)
 
 
-@dataclass(frozen=True)
-class Advice:
-    """A setting that was `auto`, and what it became."""
-
-    key: str
-    value: Any
-    reason: str
-
-    @property
-    def text(self) -> str:
-        """A row of the plan."""
-        return f"{self.key} {self.value}: {self.reason}"
-
-
 def resolve(
     given: _Config, shape: ModelShape, num_samples: float, kept: Mapping[str, Any] | None = None
-) -> tuple[_Config, tuple[Advice, ...]]:
+) -> tuple[_Config, dict[str, str]]:
     """Replace each `auto` of the recipe in a run of so many sequences (`schedule.num_samples`).
 
-    `kept` are the settings with which this run was last started.
+    `kept` are the settings with which this run was last started. Returns the reasons for the new values, too.
 
     Raises:
         UserError: a run that starts from other weights leaves its learning rate to the rules, or a value that the user
@@ -87,7 +72,7 @@ def resolve(
     if given.init_from and given.lr == "auto":
         rule = "must be a number with init_from: how far to move from those weights is not a matter of size"
         raise UserError(given.fault("lr", rule, "try a third of what the model was trained with"))
-    config, advice = given, list[Advice]()
+    config, reasons = given, dict[str, str]()
     for key in left_to_rules(given):
         if key == "muon_momentum" and config.optimizer != "muon":
             continue  # a rule chose another optimizer, which does not read it
@@ -98,11 +83,11 @@ def resolve(
             now = "" if before == value else f"; by itself it would be {value} now"
             value, reason = before, f"as the run began{now}"
         config = config.model_copy(update={key: value})
-        advice.append(Advice(key, value, reason))
+        reasons[key] = reason
     if resolved(config.min_lr) > resolved(config.lr):
         rule = f"must be at most lr, for which auto is {resolved(config.lr):g}"
         raise UserError(given.fault("min_lr", rule, "set it to auto"))
-    return config, tuple(advice)
+    return config, reasons
 
 
 def left_to_rules(given: TrainingSettings) -> list[str]:

@@ -37,7 +37,6 @@ from zerokara.training.planning import recipe
 from zerokara.training.planning.consumption import Consumption, consumption, extent_of
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
-from zerokara.training.planning.recipe import Advice
 from zerokara.training.planning.schedule import Schedule, num_samples
 
 PLAN_NAME = "plan.json"
@@ -156,7 +155,7 @@ class RunPlan:
     """Machines, with equally many of the processes."""
     devices: Devices = field(default_factory=Devices)
     """What this machine computes on; a CPU until `launching.on_this_machine` has looked."""
-    advice: tuple[Advice, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
     """What the recipe chose, and why."""
     task: Task = PRETRAINING
     """What it is for."""
@@ -247,7 +246,7 @@ class RunPlan:
             "resolved": self.resolved.model_dump(mode="json"),
             "requested": self.requested.model_dump(mode="json"),
             "origin": {"path": origin.path, "lines": origin.lines, "overridden": sorted(origin.overridden)},
-            "recipe": [asdict(each) for each in self.advice],
+            "recipe": dict(self.reasons),
             "num_processes": self.num_processes,
             "nodes": self.nodes,
             "devices": asdict(self.devices),
@@ -281,10 +280,9 @@ def read_plan(path: Path, task: Task = PRETRAINING) -> RunPlan:
     ):
         if was != now:
             raise RunError(f"{what}: was replaced after the run was planned; start it again")
-    advice = tuple(Advice(**each) for each in content["recipe"])
     template, num_processes, nodes = (content[key] for key in ("deepspeed_template", "num_processes", "nodes"))
     devices = Devices(**content["devices"])
-    return RunPlan(config, given, encoder, data, template, num_processes, nodes, devices, advice, task)
+    return RunPlan(config, given, encoder, data, template, num_processes, nodes, devices, content["recipe"], task)
 
 
 def make_plan(
@@ -312,9 +310,9 @@ def make_plan(
     encoder = Encoder(given.input_tokenizer_file)
     data = task.data_of(given, encoder)
     shape, samples = ModelShape.from_config(given, encoder.vocab_size), num_samples(given, *extent_of(data.reading))
-    given, advice = recipe.resolve(given, shape, samples, kept)
+    given, reasons = recipe.resolve(given, shape, samples, kept)
     _check_batch(given, num_processes)
-    plan = RunPlan(given, given, encoder, data, template, num_processes, nodes, advice=advice, task=task)
+    plan = RunPlan(given, given, encoder, data, template, num_processes, nodes, reasons=reasons, task=task)
     if plan.shape.padded_vocab_size % given.tensor_parallel_size:
         rows = f"{plan.shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
         raise UserError(given.fault("tensor_parallel_size", f"must divide {rows}", "try a power of two"))
