@@ -18,6 +18,7 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -43,7 +44,7 @@ PATIENCE_SECONDS = 300.0
 REMINDER_SECONDS = 30.0
 """Between two log lines while a save is being waited for."""
 _NICENESS = 10
-"""Of the writing thread."""
+"""Of the writing thread: where it shares a core with the training, the training goes first."""
 
 
 class HostCopy:
@@ -55,7 +56,7 @@ class HostCopy:
     """
 
     def __init__(self, device: torch.device, count: int):
-        self._device, self._used = device, 0
+        self._device = device
         # Private: of shared memory, Python's default, Linux makes no huge pages.
         pages = mmap.mmap(-1, 4 * max(1, count), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pages.madvise(mmap.MADV_HUGEPAGE)  # fewer and larger pages: the first copy takes less time
@@ -64,23 +65,20 @@ class HostCopy:
         if device.type == "cuda":
             self._pinning.start()
 
-    def begin(self) -> None:
-        """Let the next copies replace all earlier ones."""
-        self._used = 0
+    def fill(self, parts: Mapping[str, Iterable[tuple[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
+        """Copy the tensors of each part in place of all earlier ones, and return the copies by part and name."""
+        used, copies = 0, {part: dict[str, Tensor]() for part in parts}
         if self._device.type == "cuda":
             self._pinning.join()
-
-    def put(self, tensor: Tensor) -> Tensor:
-        """Copy `tensor`, and return the copy; it is valid after `finish`."""
-        copy = self._numbers[self._used : self._used + tensor.numel()].view(tensor.shape)
-        self._used += tensor.numel()
-        # In stream order: the memory of `tensor` is not reused before it is read.
-        return copy.copy_(tensor, non_blocking=True)
-
-    def finish(self) -> None:
-        """Wait until all copies are complete."""
+        for part, tensors in parts.items():
+            for name, tensor in tensors:
+                copies[part][name] = self._numbers[used : used + tensor.numel()].view(tensor.shape)
+                # In stream order: the memory of `tensor` is not reused before it is read.
+                copies[part][name].copy_(tensor, non_blocking=True)
+                used += tensor.numel()
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+        return copies
 
     def _pin(self) -> None:
         if int(torch.cuda.cudart().cudaHostRegister(self._numbers.data_ptr(), self._numbers.nbytes, 0)):
@@ -105,7 +103,11 @@ class Saver:
         self._store = CheckpointStore(run.plan.run_dir, retention, self._log, newest, self._writers, num_bytes)
         own = cut_shapes(self._share, shapes).values()
         self._copy = HostCopy(run.processes.device, sum(map(math.prod, own)))
-        self._thread = ThreadPoolExecutor(1, "save", initializer=_be_nice)
+        # Only upwards: where the whole run was started with `nice`, lowering it is forbidden.
+        niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+        self._thread = ThreadPoolExecutor(
+            1, "save", lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+        )
         self._current: Future[None] | None = None
         self._step, self._no_retry = 0, threading.Event()
         """Of the current save; the event is set where no further attempt is to be made."""
@@ -116,19 +118,19 @@ class Saver:
         """Copy the state and start writing it; every process must call it."""
         self._wait(state.step)
         started = time.monotonic()
-        self._copy.begin()
-        tensors: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
-        for part, gathered in ((WEIGHTS, master_weights(self._engine)), (OPTIMIZER, optimizer_state(self._engine))):
-            for name, whole in gathered:
-                if rows := self._share.rows(whole.shape):
-                    tensors[part][name] = self._copy.put(whole[rows.start : rows.stop] if whole.dim() else whole)
-        self._copy.finish()
+        parts = {WEIGHTS: master_weights(self._engine), OPTIMIZER: optimizer_state(self._engine)}
+        tensors = self._copy.fill({part: self._own_rows(parts[part]) for part in parts})
         copied = seconds_text(time.monotonic() - started)
         self._step, self._no_retry, self._disk_error = state.step, threading.Event(), ""
         if self._sharing.leads:
             self._current = self._thread.submit(self._write, state, tensors, copied)
         else:  # whenever the one that leads asks for it
             self._current = self._thread.submit(self._writers.serve, self._store.run_dir, tensors, self._no_retry)
+
+    def _own_rows(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, whole in tensors:
+            if rows := self._share.rows(whole.shape):
+                yield name, whole[rows.start : rows.stop] if whole.dim() else whole
 
     def finish(self) -> None:
         """Wait until everything is written; every process must call it.
@@ -216,12 +218,3 @@ class Saver:
             progress.log(text)
         elif self._sharing.leads:
             progress.log(f"{self._sharing.host}: {text}")
-
-
-def _be_nice() -> None:
-    """Let the training go first, where this thread shares a core with it.
-
-    Only upwards: where the whole run was started with `nice`, lowering it is forbidden.
-    """
-    niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
