@@ -194,9 +194,8 @@ def synchronous_seconds(watched: Watched, number: int) -> float:
 
 
 def _copy(watched: Watched, copy: HostCopy) -> dict[str, dict[str, Any]]:
-    copy.begin()
-    parts = {"weights": master_weights(watched.run.engine), "moments": optimizer_state(watched.run.engine)}
-    return {part: {name: copy.put(tensor) for name, tensor in parts[part]} for part in parts}
+    engine = watched.run.engine
+    return copy.fill({"weights": master_weights(engine), "moments": optimizer_state(engine)})
 
 
 if __name__ == "__main__":

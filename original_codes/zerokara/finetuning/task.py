@@ -1,9 +1,9 @@
 """Fine-tuning in the launching process: the settings of its run, its examples, the test at its end, and its record.
 
 A fine-tuning is a run like any other, of `FinetuneRunConfig`: the model's settings come from the folder that it starts
-from, its data are the prepared examples. At its end the test examples are read once, with the best checkpoint, into
-``test_result.json`` in the run folder. Where that is there nobody reads them again, unless the run was made longer
-since and another checkpoint is the best. ``finetune.json`` (`examples.facts`) records all of it for the model card.
+from, its data are the prepared examples. At its end the test examples are read with the best checkpoint into
+``test_result.json`` in the run folder: once, unless the run was made longer since and another checkpoint is the best.
+``finetune.json`` (`examples.facts`) records all of it for the model card.
 """
 
 from __future__ import annotations
@@ -120,13 +120,8 @@ def plan_rows(train: SplitFiles, packed: PackedExamples) -> Iterator[tuple[str, 
     learned, padding = f"{packed.learned_share:.1%}", f"{packed.padding_share:.1%}"
     yield "", f"{learned} of the tokens are learned, {padding} of what is computed is padding"
     if lost := counts.cut_learned_tokens:
-        yield (
-            "",
-            (
-                f"warning: {lost:,} tokens of answers were cut away with their questions and are not learned "
-                "(overlong: cut_prompt)"
-            ),
-        )
+        cut = f"{lost:,} tokens of answers were cut away with their questions and are not learned"
+        yield "", f"warning: {cut} (overlong: cut_prompt)"
     if packed.padding_share > MAX_PADDING:
         yield "", "warning: much padding; a larger packed_length, or fewer very long answers, would have less"
 
@@ -143,13 +138,10 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
         number = examples.test.num_examples
         opening(f"{commands.title}: reading the {number:,} test examples, once, with {tested.name}")
         if code := spawn(plan, "test", str(tested)):
-            raise RunError(
-                f"the test ended with exit code {code}; the messages above say why. To test: {commands.resume}"
-            )
+            raise RunError(f"the test ended with exit code {code}; its messages say why. To test: {commands.resume}")
     if examples.data_format == "messages":  # the export is proved on some of them, too
-        found = conversations(
-            config, find_example_files(config.train_data, config.where("train_data")), MAX_CONVERSATIONS
-        )
+        files = find_example_files(config.train_data, config.where("train_data"))
+        found = conversations(config, files, MAX_CONVERSATIONS)
         lines = (orjson.dumps({"messages": messages}, option=orjson.OPT_APPEND_NEWLINE) for messages in found)
         write_bytes(run_dir / facts.CONVERSATIONS_NAME, b"".join(lines))
     return _record(plan, config, examples)
@@ -163,8 +155,7 @@ def _is_tested(run_dir: Path, tested: str, metric: str) -> bool:
     found = orjson.loads(path.read_bytes())
     if found["checkpoint"] == tested and found.get("metric", "loss") == metric:
         return True
-    for name in (RESULT_NAME, ANSWERS_NAME):
-        made = run_dir / name
+    for made in (path, run_dir / ANSWERS_NAME):
         if made.exists():
             made.rename(unused_name(made.with_stem(f"{made.stem}_{found['checkpoint']}"), ASIDE_ENDING))
     log(f"the test examples were read before, with {found['checkpoint']}: that result is kept under another name")

@@ -35,7 +35,7 @@ from zerokara.model import parallel
 from zerokara.progress import Progress
 from zerokara.training import worker
 from zerokara.training.compute.engine import master_weights
-from zerokara.training.evaluation import LossValidation, Validation, ValidationResult, load_checkpoint, of_loss
+from zerokara.training.evaluation import GiveUp, LossValidation, Validation, ValidationResult, load_checkpoint, of_loss
 from zerokara.training.loop import Trainer
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import Processes, join
@@ -62,15 +62,11 @@ class TaskValidation:
             self._end_ids = chat_template.end_ids(template, plan.encoder)
 
     def __call__(
-        self,
-        weights: Iterable[tuple[str, Tensor]],
-        give_up: Callable[[], bool] | None = None,
-        progress: Progress | None = None,
+        self, weights: Iterable[tuple[str, Tensor]], give_up: GiveUp = None, progress: Progress | None = None
     ) -> ValidationResult | None:
         """Answer the examples with `weights` (all, unpartitioned, by name); every process must call it.
 
-        `give_up` is called by every process before each batch, with the same answer in all; once it is True, the result
-        is None. `progress` advances by one for each answer of this process.
+        `give_up` is called before each batch. `progress` advances by one for each answer of this process.
         """
         # On the device one after another: they may be the training's own, gathered for this moment only.
         dtype = torch.bfloat16 if self._config.precision == "bf16" else torch.float32
@@ -92,9 +88,7 @@ class TaskValidation:
         torch.distributed.all_reduce(table, group=self._processes.host_group)
         return self.scored([Generated(row[2 : 2 + row[1]], bool(row[0])) for row in table.tolist()])
 
-    def answer(
-        self, model: Any, give_up: Callable[[], bool] | None = None, progress: Progress | None = None
-    ) -> list[Generated] | None:
+    def answer(self, model: Any, give_up: GiveUp = None, progress: Progress | None = None) -> list[Generated] | None:
         """Answer this process's examples, in batches whose number is the same in every process."""
         prompts, size = self.own_prompts, self._config.eval_batch_size
         # By length over all batches: rows of a batch wait for the longest.
@@ -178,14 +172,16 @@ def test(plan: RunPlan, folder: Path) -> None:
         write_json(plan.run_dir / RESULT_NAME, found)
 
 
+WORK: dict[str, Callable[..., None]] = {
+    **worker.WORK,
+    "train": lambda plan: Trainer(plan, validations).train(),
+    "test": lambda plan, folder: test(plan, Path(folder)),
+}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Do the work that `arguments` name; return the exit code."""
-    work: dict[str, Callable[..., None]] = {
-        **worker.WORK,
-        "train": lambda plan: Trainer(plan, validations).train(),
-        "test": lambda plan, folder: test(plan, Path(folder)),
-    }
-    return worker.main(arguments, FINETUNING, work)
+    return worker.main(arguments, FINETUNING, WORK)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed
 
@@ -112,9 +111,8 @@ def find_bad_samples(
     """Return the sequences of the batch at `consumed` whose loss is not finite, or else those of the highest loss.
 
     Each is an entry of metrics.jsonl: ``position`` in the order of the run, ``sample`` (its number in the token files),
-    ``loss`` (nats per token, with the weights before the step), and ``documents``: ranges of consecutive training
-    documents, by source and counted from 0; of a fine-tuning, of its examples. Every process must call it; the cost is
-    a forward pass over the batch, sequence by sequence.
+    ``loss`` (nats per token, with the weights before the step), and ``documents``: ranges of training documents, by
+    source and counted from 0; of a fine-tuning, of its examples. Every process must call it.
     """
     device = next(module.parameters()).device
     losses = torch.zeros(batches.layout.global_batch_size, dtype=torch.float64, device=device)
@@ -126,12 +124,12 @@ def find_bad_samples(
                 losses[position - consumed] = nats
     module.train()
     torch.distributed.all_reduce(losses)
-    values: list[float] = losses.tolist()
-    chosen = [index for index, loss in enumerate(values) if not math.isfinite(loss)]
-    chosen = chosen or sorted(range(len(values)), key=lambda index: -values[index])[:MOST_SEQUENCES]
-    _, samples = batches.order.at_many(consumed + np.array(chosen, dtype=np.int64))
+    chosen = (~losses.isfinite()).nonzero().flatten()
+    if not len(chosen):
+        chosen = losses.argsort(descending=True, stable=True)[:MOST_SEQUENCES]
+    _, samples = batches.order.at_many(consumed + chosen.cpu().numpy())
     found = []
-    for index, sample in zip(chosen, samples.tolist(), strict=True):
+    for index, loss, sample in zip(chosen.tolist(), losses[chosen].tolist(), samples.tolist(), strict=True):
         documents: list[dict[str, Any]] = []
         for place in reading.documents_in(sample):
             source, number = reading.sources[place.source].name, place.document
@@ -139,8 +137,8 @@ def find_bad_samples(
                 documents[-1]["last"] = number
             else:  # packed examples need not be consecutive
                 documents.append({"source": source, "first": number, "last": number})
-        loss = values[index] if math.isfinite(values[index]) else str(values[index])  # JSON has no nan
-        found.append({"position": consumed + index, "sample": sample, "loss": loss, "documents": documents})
+        known = loss if math.isfinite(loss) else str(loss)  # JSON has no nan
+        found.append({"position": consumed + index, "sample": sample, "loss": known, "documents": documents})
     return found
 
 

@@ -163,12 +163,11 @@ def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharin
             except RunError as error:  # others have one, or this is how all of them find none
                 progress.log(f"{sharing.host}: {error}")
                 step = -1
-    leaders, steps = sorted(set(processes.numbers_of_all(sharing.ranks[0]))), processes.numbers_of_all(step)
-    source = max(leaders, key=lambda leader: steps[leader])  # the first of those with the newest
-    if steps[source] < 0:
+    steps = processes.numbers_of_all(step if sharing.leads else -1)
+    if (newest := max(steps)) < 0:
         return None
-    folder = checkpoint.folder_of(plan.run_dir, steps[source])
-    if all(steps[leader] == steps[source] for leader in leaders):
+    folder, source = checkpoint.folder_of(plan.run_dir, int(newest)), steps.index(newest)
+    if processes.sum([sharing.leads]) == [steps.count(newest)]:
         state, weights = checkpoint.read_state(folder), checkpoint.read_weights(folder)
         return Checkpoint(folder, state, weights, checkpoint.read_moments(folder))
     processes.log(f"process {source} sends the checkpoint to those that do not see it")

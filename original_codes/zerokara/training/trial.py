@@ -67,9 +67,9 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
                 continue
             seconds.append(record.seconds)
             # Of the slowest process, so that all of them leave after the same step.
-            if processes.max(sum(seconds)) >= MEASURED_SECONDS and step >= MIN_STEPS:
+            if max(processes.numbers_of_all(sum(seconds))) >= MEASURED_SECONDS and step >= MIN_STEPS:
                 break
-    typical, peak = median(seconds), int(processes.max(peak_memory(device)))
+    typical, peak = median(seconds), int(max(processes.numbers_of_all(peak_memory(device))))
     log(
         f"trial of {step} steps: loss {record.loss:.3f}, {seconds_text(typical)} a step, "
         f"{count_text(schedule.batch_tokens / typical)} tok/s; all {schedule.num_steps:,} steps would take "

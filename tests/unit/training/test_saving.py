@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ class Cuda:
 def cuda(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Cuda]:
     made = Cuda(refuses=request.param)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(torch, "zeros", made.launch)
     return made
 
@@ -48,25 +50,25 @@ def cuda(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
 @pytest.mark.parametrize("cuda", [False], indirect=True)
 def test_memory_is_pinned_in_a_thread_before_the_first_save(cuda: Cuda) -> None:
     copy, weight, moment = HostCopy(GPU, 1006), torch.arange(6.0).view(2, 3), torch.ones(1000)
-    copy.begin()
-    kept, other = copy.put(weight), copy.put(moment)
+    copies = copy.fill({"weights": [("w", weight)], "optimizer": [("w.exp_avg", moment)]})
+    kept, other = copies["weights"]["w"], copies["optimizer"]["w.exp_avg"]
     assert torch.equal(kept, weight) and kept.shape == weight.shape and torch.equal(other, moment)
     assert cuda.registered == [(kept.data_ptr(), 4024)] and cuda.threads == {"pin"}
-    copy.begin()
-    assert copy.put(weight + 1).data_ptr() == kept.data_ptr(), "the next copy replaces it"
+    replaced = copy.fill({"weights": [("w", weight + 1)]})["weights"]["w"]
+    assert replaced.data_ptr() == kept.data_ptr(), "the next copy replaces it"
 
 
 @pytest.mark.parametrize("cuda", [True], indirect=True)
 def test_a_refusal_to_pin_leaves_no_error_for_the_next_kernel(cuda: Cuda) -> None:
-    copy = HostCopy(GPU, 3)
-    copy.begin()
-    assert torch.equal(copy.put(torch.ones(3)), torch.ones(3)) and not cuda.pending_error
+    copies = HostCopy(GPU, 3).fill({"weights": [("w", torch.ones(3))]})
+    assert torch.equal(copies["weights"]["w"], torch.ones(3)) and not cuda.pending_error
     cuda.launch()
 
 
 def test_its_pages_are_private() -> None:
     """Of shared memory Linux makes no huge pages."""
-    kept = HostCopy(torch.device("cpu"), 1_000_000).put(torch.ones(1_000_000))
+    parts = {"weights": [("w", torch.ones(1_000_000))]}
+    kept = HostCopy(torch.device("cpu"), 1_000_000).fill(parts)["weights"]["w"]
     with open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
             begin, _, end = line.split()[0].partition("-")

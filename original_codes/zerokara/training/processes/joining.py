@@ -81,15 +81,9 @@ class Processes:
         torch.distributed.all_reduce(total, group=self.host_group)
         return [float(value) for value in total.tolist()]
 
-    def max(self, value: float) -> float:
-        """Return the largest of a number over all processes; every process must call it."""
-        found = torch.tensor(value, dtype=torch.float64)
-        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self.host_group)
-        return float(found.item())
-
-    def numbers_of_all(self, number: int) -> list[int]:
+    def numbers_of_all(self, number: float) -> list[float]:
         """Every process's number, by rank; every process must call it."""
-        return [round(each) for each in self.sum([number * (rank == self.rank) for rank in range(self.count)])]
+        return self.sum([number if rank == self.rank else 0 for rank in range(self.count)])
 
     def from_one(self, work: Callable[[], str], rank: int = 0) -> str:
         """Call `work` in the process `rank`, and return its text in all; every process must call it.
