@@ -6,11 +6,10 @@ TensorBoard (2.21): each start writes a file of its own. Its first entry says fr
 those of earlier files, so that each step is shown once (of a text that was written again, its reader shows both).
 
 Weights & Biases (wandb 0.31.0): a run keeps its id over all its starts, so that online a resumed run extends the same
-curves. Offline, each start writes a folder of its own; ``WANDB_RESUME=allow WANDB_PROGRAM=zerokara wandb sync <run
-folder>/wandb/offline-run-*`` sends them in the order of their starts (core/internal/runupserter/runupserter.go: without
-WANDB_RESUME each would replace the one before; without WANDB_PROGRAM the path of the `wandb` program is sent). What is
-sent: numbers, sample texts, settings with only the last name of each path, and the machine's load; no folder, user,
-host, git remote, program, list of packages or log.
+curves. Offline, each start writes a folder of its own; the README has the command that sends them in their order
+(core/internal/runupserter/runupserter.go: without WANDB_RESUME each would replace the one before; without WANDB_PROGRAM
+the path of the `wandb` program is sent). Of a run are sent numbers, sample texts, settings with only the last name of
+each path, and the machine's load; of the machine nothing else.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import queue
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -121,7 +121,9 @@ class WeightsAndBiases:
         """Record a run; all its settings are sent, as `shared` has them."""
         self._run_dir, self._config = run_dir, config
         self._waiting: queue.SimpleQueue[tuple[int, Values] | None] = queue.SimpleQueue()
-        self._recording = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wandb").submit(self._record_all)
+        self._recording: Future[None] = Future()
+        # A daemon: a process that fails does not wait for the server.
+        threading.Thread(target=self._record_all, name="wandb", daemon=True).start()
 
     def show(self, step: int, values: Values) -> None:
         if self._recording.done():
@@ -136,6 +138,13 @@ class WeightsAndBiases:
         self._recording.result()
 
     def _record_all(self) -> None:
+        try:
+            self._record()
+            self._recording.set_result(None)
+        except Exception as error:
+            self._recording.set_exception(error)
+
+    def _record(self) -> None:
         import wandb  # seconds to import, and nothing waits for this thread
 
         # The run's id at W&B, and the last step recorded there: it accepts none before it.
