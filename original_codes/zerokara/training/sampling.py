@@ -67,32 +67,25 @@ class Sampler:
             for _ in range(self._num_tokens):
                 first, named = prompt_inputs(self._prompts, written, end)
                 arrays = {name: torch.from_numpy(array).to(self._device) for name, array in named.items()}
-                logits_B1V = module(torch.from_numpy(first).to(self._device), **arrays)
-                for tokens, token in zip(written, self._next_tokens(logits_B1V[:, 0], generator), strict=True):
+                logits_BV = module(torch.from_numpy(first).to(self._device), **arrays)[:, 0]
+                chosen_B = torch.zeros(len(written), dtype=torch.int64)
+                # The first process chooses for all. Logits of two processes may differ in their last digits: a text
+                # could end in one of them and not in the other, and they would wait for each other forever.
+                if torch.distributed.get_rank() == 0:
+                    logits_BV = logits_BV[:, : self._encoder.vocab_size].double().cpu()
+                    logits_BV = logits_BV.nan_to_num(0.0, 1e9, -1e9)  # a broken model is sampled too
+                    logits_BV[:, self._never] = -torch.inf
+                    chosen_B[0::2] = logits_BV[0::2].argmax(dim=-1)
+                    chosen_B[1::2] = sample_top_p(logits_BV[1::2], generator)
+                chosen_B = chosen_B.to(self._device)
+                torch.distributed.broadcast(chosen_B, src=0)
+                for tokens, token in zip(written, chosen_B.tolist(), strict=True):
                     tokens.append(token)
                 if all(end in tokens for tokens in written):
                     break
         module.train()
         texts = [self._encoder.decode_continuation(list(takewhile(end.__ne__, tokens))) for tokens in written]
         return [Sample(*each) for each in zip(self._texts, texts[0::2], texts[1::2], strict=True)]
-
-    def _next_tokens(self, logits_BV: Tensor, generator: torch.Generator) -> list[int]:
-        """Choose the next token of each row, in the first process for all.
-
-        Logits of two processes may differ in their last digits. If a text then ended in one process and not in another,
-        they would wait for each other forever.
-        """
-        chosen_B = torch.zeros(len(logits_BV), dtype=torch.int64)
-        if torch.distributed.get_rank() == 0:
-            logits_BV = (
-                logits_BV[:, : self._encoder.vocab_size].double().cpu().nan_to_num(0.0, 1e9, -1e9)
-            )  # a broken model is sampled too
-            logits_BV[:, self._never] = -torch.inf
-            chosen_B[0::2] = logits_BV[0::2].argmax(dim=-1)
-            chosen_B[1::2] = sample_top_p(logits_BV[1::2], generator)
-        chosen_B = chosen_B.to(self._device)
-        torch.distributed.broadcast(chosen_B, src=0)
-        return [int(token) for token in chosen_B.tolist()]
 
 
 def sample_top_p(logits_BV: Tensor, generator: torch.Generator) -> Tensor:

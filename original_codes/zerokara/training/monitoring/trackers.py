@@ -146,13 +146,27 @@ class WeightsAndBiases:
 
     def _record(self) -> None:
         import wandb  # seconds to import, and nothing waits for this thread
+        from wandb.sdk.lib import wbauth
 
         # The run's id at W&B, and the last step recorded there: it accepts none before it.
         path = self._run_dir / "wandb" / "zerokara.json"
         if not path.exists():
             write_json(path, {"id": f"zerokara-{secrets.token_hex(4)}", "step": -1})
         state = orjson.loads(path.read_bytes())
-        run = self._open(wandb, state["id"])
+        online, server = self._config.wandb == "online", wandb.setup().settings.base_url
+        # Nobody would answer a prompt in the middle of a log.
+        if online and not wbauth.authenticate_session(host=server, source="zerokara", prompt=False):
+            raise LookupError("no API key: put it into WANDB_API_KEY, or log in once with .venv/bin/wandb login")
+        run = wandb.init(
+            project=self._config.wandb_project,
+            name=self._run_dir.name,
+            id=state["id"],
+            resume="allow" if online else None,
+            dir=str(self._run_dir),
+            mode="online" if online else "offline",
+            config=shared(self._config.model_dump(mode="json")),
+            settings=wandb.Settings(init_timeout=SERVER_SECONDS, finish_timeout=SERVER_SECONDS, **_PRIVATE),
+        )
         for step, values in iter(self._waiting.get, None):
             if step <= state["step"]:
                 continue
@@ -161,24 +175,6 @@ class WeightsAndBiases:
             run.log({**values, **shown}, step=step)
             write_json(path, {"id": state["id"], "step": step})
         run.finish()
-
-    def _open(self, wandb: Any, run_id: str) -> Any:
-        from wandb.sdk.lib import wbauth
-
-        online, server = self._config.wandb == "online", wandb.setup().settings.base_url
-        # Nobody would answer a prompt in the middle of a log.
-        if online and not wbauth.authenticate_session(host=server, source="zerokara", prompt=False):
-            raise LookupError("no API key: put it into WANDB_API_KEY, or log in once with .venv/bin/wandb login")
-        return wandb.init(
-            project=self._config.wandb_project,
-            name=self._run_dir.name,
-            id=run_id,
-            resume="allow" if online else None,
-            dir=str(self._run_dir),
-            mode="online" if online else "offline",
-            config=shared(self._config.model_dump(mode="json")),
-            settings=wandb.Settings(init_timeout=SERVER_SECONDS, finish_timeout=SERVER_SECONDS, **_PRIVATE),
-        )
 
 
 def shared(value: Any) -> Any:
