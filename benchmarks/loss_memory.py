@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from zerokara.huggingface.families import TORCH_DTYPES
-from zerokara.model.loss import summed_cross_entropy
+from zerokara.model.loss import cross_entropy as chunked_cross_entropy
 from zerokara.progress import bytes_text
 from zerokara.training.processes import joining
 
@@ -35,8 +35,7 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def chunked(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
     """Our loss, a few rows of logits at a time."""
-    mask_N = torch.ones(labels_N.shape, device=labels_N.device)
-    return summed_cross_entropy(hidden_ND, weight_VD, labels_N, mask_N, weight_VD.size(0))
+    return chunked_cross_entropy(hidden_ND[:, None], labels_N[None], None, False, weight_VD, weight_VD.size(0))
 
 
 def all_logits(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zerokara.model import variable_length
 from zerokara.model.attention import intra_document_mask, positions_in_documents
+from zerokara.model.loss import cross_entropy
 from zerokara.model.megatron_core import GPTModel
 from zerokara.model.prediction import LanguageModel
 
@@ -50,7 +51,9 @@ class Decoder(LanguageModel, GPTModel):
             positions_BS, attention_mask = intra_document_mask(segments_BS)
         examples_BS = self._examples_or_padding(segments_BS, num_examples_B)
         hidden_SBD = super().forward(tokens_BS, positions_BS, attention_mask, padding_mask=examples_BS)
-        return self._predict(hidden_SBD, labels_BS, mask_BS, at_B, per_token)
+        if labels_BS is None:
+            return self._logits(hidden_SBD, at_B)
+        return cross_entropy(hidden_SBD, labels_BS, mask_BS, per_token, *self._output())
 
     def all_layers(self) -> list[torch.nn.Module]:
         """The layers, in the order in which they are computed."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from zerokara.model import biased_attention, parallel
 from zerokara.model.attention import intra_document_mask
+from zerokara.model.loss import cross_entropy
 from zerokara.model.megatron_core import T5Model, scatter_to_tensor_model_parallel_region
 from zerokara.model.prediction import LanguageModel
 
@@ -78,7 +79,9 @@ class EncoderDecoder(LanguageModel, T5Model):
         )
         if self.shape.tie_word_embeddings:  # Mesh TensorFlow's T5: a shared matrix has the scale of an embedding
             hidden_TBD = hidden_TBD * self.shape.hidden_size**-0.5
-        return self._predict(hidden_TBD, labels_BT, mask_BT, at_B, per_token)
+        if labels_BT is None:
+            return self._logits(hidden_TBD, at_B)
+        return cross_entropy(hidden_TBD, labels_BT, mask_BT, per_token, *self._output())
 
     def all_layers(self) -> list[torch.nn.Module]:
         """The layers, in the order in which they are computed."""

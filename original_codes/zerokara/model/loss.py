@@ -37,32 +37,32 @@ fused_parallel_softmax: Sequence[Callable[..., Tensor]] | None = None
 """`PARALLEL_SOFTMAX` compiled, set by `compilation`."""
 
 
-def summed_cross_entropy(
-    hidden_ND: Tensor,
+def cross_entropy(
+    hidden_SBD: Tensor,
+    labels_BS: Tensor,
+    mask_BS: Tensor | None,
+    per_token: bool,
     weight_VD: Tensor,
-    labels_N: Tensor,
-    mask_N: Tensor,
     vocab_size: int,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Nats summed over the tokens whose `mask_N` is 1, a scalar in fp32; rows from `vocab_size` on never win.
+    """Nats summed over the tokens whose `mask_BS` is 1 (None: all), a scalar in fp32; rows from `vocab_size` never win.
 
-    With a tensor-parallel `group`, whose ranks have equal `hidden_ND` and `labels_N`, the weight is this rank's rows of
-    the vocabulary, in the order of the ranks; each rank gets the loss, and the gradient of `hidden_ND`, of the whole.
+    `per_token` gives those of each token, [B, S] in fp32, whatever its mask, without gradients, in the same chunks.
+
+    With a tensor-parallel `group`, whose ranks have equal `hidden_SBD` and `labels_BS`, the weight is this rank's rows
+    of the vocabulary, in the order of the ranks; each rank gets the loss, and the gradient of `hidden_SBD`, of the
+    whole.
     """
+    hidden_ND, labels_N = hidden_SBD.transpose(0, 1).flatten(0, 1), labels_BS.flatten()
+    counted_BS = torch.ones_like(labels_BS, dtype=torch.float32) if per_token or mask_BS is None else mask_BS
+    arguments = hidden_ND, weight_VD, labels_N, counted_BS.flatten(), vocab_size, group
+    if per_token:
+        with torch.no_grad():
+            return torch.cat([nats_C for _, nats_C, _ in _chunks(*arguments, needs_gradient=False)]).view_as(labels_BS)
     # Asked here: inside a Function gradients are always off, and a parameter requires one during validation too.
     needs_gradient = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
-    return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, mask_N, vocab_size, group, needs_gradient)
-
-
-def token_cross_entropy(
-    hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, vocab_size: int, group: ProcessGroup | None = None
-) -> Tensor:
-    """Nats of each token, [N] in fp32, without gradients: what `summed_cross_entropy` adds up, in the same chunks."""
-    with torch.no_grad():
-        mask_N = torch.ones_like(labels_N, dtype=torch.float32)
-        chunks = _chunks(hidden_ND, weight_VD, labels_N, mask_N, vocab_size, group, needs_gradient=False)
-        return torch.cat([nats_C for _, nats_C, _ in chunks])
+    return _ChunkedCrossEntropy.apply(*arguments, needs_gradient)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from zerokara.model import loss as loss_module
-from zerokara.model.loss import summed_cross_entropy, token_cross_entropy
+from zerokara.model.loss import cross_entropy
 
 ROWS, VOCAB_SIZE, HIDDEN_SIZE = 384, 130, 8
 """Of four ranks the second holds 34 real rows, the third and fourth only padding."""
@@ -51,18 +51,18 @@ def test_loss_and_gradients_are_those_of_one_process(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(loss_module.CHUNK_BYTES, "cpu", chunk_bytes)
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce_among(4))
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(20, HIDDEN_SIZE, generator=generator)
+    hidden = torch.randn(20, 1, HIDDEN_SIZE, generator=generator)
     weight = torch.randn(ROWS, HIDDEN_SIZE, generator=generator)
-    labels = torch.randint(0, VOCAB_SIZE, (20,), generator=generator)
-    mask = (torch.rand(20, generator=generator) < 0.7).float()
+    labels = torch.randint(0, VOCAB_SIZE, (1, 20), generator=generator)
+    mask = (torch.rand(1, 20, generator=generator) < 0.7).float()
 
     def run(rows: Tensor, group: Group | None) -> tuple[float, Tensor, Tensor, Tensor]:
-        mine = hidden.clone().requires_grad_(), rows.clone().requires_grad_()
-        nats = summed_cross_entropy(*mine, labels, mask, VOCAB_SIZE, group)  # type: ignore[arg-type]
+        mine, weight = hidden.clone().requires_grad_(), rows.clone().requires_grad_()
+        nats = cross_entropy(mine, labels, mask, False, weight, VOCAB_SIZE, group)  # type: ignore[arg-type]
         (nats * 0.5).backward()
-        assert mine[0].grad is not None and mine[1].grad is not None
-        each = token_cross_entropy(hidden, rows, labels, VOCAB_SIZE, group)  # type: ignore[arg-type]
-        return nats.item(), mine[0].grad, mine[1].grad, each
+        assert mine.grad is not None and weight.grad is not None
+        each = cross_entropy(hidden, labels, None, True, rows, VOCAB_SIZE, group)  # type: ignore[arg-type]
+        return nats.item(), mine.grad, weight.grad, each
 
     nats, of_hidden, of_weight, nats_N = run(weight, None)
     with ThreadPoolExecutor(4) as pool:
@@ -79,8 +79,8 @@ def test_loss_and_gradients_are_those_of_one_process(monkeypatch: pytest.MonkeyP
 def test_without_a_gradient_none_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parameter requires a gradient during validation too; two thirds of the work would be for nothing."""
     weight = torch.randn(ROWS, HIDDEN_SIZE, requires_grad=True)
-    hidden, labels, mask = torch.randn(5, HIDDEN_SIZE), torch.arange(5), torch.ones(5)
-    expected = summed_cross_entropy(hidden, weight, labels, mask, VOCAB_SIZE)
+    arguments = torch.randn(5, 1, HIDDEN_SIZE), torch.arange(5)[None], None, False, weight, VOCAB_SIZE
+    expected = cross_entropy(*arguments)
     monkeypatch.setattr(Tensor, "addmm_", lambda *_, **__: pytest.fail("the weight's gradient was made"))
     with torch.no_grad():
-        assert torch.equal(summed_cross_entropy(hidden, weight, labels, mask, VOCAB_SIZE), expected)
+        assert torch.equal(cross_entropy(*arguments), expected)
