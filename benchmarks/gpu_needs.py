@@ -25,7 +25,7 @@ OPTIONAL = {"sniffio", "tabulate", "wcwidth"}
 """Imported where they are there."""
 MODULES = (
     "zerokara.steps.train", "zerokara.steps.tokenize", "zerokara.training.worker",
-    "zerokara.training.compute.replicated", "zerokara.training.compute.zero",
+    "zerokara.training.compute.engine", "zerokara.training.compute.zero",
     "zerokara.training.monitoring.trackers", "pytest",
 )  # fmt: skip
 

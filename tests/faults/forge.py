@@ -60,7 +60,7 @@ from zerokara.finetuning import worker as finetuning_worker
 from zerokara.finetuning.task import FINETUNING, prepared
 from zerokara.samples.batches import Batches
 from zerokara.training import evaluation, loop, run, saving, worker
-from zerokara.training.compute.replicated import ReplicatedEngine
+from zerokara.training.compute.engine import ReplicatedEngine
 from zerokara.training.compute.zero import ZeroEngine
 from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, PRETRAINING, make_plan

@@ -43,6 +43,6 @@ def test_bf16_learns_under_every_stage(zero_stage: int) -> None:
     mask = torch.ones(8, 64, device=DEVICE)
     losses = []
     for _ in range(20):
-        losses.append(engine.accumulate([ids[:, :-1], ids[:, 1:], mask], 512.0).item() / 512)
+        losses.append(engine.accumulate([ids[:, :-1], ids[:, 1:], mask], 512.0, 8).item() / 512)
         engine.update(1e-3)
     assert losses[-1] < losses[0] - 0.5

@@ -34,7 +34,7 @@ def train(engine: Engine, num_steps: int, learning_rate: float) -> list[float]:
     for _ in range(num_steps):
         nats = 0.0
         for part in ids.split(4):
-            nats += engine.accumulate([part[:, :-1], part[:, 1:], torch.ones(4, 64, device=DEVICE)], 512.0).item()
+            nats += engine.accumulate([part[:, :-1], part[:, 1:], torch.ones(4, 64, device=DEVICE)], 512.0, 8).item()
         losses.append(nats / 512)
         engine.update(learning_rate)
     return losses

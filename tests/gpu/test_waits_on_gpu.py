@@ -24,7 +24,7 @@ from zerokara.model import compilation, loss
 from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import engine, replicated, zero
+from zerokara.training.compute import engine, zero
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.processes.joining import Processes
@@ -74,7 +74,7 @@ def waits_refused() -> Iterator[Counter[str]]:
 
     read_once = counted(engine.read_once, lambda norm, _: norm.device.type)
     with (
-        mock.patch.object(replicated, "read_once", read_once),
+        mock.patch.object(engine, "read_once", read_once),
         mock.patch.object(zero, "read_once", read_once),
         mock.patch.object(torch.cuda, "synchronize", counted(torch.cuda.synchronize, lambda *_: SYNCHRONIZE)),
         mock.patch.object(

@@ -55,7 +55,7 @@ def train(config: PretrainConfig, compiled: bool) -> dict[str, Any]:
         labels = torch.randint(0, VOCABULARY, (config.micro_batch, shape.target_len), generator=generator)
         batch = [ids, labels, torch.ones(labels.shape)]
         batch += [labels.roll(1, dims=1)] if shape.traits.is_encoder_decoder else []
-        nats.append(engine.accumulate(batch, 1000.0).item())
+        nats.append(engine.accumulate(batch, 1000.0, len(ids)).item())
         engine.update(1e-3)
     return {"nats": nats, "calls": calls, "log": errors}
 

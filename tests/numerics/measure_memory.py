@@ -76,7 +76,7 @@ def train(config: PretrainConfig) -> dict[str, int]:
                 torch.randint(4, VOCABULARY, (config.micro_batch, length), generator=generator)
                 for length in (config.lengths.input, config.lengths.target)
             )
-            engine.accumulate([inputs, labels, torch.ones(labels.shape)], float(labels.numel()))
+            engine.accumulate([inputs, labels, torch.ones(labels.shape)], float(labels.numel()), len(labels))
             between.append(settled_bytes() - before)
         engine.update(1e-3)
     saved = sum(4 * tensor.numel() for part in (master_weights(engine), optimizer_state(engine)) for _, tensor in part)

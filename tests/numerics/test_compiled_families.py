@@ -63,7 +63,7 @@ def train(engine: Engine, shape: ModelShape, num_steps: int, seed: int) -> list[
             labels = torch.randint(0, VOCAB, (MICRO_BATCH, shape.target_len), generator=generator)
             batch = [ids, labels, torch.ones(labels.shape)]
             batch += [labels.roll(1, dims=1)] if shape.traits.is_encoder_decoder else []
-            nats += engine.accumulate(batch, float(tokens)).item()
+            nats += engine.accumulate(batch, float(tokens), MICRO_BATCHES * MICRO_BATCH).item()
         found += [nats / tokens, engine.update(1e-2)]
     return found
 

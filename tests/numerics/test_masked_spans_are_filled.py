@@ -49,7 +49,7 @@ def what_another_text_costs(*overrides: str) -> float:
     engine = engine_of(model, settings)
     for step in range(STEPS):
         read, others = samples(settings, step * BATCH, BATCH)
-        engine.accumulate([read, *others], float(others[0].numel()))
+        engine.accumulate([read, *others], float(others[0].numel()), BATCH)
         engine.update(settings.lr * min(1, (step + 1) / 20))
     read, others = samples(settings, STEPS * BATCH, 256)
     with torch.inference_mode():

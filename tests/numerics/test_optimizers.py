@@ -59,7 +59,7 @@ def settings_and_shape(**overrides: Any) -> tuple[PretrainConfig, ModelShape]:
 def accumulate(engine: Engine, ids: Tensor) -> float:
     nats = 0.0
     for part in ids.split(2):
-        nats += engine.accumulate([part[:, :-1], part[:, 1:], torch.ones(part[:, 1:].shape)], COUNT).item()
+        nats += engine.accumulate([part[:, :-1], part[:, 1:], torch.ones(part[:, 1:].shape)], COUNT, BATCH).item()
     return nats / COUNT
 
 
@@ -248,8 +248,8 @@ def test_a_skipped_step_changes_nothing(overrides: dict[str, Any], how: str, bat
         accumulate(one, batches[0])
         one.update(0.01)
     ids, weight = batches[1], math.inf if how == "not finite" else 1.0
-    engine.accumulate([ids[:2, :-1], ids[:2, 1:], torch.ones(2, LENGTH)], COUNT)
-    engine.accumulate([ids[2:, :-1], ids[2:, 1:], torch.full((2, LENGTH), weight)], COUNT)
+    engine.accumulate([ids[:2, :-1], ids[:2, 1:], torch.ones(2, LENGTH)], COUNT, BATCH)
+    engine.accumulate([ids[2:, :-1], ids[2:, 1:], torch.full((2, LENGTH), weight)], COUNT, BATCH)
     if how == "not finite":
         assert not math.isfinite(engine.update(0.01))
     else:

@@ -72,7 +72,7 @@ def losses_of_ours(settings: PretrainConfig, shape: ModelShape, batches: list[to
     losses = []
     for step, ids in enumerate(batches, start=1):
         count = float(arguments(ids, shape)[1].numel())
-        nats = engine.accumulate(arguments(ids, shape), count)
+        nats = engine.accumulate(arguments(ids, shape), count, len(ids))
         engine.update(schedule.learning_rate(step))
         losses.append(nats.item() / count)
     return losses

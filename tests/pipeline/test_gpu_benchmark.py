@@ -97,7 +97,7 @@ def test_a_group_of_another_backend_is_left(python_path: None) -> None:
             engine = engine_of(build(ModelShape.from_config(config, 100), seed=1), config)
             ids = torch.ones(config.micro_batch, 16, dtype=torch.long)
             for _ in range(config.global_batch_size // config.micro_batch):
-                engine.accumulate([ids, ids, torch.ones(ids.shape)], float(ids.numel()))
+                engine.accumulate([ids, ids, torch.ones(ids.shape)], float(ids.numel()), len(ids))
             assert engine.update(1e-3) > 0
             leave()
         assert not torch.distributed.is_initialized()

@@ -12,7 +12,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import optimizers, torch_optimizers
+from zerokara.training.compute import optimizers
 from zerokara.training.compute.updater import settings_for
 
 SMALL = {"hidden_size": 64, "num_kv_heads": 2, "ffn_hidden_size": 96}
@@ -76,12 +76,6 @@ def test_relative_position_biases_learn_faster_and_do_not_decay(overrides: dict[
     assert {group.lr_scale for group in others} == {1}
     assert not any("relative" in name for group in others for name in group.names)
     assert (f"{times} times" in "".join(optimizers.plan_lines(settings, shape))) == (times > 1)
-
-
-def test_the_learning_rate_of_a_group() -> None:
-    groups: list[dict[str, Any]] = [{"lr_scale": 1.0}, {"lr_scale": 30.0}]
-    torch_optimizers.set_learning_rate(groups, 0.001)
-    assert [group["lr"] for group in groups] == [0.001, 0.03]
 
 
 def test_the_size_of_a_checkpoint() -> None:

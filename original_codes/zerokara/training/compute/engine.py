@@ -1,19 +1,28 @@
-"""The contract of the two engines (`updater` says which serves a run), and the training state in and out by name.
+"""The contract of the two engines, ours (DeepSpeed's is in `zero`), and the training state in and out by name.
 
-The state is unsharded and in fp32, whatever the optimizer, the ZeRO stage and the number of processes are: a checkpoint
-knows nothing of these, and a run resumes with another stage or another number of processes.
+`updater` says which engine serves a run. The state is unsharded and in fp32, whatever optimizer, ZeRO stage and number
+of processes are: a checkpoint knows nothing of these, and a run resumes with another stage or number of processes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
+import torch.distributed
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from zerokara.config.pretrain_config import TrainingSettings
+from zerokara.model import parallel
 from zerokara.model.builder import Model
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import optimizers, torch_optimizers
+
+CHUNK = 2**26
+"""Numbers in one all-reduce: gloo needs as much memory again."""
 
 Accept = Callable[[list[float]], bool]
 """Whether a step with these numbers may change the weights; every rank answers alike."""
@@ -22,8 +31,7 @@ Accept = Callable[[list[float]], bool]
 class Engine(Protocol):
     """Holds the weights of this process (its shard, where tensor parallelism cuts them) and updates them.
 
-    One step is: `accumulate` for each micro batch, then `update`. Gradients are accumulated in fp32, and summed in fp32
-    over the data-parallel ranks; they are never averaged.
+    One step is: `accumulate` for each micro batch, then `update`. Gradients are summed in fp32, never averaged.
     """
 
     model: Model
@@ -34,12 +42,11 @@ class Engine(Protocol):
     num_updates: int
     """Updates made, those of earlier starts included; skipped steps do not count."""
 
-    def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float | None = None) -> Tensor:
+    def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float) -> Tensor:
         """Run forward and backward on one micro batch (the model's arguments, with labels); return its summed nats.
 
         The gradient becomes that of the mean over `global_tokens`, the predicted tokens of the global batch, over all
-        processes and micro batches; that of the auxiliary losses, the mean over its `global_sequences` (None: those
-        that have so many tokens where every position is predicted).
+        processes and micro batches; of the auxiliary losses, the mean over its `global_sequences`.
         """
 
     def update(self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda _: True) -> float:
@@ -67,6 +74,122 @@ def read_once(norm: Tensor, numbers: Tensor | None) -> tuple[float, list[float]]
     together = norm.double().view(1)
     value, *others = (together if numbers is None else torch.cat([together, numbers])).tolist()
     return value, others
+
+
+class ReplicatedEngine:
+    """Replicated data parallelism: ZeRO stage 0, and stage 1 of a lone rank or of optimizers that need whole matrices.
+
+    Every rank updates the tensors that it owns. At stage 0 every rank owns all of them. At stage 1 each tensor has one
+    owner, which alone keeps its fp32 master weights and its optimizer state, and broadcasts the updated weights. In
+    bf16 the master weights are rounded into those of the computation; in fp32 they are the same tensors.
+    """
+
+    def __init__(self, model: Model, config: TrainingSettings, device: torch.device):
+        """See `updater.open_engine`."""
+        self.model, self._device, self._clipping = model, device, config.gradient_clipping
+        self.module: torch.nn.Module = model
+        self.optimizer_name: str = config.optimizer_name
+        in_bf16 = config.precision == "bf16"
+        dtype = torch.bfloat16 if in_bf16 else torch.float32
+        for parameter in model.parameters():  # undefined weights, without a copy of those that it has
+            parameter.data = torch.empty(parameter.shape, dtype=dtype, device=device)
+        model.to(device, dtype)  # its buffers
+        if model.auxiliary:
+            model.auxiliary.set_weight(0.0, device)  # the compiler looks at where the weight is
+        sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+        self._weights, shards = dict(model.named_parameters()), config.zero_stage and parallel.data_size() > 1
+        self._owners = optimizers.owners_of(sizes, parallel.data_size()) if shards else dict.fromkeys(sizes)
+        """The rank that owns each tensor; None where every rank owns all."""
+        self._masters = {
+            name: torch.empty(weight.shape, dtype=torch.float32, device=device) if in_bf16 else weight
+            for name, weight in self._weights.items()
+            if self._owners[name] in (None, parallel.data_rank())
+        }
+        self._flat = torch.zeros(sum(sizes.values()), dtype=torch.float32, device=device)
+        self._gradients: dict[str, Tensor] = {}
+        """Each parameter's part of the flat buffer, to which backward passes add."""
+        for (name, weight), part in zip(self._weights.items(), self._flat.split(list(sizes.values())), strict=True):
+            self._gradients[name] = gradient = part.view_as(weight)
+            if in_bf16:
+                weight.register_post_accumulate_grad_hook(partial(_move_gradient, gradient))
+            else:
+                weight.grad = gradient  # torch adds to a gradient that is there in place
+            if name in self._masters:
+                self._masters[name].grad = gradient
+        self._optimizers = torch_optimizers.build(config, self._masters, model.shape)
+        torch_optimizers.make_state(config.optimizer_name, self._optimizers, self._masters)
+        states = {tensor: state for each in self._optimizers.values() for tensor, state in each.state.items()}
+        self._held = {name: {None: master.detach(), **states[master]} for name, master in self._masters.items()}
+
+    def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float) -> Tensor:
+        if self.model.auxiliary:
+            self.model.auxiliary.set_weight(1 / global_sequences, self._device)
+        nats: Tensor = self.module(*batch)
+        (nats / global_tokens).backward()
+        return nats.detach()
+
+    def update(self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda _: True) -> float:
+        for chunk in self._flat.split(CHUNK):
+            torch.distributed.all_reduce(chunk, group=parallel.data_group())
+        # What tensor-parallel ranks replicate counts once.
+        counts_all, is_replicated = parallel.tensor_rank() == 0, self.model.sharding.is_replicated
+        norm = get_total_norm([part for name, part in self._gradients.items() if counts_all or not is_replicated(name)])
+        if parallel.tensor_size() > 1:
+            square = norm.square()
+            torch.distributed.all_reduce(square, group=parallel.tensor_group())
+            norm = square.sqrt()
+        norm_value, values = read_once(norm, numbers)
+        if accept(values) and math.isfinite(norm_value):
+            if self._clipping:
+                clip_grads_with_norm_(list(self._masters.values()), self._clipping, norm)
+            for optimizer in self._optimizers.values():
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate * group["lr_scale"]
+                optimizer.step()
+            self.num_updates += 1
+            self._round_and_broadcast()
+        self._flat.zero_()
+        return norm_value
+
+    def read(self, name: str, key: str | None) -> Tensor:
+        if name in self._held:
+            local = self._held[name][key]
+        else:
+            shape = tuple(self._weights[name].shape)
+            shape = optimizers.state_shapes(self.optimizer_name, name, shape)[key] if key else shape
+            local = torch.empty(shape, dtype=torch.float32, device=self._device)
+        if (owner := self._owners[name]) is not None:
+            torch.distributed.broadcast(local, group=parallel.data_group(), group_src=owner)
+        return local
+
+    def write(self, name: str, key: str | None, value: Tensor) -> None:
+        if name in self._held:
+            self._held[name][key].copy_(value)
+
+    def sync_from_master(self, num_updates: int) -> None:
+        self.num_updates = num_updates
+        for state in self._held.values():
+            state["step"].fill_(num_updates)
+        self._round_and_broadcast()
+
+    @torch.no_grad()
+    def _round_and_broadcast(self) -> None:
+        """Round the master weights into those of the computation, and broadcast them from their owners."""
+        broadcasts = []
+        for name, weight in self._weights.items():
+            if name in self._masters and weight is not self._masters[name]:
+                weight.copy_(self._masters[name])
+            if (owner := self._owners[name]) is not None:
+                group, data = parallel.data_group(), weight.detach()
+                broadcasts.append(torch.distributed.broadcast(data, group=group, group_src=owner, async_op=True))
+        for work in broadcasts:
+            work.wait()
+
+
+def _move_gradient(to: Tensor, weight: Tensor) -> None:
+    assert weight.grad is not None
+    to.add_(weight.grad)
+    weight.grad = None
 
 
 def load_state(

@@ -12,16 +12,14 @@ gradient G of weights W, with β = 1 − t^−0.8 at update t:
     V ← β·V + (1 − β)·(G² + ε1), of a matrix only the means of its rows and of its columns
     U = G / √V        U ← U / max(1, RMS(U) / d)        W ← W − α·U − α·weight_decay·W, α = lr · max(ε2, RMS(W))
 
-Why no library's: docs/decisions.md.
-
-Shape suffixes: R rows, C columns.
+Why no library's: docs/decisions.md. Shape suffixes: R rows, C columns.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -51,7 +49,7 @@ def build(
 ) -> dict[Algorithm, torch.optim.Optimizer]:
     """Torch optimizers for fp32 `tensors` (some or all parameters, by name), one for each algorithm in use.
 
-    Each takes the learning rate of `set_learning_rate`, and its state from `make_state`.
+    Whoever steps them sets ``lr`` of their groups, each times its ``lr_scale``, and makes their state (`make_state`).
     """
     groups: dict[Algorithm, list[dict[str, Any]]] = {}
     for group in optimizers.parameter_groups(config, {name: tuple(each.shape) for name, each in tensors.items()}):
@@ -85,12 +83,6 @@ def make_state(optimizer: str, made: Mapping[Algorithm, torch.optim.Optimizer], 
         for key, of_key in optimizers.state_shapes(optimizer, name, shape).items():
             state[key] = torch.zeros(of_key, dtype=torch.float32, device=tensor.device)
         made[algorithm].state[tensor] = state
-
-
-def set_learning_rate(groups: Iterable[dict[str, Any]], learning_rate: float) -> None:
-    """Set the learning rate of torch's parameter groups from that of the schedule."""
-    for group in groups:
-        group["lr"] = learning_rate * group["lr_scale"]
 
 
 class Muon(torch.optim.Optimizer):

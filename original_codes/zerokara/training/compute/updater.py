@@ -1,14 +1,12 @@
 """The engine that updates the weights of a run, and the settings of DeepSpeed where it is DeepSpeed's.
 
-`replicated.ReplicatedEngine` (ours) serves ZeRO stage 0, stage 1 of a lone data-parallel rank, and Adafactor and Muon;
+`engine.ReplicatedEngine` (ours) serves ZeRO stage 0, stage 1 of a lone data-parallel rank, and Adafactor and Muon;
 `zero.ZeroEngine` (DeepSpeed's) serves AdamW at all other stages, and every offload; docs/decisions.md says why.
-
 Without torch or deepspeed on import: a plan names the engine, and checks DeepSpeed's template, before they are loaded.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,7 +46,7 @@ def open_engine(
 ) -> Engine:
     """Hand `model` to an engine; all weights are undefined until `engine.load_state`."""
     if updater == "replicated":
-        from zerokara.training.compute.replicated import ReplicatedEngine
+        from zerokara.training.compute.engine import ReplicatedEngine
 
         return ReplicatedEngine(model, config, device)
     from zerokara.model import parallel
@@ -71,15 +69,10 @@ def plan_lines(
     yield f"DeepSpeed's ZeRO, stage {config.zero_stage}"
     micro_batches = config.global_batch // (config.micro_batch * data_parallel_size)
     if config.zero_stage == 2 and nodes > 1 and micro_batches > 1:
-        yield (
-            f"gradients cross the {nodes} machines for each of {micro_batches} micro batches: zero_stage: 1 sends "
-            "them once a step, where its gradients fit"
-        )
+        yield f"gradients cross machines in each of {micro_batches} micro batches: with zero_stage: 1, once a step"
     if (hierarchy := template.get("zero_optimization", {}).get(HIERARCHY_KEY, 1)) > 1:
-        yield (
-            f"hierarchical: each {hierarchy} ranks keep the weights of a step among themselves, so that one gathering "
-            f"of each step crosses machines ({HIERARCHY_KEY}: 1 in deepspeed_template switches it off)"
-        )
+        yield f"hierarchical: each {hierarchy} ranks keep the weights of a step, gathered across machines once"
+        yield f"(switched off by {HIERARCHY_KEY}: 1 in deepspeed_template)"
 
 
 def overlaps(zero_stage: int, device_type: str, template: Mapping[str, Any]) -> bool:
@@ -103,17 +96,16 @@ def with_hierarchy(
     Raises:
         UserError: the template states one that does not fit.
     """
-    zero, here = template.get("zero_optimization", {}), num_processes // nodes
-    size = zero.get(HIERARCHY_KEY)
+    zero = template.get("zero_optimization", {})
     possible = config.zero_stage == 3 and config.tensor_parallel_size == 1 and config.offload == "none"
-    if size is None and possible and nodes > 1 and here > 1:
-        return {**template, "zero_optimization": {**zero, HIERARCHY_KEY: here}}
-    divides = isinstance(size, int) and size > 0 and num_processes % size == 0
-    if size not in (None, 1) and not (divides and possible):
+    size = zero.get(HIERARCHY_KEY, num_processes // nodes if possible and nodes > 1 else 1)
+    if size == 1:
+        return dict(template)
+    if not possible or not isinstance(size, int) or size < 1 or num_processes % size:
         rule = f"its {HIERARCHY_KEY}, {size}, must divide the {num_processes} processes, and needs zero_stage 3, "
         rule += "tensor_parallel_size 1 and offload none"
         raise UserError(config.fault("deepspeed_template", rule, "leave it out: over machines it is chosen"))
-    return dict(template)
+    return {**template, "zero_optimization": {**zero, HIERARCHY_KEY: size}}
 
 
 def settings_for(
@@ -162,15 +154,12 @@ def load_template(path: Path) -> dict[str, Any]:
         raise UserError(Fault(where=str(path), rule="must hold one JSON object"))
     faults = []
     for key in _OWNED:
-        *above, last = key.split(".")
-        place = template
-        for name in above:
-            place = below if isinstance(below := place.get(name), dict) else {}
-        if last in place:
-            found = re.search(rf'"{re.escape(last)}"\s*:', text)
-            line = text[: found.start()].count("\n") + 1 if found else 1
-            rule = "is set from config.yaml, or always the same"
-            faults.append(Fault(f"{path}:{line}", rule, key, place[last], "remove it here"))
+        found, at = [template], 0
+        for name in key.split("."):
+            found = [each[name] for each in found if isinstance(each, dict) and name in each]
+            at = text.find(f'"{name}"', at)
+        where, rule = f"{path}:{text.count(chr(10), 0, at) + 1}", "is set from config.yaml, or always the same"
+        faults += [Fault(where, rule, key, value, "remove it here") for value in found]
     if faults:
         raise UserError(faults)
     return template

@@ -20,12 +20,6 @@ import torch
 import torch.distributed
 from deepspeed.runtime import bf16_optimizer, utils
 from deepspeed.runtime.zero import stage3, stage_1_and_2
-from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
-)
 from torch import Tensor
 
 from zerokara.config.pretrain_config import TrainingSettings
@@ -34,18 +28,9 @@ from zerokara.model.builder import Model
 from zerokara.training.compute import torch_optimizers
 from zerokara.training.compute.engine import Accept, read_once
 
-_NORMS = (
-    (stage3, "combine_grad_norm_groups"),
-    (stage_1_and_2, "combine_grad_norm_groups"),
-    (bf16_optimizer, "get_global_norm_of_tensors"),  # stage 1 in bf16 with fp32 gradients
-)
-"""Where each of DeepSpeed's wrappers has its function for the gradient norm: the last to compute it, on the device."""
-
 
 class ZeroEngine:
     """An `engine.Engine`: AdamW under DeepSpeed's ZeRO."""
-
-    num_updates = 0
 
     def __init__(self, model: Model, config: TrainingSettings, settings: dict[str, Any], device: torch.device):
         """See `updater.open_engine`; `settings` are DeepSpeed's. The process groups must exist."""
@@ -57,31 +42,23 @@ class ZeroEngine:
         deepspeed.ops.__compatible_ops__ = {}
         # utils/groups.py keeps the processes of hierarchical partitioning for good: those of an engine before this one.
         deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
-        backend = torch.distributed.get_backend()
-        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+        deepspeed.init_distributed(torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
         self.model, self._device, self._is_stage_3 = model, device, config.zero_stage == 3
         self.optimizer_name: str = config.optimizer_name
         # DeepSpeed divides the loss by the number of micro batches, and the gradients by that of the ranks.
         self._ranks, self._micro_batches = float(parallel.data_size()), settings["gradient_accumulation_steps"]
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         for parameter in model.parameters():  # undefined weights, without a copy of those that it has
-            place = "cpu" if self._is_stage_3 else device
-            parameter.data = torch.empty(parameter.shape, dtype=dtype, device=place)
+            parameter.data = torch.empty(parameter.shape, dtype=dtype, device="cpu" if self._is_stage_3 else device)
         made = torch_optimizers.build(config, dict(model.named_parameters()), model.shape)
         self._adam = made["adamw"]
         mpu = parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None
         # runtime/bf16_optimizer.py narrates its memory on stdout whatever the log level is.
         with contextlib.redirect_stdout(io.StringIO()):
             if self._is_stage_3:  # partitioned one after another: DeepSpeed would first move them all to the device
-                offload = settings["zero_optimization"].get("offload_param", {})
+                group = parallel.data_group() if mpu else None
                 deepspeed.zero.Init(
-                    module=model,
-                    data_parallel_group=parallel.data_group() if mpu else None,
-                    mpu=mpu,
-                    dtype=dtype,
-                    config_dict_or_path=settings,
-                    remote_device=offload.get("device"),
-                    pin_memory=offload.get("pin_memory", True),  # DeepSpeed's default
+                    model, data_parallel_group=group, mpu=mpu, dtype=dtype, config_dict_or_path=settings
                 )
                 model.to(device)  # its buffers
             self.module, self._wrapper, _, _ = deepspeed.initialize(
@@ -96,19 +73,15 @@ class ZeroEngine:
         computing, accumulating = self.module.get_data_types()
         others = [accumulating, self.module.communication_data_type, *(master.dtype for master in masters)]
         assert computing == dtype and {*others} == {torch.float32}, f"DeepSpeed's precision: {computing}, {others}"
-        # AdamW would make its state in the first update, too late to load a checkpoint's.
-        numbered = {str(number): master for number, master in enumerate(masters)}
-        torch_optimizers.make_state(config.optimizer_name, made, numbered)
-        if hasattr(self._wrapper, "_lazy_init_hp_params_optimizer_state"):
-            self._wrapper._lazy_init_hp_params_optimizer_state()
+        torch_optimizers.make_state(config.optimizer_name, made, {str(n): each for n, each in enumerate(masters)})
         if not self._is_stage_3:
+            self._wrapper._lazy_init_hp_params_optimizer_state()
             # In bf16 it would look at every gradient, and wait: where one is not finite, neither is the norm.
             self._wrapper.check_overflow = lambda partition_gradients=True: None
 
-    def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float | None = None) -> Tensor:
+    def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float) -> Tensor:
         if self.model.auxiliary:
-            sequences = global_sequences or global_tokens / self.model.shape.target_len
-            self.model.auxiliary.set_weight(self._ranks / sequences, self._device)
+            self.model.auxiliary.set_weight(self._ranks / global_sequences, self._device)
         nats: Tensor = self.module(*batch)
         self.module.backward(nats / global_tokens * (self._ranks * self._micro_batches))
         if not self.module.is_gradient_accumulation_boundary():
@@ -127,9 +100,12 @@ class ZeroEngine:
             accepted = accept(values) and math.isfinite(value)
             return torch.tensor(value if accepted else math.inf)
 
-        for module, name in _NORMS:
-            setattr(module, name, partial(decide, getattr(utils, name)))
-        torch_optimizers.set_learning_rate(self._wrapper.param_groups, learning_rate)
+        # By these DeepSpeed's wrappers get the norm, on the device; by the third stage 1 in bf16 with fp32 gradients.
+        stage3.combine_grad_norm_groups = partial(decide, utils.combine_grad_norm_groups)
+        stage_1_and_2.combine_grad_norm_groups = stage3.combine_grad_norm_groups
+        bf16_optimizer.get_global_norm_of_tensors = partial(decide, utils.get_global_norm_of_tensors)
+        for group in self._wrapper.param_groups:
+            group["lr"] = learning_rate * group["lr_scale"]
         self.module.step()
         self.num_updates += accepted
         if not accepted:
@@ -138,9 +114,12 @@ class ZeroEngine:
 
     def read(self, name: str, key: str | None) -> Tensor:
         parameter = self._parameters[name]
-        found = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
+        if key:
+            found = deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
+        else:
+            found = deepspeed.utils.safe_get_full_fp32_param(parameter)
         shape = getattr(parameter, "ds_shape", parameter.shape)  # under ZeRO 3 a parameter at rest is empty
-        assert found is not None and found.dtype == torch.float32, f"DeepSpeed's {key or 'weights'} of {name}: {found}"
+        assert found is not None and found.dtype == torch.float32, f"DeepSpeed's {key or 'weights'} of {name}"
         return found.detach().view(shape)
 
     def write(self, name: str, key: str | None, value: Tensor) -> None:
@@ -153,9 +132,9 @@ class ZeroEngine:
             mine = value.flatten()[begin : begin + partition.numel()]
             partition.data[: mine.numel()].copy_(mine)
         elif key is None:
-            safe_set_full_fp32_param(parameter, value)
+            deepspeed.utils.safe_set_full_fp32_param(parameter, value)
         else:
-            safe_set_full_optimizer_state(parameter, value, key)
+            deepspeed.utils.safe_set_full_optimizer_state(parameter, value, key)
 
     def sync_from_master(self, num_updates: int) -> None:
         """DeepSpeed computes with a copy of the master weights."""

@@ -192,7 +192,7 @@ def state_bytes(run: MemoryForecast) -> dict[str, int]:
 
 
 def _replicated_parts(run: MemoryForecast) -> dict[str, int]:
-    """Of `compute.replicated`: at stage 1 each tensor has one owner, with its master weights and its state."""
+    """Of `ReplicatedEngine`: at stage 1 each tensor has one owner, with its master weights and its state."""
     config, shapes = run.config, run.shape.parameter_shapes()
     sizes = parameters.local_sizes(run.shape, config.tensor_parallel_size)
     count = sum(sizes.values())
