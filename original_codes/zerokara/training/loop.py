@@ -63,7 +63,7 @@ class Trainer:
         self.divergence = DivergenceCheck(run.model, run.state.step)
         self.logbook = Logbook(plan, run.samples, run.state, processes)
         if processes.is_first:
-            stop.watch(lambda: reason_to_stop(config, plan.checkpoint_bytes, self.logbook.seconds))
+            stop.reasons.append(lambda: reason_to_stop(config, plan.checkpoint_bytes, self.logbook.seconds))
         self.validations = validations(plan, processes)
         self.sampler: Sampler | None = None
         if config.sample_prompts:
@@ -88,7 +88,7 @@ class Trainer:
             if lacks and self._validate(done) and done and self._is_best(done):
                 self.save(done)  # anew: what was saved at the stop does not know how good it is
             self.logbook.log_stages(done, resumed=done > 0)
-            self.stop.defer()
+            self.stop.at_once = False
             with contextlib.closing(run.loader(schedule.num_steps)) as loader:
                 for step in range(done + 1, schedule.num_steps + 1):
                     learning_rate = schedule.learning_rate(step)

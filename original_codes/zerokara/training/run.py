@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,14 +59,13 @@ def load_batches(
         return StepBatches([as_tensors(batch, pins_memory=device.type == "cuda") for batch in made], num_tokens)
 
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+    futures = (thread.submit(prepare, step) for step in steps)
     try:
-        prepared: Future[StepBatches] | None = None
-        for step in steps:
-            ready, prepared = prepared, thread.submit(prepare, step)
-            if ready is not None:
-                yield ready.result()
-        if prepared is not None:
+        prepared = next(futures, None)
+        while prepared is not None:
+            following = next(futures, None)
             yield prepared.result()
+            prepared = following
     finally:
         thread.shutdown(wait=False, cancel_futures=True)
 
@@ -109,14 +108,8 @@ class Run:
         return load_batches(self.batches, lambda step: self.samples(step - 1), steps, self.processes.device)
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint to resume from, as every process can read it."""
-
-    folder: Path
-    state: TrainingState
-    weights: Mapping[str, Tensor]
-    optimizer_state: Mapping[str, Tensor]
+Checkpoint = tuple[Path, TrainingState, Mapping[str, Tensor], Mapping[str, Tensor]]
+"""A checkpoint's folder, state, weights and optimizer state."""
 
 
 class SentTensors(Mapping[str, Tensor]):
@@ -168,18 +161,15 @@ def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharin
         return None
     folder, source = checkpoint.folder_of(plan.run_dir, int(newest)), steps.index(newest)
     if processes.sum([sharing.leads]) == [steps.count(newest)]:
-        state, weights = checkpoint.read_state(folder), checkpoint.read_weights(folder)
-        return Checkpoint(folder, state, weights, checkpoint.read_moments(folder))
+        return folder, checkpoint.read_state(folder), checkpoint.read_weights(folder), checkpoint.read_moments(folder)
     processes.log(f"process {source} sends the checkpoint to those that do not see it")
     path, reads = folder / checkpoint.STATE_NAME, processes.rank == source
     text = processes.from_one(lambda: path.read_text(encoding="utf-8"), source)
-    names, sent = plan.shape.parameter_shapes().keys(), []
     stored = optimizers.checkpoint_shapes(plan.resolved.optimizer_name, plan.shape)
-    for read, are_weights in ((checkpoint.read_weights, True), (checkpoint.read_moments, False)):
-        shapes = {name: shape for name, shape in stored.items() if (name in names) == are_weights}
-        own: Mapping[str, Tensor] = read(folder) if reads else {}
-        sent.append(SentTensors(own.__getitem__, source, shapes, processes))
-    return Checkpoint(folder, checkpoint.parse_state(text, path), *sent)
+    shapes = {name: stored.pop(name) for name in plan.shape.parameter_shapes()}
+    weights, moments = (read(folder) if reads else {} for read in (checkpoint.read_weights, checkpoint.read_moments))
+    sent = SentTensors(weights.__getitem__, source, shapes, processes)
+    return folder, checkpoint.parse_state(text, path), sent, SentTensors(moments.__getitem__, source, stored, processes)
 
 
 def build_model(plan: RunPlan) -> Model:
@@ -200,14 +190,14 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
     joining.secure_groups()  # those that DeepSpeed has made, too
     state = state_of(plan, 0, step=0, seconds=0.0, facts={"init_from": config.init_from} if config.init_from else {})
     if newest is not None:
-        state = newest.state
+        folder, state, weights, moments = newest
         if state.optimizer == config.optimizer_name:
-            load_state(engine, newest.weights.items(), newest.optimizer_state, state.updates)
+            load_state(engine, weights.items(), moments, state.updates)
         else:
-            load_state(engine, newest.weights.items())
+            load_state(engine, weights.items())
             change = f"optimizer was {state.optimizer}, is {config.optimizer_name}"
             log(f"{change}: the optimizer state restarts from zero")
-        log(f"resuming from {newest.folder}: step {state.step}, {count_text(state.tokens)} tokens done")
+        log(f"resuming from {folder}: step {state.step}, {count_text(state.tokens)} tokens done")
     elif config.init_from:
         load_state(engine, _weights_of(Path(config.init_from), plan.shape, processes).items())
         surplus = from_hf.num_surplus_rows(Path(config.init_from), plan.shape)

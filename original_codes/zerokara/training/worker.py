@@ -35,16 +35,12 @@ WORK: Mapping[str, Callable[..., None]] = {
 """What a training process is asked for by name; each takes the plan and the arguments after the name."""
 
 
-class LostConnection(RunError):
-    """A training process lost the others."""
+class Explained(RunError):
+    """A lack of memory or a lost connection, each with an exit code of its own."""
 
-    exit_code = supervision.LOST_CONNECTION
-
-
-class OutOfMemory(RunError):
-    """A training process needed more memory than there is."""
-
-    exit_code = supervision.OUT_OF_MEMORY
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 def main(arguments: Sequence[str], task: Task = PRETRAINING, work: Mapping[str, Callable[..., None]] = WORK) -> int:
@@ -71,22 +67,24 @@ def main(arguments: Sequence[str], task: Task = PRETRAINING, work: Mapping[str, 
     return guarded(run, again="")
 
 
-def _explained(error: RuntimeError | MemoryError, forecast: MemoryForecast) -> RunError | None:
+def _explained(error: RuntimeError | MemoryError, forecast: MemoryForecast) -> Explained | None:
     """Explain a lack of memory, by part and with a setting that would fit, or a lost connection; None for another."""
     message, rank = str(error).strip() or type(error).__name__, os.environ.get("RANK", "0")
     reason = message.splitlines()[0]
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_ALLOCATOR in message:
         pools = "; ".join(f"{pool.name} {pool.text}" for pool in forecast.pools)
-        return OutOfMemory(
+        return Explained(
             f"out of memory in process {rank} of {forecast.num_processes}, at micro_batch_size "
             f"{forecast.config.micro_batch}. At its start: {pools}. {forecast.remedy()[1]}. No checkpoint was touched: "
-            f"with such a setting the next start resumes. (The system's message: {reason})"
+            f"with such a setting the next start resumes. (The system's message: {reason})",
+            supervision.OUT_OF_MEMORY,
         )
     if isinstance(error, torch.distributed.DistError) or any(mark in message for mark in _GLOO):
-        return LostConnection(
+        return Explained(
             f"process {rank} lost the others, or waited too long for them: {reason}. If another process has failed, "
             "its message says why; if none has, see whether one was killed or the network is cut. The newest "
-            "checkpoint is whole: the next start resumes from it"
+            "checkpoint is whole: the next start resumes from it",
+            supervision.LOST_CONNECTION,
         )
     return None
 

@@ -27,7 +27,7 @@ def test_before_there_is_anything_to_save_it_leaves_at_once(listening: StopReque
 
 
 def test_later_it_waits_for_the_edge_and_a_second_ctrl_c_does_not(listening: StopRequest) -> None:
-    listening.defer()
+    listening.at_once = False
     assert not listening.poll()
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)  # schedulers ask more than once
@@ -37,7 +37,7 @@ def test_later_it_waits_for_the_edge_and_a_second_ctrl_c_does_not(listening: Sto
 
 
 def test_ctrl_c_is_called_by_its_name(listening: StopRequest) -> None:
-    listening.defer()
+    listening.at_once = False
     os.kill(os.getpid(), signal.SIGINT)
     assert listening.poll() and "Ctrl-C" in listening.reason
 
@@ -48,5 +48,5 @@ def test_a_file_and_other_reasons(listening: StopRequest, tmp_path: Path) -> Non
     stop.watch_file(file)
     assert not file.exists() and not stop.poll()
     file.touch()
-    stop.watch(lambda: "max_hours")
+    stop.reasons.append(lambda: "max_hours")
     assert stop.poll() and stop.reason == f"the file {file}"  # the first reason stays

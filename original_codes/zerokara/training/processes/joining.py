@@ -49,11 +49,6 @@ class Processes:
     """All processes, for numbers in main memory: nobody waits for a device. None is the default group, of gloo."""
 
     @property
-    def count(self) -> int:
-        """How many they are."""
-        return torch.distributed.get_world_size()
-
-    @property
     def is_first(self) -> bool:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
@@ -83,7 +78,7 @@ class Processes:
 
     def numbers_of_all(self, number: float) -> list[float]:
         """Every process's number, by rank; every process must call it."""
-        return self.sum([number if rank == self.rank else 0 for rank in range(self.count)])
+        return self.sum([number if rank == self.rank else 0 for rank in range(torch.distributed.get_world_size())])
 
     def from_one(self, work: Callable[[], str], rank: int = 0) -> str:
         """Call `work` in the process `rank`, and return its text in all; every process must call it.

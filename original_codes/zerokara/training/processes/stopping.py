@@ -1,7 +1,7 @@
 """Requests to stop: a signal, a file, or a limit asks; the run is saved at the end of the step and exits.
 
 Every process handles SIGTERM and SIGINT (Ctrl-C); the first one also watches the file ``STOP`` in the run folder, and
-whatever else `watch` was given. The processes agree in a collective that runs anyway, the sum of each step's loss. A
+asks other `reasons`. The processes agree in a collective that runs anyway, the sum of each step's loss. A
 second Ctrl-C exits at once, as does any request before the first step, when there is nothing to save.
 """
 
@@ -23,32 +23,26 @@ class StopRequest:
     def __init__(self) -> None:
         self.reason = ""
         """Who asked; empty while nobody has."""
-        self._at_once = True
-        self._watched: list[Callable[[], str]] = []
+        self.at_once = True
+        """Whether there is nothing to save yet, so that a request does not wait for the end of a step."""
+        self.reasons: list[Callable[[], str]] = []
+        """Asked after each step, in the first process: each returns a reason to stop, or nothing."""
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, self._handle)
-
-    def defer(self) -> None:
-        """From now on there is something to save: a request takes effect at the end of a step."""
-        self._at_once = False
-
-    def watch(self, reason: Callable[[], str]) -> None:
-        """Call `reason` after each step: it returns a reason to stop, or nothing. For the first process only."""
-        self._watched.append(reason)
 
     def watch_file(self, path: Path) -> None:
         """Take a file that appears for a request; one that is there was meant for an earlier start, and is deleted."""
         path.unlink(missing_ok=True)
-        self.watch(lambda: f"the file {path}" if path.exists() else "")
+        self.reasons.append(lambda: f"the file {path}" if path.exists() else "")
 
     def poll(self) -> bool:
-        """Whether this process has a request, after asking what it watches."""
-        for reason in self._watched:
+        """Whether this process has a request."""
+        for reason in self.reasons:
             self.reason = self.reason or reason()
         return bool(self.reason)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         again = bool(self.reason) and number == signal.SIGINT
         self.reason = self.reason or _SIGNAL_NAMES.get(number, signal.Signals(number).name)
-        if again or self._at_once:
+        if again or self.at_once:
             raise KeyboardInterrupt(self.reason)
