@@ -16,7 +16,7 @@ from tiny import Trained
 from zerokara import checkpoint
 from zerokara.errors import RunError
 from zerokara.training.monitoring import metrics
-from zerokara.training.planning import run_lock
+from zerokara.training.planning import run_folder
 
 
 @pytest.fixture
@@ -123,13 +123,13 @@ def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
 def test_a_lock_dies_with_its_owner(
     forge: Forge, unbroken: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_lock, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
     run_dir = tmp_path / "run"
     with Fault("killed while it holds the lock"):
         forge.start(run_dir, {"hold": [{"at_step": 3, "exists": "/never"}]}, **COMMON)
         wait_for(lambda: 2 in forge.values("step"))
         with pytest.raises(RunError, match="another process is training here"):
-            run_lock.lock(run_dir)
+            run_folder.lock(run_dir)
         assert forge.kill() == -signal.SIGKILL
         assert forge.run(run_dir, **COMMON) == 0, forge.log
         assert_equal(run_dir, unbroken)

@@ -21,7 +21,7 @@ from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.monitoring import metrics
-from zerokara.training.planning import recipe, run_lock
+from zerokara.training.planning import recipe, run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -56,7 +56,7 @@ def recorded_steps(run_dir: Path) -> list[int]:
 
 def everything(run_dir: Path) -> dict[str, bytes]:
     """Each file of a run and what is in it, but for the name of who has last held it."""
-    files = (path for path in run_dir.rglob("*") if path.is_file() and path.name != run_lock.LOCK_NAME)
+    files = (path for path in run_dir.rglob("*") if path.is_file() and path.name != run_folder.LOCK_NAME)
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in files}
 
 

@@ -33,7 +33,7 @@ from zerokara.model import loopback
 from zerokara.progress import bytes_text, count_text, opening, plural, summary
 from zerokara.resources import num_oom_kills
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning import preflight, processors, run_folder, run_lock, run_plan, schedule
+from zerokara.training.planning import preflight, processors, run_folder, run_plan, schedule
 from zerokara.training.planning.consumption import table_lines
 from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, TrialResult, min_activation_bytes
 from zerokara.training.planning.run_folder import EarlierRun
@@ -74,7 +74,7 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
     """
     with contextlib.ExitStack() as held:
         if machines.is_first:  # where another machine shares the first one's folder, that command is at work there
-            held.enter_context(run_lock.held(config))
+            held.enter_context(run_folder.held(config))
         earlier = run_folder.look(config)
         resumed = None if redo else earlier
         plan = run_plan.make_plan(config, kept=resumed.requested if resumed else None, nodes=machines.number, task=task)
@@ -111,7 +111,7 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
             plan = health.agreed(met, plan)
             claims = met.claims(plan.run_dir)
             if claims and not machines.is_first:
-                held.enter_context(run_lock.held(config))
+                held.enter_context(run_folder.held(config))
         else:
             plan = with_micro_batch(plan, resumed)
         if claims:

@@ -22,7 +22,7 @@ from zerokara.training.compute.engine import Engine
 from zerokara.training.evaluation import Validation, of_loss
 from zerokara.training.guards import StepGuard, StepRecord, TooManySkippedSteps, find_bad_samples
 from zerokara.training.logbook import Logbook
-from zerokara.training.planning import run_lock
+from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import reason_to_stop
 from zerokara.training.processes import folder_sharing
@@ -54,7 +54,7 @@ class Trainer:
         sharing = folder_sharing.find(processes)
         self._held = contextlib.ExitStack()
         if sharing.leads:
-            self._held.enter_context(run_lock.lock(plan.run_dir))
+            self._held.enter_context(run_folder.lock(plan.run_dir))
             stop.watch_file(plan.run_dir / STOP_NAME)
         self.run = run = open_run(plan, processes, newest_checkpoint(plan, processes, sharing))
         self.state = run.state

@@ -25,7 +25,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.steps import command, train
 from zerokara.training import launching
-from zerokara.training.planning import run_folder, run_lock, run_plan
+from zerokara.training.planning import run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
 
@@ -103,7 +103,7 @@ def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(settings)
     first, other = run_plan.make_plan(settings(), 1), run_plan.make_plan(settings("num_layers=3", "seed=7"), 1)
     first.run_dir.mkdir()
     # Killed while it wrote its first file, and while it held the folder.
-    for name in ("run.json.123.partial", *run_lock.NAMES):
+    for name in ("run.json.123.partial", *run_folder.LOCK_NAMES):
         (first.run_dir / name).touch()
     assert changes(first) == []
     run_folder.claim(first)
@@ -142,9 +142,9 @@ def test_redo_sets_a_run_aside_and_says_so(settings) -> None:  # type: ignore[no
         lines = " ".join(redo(plan))
         assert str(old) in lines and "of step 1" in lines and "resumes" in lines
         assert "resumes" not in " ".join(redo(run_plan.make_plan(settings("seed=7"), 1)))
-        with run_lock.held(plan.requested):
+        with run_folder.held(plan.requested):
             run_folder.set_aside(run_dir)
-            assert [path.name for path in run_dir.iterdir()] == [run_lock.COMMAND_LOCK_NAME]  # still held
+            assert [path.name for path in run_dir.iterdir()] == [run_folder.COMMAND_LOCK_NAME]  # still held
             begin(plan)
         assert checkpoint.all_steps(old) == checkpoint.all_steps(run_dir) == [1]
         assert not list(old.glob("*.lock"))
@@ -192,7 +192,7 @@ def test_redo_of_a_linked_run_renames_what_the_link_leads_to(settings, tmp_path:
     plan = run_plan.make_plan(settings(), 1)
     begin(plan)
     assert str(tmp_path / "disk" / "there.old-1") in redo(plan)[0]
-    with run_lock.held(plan.requested):
+    with run_folder.held(plan.requested):
         run_folder.set_aside(plan.run_dir)
         run_folder.claim(plan)
     assert checkpoint.all_steps(tmp_path / "disk" / "there.old-1") == [1] and (tmp_path / "run").is_symlink()
@@ -223,27 +223,27 @@ def test_training_processes_that_a_killed_command_left_are_waited_for(
 ) -> None:  # type: ignore[no-untyped-def]
     plan = run_plan.make_plan(settings(), 1)
     run_folder.claim(plan)
-    monkeypatch.setattr(run_lock, "LOCK_SECONDS", 1)
-    left = run_lock.lock(plan.run_dir)
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
+    left = run_folder.lock(plan.run_dir)
     with pytest.raises(RunError, match=str(plan.run_dir)):
-        run_lock.lock(plan.run_dir)
+        run_folder.lock(plan.run_dir)
     assert str(plan.run_dir) in capsys.readouterr().out
-    with pytest.raises(RunError, match=str(plan.run_dir)), run_lock.held(plan.requested):
+    with pytest.raises(RunError, match=str(plan.run_dir)), run_folder.held(plan.requested):
         raise AssertionError("it must not begin")
     left.close()
-    with run_lock.held(plan.requested):
-        run_lock.lock(plan.run_dir).close()  # by the training process of this command
+    with run_folder.held(plan.requested):
+        run_folder.lock(plan.run_dir).close()  # by the training process of this command
 
 
 def test_a_folder_that_is_refused_or_aborted_is_gone_again(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     deep = settings(f"output_model_dir={tmp_path / 'models' / 'it' / 'run'}")
-    with pytest.raises(KeyboardInterrupt), run_lock.held(deep):
+    with pytest.raises(KeyboardInterrupt), run_folder.held(deep):
         raise KeyboardInterrupt
     assert not (tmp_path / "models").exists()
-    with run_lock.held(deep):
+    with run_folder.held(deep):
         pass  # a dry run
     assert not (tmp_path / "models").exists()
-    with run_lock.held(deep):
+    with run_folder.held(deep):
         run_folder.claim(run_plan.make_plan(deep, 1))
     names = {path.name for path in Path(deep.output_model_dir).iterdir()}
     assert names == {run_folder.IDENTITY_NAME, RESOLVED_NAME, run_plan.PLAN_NAME, run_folder.TOKENIZER_NAME}
@@ -257,7 +257,7 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_da
     calls = "codes = [train.main([*sys.argv[1:], *more]) for more in ([], ['--redo'], ['--dry-run'])]"
     program = f"import sys; from zerokara.steps import train; {calls}; print(*codes, 'torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
-    with run_lock.held(plan.requested):
+    with run_folder.held(plan.requested):
         before = {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")}
         done = subprocess.run(
             [sys.executable, "-c", program, *command], env=environment, capture_output=True, text=True, check=True
@@ -266,14 +266,14 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_da
         assert done.stderr.count(f"output_model_dir = {plan.run_dir}: ") == 3
         assert done.stderr.count(f" process {os.getpid()};") == 3
         assert {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")} == before
-        with pytest.raises(UserError, match=f"by process {os.getpid()}"), run_lock.held(plan.requested):
+        with pytest.raises(UserError, match=f"by process {os.getpid()}"), run_folder.held(plan.requested):
             raise AssertionError("it must not begin")
-        (plan.run_dir / run_lock.COMMAND_LOCK_NAME).write_bytes(orjson.dumps({"pid": 7, "host": "node7"}))
-        with pytest.raises(UserError, match="process 7 on node7") as caught, run_lock.held(plan.requested):
+        (plan.run_dir / run_folder.COMMAND_LOCK_NAME).write_bytes(orjson.dumps({"pid": 7, "host": "node7"}))
+        with pytest.raises(UserError, match="process 7 on node7") as caught, run_folder.held(plan.requested):
             raise AssertionError("it must not begin")
         assert caught.value.faults[0].key == "output_model_dir" and "kill" not in caught.value.faults[0].remedy
-    (plan.run_dir / run_lock.COMMAND_LOCK_NAME).touch()  # of a command that was killed
-    with run_lock.held(plan.requested):
+    (plan.run_dir / run_folder.COMMAND_LOCK_NAME).touch()  # of a command that was killed
+    with run_folder.held(plan.requested):
         pass
 
 
@@ -282,13 +282,13 @@ def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited
     ended.wait()
     config = settings()
     Path(config.output_model_dir).mkdir()
-    path = Path(config.output_model_dir) / run_lock.COMMAND_LOCK_NAME
+    path = Path(config.output_model_dir) / run_folder.COMMAND_LOCK_NAME
     path.write_bytes(orjson.dumps({"pid": ended.pid, "host": socket.gethostname()}))
     with open(path, "rb") as still_there:
         fcntl.flock(still_there, fcntl.LOCK_EX)
         cleared = threading.Timer(0.3, lambda: fcntl.flock(still_there, fcntl.LOCK_UN))
         cleared.start()
-        with run_lock.held(config):
+        with run_folder.held(config):
             cleared.join()
 
 

@@ -1,31 +1,40 @@
-"""The run folder: what must stay the same for a run to resume in it, setting a run aside, and finding a checkpoint."""
+"""The run folder: who holds it, what lies there, what must stay the same for a run to resume in it, and its record.
+
+One command and one run at a time work in it. Two files are locked (`file_lock`): ``command.lock`` by the command that a
+person typed, from before torch is imported to its end; and ``lock`` by the first training process, which may outlive a
+command that was killed, in order to save.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
-from zerokara import checkpoint, manifest
+from zerokara import checkpoint, file_lock, manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.writing import as_yaml
-from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_bytes, write_json, write_text
-from zerokara.errors import Fault, UserError
+from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, made_folder, unused_name, write_bytes, write_json, write_text
+from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import count_text, seconds_text
-from zerokara.training.planning import run_lock
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, baseline_text
 
 TOKENIZER_NAME = "tokenizer.model"
 MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
+LOCK_NAME, COMMAND_LOCK_NAME = LOCK_NAMES = "lock", "command.lock"
+LOCK_SECONDS = 60
+_DYING_SECONDS = 30.0
+"""The kernel cleans up behind a killed command, which takes long where its threads wait for a core."""
 PLACES = frozenset({
     "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
     "valid_data", "test_data", "chat_template",
@@ -52,6 +61,47 @@ _MONITORING |= {"num_workers", "max_hours", "max_hours_per_start"}
 """Settings that change nothing in what is trained."""
 _IN_IDENTITY = {"source_weights", "stages", "max_epochs_per_source", "intra_document_masking"}
 """Settings whose outcome stands in the run's identity."""
+
+
+def lock(run_dir: Path) -> IO[bytes]:
+    """Lock a run folder for training, until the returned file is closed.
+
+    Raises:
+        RunError: another process holds it, and did not release it within a minute.
+    """
+    file = file_lock.acquire(run_dir / LOCK_NAME)
+    if file is None:
+        print(f"another process is training in {run_dir}; waiting for it to save and exit", flush=True)
+        file = file_lock.acquire(run_dir / LOCK_NAME, LOCK_SECONDS)
+    if file is None:
+        raise RunError(f"{run_dir}: another process is training here; stop it, or choose another output_model_dir")
+    return file
+
+
+@contextlib.contextmanager
+def held(config: TrainingSettings) -> Iterator[None]:
+    """Make `output_model_dir` if it does not exist, and lock it for this command as long as the block lasts.
+
+    Training processes that a killed command left behind, and that are still saving, are waited for. A new folder in
+    which nothing was written is removed again.
+
+    Raises:
+        UserError: another command is running there; names its process.
+        RunError: training processes that a killed command left behind do not end.
+    """
+    run_dir = Path(config.output_model_dir)
+    path = run_dir / COMMAND_LOCK_NAME
+    before = file_lock.read_holder(path)
+    seconds = _DYING_SECONDS if before and before.has_ended else 0.0
+    with made_folder(run_dir), file_lock.held(path, seconds) as is_ours:
+        if not is_ours:
+            holder = file_lock.read_holder(path)
+            stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""
+            rule, remedy = f"is in use by {holder or 'another command'}", f"wait for it{stop}, or choose another folder"
+            raise UserError(config.fault("output_model_dir", rule, remedy))
+        if (run_dir / LOCK_NAME).exists():
+            lock(run_dir).close()
+        yield
 
 
 def identity_of(plan: RunPlan) -> dict[str, Any]:
@@ -103,7 +153,7 @@ def look(config: TrainingSettings) -> EarlierRun | None:
     if run_dir.exists() and not (run_dir / IDENTITY_NAME).exists():
         # A start may have been killed while it wrote its first file.
         unfinished = set(run_dir.glob(f"{IDENTITY_NAME}*{PARTIAL_SUFFIX}"))
-        if any(path not in unfinished and path.name not in run_lock.NAMES for path in run_dir.iterdir()):
+        if any(path not in unfinished and path.name not in LOCK_NAMES for path in run_dir.iterdir()):
             rule = "must be an empty folder or a run folder; it holds other files"
             raise UserError(config.fault("output_model_dir", rule, "choose another folder"))
     steps, ended, recorded = checkpoint.all_steps(run_dir), run_dir / MANIFEST_NAME, run_dir / METRICS_NAME
@@ -189,10 +239,11 @@ def check_redo(plan: RunPlan, earlier: EarlierRun) -> list[str]:
 
 
 def set_aside(run_dir: Path) -> None:
-    """Rename a run that `check_redo` has checked and `run_lock` holds, and make an empty folder in its place.
+    """Rename a run that `check_redo` has checked and `held` holds, and make an empty folder in its place.
 
     Raises:
         UserError: the folder cannot be renamed.
+        RunError: another command was quicker to take the new one.
     """
     # If the name is a link, its target is renamed, and the new run is on the same disk.
     folder, old = run_dir.resolve(), _free_name(run_dir)
@@ -202,7 +253,11 @@ def set_aside(run_dir: Path) -> None:
         rule = f"cannot be set aside as {old}: {error.strerror}"
         raise UserError(Fault(str(run_dir), rule, remedy="move it away yourself, or choose another folder")) from error
     folder.mkdir()
-    run_lock.move(old, folder)
+    try:
+        os.link(old / COMMAND_LOCK_NAME, folder / COMMAND_LOCK_NAME)  # unlike a rename, it replaces nobody's
+    except FileExistsError:
+        raise RunError(f"{run_dir}: another command has started training here") from None
+    (old / COMMAND_LOCK_NAME).unlink()
 
 
 def find_checkpoint(plan: RunPlan, name: str) -> Path:
