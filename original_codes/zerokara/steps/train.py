@@ -15,7 +15,7 @@ from zerokara.errors import UserError
 from zerokara.steps import command, preflight
 from zerokara.training import launching, resume_proof
 from zerokara.training.launching import Commands
-from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
+from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import run_folder, run_plan
 from zerokara.training.planning.run_plan import PRETRAINING, Task
 
@@ -42,8 +42,7 @@ def step(config: RunConfig, options: command.Options, task: Task = PRETRAINING) 
     elif options.evaluate is not None:
         launching.evaluate(config, task, task.title, options.evaluate)
     else:
-        here = command.again(without_values(options.argv, (JOIN, HOST)))
-        machines = Machines.of(config, options.join, options.host, here)
+        machines = Machines.of(config, options.join, options.host, command.again(options.argv))
         commands = Commands(task.title, options.again, _next(config, options))
         try:
             launching.train(config, task, commands, machines, options.redo, options.dry_run)

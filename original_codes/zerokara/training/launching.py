@@ -15,10 +15,8 @@ import contextlib
 import math
 import os
 import signal
-import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,13 +92,13 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
         changes += changed_choices(plan, resumed) if resumed else []
         show(plan, commands.title, [*lines, *(f"changed since this run's last start: {each}" for each in changes)])
         if dry_run:
-            if machines.is_multi_node:
+            if machines.number > 1:
                 print(f"  this machine alone is tried: start without --dry-run to compare all {machines.number}")
             try_steps(plan)
             print("dry run: everything is in order; nothing was written in the run folder")
             return
         claims, met = True, None
-        if machines.is_multi_node:
+        if machines.number > 1:
             from zerokara.training.nodes import health, meeting
 
             # Before the first machine knows the micro batch, it may have tried several, and compiled for each.
@@ -343,22 +341,19 @@ def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path 
     Raises:
         KeyboardInterrupt: they were asked to stop, and have saved.
     """
-    processes = plan.processes_per_node
     network, oom_kills_before = meeting.environment() if meeting else loopback.environment(), num_oom_kills()
-    log_dir = plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}"
     with contextlib.ExitStack() as held:
         if path is None:
             path = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
             plan.write(path)
-        place = held.enter_context(rendezvous.held())
-        held.enter_context(_environment({**network, **plan.devices.process_environment(processes), **place}))
+        place, own = held.enter_context(rendezvous.held()), plan.devices.process_environment(plan.processes_per_node)
+        held.enter_context(_environment({**network, **own, **place}))
         # Where torch is loaded for the agent alone, the processes are forked, and need not load it once more. Where it
         # is there already it may have used a GPU or threads, with which a process cannot be forked.
         is_forked = "torch" not in sys.modules
         from zerokara.training.nodes import agent
 
-        restarts = plan.requested.max_restarts if meeting else 0
-        code = agent.run(plan.task.worker, [str(path), *work], processes, is_forked, meeting, restarts, log_dir)
+        code = agent.run(plan, [str(path), *work], is_forked, meeting)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if code == -signal.SIGKILL and meeting is None:

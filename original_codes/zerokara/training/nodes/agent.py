@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import HashStore, PrefixStore, Store
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
@@ -47,6 +47,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from zerokara import supervision
 from zerokara.errors import INTERRUPTED, RunError
 from zerokara.training.nodes.meeting import LostFirstMachine, Meeting
+from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import rendezvous
 
 RETURN_SECONDS = 600
@@ -113,19 +114,14 @@ class Heartbeat:
 class _Rendezvous(DynamicRendezvousHandler):
     """torch's own, whose question for new machines does not keep the agent waiting on a cut link."""
 
-    _num_waiting = 0
+    num_waiting = 0
 
     def num_nodes_waiting(self) -> int:
-        return self._num_waiting
+        return self.num_waiting
 
     def look(self) -> None:
         """Ask the store; for a thread that may wait."""
-        self._num_waiting = super().num_nodes_waiting()
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        found = super().next_rendezvous()
-        self._num_waiting = 0  # who waited is in now
-        return found
+        self.num_waiting = super().num_nodes_waiting()
 
 
 class _SingleMachine(StaticTCPRendezvous):
@@ -179,8 +175,10 @@ class NodeAgent(LocalElasticAgent):
         assert rank is not None and count is not None and isinstance(handler, _Rendezvous)
         self._round.set(f"host/{rank}", f"{socket.gethostname()} ({self._meeting.address})")
         hosts = {index: self._round.get(f"host/{index}").decode() for index in range(count) if index != rank}
-        attempt = self._round.compare_set("attempt", "", str(time.time_ns())).decode()
-        os.environ[rendezvous.VARIABLE] = rendezvous.at(*self._meeting.endpoint, attempt)
+        start = self._round.compare_set("start", "", str(time.time_ns())).decode()
+        host, port = self._meeting.endpoint
+        os.environ[rendezvous.VARIABLE] = f"{host} {port} {start}"
+        handler.num_waiting = 0  # who waited is in now
         self._heartbeat = Heartbeat(self._round.clone(), rank, hosts, handler.look)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -261,22 +259,10 @@ class NodeAgent(LocalElasticAgent):
         return Event(state, source)  # torch's own has the host's full name, for which it waits where no DNS answers
 
 
-def _connection(meeting: Meeting) -> Store:
-    """Open a new connection to the store of a meeting, for torch's rendezvous."""
-    timeout = timedelta(seconds=60)
-    return PrefixStore("elastic", TCPStore(*meeting.endpoint, is_master=False, wait_for_workers=False, timeout=timeout))
+def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, meeting: Meeting | None) -> int:
+    """Run this machine's processes of a plan, alone or as one of a meeting: forked, or in new interpreters.
 
-
-def run(
-    module: str,
-    arguments: Sequence[str],
-    processes: int,
-    is_forked: bool,
-    meeting: Meeting | None,
-    max_restarts: int,
-    log_dir: Path | None,
-) -> int:
-    """Run ``module.main(arguments)`` in `processes` processes, forked or in new interpreters, as `launching.spawn`.
+    Returns the exit code of the one that failed first, 0 where none did, 130 where a stop was asked for here.
 
     Raises:
         RunError: the first machine is lost; or too few machines are left, and none came back within `RETURN_SECONDS`.
@@ -286,21 +272,19 @@ def run(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         # Requests to stop are passed on by `SignalForwarding`; torch's handlers would kill after half a minute.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",
-        "TORCH_ELASTIC_WORKER_IDENTICAL": "1",
     }
     for name in [each for each in logging.root.manager.loggerDict if each.startswith("torch.")]:
         if "elastic" in name or "multiprocessing" in name:
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what it reports is told here
-    handler: StaticTCPRendezvous | _Rendezvous
-    logs: DefaultLogsSpecs
-    if meeting is None:
-        handler, logs = _SingleMachine("localhost", 0, 0, 1, _NAME, 0), _NoLogs(os.devnull)
-    else:
-        assert log_dir is not None
+    handler: StaticTCPRendezvous | _Rendezvous = _SingleMachine("localhost", 0, 0, 1, _NAME, 0)
+    logs: DefaultLogsSpecs = _NoLogs(os.devnull)
+    if meeting is not None:
+        # Two connections: the threads may hang in theirs.
+        own, of_threads = (PrefixStore("elastic", meeting.store.clone()) for _ in range(2))  # type: ignore[attr-defined]
         handler = _Rendezvous.from_backend(
             _NAME,
-            _connection(meeting),
-            C10dRendezvousBackend(_connection(meeting), _NAME),
+            own,
+            C10dRendezvousBackend(of_threads, _NAME),
             meeting.least,
             meeting.count,
             # torch sorts the machines by this text: the first one gets the first ranks.
@@ -309,11 +293,13 @@ def run(
             keep_alive_interval=2,
             keep_alive_max_attempt=5,
         )
+        log_dir = plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}"
         logs = DefaultLogsSpecs(str(log_dir), redirects=Std.ALL, tee=Std.ALL)
+    module, restarts = plan.task.worker, plan.requested.max_restarts if meeting else 0
     entrypoint = supervision.forked if is_forked else sys.executable
     command = (module, *arguments) if is_forked else ("-u", "-m", module, *arguments)
-    spec = WorkerSpec(_NAME, processes, handler, entrypoint=entrypoint, args=command, max_restarts=max_restarts)
-    spec.monitor_interval = 0.2
+    processes = plan.processes_per_node
+    spec = WorkerSpec(_NAME, processes, handler, entrypoint=entrypoint, args=command, max_restarts=restarts)
     agent = NodeAgent(spec, logs, meeting)
     code, text = 0, ""
     with agent.forwarding:

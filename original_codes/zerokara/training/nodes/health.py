@@ -1,4 +1,4 @@
-"""What must hold before several machines train together, compared in seconds and shown in one table.
+"""What must hold before several machines train together, compared in seconds.
 
 Each machine reports what it has, and all compare the reports with the first machine's. A fault on any machine keeps all
 from starting, and each of them prints every fault of all.
@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import platform
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.progress import bytes_text
+from zerokara.progress import bytes_text, plural
 from zerokara.tokens.layout import bin_path, idx_path
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.nodes.meeting import Meeting, meet
@@ -35,7 +33,6 @@ SAMPLES, SAMPLE_BYTES = 256, 64 * 1024
 """Blocks of each token file that are compared, and their size."""
 COMPARED = {
     "code": ("another zerokara", "check out the same commit on every machine, without changes of its own"),
-    "python": ("another Python", "run ./setup.sh with the same Python on every machine"),
     "packages": ("other packages", "run ./setup.sh on this machine: it installs the versions of the lock file"),
     "settings": ("other settings", "copy config.yaml to every machine, and give each the same --set"),
     "tokenizer": ("another tokenizer", "copy it from the first machine"),
@@ -61,11 +58,12 @@ def agreed(meeting: Meeting, plan: RunPlan) -> RunPlan:
     """
     if meeting.count != plan.nodes:
         plan = plan.on_processes(meeting.count * plan.processes_per_node, meeting.count)
+    # Of files the content is compared, and not the names.
+    settings = plan.requested.model_dump(mode="json") | {"deepspeed_template": plan.requested_template}
     own = _machine(meeting, plan.run_dir) | {
         "code": _code_hash(),
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "settings": _settings(plan),
+        "packages": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "settings": {key: value for key, value in settings.items() if key not in PLACES},
         "tokenizer": plan.encoder.sha256,
         "data": plan.data.sha256,
         "valid": plan.data.valid_sha256,
@@ -77,8 +75,8 @@ def agreed(meeting: Meeting, plan: RunPlan) -> RunPlan:
     }
     reports = meeting.gather("report", own)
     print(f"{meeting.count} machines are here:", flush=True)
-    for line in table(reports):
-        print(f"  {line}")
+    for index, report in enumerate(reports):
+        print(f"  {_line(index, report)}", flush=True)
     if found := list(faults(reports)):
         raise UserError(found)
     return plan
@@ -117,20 +115,13 @@ def faults(reports: Sequence[Report]) -> Iterator[Fault]:
                 yield Fault(where, rule, remedy="set it right: timedatectl set-ntp true")
 
 
-def table(reports: Sequence[Report]) -> list[str]:
-    """Return one line for each machine, below a header."""
-    rows = [("machine", "address", "zerokara", "data", "processes", "disk free")]
-    for index, report in enumerate(reports):
-        rows.append((
-            f"{index} {report['host']}",
-            report["address"],
-            report.get("code", "")[:8],
-            report.get("data", "")[:8],
-            f"{report.get('processes', 0)} {report.get('devices', '')}",
-            bytes_text(report["free_bytes"]),
-        ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def _line(index: int, report: Report) -> str:
+    """``1  beta (10.0.0.2)  8 processes on GPU, 8 × H200  zerokara 1f0c9a2b  data 77d0c2e1  1.2 TB free``."""
+    what = "cannot take part"
+    if "faults" not in report:
+        processes = plural(report["processes"], "process", "processes")
+        what = f"{processes} on {report['devices']}  zerokara {report['code'][:8]}  data {report['data'][:8]}"
+    return f"{index}  {report['host']} ({report['address']})  {what}  {bytes_text(report['free_bytes'])} free"
 
 
 def _difference(was: Any, now: Any) -> str:
@@ -139,14 +130,6 @@ def _difference(was: Any, now: Any) -> str:
         keys = [key for key in sorted({*was, *now}) if was.get(key) != now.get(key)]
         return ", ".join(f"{key} {was.get(key, '(none)')}, here {now.get(key, '(none)')}" for key in keys)
     return f"{str(was)[:12]}, here {str(now)[:12]}"
-
-
-def _settings(plan: RunPlan) -> dict[str, Any]:
-    """The settings but for names of files, whose content is compared, and the user's settings of DeepSpeed."""
-    given = plan.requested.model_dump(mode="json")
-    settings: dict[str, Any] = {key: value for key, value in given.items() if key not in PLACES}
-    content: dict[str, Any] = orjson.loads(orjson.dumps({**settings, "deepspeed_template": plan.requested_template}))
-    return content
 
 
 def _code_hash() -> str:
@@ -177,10 +160,3 @@ def _sampled(path: Path) -> str:
         for start in sorted({last * number // (SAMPLES - 1) for number in range(SAMPLES)}):
             digest.update(os.pread(file.fileno(), SAMPLE_BYTES, start))
     return digest.hexdigest()[:12]
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "(none)"

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -45,12 +46,12 @@ class Endpoint(NamedTuple):
         Raises:
             UserError: it is neither; names `option`.
         """
-        host, _, port = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
-        host, port = host.strip("[]"), port or str(DEFAULT_PORT)
-        if not host or not (port.isdecimal() and 0 < int(port) < 2**16):
-            rule = "must be the first machine's address and port, as its own start prints them"
-            raise UserError(Fault(option, rule, value=text, remedy=f"e.g. {option} 10.0.0.1:{DEFAULT_PORT}"))
-        return cls(host, int(port))
+        with contextlib.suppress(ValueError):
+            parts = urlsplit(f"//{text}")
+            if parts.hostname and parts.port != 0:
+                return cls(parts.hostname, parts.port or DEFAULT_PORT)
+        rule = "must be the first machine's address and port, as its own start prints them"
+        raise UserError(Fault(option, rule, value=text, remedy=f"e.g. {option} 10.0.0.1:{DEFAULT_PORT}"))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -58,7 +59,7 @@ class Endpoint(NamedTuple):
 
 @dataclass
 class Machines:
-    """The machines that train together: a single one, or several (`is_multi_node`) that are to meet."""
+    """The machines that train together."""
 
     number: int = 1
     """How many there will be."""
@@ -75,45 +76,28 @@ class Machines:
 
     @classmethod
     def of(cls, config: MachineSettings, join: str | None, host: str | None, again: str) -> Machines:
-        """Find out who this machine is; `again` is the command that was typed here, without `JOIN` and `HOST`.
+        """Find out who this machine is; `again` is the command that was typed here.
 
         Raises:
             UserError: the options or Slurm's variables contradict the settings.
         """
         in_slurm = 1 if join or host else _num_slurm_nodes()
         number = (2 if join else in_slurm) if config.nodes == "auto" else config.nodes
+        if in_slurm > 1 and number != in_slurm:
+            rule = f"must be {in_slurm}, the nodes of this Slurm step, or auto"
+            raise UserError(config.fault("nodes", rule, "set nodes: auto, or change --nodes of srun"))
+        if number == 1:
+            return cls()
+        # torch warns of each machine whose address has no name, which is nothing to act on.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         least = number if config.min_nodes == "auto" else min(config.min_nodes, number)
         if join:
             return cls(number, least, Endpoint.parse(join, JOIN), is_first=False)
         if in_slurm > 1:
-            if number != in_slurm:
-                rule = f"must be {in_slurm}, the nodes of this Slurm step, or auto"
-                raise UserError(config.fault("nodes", rule, "set nodes: auto, or change --nodes of srun"))
             return cls(number, least, _slurm_endpoint(), is_first=os.environ["SLURM_NODEID"] == "0")
-        if number == 1:
-            return cls()
         endpoint = Endpoint.parse(host, HOST) if host else Endpoint(own_address())
-        return cls(number, least, endpoint, command_to_join=f"{again} {JOIN} {endpoint}")
-
-    def __post_init__(self) -> None:
-        if self.is_multi_node:  # torch warns of each machine whose address has no name, which is nothing to act on
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
-    @property
-    def is_multi_node(self) -> bool:
-        """Whether there is more than one."""
-        return self.number > 1
-
-
-def without_values(arguments: Sequence[str], options: Collection[str]) -> list[str]:
-    """The arguments without some options and their values (``--join HOST``, ``--join=HOST``)."""
-    kept: list[str] = []
-    skips = False
-    for argument in arguments:
-        if not skips and argument.partition("=")[0] not in options:
-            kept.append(argument)
-        skips = not skips and argument in options
-    return kept
+        typed = re.sub(rf" {HOST}[ =]\S+", "", again)
+        return cls(number, least, endpoint, command_to_join=f"{typed} {JOIN} {endpoint}")
 
 
 def address_towards(host: str) -> str:

@@ -191,8 +191,8 @@ def _listening(endpoint: Endpoint) -> TCPStore:
     host, port = endpoint
     try:
         listener = socket.create_server(endpoint, family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        fd = listener.detach()
-        return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+        fd, timeout = listener.detach(), timedelta(seconds=ANSWER_SECONDS)
+        return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=fd)
     except (RuntimeError, OSError) as error:
         rule = f"this machine cannot listen there ({str(error).splitlines()[0]})"
         remedy = f"name a port that is free, e.g. {port + 1}, at one of its addresses: {', '.join(interfaces())}"
@@ -212,7 +212,7 @@ def _connected(endpoint: Endpoint) -> TCPStore:
         try:
             address_towards(endpoint.host)
             client = TCPStore(*endpoint, is_master=False, wait_for_workers=False, timeout=attempt)
-            client.set_timeout(timedelta(seconds=CONNECT_SECONDS))
+            client.set_timeout(timedelta(seconds=ANSWER_SECONDS))
             return client
         except (RuntimeError, OSError) as error:
             if isinstance(error, OSError) or time.monotonic() > deadline:

@@ -16,8 +16,8 @@ import os
 from collections.abc import Iterator
 
 VARIABLE = "ZEROKARA_RENDEZVOUS"
-"""Environment variable that gives a training process the path, or where the store is."""
-_TCP = "tcp "
+"""Environment variable that gives a training process the path of the file; where machines are several, the host and
+port of their store, and what tells this start of the processes from others."""
 
 
 @contextlib.contextmanager
@@ -31,18 +31,12 @@ def held() -> Iterator[dict[str, str]]:
         os.close(file)
 
 
-def at(host: str, port: int, attempt: str) -> str:
-    """The variable's value for processes that meet at a store; `attempt` tells one start of them from the others."""
-    return f"{_TCP}{host} {port} {attempt}"
-
-
 def store_address() -> tuple[str, int, str] | None:
-    """What `at` was given, in a process that has it from there; None in another."""
-    value = os.environ.get(VARIABLE, "")
-    if not value.startswith(_TCP):
-        return None
-    host, port, attempt = value.removeprefix(_TCP).split()
-    return host, int(port), attempt
+    """Return host, port and start from `VARIABLE`; None on one machine, and in a process that was given nothing."""
+    match os.environ.get(VARIABLE, "").split(" "):
+        case [host, port, start]:
+            return host, int(port), start
+    return None
 
 
 @functools.cache
@@ -52,6 +46,5 @@ def init_method() -> str | None:
     The file is kept open from here on and outlives the process that made it: should that one be killed, the training
     processes still save.
     """
-    path = os.environ.get(VARIABLE, "")
-    path = "" if path.startswith(_TCP) else path
+    path = "" if store_address() else os.environ.get(VARIABLE, "")
     return f"file:///proc/self/fd/{os.open(path, os.O_RDWR)}" if path else None

@@ -10,7 +10,7 @@ from configs import config_of
 
 from zerokara.errors import UserError
 from zerokara.training.nodes import machines
-from zerokara.training.nodes.machines import Endpoint, Machines, without_values
+from zerokara.training.nodes.machines import Endpoint, Machines
 from zerokara.training.nodes.meeting import meet
 
 AGAIN = "bash 3_train_node1.sh --set nodes=2"
@@ -28,13 +28,14 @@ def machines_of(join: str | None = None, host: str | None = None, **settings: An
 
 def test_alone() -> None:
     assert machines_of() == machines_of(nodes=1) == Machines()
-    assert Machines().is_first and not Machines().is_multi_node
+    assert Machines().is_first and Machines().number == 1
 
 
 def test_the_first_prints_the_line_for_the_others() -> None:
-    first = machines_of(nodes=4, min_nodes=2, global_batch_size=16, host="127.0.0.1:5000")
-    assert first.is_multi_node and first.is_first and (first.number, first.least) == (4, 2)
-    assert first.command_to_join == f"{AGAIN} --join 127.0.0.1:5000"
+    typed = f"{AGAIN} --host 127.0.0.1:5000 --redo"
+    first = Machines.of(config_of(nodes=4, min_nodes=2, global_batch_size=16), None, "127.0.0.1:5000", typed)
+    assert first.is_first and (first.number, first.least) == (4, 2)
+    assert first.command_to_join == f"{AGAIN} --redo --join 127.0.0.1:5000"
 
 
 def test_the_first_listens_at_an_address_of_its_own_and_a_free_port() -> None:
@@ -46,7 +47,7 @@ def test_the_first_listens_at_an_address_of_its_own_and_a_free_port() -> None:
 
 def test_one_that_joins() -> None:
     joining = machines_of(join="10.0.0.1")
-    assert joining.is_multi_node and not joining.is_first and str(joining.endpoint) == "10.0.0.1:29400"
+    assert not joining.is_first and str(joining.endpoint) == "10.0.0.1:29400"
     assert (machines_of(join="10.0.0.1", nodes=3).number, joining.least) == (3, 2)
 
 
@@ -62,13 +63,13 @@ def slurm(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
 def test_in_a_slurm_step_nobody_is_told_anything(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
     slurm(monkeypatch, NODEID=index)
     node = machines_of()
-    assert node.is_multi_node and not node.command_to_join and node.is_first == (index == "0")
+    assert not node.command_to_join and node.is_first == (index == "0")
     assert (node.number, node.least, str(node.endpoint)) == (2, 2, "10.0.0.9:29442")
 
 
 def test_a_slurm_step_of_one_node_is_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     slurm(monkeypatch, STEP_NUM_NODES="1", STEP_NUM_TASKS="1")
-    assert not machines_of().is_multi_node
+    assert machines_of() == Machines()
 
 
 def test_a_slurm_step_that_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,12 +84,6 @@ def test_a_slurm_step_that_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fewer_than_there_are() -> None:
     with pytest.raises(UserError, match="min_nodes"):
         config_of(nodes=2, min_nodes=3)
-
-
-@pytest.mark.parametrize("joins", [["--join", "a:1"], ["--join=a:1"], ["--host", "b", "--join", "a:1"]])
-def test_the_options_of_one_machine_are_not_handed_on(joins: list[str]) -> None:
-    given = ["--set", "nodes=2", *joins, "--redo"]
-    assert without_values(given, ("--join", "--host")) == ["--set", "nodes=2", "--redo"]
 
 
 @pytest.mark.parametrize(
