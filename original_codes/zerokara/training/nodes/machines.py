@@ -121,19 +121,15 @@ def own_address() -> str:
     try:
         return address_towards(_ANYWHERE)
     except OSError:
-        rule = f"this machine has no default route to tell its address by; it has {', '.join(interfaces())}"
+        rule = f"this machine has no default route to tell its address by; it has {', '.join(own_addresses())}"
         remedy = "name the one that the other machines reach: --host 10.0.0.1"
         raise UserError(Fault(HOST, rule, remedy=remedy)) from None
 
 
-def interfaces() -> dict[str, str]:
-    """The network interface of each address of this machine, as gloo and NCCL want it named."""
-    return {
-        each.address.partition("%")[0]: name  # fe80::1%eth0
-        for name, addresses in psutil.net_if_addrs().items()
-        for each in addresses
-        if each.family in (socket.AF_INET, socket.AF_INET6)
-    }
+def own_addresses() -> list[str]:
+    """The addresses of this machine, IPv4 and IPv6."""
+    found = [each for addresses in psutil.net_if_addrs().values() for each in addresses]
+    return [each.address for each in found if each.family in (socket.AF_INET, socket.AF_INET6)]
 
 
 def _num_slurm_nodes() -> int:

@@ -8,7 +8,7 @@ rendezvous holds pickles: the network between the machines must be theirs alone.
 from __future__ import annotations
 
 import contextlib
-import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -21,8 +21,9 @@ import orjson
 from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 
 from zerokara.errors import Fault, RunError, UserError
+from zerokara.model import loopback
 from zerokara.progress import plural
-from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, interfaces
+from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, own_addresses
 from zerokara.training.processes import folder_sharing
 
 CONNECT_SECONDS = 300.0
@@ -99,10 +100,9 @@ class Meeting:
         Each leaves a file in the folder, or where there is none beside it, and looks for those of the others.
         """
         run_dir.parent.mkdir(parents=True, exist_ok=True)
-        place, attempt = run_dir if run_dir.exists() else run_dir.parent, self.wait_for("attempt")
-        probes = [place / f".{run_dir.name}.{attempt}-{index}.partial" for index in range(self.count)]
-        probes[self.index].write_bytes(b"")
-        self.gather("probed")
+        own = (run_dir if run_dir.exists() else run_dir.parent) / f".{run_dir.name}.{secrets.token_hex(8)}.partial"
+        own.write_bytes(b"")
+        probes = [own.with_name(name) for name in self.gather("probe", own.name)]
         seen = [index for index, probe in enumerate(probes) if probe.exists()]
         self.gather("looked")
         self.folder = seen[0]
@@ -114,16 +114,8 @@ class Meeting:
         return True
 
     def environment(self) -> dict[str, str]:
-        """Return environment variables of the training processes: their network interface, and who shares the folder.
-
-        gloo and NCCL are bound to the interface by which the other machines are reached.
-        """
-        interface = interfaces()[self.address]
-        return {
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or interface,
-            "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME") or f"={interface}",
-            folder_sharing.VARIABLE: str(self.folder),
-        }
+        """Return environment variables of the training processes: their network, and who shares the folder."""
+        return {**loopback.environment(self.address), folder_sharing.VARIABLE: str(self.folder)}
 
 
 @contextlib.contextmanager
@@ -134,8 +126,9 @@ def meet(machines: Machines) -> Iterator[Meeting]:
         UserError: the first machine cannot listen at its address, or nobody does there.
         RunError: the run has started without this machine.
     """
-    endpoint, machines.has_met = machines.endpoint, True
+    endpoint = machines.endpoint
     assert endpoint is not None
+    machines.has_met = True
     if machines.is_first:
         server = _listening(endpoint)
         print(f"waiting for {plural(machines.number - 1, 'more machine')} at {endpoint}", flush=True)
@@ -149,7 +142,6 @@ def meet(machines: Machines) -> Iterator[Meeting]:
     meeting = Meeting(store, endpoint, address_towards(endpoint.host), index, machines.least)
     try:
         if machines.is_first:
-            meeting.publish("attempt", f"{time.time_ns():x}")
             meeting.publish("count", _count_arriving(store, machines.number, machines.least))
         meeting.count = meeting.wait_for("count", seconds=float("inf"))
         if index >= meeting.count:
@@ -195,7 +187,7 @@ def _listening(endpoint: Endpoint) -> TCPStore:
         return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=fd)
     except (RuntimeError, OSError) as error:
         rule = f"this machine cannot listen there ({str(error).splitlines()[0]})"
-        remedy = f"name a port that is free, e.g. {port + 1}, at one of its addresses: {', '.join(interfaces())}"
+        remedy = f"name a port that is free, e.g. {port + 1}, at one of its addresses: {', '.join(own_addresses())}"
         raise UserError(Fault(HOST, rule, value=str(endpoint), remedy=remedy)) from error
 
 

@@ -110,7 +110,7 @@ def test_what_is_no_endpoint_is_refused(text: str) -> None:
 
 def test_the_address_is_that_of_the_route(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machines.address_towards("127.0.0.1") == "127.0.0.1"
-    assert machines.interfaces()["127.0.0.1"] == "lo"
+    assert "127.0.0.1" in machines.own_addresses()
 
     def unreachable(host: str) -> str:
         raise OSError("Network is unreachable")
