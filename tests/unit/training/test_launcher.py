@@ -80,6 +80,11 @@ def test_a_second_ctrl_c_kills_at_once(capfd: pytest.CaptureFixture[str]) -> Non
             assert started.wait(30) == -signal.SIGKILL
 
 
+def test_a_request_before_there_are_processes_ends_this_one() -> None:
+    with pytest.raises(KeyboardInterrupt), supervision.SignalForwarding():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 @pytest.mark.parametrize(("before", "after", "word"), [(3, 4, " 1 "), (3, 3, "outside"), (None, None, "dmesg")])
 def test_a_killed_process_is_reported_with_the_evidence(
     before: int | None, after: int | None, word: str, monkeypatch: pytest.MonkeyPatch

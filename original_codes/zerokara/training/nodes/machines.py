@@ -48,7 +48,7 @@ class Endpoint(NamedTuple):
         """
         with contextlib.suppress(ValueError):
             parts = urlsplit(f"//{text}")
-            if parts.hostname and parts.port != 0:
+            if parts.netloc == text and parts.hostname and parts.port != 0:
                 return cls(parts.hostname, parts.port or DEFAULT_PORT)
         rule = "must be the first machine's address and port, as its own start prints them"
         raise UserError(Fault(option, rule, value=text, remedy=f"e.g. {option} 10.0.0.1:{DEFAULT_PORT}"))
