@@ -110,7 +110,7 @@ class Meeting:
             print(f"the run folder {run_dir} is shared with machine {self.folder}", flush=True)
             return False
         for index in seen:
-            probes[index].unlink()
+            probes[index].unlink(missing_ok=True)
         return True
 
     def environment(self) -> dict[str, str]:
