@@ -178,8 +178,10 @@ def test_too_many_epochs_are_refused_with_the_tables_numbers(made) -> None:  # t
     (fault,) = epochs_faults(config)
     assert (fault.key, fault.value) == ("max_epochs_per_source", 8.5)
     assert all(number in fault.rule for number in ("a.jsonl", "803", "7,200", "9.00"))
-    assert "6,800" in fault.remedy and "max_epochs_per_source to 9" in fault.remedy
+    assert "6,800" in fault.remedy and "max_epochs_per_source: 9" in fault.remedy
     config, _ = made(STAGES, "train_tokens=9600", "order=sequential", "max_epochs_per_source=9")
     assert not epochs_faults(config)
-    names = [fault.rule.split(":")[1].split(",")[0] for fault in epochs_faults(made("train_tokens=90000")[0])]
-    assert names == [" a.jsonl has 803 tokens", " b.jsonl has 4", " c.jsonl has 330 tokens"]
+    taken = [
+        fault.rule.partition(" of the ")[2].split(",")[0] for fault in epochs_faults(made("train_tokens=90000")[0])
+    ]
+    assert taken == ["803 tokens of a.jsonl", "4", "330 tokens of c.jsonl"]

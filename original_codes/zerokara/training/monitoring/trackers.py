@@ -37,7 +37,7 @@ Values = Mapping[str, float | str]
 """Numbers of a step by the name of their curve, and texts, in Markdown."""
 
 _PLOTS_MODULE = "zerokara.training.monitoring.plots"
-_DRAWING_SECONDS = 300.0
+_DRAWING_SECONDS = 120.0
 """Most time for one drawing, which has the lowest priority as long as the run is trained."""
 _PAUSE_SECONDS = 60.0
 """Least time from one drawing to the next."""
@@ -66,12 +66,13 @@ class Plots:
         self._started = 0.0
 
     def show(self, step: int, values: Values) -> None:
-        """Draw what is recorded so far if this is a validation, unless a drawing is running or has just ended."""
+        """Draw what is recorded so far if this is a validation, unless a drawing is running or has just begun.
+
+        One that fails is followed by the next; the last tells.
+        """
         if not step or not any(name.startswith("valid/") for name in values):
             return
         if self._drawing is None or (self._drawing.done() and time.monotonic() >= self._started + _PAUSE_SECONDS):
-            if self._drawing is not None:
-                self._drawing.result()
             self._started, self._drawing = time.monotonic(), self._thread.submit(self._draw, 19)
 
     def close(self) -> None:

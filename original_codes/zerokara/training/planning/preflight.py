@@ -12,7 +12,7 @@ from zerokara.config.data import DataOrderSettings
 from zerokara.config.optim import ScheduleSettings
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.errors import Fault
-from zerokara.progress import bytes_text, count_text, seconds_text
+from zerokara.progress import bytes_text, count_text, plural, seconds_text
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.planning import schedule
 from zerokara.training.planning.consumption import SourceUse, stage_title
@@ -29,9 +29,8 @@ _CHECKED_IDS = 1 << 20
 def faults(plan: RunPlan, earlier: EarlierRun | None, take: str) -> Iterator[Fault]:
     """Check what a run needs before torch is loaded; `earlier` is what it resumes, `take` converts what is there."""
     config = plan.requested
-    yield from hours_faults(
-        config, plan.checkpoint_bytes, earlier.state.seconds if earlier and earlier.state else 0.0, take
-    )
+    trained_seconds = earlier.state.seconds if earlier and earlier.state else 0.0
+    yield from hours_faults(config, plan.checkpoint_bytes, trained_seconds, take)
     yield from disk_faults(plan, len(earlier.steps) if earlier else 0)
     yield from epochs_faults(config, plan.consumption.sources)
     yield from id_faults(plan)
@@ -44,10 +43,7 @@ def hours_faults(config: ScheduleSettings, checkpoint_bytes: int, trained_second
         yield config.fault("max_hours", rule, f"{schedule.RAISE}; or take what is there: {take}")
     needed = schedule.leave_seconds(checkpoint_bytes)
     if config.max_hours_per_start != "auto" and config.max_hours_per_start * HOUR <= needed:
-        rule = (
-            f"leaves no time to train: {seconds_text(config.max_hours_per_start * HOUR)}, of which the last "
-            f"{seconds_text(needed)} are kept for saving and leaving"
-        )
+        rule = f"leaves no time to train: {seconds_text(needed)} are kept for saving and leaving"
         yield config.fault("max_hours_per_start", rule, "ask for more time")
 
 
@@ -90,15 +86,11 @@ def epochs_faults(config: DataOrderSettings, sources: tuple[SourceUse, ...]) -> 
     limit = config.max_epochs_per_source
     for use in sources:
         if use.epochs > limit:
-            rule = (
-                f"would be exceeded: {use.name} has {use.available_tokens:,} tokens, the run uses "
-                f"{use.used_tokens:,}, {use.epochs:.2f} epochs"
-            )
-            remedy = (
-                f"let the run use at most {math.floor(use.used_tokens * limit / use.epochs):,} tokens of it (a lower "
-                "weight, fewer train_tokens), give it more text, or set max_epochs_per_source to "
-                f"{math.ceil(use.epochs)}"
-            )
+            taken = f"{use.used_tokens:,} of the {use.available_tokens:,} tokens of {use.name}"
+            rule = f"would be exceeded: the run takes {taken}, {use.epochs:.2f} epochs"
+            most = math.floor(use.used_tokens * limit / use.epochs)
+            remedy = f"let it take at most {most:,} (a lower weight, fewer train_tokens), give it more text, or set "
+            remedy += f"max_epochs_per_source: {math.ceil(use.epochs)}"
             others = ("train_tokens", "epochs", "source_weights", "stages")
             yield config.fault("max_epochs_per_source", rule, remedy, others)
 
@@ -110,14 +102,10 @@ def memory_faults(forecast: MemoryForecast, given: TrainingSettings) -> Iterator
     """
     for pool in forecast.pools:
         if pool.needed_bytes(1) > pool.available_bytes:
-            several = pool.num_processes > 1
-            needing = f"{pool.num_processes} training processes need" if several else "a training process needs"
-            rule = (
-                f"{needing} at least {bytes_text(pool.needed_bytes(1))} of {pool.name}, "
-                f"and this machine has {bytes_text(pool.available_bytes)}"
-            )
+            needed, there = bytes_text(pool.needed_bytes(1)), bytes_text(pool.available_bytes)
+            processes = plural(pool.num_processes, "process", "processes")
             key, remedy = forecast.remedy()
-            yield given.fault(key, rule, remedy)
+            yield given.fault(key, f"needs at least {needed} of {pool.name} for {processes}; there is {there}", remedy)
 
 
 def id_faults(plan: RunPlan) -> Iterator[Fault]:
