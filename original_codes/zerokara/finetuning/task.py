@@ -78,7 +78,6 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
         tokens = ExampleTokens(files.train.prefix)
         target = target_length(tokens.read_lengths, tokens.learned_lengths, length)
         made = made.model_copy(update={"packed_target_length": target})
-        made._origin = config._origin
     return made
 
 

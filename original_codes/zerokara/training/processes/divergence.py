@@ -1,11 +1,8 @@
 """The check that processes hold the same weights, bit for bit, before each validation and each save.
 
-Compared are the weights that the processes compute with: in a data-parallel group all that is not partitioned, in a
-tensor-parallel group what is replicated. Under ZeRO 3 that is what stays unpartitioned at rest, the small parameters
-(DeepSpeed's `stage3_param_persistence_threshold`), norms and biases among them; the others exist once, and have nothing
-to differ from.
-
-Each process computes one checksum per parameter, and one all-gather lets all of them judge alike.
+Compared are the weights that the processes compute with, by one checksum per parameter: in a data-parallel group all
+that is not partitioned, in a tensor-parallel group what is replicated. Under ZeRO 3 that is what stays unpartitioned at
+rest, the small parameters (DeepSpeed's `stage3_param_persistence_threshold`), norms and biases among them.
 """
 
 from __future__ import annotations
