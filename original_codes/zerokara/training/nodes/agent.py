@@ -198,7 +198,7 @@ class NodeAgent(LocalElasticAgent):
         torch's own would take any failed process for the first, and wait for forked ones to answer.
         """
         assert self._pcontext is not None
-        if self._heartbeat is not None and (lost := self._heartbeat.lost()):
+        if self._heartbeat is not None and (lost := self._lost()):
             supervision.kill(self.forwarding.pids)
             print(f"{lost}: the processes of this machine were killed", file=sys.stderr, flush=True)
             if not self._heartbeat.reaches_store:
@@ -206,9 +206,6 @@ class NodeAgent(LocalElasticAgent):
                     f"{lost}: it was switched off, or the network is cut. Its checkpoints are whole: start all "
                     "machines again, and they go on from the newest"
                 )
-            assert self._meeting is not None
-            if self._meeting.index == 0:
-                self._meeting.mark_departed()
             return RunResult(state=WorkerState.UNHEALTHY)
         if isinstance(self._pcontext, MultiprocessContext):
             assert self._pcontext._pc is not None
@@ -252,8 +249,15 @@ class NodeAgent(LocalElasticAgent):
         if self._heartbeat is not None and (count := self._worker_group.group_world_size):
             with contextlib.suppress(RuntimeError):
                 self._round.add("done", 1)
-                while self._round.add("done", 0) < count and not self._heartbeat.lost():
+                while self._round.add("done", 0) < count and not self._lost():
                     time.sleep(0.2)
+
+    def _lost(self) -> str:
+        """Return what the heartbeat has lost; the first machine does not wait for that one to leave."""
+        lost = self._heartbeat.lost() if self._heartbeat is not None else ""
+        if lost and self._meeting is not None and self._meeting.index == 0:
+            self._meeting.mark_departed()
+        return lost
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:
         return Event(state, source)  # torch's own has the host's full name, for which it waits where no DNS answers
