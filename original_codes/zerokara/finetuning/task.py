@@ -135,7 +135,7 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
     examples, tested = ExampleFiles.read(config.output_prefix), checkpoint.best(run_dir) or newest
     if examples.test is not None and not _is_tested(run_dir, tested.name, config.metric):
         number = examples.test.num_examples
-        opening(f"{commands.title}: reading the {number:,} test examples, once, with {tested.name}")
+        opening(f"{plan.task.title}: reading the {number:,} test examples, once, with {tested.name}")
         if code := spawn(plan, "test", str(tested)):
             raise RunError(f"the test ended with exit code {code}; its messages say why. To test: {commands.resume}")
     if examples.data_format == "messages":  # the export is proved on some of them, too

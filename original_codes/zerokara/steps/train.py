@@ -40,10 +40,10 @@ def step(config: RunConfig, options: command.Options, task: Task = PRETRAINING) 
         launching.check_fits(plan, starts=True)
         resume_proof.prove(plan, options.verify_resume)
     elif options.evaluate is not None:
-        launching.evaluate(config, task, task.title, options.evaluate)
+        launching.evaluate(config, task, options.evaluate)
     else:
         machines = Machines.of(config, options.join, options.host, command.again(options.argv))
-        commands = Commands(task.title, options.again, _next(config, options))
+        commands = Commands(options.again, _next(config, options))
         try:
             launching.train(config, task, commands, machines, options.redo, options.dry_run)
         except UserError as error:

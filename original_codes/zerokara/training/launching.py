@@ -51,10 +51,8 @@ _OF_MICRO_BATCH |= {"activation_checkpointing"}
 
 @dataclass(frozen=True)
 class Commands:
-    """What the step is called, and what a person types after it."""
+    """What a person types after the step."""
 
-    title: str
-    """At the head of its plan."""
     resume: str
     """Resumes the run."""
     convert: str
@@ -78,11 +76,8 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
         plan = run_plan.make_plan(config, kept=resumed.requested if resumed else None, nodes=machines.number, task=task)
         lines = run_folder.check_redo(plan, earlier) if earlier and redo else []
         changes = run_folder.check_same_run(plan, resumed) if resumed else []
-        if resumed and resumed.is_complete(plan.schedule.num_steps):
-            changed = f" (changed since: {', '.join(changes)})" if changes else ""
-            print(
-                f"{commands.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again{changed}"
-            )
+        if resumed and run_folder.is_complete(plan, resumed, changes):
+            print(f"{task.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
             print(f"next: {commands.convert}")
             return
         if faults := list(preflight.faults(plan, resumed, commands.convert)):
@@ -90,7 +85,7 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
         plan = on_this_machine(plan, resumed)
         check_fits(plan, starts=not (resumed and resumed.steps))
         changes += changed_choices(plan, resumed) if resumed else []
-        show(plan, commands.title, [*lines, *(f"changed since this run's last start: {each}" for each in changes)])
+        show(plan, [*lines, *(f"changed since this run's last start: {each}" for each in changes)])
         if dry_run:
             if machines.number > 1:
                 print(f"  this machine alone is tried: start without --dry-run to compare all {machines.number}")
@@ -186,9 +181,9 @@ def changed_choices(plan: RunPlan, earlier: EarlierRun) -> Iterator[str]:
             yield f"learning rate: {verb} from {rate:.2e} at step {step:,} to {planned:.2e}, as the new schedule has it"
 
 
-def show(plan: RunPlan, title: str, lines: Sequence[str]) -> None:
+def show(plan: RunPlan, lines: Sequence[str]) -> None:
     """Print a plan, and further lines below it."""
-    opening(f"{title}: {plan.data.train_prefix} → {plan.run_dir}")
+    opening(f"{plan.task.title}: {plan.data.train_prefix} → {plan.run_dir}")
     device = ("device", plan.devices.text(plan.processes_per_node))
     for name, value in [device, *preflight.plan_rows(plan), *plan.memory.rows()]:
         print(f"  {name:<12}  {value}")
@@ -213,7 +208,7 @@ def _newest_at_end(plan: RunPlan, code: int, commands: Commands) -> Path:
     raise Stopped(f"to resume: {commands.resume}")
 
 
-def evaluate(config: RunConfig, task: Task, title: str, name: str) -> None:
+def evaluate(config: RunConfig, task: Task, name: str) -> None:
     """Evaluate the checkpoint that `name` means (`run_folder.find_checkpoint`) in training processes.
 
     Raises:
@@ -227,7 +222,7 @@ def evaluate(config: RunConfig, task: Task, title: str, name: str) -> None:
     folder = run_folder.find_checkpoint(plan, name)
     plan = on_this_machine(plan, earlier)
     tokens = count_text(plan.data.num_valid_tokens)
-    opening(f"{title}, evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
+    opening(f"{task.title}, evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
     print(f"  {plan.devices.text(plan.num_processes)}")
     if code := spawn(plan, "evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")

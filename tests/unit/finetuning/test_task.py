@@ -15,7 +15,7 @@ from zerokara.finetuning import task
 from zerokara.training.launching import Commands
 from zerokara.training.planning.run_plan import RunPlan
 
-COMMANDS = Commands("step 7", "again", "next")
+COMMANDS = Commands("again", "next")
 
 
 @pytest.fixture

@@ -138,10 +138,6 @@ class EarlierRun:
         """The settings of its newest start, as JSON."""
         return self.plan["requested"]
 
-    def is_complete(self, num_steps: int) -> bool:
-        """Whether these starts have trained so many steps, and their outcome is there."""
-        return self.ended_at is not None and num_steps <= self.ended_at <= max(self.steps, default=0)
-
 
 def look(config: TrainingSettings) -> EarlierRun | None:
     """Look at the run folder; None where nothing was trained: a start that ended before its first step binds nobody.
@@ -202,6 +198,20 @@ def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
         raise UserError(config.fault("output_model_dir", rule, remedy))
     before, wanted = earlier.requested, config.model_dump(mode="json", exclude={*_UNREPORTED})
     return [f"{key}: {before[key]} → {value}" for key, value in wanted.items() if before.get(key, value) != value]
+
+
+def is_complete(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str]) -> bool:
+    """Whether the run folder holds this run, finished. A run that is to be longer resumes instead.
+
+    Raises:
+        UserError: it is finished with other settings; `changes` are those that `check_same_run` found.
+    """
+    if not earlier.ended_at or not plan.schedule.num_steps <= earlier.ended_at <= max(earlier.steps, default=0):
+        return False
+    if effective := [change for change in changes if change.partition(":")[0] not in _MONITORING]:
+        rule = f"holds a finished run of other settings: {'; '.join(effective)}"
+        raise UserError(plan.requested.fault("output_model_dir", rule, "use --redo to set it aside and train again"))
+    return True
 
 
 def check_redo(plan: RunPlan, earlier: EarlierRun) -> list[str]:
