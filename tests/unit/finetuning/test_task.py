@@ -42,7 +42,9 @@ def run(run_dir: Path, newest: int, best: int | None = None, metric: str = "chrf
         folder_of(run_dir, step).mkdir(exist_ok=True)
     if best:
         (run_dir / "best").write_text(f"global_step{best}\n", encoding="utf-8")
-    plan: Any = SimpleNamespace(run_dir=run_dir, resolved=FinetuneRunConfig(metric=metric, packed_length=8))
+    plan: Any = SimpleNamespace(
+        run_dir=run_dir, task=task.FINETUNING, resolved=FinetuneRunConfig(metric=metric, packed_length=8)
+    )
     task.finish(cast(RunPlan, plan), COMMANDS, folder_of(run_dir, newest))
 
 

@@ -208,7 +208,7 @@ def is_complete(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str]) -> b
     """
     if not earlier.ended_at or not plan.schedule.num_steps <= earlier.ended_at <= max(earlier.steps, default=0):
         return False
-    if effective := [change for change in changes if change.partition(":")[0] not in _MONITORING]:
+    if effective := [change for change in changes if change.partition(":")[0] not in _MONITORING | _IN_IDENTITY]:
         rule = f"holds a finished run of other settings: {'; '.join(effective)}"
         raise UserError(plan.requested.fault("output_model_dir", rule, "use --redo to set it aside and train again"))
     return True
