@@ -11,7 +11,6 @@ import torch
 from zerokara import supervision
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import RunError
 from zerokara.training import worker
 from zerokara.training.planning.run_plan import make_plan
 
@@ -20,7 +19,6 @@ from zerokara.training.planning.run_plan import make_plan
     ("error", "code", "message"),
     [
         (None, 0, ""),
-        (RunError("no disk"), 1, "no disk"),
         (MemoryError(), supervision.OUT_OF_MEMORY, "out of memory in process 0 of 1, at micro_batch_size"),
         (RuntimeError(f"[enforce] {worker._CPU_ALLOCATOR}"), supervision.OUT_OF_MEMORY, "out of memory"),
         (RuntimeError("[gloo/transport/tcp/pair.cc] closed by peer"), supervision.LOST_CONNECTION, "lost the others"),
