@@ -30,11 +30,10 @@ from torch.profiler import ProfilerActivity, profile
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loopback
-from zerokara.training import loop, worker
+from zerokara.training import launching, loop, worker
 from zerokara.training.guards import StepRecord
 from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
-from zerokara.training.processes import rendezvous
 
 FIRST_STEP, NUM_STEPS = 4, 2
 NUM_KERNELS = 15
@@ -69,7 +68,7 @@ def main() -> None:
         return train_step(engine, processes, loader, step, *others)
 
     loop.train_step = profiled
-    with rendezvous.held() as variables:
+    with launching.rendezvous() as variables:
         os.environ.update(variables | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
         sys.exit(worker.main([str(plan.run_dir / PLAN_NAME), "train"]))
 

@@ -16,8 +16,7 @@ from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.order import SampleOrder
 from zerokara.tokens.indexed import write_documents
 from zerokara.tokens.layout import TokenPaths
-from zerokara.training.planning.consumption import Consumption, consumption, extent_of
-from zerokara.training.planning.schedule import Schedule
+from zerokara.training.planning.schedule import Consumption, Schedule, consumption, extent_of
 
 
 def write_sources(folder: Path, lengths: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:

@@ -19,6 +19,12 @@ from zerokara.resources import num_oom_kills
 
 PARENT_NAME = "ZEROKARA_LAUNCHER"
 """Environment variable that gives a training process the process id of the launching one."""
+RENDEZVOUS_NAME = "ZEROKARA_RENDEZVOUS"
+"""Environment variable that gives a training process the path of the file where the processes of one machine meet;
+where machines are several, the host and port of their store, and what tells this start of the processes from others."""
+FOLDER_NAME = "ZEROKARA_RUN_FOLDER"
+"""Environment variable that gives a training process the number of the machine that speaks for its run folder, as
+`nodes.meeting` has found it. It stays right where machines are lost or come back."""
 OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""
 LOST_CONNECTION = 13

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from zerokara.model import parallel
-from zerokara.training.processes import rendezvous
+from zerokara.training import launching
 from zerokara.training.processes.joining import init_process_group
 
 
 def answers(num_processes: int, tensor_parallel_size: int, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
     """Call `work` in each of so many processes, joined on a CPU; return what each answered, in no order."""
     read_from, write_to = os.pipe()
-    with rendezvous.held() as place:
+    with launching.rendezvous() as place:
         children = []
         for rank in range(num_processes):
             child = os.fork()

@@ -17,8 +17,7 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import SplitCount, count
 from zerokara.tokens.layout import TokenPaths, bin_path
 from zerokara.training.planning import preflight, recipe, run_folder
-from zerokara.training.planning.consumption import consumption, extent_of, table_lines
-from zerokara.training.planning.schedule import Schedule, num_samples
+from zerokara.training.planning.schedule import Schedule, consumption, extent_of, num_samples, table_lines
 
 WRITE_HELP = "write the tokens of `epochs` epochs into the configuration file as train_tokens, keeping its comments"
 

@@ -32,11 +32,10 @@ from zerokara.progress import bytes_text, count_text, opening, plural, summary
 from zerokara.resources import num_oom_kills
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import preflight, processors, run_folder, run_plan, schedule
-from zerokara.training.planning.consumption import table_lines
 from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, TrialResult, min_activation_bytes
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, Task
-from zerokara.training.processes import rendezvous
+from zerokara.training.planning.schedule import table_lines
 
 if TYPE_CHECKING:  # it imports torch
     from zerokara.training.nodes.meeting import Meeting
@@ -341,7 +340,7 @@ def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path 
         if path is None:
             path = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
             plan.write(path)
-        place, own = held.enter_context(rendezvous.held()), plan.devices.process_environment(plan.processes_per_node)
+        place, own = held.enter_context(rendezvous()), plan.devices.process_environment(plan.processes_per_node)
         held.enter_context(_environment({**network, **own, **place}))
         # Where torch is loaded for the agent alone, the processes are forked, and need not load it once more. Where it
         # is there already it may have used a GPU or threads, with which a process cannot be forked.
@@ -354,6 +353,22 @@ def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path 
     if code == -signal.SIGKILL and meeting is None:
         print(f"failed: {supervision.kill_message(oom_kills_before)}", file=sys.stderr)
     return code
+
+
+@contextlib.contextmanager
+def rendezvous() -> Iterator[dict[str, str]]:
+    """Hold the rendezvous of this machine's processes as long as the block lasts; yield it for their environment.
+
+    torch's usual one is a TCP port, which every user of the machine can reach, and change what is agreed there. This is
+    a file without a name, in memory (memfd_create(2)). Processes open it through /proc, which Linux allows to the same
+    user alone; it is gone with the last one that holds it.
+    """
+    file = os.memfd_create("zerokara_rendezvous")
+    os.fchmod(file, 0o600)
+    try:
+        yield {supervision.RENDEZVOUS_NAME: f"/proc/{os.getpid()}/fd/{file}"}
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager

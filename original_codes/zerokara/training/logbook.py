@@ -22,8 +22,8 @@ from zerokara.training.evaluation import ValidationResult
 from zerokara.training.guards import StepRecord, bad_sample_text
 from zerokara.training.monitoring.metrics import Recorder, Tracker
 from zerokara.training.monitoring.trackers import Plots, TensorBoard, WeightsAndBiases
-from zerokara.training.planning.consumption import stage_messages
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.planning.schedule import stage_messages
 from zerokara.training.processes.joining import Processes, peak_memory
 from zerokara.training.sampling import Sample
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 
 import psutil
 import torch
@@ -20,19 +23,61 @@ from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training.compute.engine import Engine
 from zerokara.training.evaluation import Validation, of_loss
-from zerokara.training.guards import StepGuard, StepRecord, TooManySkippedSteps, find_bad_samples
+from zerokara.training.guards import (
+    DivergenceCheck,
+    ProcessesDiverged,
+    StepGuard,
+    StepRecord,
+    TooManySkippedSteps,
+    find_bad_samples,
+)
 from zerokara.training.logbook import Logbook
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import reason_to_stop
-from zerokara.training.processes import folder_sharing
-from zerokara.training.processes.divergence import DivergenceCheck, ProcessesDiverged
-from zerokara.training.processes.joining import Processes, join
-from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
-from zerokara.training.processes.stopping import StopRequest
+from zerokara.training.processes.joining import Processes, join, shared_folder
 from zerokara.training.run import StepBatches, newest_checkpoint, open_run, state_of
 from zerokara.training.sampling import Sampler
 from zerokara.training.saving import Saver
+
+STOP_NAME = "STOP"
+"""``touch STOP`` in the run folder asks, from any machine that sees it."""
+_SIGNAL_NAMES = {int(signal.SIGINT): "Ctrl-C (SIGINT)"}
+
+
+class StopRequest:
+    """Whether this process was asked to stop, by SIGTERM, SIGINT (Ctrl-C), or in the first process other `reasons`.
+
+    The processes agree in the sum of each step's loss, and save at the end of the step. A second Ctrl-C exits at once,
+    as does any request before the first step, when there is nothing to save.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Who asked; empty while nobody has."""
+        self.at_once = True
+        """Whether there is nothing to save yet, so that a request does not wait for the end of a step."""
+        self.reasons: list[Callable[[], str]] = []
+        """Asked after each step, in the first process: each returns a reason to stop, or nothing."""
+        signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGINT, self._handle)
+
+    def watch_file(self, path: Path) -> None:
+        """Take a file that appears for a request; one that is there was meant for an earlier start, and is deleted."""
+        path.unlink(missing_ok=True)
+        self.reasons.append(lambda: f"the file {path}" if path.exists() else "")
+
+    def poll(self) -> bool:
+        """Whether this process has a request."""
+        for reason in self.reasons:
+            self.reason = self.reason or reason()
+        return bool(self.reason)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        again = bool(self.reason) and number == signal.SIGINT
+        self.reason = self.reason or _SIGNAL_NAMES.get(number, signal.Signals(number).name)
+        if again or self.at_once:
+            raise KeyboardInterrupt(self.reason)
 
 
 class Trainer:
@@ -51,7 +96,7 @@ class Trainer:
         config, self._stop_after = plan.resolved, stop_after
         self.stop = stop = StopRequest()
         self.processes = processes = join(plan)
-        sharing = folder_sharing.find(processes)
+        sharing = shared_folder(processes)
         self._held = contextlib.ExitStack()
         if sharing.leads:
             self._held.enter_context(run_folder.lock(plan.run_dir))

@@ -31,8 +31,7 @@ from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.engine import Engine, load_state
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining
-from zerokara.training.processes.folder_sharing import FolderSharing
-from zerokara.training.processes.joining import Processes
+from zerokara.training.processes.joining import FolderSharing, Processes
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from zerokara.errors import RunError
 from zerokara.progress import seconds_text
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.engine import master_weights, optimizer_state
-from zerokara.training.processes.folder_sharing import FolderSharing
+from zerokara.training.processes.joining import FolderSharing
 from zerokara.training.run import Run
 
 RETRY_SECONDS = 5.0

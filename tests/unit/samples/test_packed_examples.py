@@ -184,8 +184,7 @@ def test_a_validation_has_room_for_longer_examples_and_takes_the_first_tokens(tm
 
 
 def test_a_run_counts_positions_as_tokens(tmp_path: Path) -> None:
-    from zerokara.training.planning.consumption import consumption
-    from zerokara.training.planning.schedule import Schedule
+    from zerokara.training.planning.schedule import Schedule, consumption
 
     train = write_examples(tmp_path / "train", decoder_examples(200))
     data = ExampleData(train, DECODER, False, PAD, seed=1, num_valid_tokens=7)

@@ -15,11 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zerokara.training.processes import rendezvous
+from zerokara.training import launching
 
 PROCESS = """
 import sys, torch.distributed
-from zerokara.training.processes import joining, rendezvous
+from zerokara.training import launching
+from zerokara.training.processes import joining
 joining.ANSWER_SECONDS = 3
 rank = int(sys.argv[1])
 while line := sys.stdin.readline():
@@ -28,7 +29,7 @@ while line := sys.stdin.readline():
     if torch.distributed.is_initialized():
         torch.distributed.new_group()
     else:
-        torch.distributed.init_process_group("gloo", init_method=rendezvous.init_method(), rank=rank, world_size=2)
+        torch.distributed.init_process_group("gloo", init_method=joining.init_method(), rank=rank, world_size=2)
     joining.secure_groups()
     print("proved", flush=True)
 """
@@ -38,7 +39,7 @@ while line := sys.stdin.readline():
 @pytest.fixture
 def processes(root: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """Two processes that have loaded torch and wait for a line before they connect."""
-    with rendezvous.held() as told:
+    with launching.rendezvous() as told:
         started = []
         for rank in range(2):
             place = {"RANK": str(rank), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}

@@ -13,8 +13,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault
 from zerokara.training.planning import preflight
-from zerokara.training.planning.consumption import extent_of, stage_messages, table_lines
-from zerokara.training.planning.schedule import Schedule
+from zerokara.training.planning.schedule import Schedule, extent_of, stage_messages, table_lines
 
 TOTALS = (803, 4005, 330)  # 100, 500 and 41 sequences of 8
 STAGES = "stages=[{tokens: 9600, source_weights: [3, 1, 0]}, {name: finish, tokens: rest, source_weights: [0, 1, 1]}]"

@@ -10,7 +10,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.processes.divergence import DivergenceCheck, ProcessesDiverged, checksum
+from zerokara.training.guards import DivergenceCheck, ProcessesDiverged, checksum
 
 SMALL = ["num_layers=1", "hidden_size=16", "num_attn_heads=2", "seq_len=8"]
 MATRIX, NORM = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.final_layernorm.weight"

@@ -15,8 +15,10 @@ import psutil
 import pytest
 from torch.distributed import FileStore
 
+from zerokara import supervision
 from zerokara.model import loopback
-from zerokara.training.processes import rendezvous
+from zerokara.training import launching
+from zerokara.training.processes import joining
 
 GLOO = """
 import os, psutil, torch.distributed
@@ -32,12 +34,12 @@ CLONE_NEWUTS = 0x04000000
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """A rendezvous that is held, and given to this process as to one that was started."""
-    with rendezvous.held() as variables:
+    with launching.rendezvous() as variables:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        rendezvous.init_method.cache_clear()
+        joining.init_method.cache_clear()
         yield variables
-    rendezvous.init_method.cache_clear()
+    joining.init_method.cache_clear()
 
 
 def listening() -> set[int]:
@@ -45,7 +47,7 @@ def listening() -> set[int]:
 
 
 def test_processes_share_the_store_and_open_no_port(environment: dict[str, str]) -> None:
-    before, method = listening(), rendezvous.init_method()
+    before, method = listening(), joining.init_method()
     assert method and method.startswith("file:///proc/self/fd/")
     path = method.removeprefix("file://")
     one, other = FileStore(path, 2), FileStore(path, 2)
@@ -55,25 +57,25 @@ def test_processes_share_the_store_and_open_no_port(environment: dict[str, str])
 
 
 def test_the_rendezvous_outlives_the_process_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    rendezvous.init_method.cache_clear()
-    with rendezvous.held() as environment:
-        monkeypatch.setenv(rendezvous.VARIABLE, environment[rendezvous.VARIABLE])
-        method = rendezvous.init_method()
+    joining.init_method.cache_clear()
+    with launching.rendezvous() as environment:
+        monkeypatch.setenv(supervision.RENDEZVOUS_NAME, environment[supervision.RENDEZVOUS_NAME])
+        method = joining.init_method()
         assert method
     store = FileStore(method.removeprefix("file://"), 1)
     store.set("word", "said")
     assert store.get("word") == b"said"
-    rendezvous.init_method.cache_clear()
+    joining.init_method.cache_clear()
 
 
 def test_a_process_without_a_rendezvous_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(rendezvous.VARIABLE, raising=False)
-    rendezvous.init_method.cache_clear()
-    assert rendezvous.init_method() is None
+    monkeypatch.delenv(supervision.RENDEZVOUS_NAME, raising=False)
+    joining.init_method.cache_clear()
+    assert joining.init_method() is None
 
 
 def test_another_user_cannot_open_it(environment: dict[str, str]) -> None:
-    path = environment[rendezvous.VARIABLE]
+    path = environment[supervision.RENDEZVOUS_NAME]
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert subprocess.run(["cat", path], capture_output=True).returncode == 0
     if os.geteuid() == 0:  # who may become another user

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.training.processes.stopping import StopRequest
+from zerokara.training.loop import StopRequest
 
 
 @pytest.fixture

@@ -48,7 +48,6 @@ from zerokara import supervision
 from zerokara.errors import INTERRUPTED, RunError
 from zerokara.training.nodes.meeting import LostFirstMachine, Meeting
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import rendezvous
 
 RETURN_SECONDS = 600
 """How long the others wait for a lost machine to come back, where they are too few without it."""
@@ -177,7 +176,7 @@ class NodeAgent(LocalElasticAgent):
         hosts = {index: self._round.get(f"host/{index}").decode() for index in range(count) if index != rank}
         start = self._round.compare_set("start", "", str(time.time_ns())).decode()
         host, port = self._meeting.endpoint
-        os.environ[rendezvous.VARIABLE] = f"{host} {port} {start}"
+        os.environ[supervision.RENDEZVOUS_NAME] = f"{host} {port} {start}"
         handler.num_waiting = 0  # who waited is in now
         self._heartbeat = Heartbeat(self._round.clone(), rank, hosts, handler.look)
 

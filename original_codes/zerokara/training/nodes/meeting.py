@@ -20,11 +20,11 @@ from typing import Any
 import orjson
 from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 
+from zerokara import supervision
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.model import loopback
 from zerokara.progress import plural
 from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, own_addresses
-from zerokara.training.processes import folder_sharing
 
 CONNECT_SECONDS = 300.0
 """How long a machine waits for the first one to be there: it may be started later."""
@@ -115,7 +115,7 @@ class Meeting:
 
     def environment(self) -> dict[str, str]:
         """Return environment variables of the training processes: their network, and who shares the folder."""
-        return {**loopback.environment(self.address), folder_sharing.VARIABLE: str(self.folder)}
+        return {**loopback.environment(self.address), supervision.FOLDER_NAME: str(self.folder)}
 
 
 @contextlib.contextmanager

@@ -15,11 +15,10 @@ from zerokara.errors import Fault
 from zerokara.progress import bytes_text, count_text, plural, seconds_text
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.planning import schedule
-from zerokara.training.planning.consumption import SourceUse, stage_title
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import RunPlan, baseline_text
-from zerokara.training.planning.schedule import HOUR
+from zerokara.training.planning.schedule import HOUR, SourceUse, stage_title
 
 _HEAD_TOKENS = 24
 _CHECKED_IDS = 1 << 20

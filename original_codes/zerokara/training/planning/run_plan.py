@@ -34,10 +34,9 @@ from zerokara.tokens.layout import TokenPaths
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.updater import UpdaterName, load_template, with_hierarchy
 from zerokara.training.planning import recipe
-from zerokara.training.planning.consumption import Consumption, consumption, extent_of
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
-from zerokara.training.planning.schedule import Schedule, num_samples
+from zerokara.training.planning.schedule import Consumption, Schedule, consumption, extent_of, num_samples
 
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""

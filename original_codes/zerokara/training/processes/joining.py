@@ -10,6 +10,7 @@ import itertools
 import os
 import resource
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.training.planning import processors
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import rendezvous
 
 POLL_SECONDS = 0.05
 """Between two looks for a message."""
@@ -107,6 +107,36 @@ class Processes:
         return str(store.get("text").decode())
 
 
+@dataclass(frozen=True)
+class FolderSharing:
+    """The processes that see this process's run folder: machines may share a disk or each have their own.
+
+    Together they write one checkpoint, a share each. So each folder gets a whole one, every machine that is left can go
+    on, and one that lacks it (it is new, or its disk was full) gets the tensors from one that has it.
+    """
+
+    ranks: tuple[int, ...]
+    index: int
+    """This process among them."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process speaks for the folder."""
+        return self.index == 0
+
+    @property
+    def host(self) -> str:
+        """The machine's name."""
+        return socket.gethostname()
+
+
+def shared_folder(processes: Processes) -> FolderSharing:
+    """Find out who shares this process's run folder, from what its machine was told; every process must call it."""
+    folders = processes.numbers_of_all(int(os.environ.get(supervision.FOLDER_NAME, "0")))
+    ranks = tuple(rank for rank, folder in enumerate(folders) if folder == folders[processes.rank])
+    return FolderSharing(ranks, ranks.index(processes.rank))
+
+
 def join(plan: RunPlan) -> Processes:
     """Become one of the processes of a run: take a device, and form the process groups.
 
@@ -130,7 +160,7 @@ def join(plan: RunPlan) -> Processes:
 
 
 def init_process_group(device: torch.device) -> None:
-    """Join the processes that the launcher started (RANK, WORLD_SIZE), at the `rendezvous`; once only.
+    """Join the processes that the launcher started (RANK, WORLD_SIZE), at their rendezvous; once only.
 
     Without one at MASTER_ADDR and MASTER_PORT, as torchrun has it. A lone process opens no port.
     """
@@ -140,18 +170,37 @@ def init_process_group(device: torch.device) -> None:
     store: Store | None = None
     if count == 1:
         store = HashStore()
-    elif address := rendezvous.store_address():  # of the first of several machines
+    elif address := store_address():  # of the first of several machines
         host, port, attempt = address
         store = PrefixStore(f"processes/{attempt}", TCPStore(host, port, is_master=False, timeout=TIMEOUT))
     torch.distributed.init_process_group(
         "nccl" if is_cuda else "gloo",
-        init_method=None if store else rendezvous.init_method() or "env://",
+        init_method=None if store else init_method() or "env://",
         store=store,
         timeout=TIMEOUT,
         rank=0 if count == 1 else int(os.environ["RANK"]),
         world_size=count,
         device_id=device if is_cuda and count > 1 else None,
     )
+
+
+def store_address() -> tuple[str, int, str] | None:
+    """Return host, port and start of the store of several machines; None on one, and where nothing was given."""
+    match os.environ.get(supervision.RENDEZVOUS_NAME, "").split(" "):
+        case [host, port, start]:
+            return host, int(port), start
+    return None
+
+
+@functools.cache
+def init_method() -> str | None:
+    """torch.distributed's init_method, in a process that was given a rendezvous; None in another.
+
+    The file is kept open from here on and outlives the process that made it: should that one be killed, the training
+    processes still save.
+    """
+    path = "" if store_address() else os.environ.get(supervision.RENDEZVOUS_NAME, "")
+    return f"file:///proc/self/fd/{os.open(path, os.O_RDWR)}" if path else None
 
 
 def require_answers(host_group: ProcessGroup | None = None) -> None:
@@ -179,7 +228,7 @@ def secure_groups() -> None:
     Libraries make groups with torch's own time-outs, 10 minutes for NCCL. And gloo trusts whoever connects to its ports
     first, and every user of the machine can connect. So once a group has its connections, and before anything is
     computed with them, each process sends each other one a keyed hash of the group, of itself and of the other, with a
-    key that only the processes of this `rendezvous` share. NCCL does as much by itself: its peers show a random number
+    key that only the processes of this rendezvous share. NCCL does as much by itself: its peers show a random number
     that they read from the store (NCCL 2.29, bootstrap.cc). Without a rendezvous nobody is authenticated.
 
     Raises:
@@ -195,7 +244,7 @@ def secure_groups() -> None:
 @functools.cache
 def shared_key() -> bytes | None:
     """A random number that the processes of a rendezvous share, and nobody else knows; None without a rendezvous."""
-    if rendezvous.init_method() is None:
+    if init_method() is None:
         return None
     store = distributed_c10d._get_default_store()
     if os.environ["RANK"] == "0":
