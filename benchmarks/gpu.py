@@ -316,12 +316,12 @@ def estimate(settings: list[str], run_dir: Path) -> dict[str, Any]:
     from zerokara.config.loading import load
     from zerokara.config.pretrain_config import PretrainConfig
     from zerokara.training.planning import processors
-    from zerokara.training.planning.memory import ACTIVATION_MARGIN, CUDA_CONTEXT_BYTES
+    from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES
     from zerokara.training.planning.run_plan import make_plan
 
     config = load(PretrainConfig, "/dev/null", [*settings, f"output_model_dir={run_dir}"])
     devices = processors.devices()
-    plan = replace(make_plan(config, 1, devices.precision(config)), devices=devices)
+    plan = replace(make_plan(config, 1), devices=devices).with_settings(precision=devices.precision(config))
     pool = plan.memory.pools[0]
     uncounted = CUDA_CONTEXT_BYTES if torch.cuda.is_available() else 0  # memory_bytes is torch's own count
     return {
@@ -329,7 +329,7 @@ def estimate(settings: list[str], run_dir: Path) -> dict[str, Any]:
         "batch": f"{config.global_batch_size // config.micro_batch} × {config.micro_batch} × {config.seq_len}",
         "precision": plan.resolved.precision,
         "least_bytes": int(pool.needed_bytes(1)) - uncounted,
-        "ample_bytes": int(pool.needed_bytes(ACTIVATION_MARGIN)) - uncounted,
+        "ample_bytes": int(pool.needed_bytes()) - uncounted,
     }
 
 

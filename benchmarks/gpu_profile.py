@@ -46,7 +46,7 @@ def main() -> None:
     report, options = Path(sys.argv[1]), sys.argv[2:]
     settings = [value for option, value in itertools.pairwise(options) if option == "--set"]
     config = load(PretrainConfig, "/dev/null", settings)
-    plan = make_plan(config, 1, processors.devices().precision(config))
+    plan = make_plan(config, 1).with_settings(precision=processors.devices().precision(config))
     run_folder.claim(plan)
     on_gpu = torch.cuda.is_available()
     os.environ.update(loopback.environment() | ({} if on_gpu else {"DS_ACCELERATOR": "cpu"}))

@@ -17,7 +17,6 @@ from zerokara.model.megatron_core import parallel_state
 from zerokara.training.compute import updater
 from zerokara.training.compute.engine import Engine
 from zerokara.training.compute.updater import load_template
-from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes.joining import init_process_group, local_device
 
 
@@ -57,7 +56,7 @@ def require_backend(backend: str) -> None:
 def engine_of(model: Model, settings: PretrainConfig, chosen_for: int = 1) -> Engine:
     """Open an engine for a lone process, with the updater that a run of `chosen_for` data-parallel ranks has."""
     chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, chosen_for)
-    return open_with_weights(model, settings, chosen, load_template(template_path("auto")), local_device())
+    return open_with_weights(model, settings, chosen, load_template("auto"), local_device())
 
 
 def open_with_weights(

@@ -27,7 +27,7 @@ SPARE_BYTES = 60e6
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_save_costs_a_process_its_share(data: dict[str, str], tmp_path: Path, processes: int, stage: int) -> None:
     given = [*SETTINGS, f"num_processes={processes}", f"zero_stage={stage}", f"output_model_dir={tmp_path / 'run'}"]
-    plan = make_plan(load(PretrainConfig, data["config"], given), processes, "fp32")
+    plan = make_plan(load(PretrainConfig, data["config"], given), processes).with_settings(precision="fp32")
     run_folder.claim(plan)
     arguments = [str(tmp_path), str(plan.run_dir / PLAN_NAME)]
     here = str(Path(__file__).parent)

@@ -115,7 +115,7 @@ def _work(job: dict[str, Any]) -> None:
         loaded = _config(job)
         with armed(job["fault"], job["events"]):
             task = FINETUNING if tunes else PRETRAINING
-            plan = make_plan(loaded, 1, processors.devices().precision(loaded), task=task)
+            plan = make_plan(loaded, 1, task=task).with_settings(precision=processors.devices().precision(loaded))
             if job["work"] == ["train"]:
                 run_folder.claim(plan)
                 path = plan.run_dir / PLAN_NAME

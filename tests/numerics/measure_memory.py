@@ -26,7 +26,6 @@ from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.compute.updater import load_template
-from zerokara.training.planning.run_plan import template_path
 
 VOCABULARY = 500
 
@@ -59,7 +58,7 @@ def train(config: PretrainConfig) -> dict[str, int]:
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1)
     first_layer = next(iter(model.all_layers()))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
-    template = load_template(template_path(config.deepspeed_template))
+    template = load_template(config.deepspeed_template)
     engine = open_with_weights(model, config, chosen, template, torch.device("cpu"))
     del model
     within, between = [0], [0]

@@ -33,7 +33,6 @@ from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, 
 from zerokara.training.compute.updater import load_template
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
-from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes.joining import Processes
 from zerokara.training.run import load_batches
 
@@ -56,7 +55,7 @@ def train(config: PretrainConfig, folder: Path, own_tokens: bool) -> dict[str, A
     shape = replace(ModelShape.from_config(config, VOCABULARY), **sizes)
     model = build(shape, seed=1, routing=Routing.from_config(config))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
-    template = load_template(template_path(config.deepspeed_template))
+    template = load_template(config.deepspeed_template)
     engine = open_with_weights(model, config, chosen, template, torch.device("cpu"))
     data = ExampleData(folder / ("pairs" if both else "conversations"), lengths, both, PAD, seed=3)
     layout = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())

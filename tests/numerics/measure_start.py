@@ -32,7 +32,6 @@ from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.engine import Engine, load_state, master_weights
 from zerokara.training.compute.updater import load_template
-from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes.joining import keep_freed_memory
 
 VOCABULARY = 500
@@ -72,7 +71,7 @@ def start(config: PretrainConfig) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     keep_freed_memory(False)
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
-    template = load_template(template_path(config.deepspeed_template))
+    template = load_template(config.deepspeed_template)
     shape = ModelShape.from_config(config, VOCABULARY)
     probe = deepspeed.ops._probe_compatible_ops = mock.Mock(return_value={})
     gc.collect()

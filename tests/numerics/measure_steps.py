@@ -33,7 +33,6 @@ from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, 
 from zerokara.training.compute.updater import load_template
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
-from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes.joining import Processes
 from zerokara.training.run import StepBatches, as_tensors
 
@@ -97,7 +96,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     flash.install()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
-    template = load_template(template_path(config.deepspeed_template))
+    template = load_template(config.deepspeed_template)
     engine = open_with_weights(model, config, chosen, template, torch.device("cpu"))
     generator = torch.Generator().manual_seed(parallel.data_rank())
     guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)

@@ -14,7 +14,6 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.updater import load_template
 from zerokara.training.planning.memory import SAVE_COPY, MemoryForecast, state_bytes
-from zerokara.training.planning.run_plan import template_path
 
 VOCABULARY = 500
 """As in measure_memory.py."""
@@ -61,7 +60,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dic
 def test_the_state_is_the_bytes_of_the_tensors(measured: dict[str, dict[str, int]], name: str) -> None:
     given = [f"{key}={value}" for key, value in settings_of(name).items()]
     loaded = load(PretrainConfig, "/dev/null", given)
-    template = load_template(template_path(loaded.deepspeed_template))
+    template = load_template(loaded.deepspeed_template)
     shape = ModelShape.from_config(loaded, VOCABULARY)
     # As on a GPU: on a CPU a buffer that is not written to is a tensor, and takes no memory.
     # The measured processes do not overlap by themselves: they run on a CPU.

@@ -98,7 +98,7 @@ class Planner:
         forecast = self.local_plan(**size_settings(name), micro_batch_size="auto").memory
         if not forecast.fits:
             forecast = forecast.with_settings(micro_batch_size=1)
-        return forecast.pools[0].ample_bytes, forecast.fits
+        return forecast.pools[0].needed_bytes(), forecast.fits
 
     def num_steps(self, name: SizeName, tokens: float) -> int:
         """Optimizer steps of a size, with the batch of the recipe."""

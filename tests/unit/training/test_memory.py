@@ -288,7 +288,7 @@ def test_a_refusal_names_the_key_that_makes_it_fit() -> None:
 
 
 def test_freed_memory_is_kept_only_where_there_is_plenty() -> None:
-    enough = memory.KEPT_SHARE * forecast_of(TINY).pools[0].ample_bytes / SAFE_SHARE
+    enough = memory.KEPT_SHARE * forecast_of(TINY).pools[0].needed_bytes() / SAFE_SHARE
     assert forecast_of(TINY, main=1.01 * enough).can_keep_freed_memory
     assert not forecast_of(TINY, main=0.99 * enough).can_keep_freed_memory
     assert not forecast_of(TINY, activation_checkpointing="full").can_keep_freed_memory

@@ -31,7 +31,7 @@ GB = 10**9
 def plan(tiny_data: dict[str, str]) -> RunPlan:
     paths = {key: tiny_data[key] for key in ("input_tokenizer_file", "output_prefix", "input_jsonl")}
     settings = config_of(**paths, micro_batch_size="auto", global_batch_size=256, seq_len=32)
-    return make_plan(settings, 1, "fp32").with_settings(micro_batch_size=64)
+    return make_plan(settings, 1).with_settings(precision="fp32", micro_batch_size=64)
 
 
 def on_gpu(plan: RunPlan, gpu_bytes: float) -> RunPlan:

@@ -17,8 +17,8 @@ from zerokara.training.planning.run_plan import RunPlan, make_plan, read_plan
 def plan(tiny_data: dict[str, str]) -> RunPlan:
     stages = "stages=[{tokens: 5000, order: sequential}, {tokens: rest, order: shuffle}]"
     overrides = ["lr=auto", "optimizer=auto", "sample_prompts=[ab, c]", "max_hours=1.5", stages]
-    plan = make_plan(load(PretrainConfig, tiny_data["config"], overrides), 2, "fp32")
-    return plan.with_settings(micro_batch_size=1)
+    plan = make_plan(load(PretrainConfig, tiny_data["config"], overrides), 2)
+    return plan.with_settings(precision="fp32", micro_batch_size=1)
 
 
 def test_what_is_read_is_what_was_planned(plan: RunPlan, tmp_path: Path) -> None:

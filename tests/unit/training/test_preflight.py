@@ -31,7 +31,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def prepared(tiny_data: dict[str, str], *overrides: str) -> run_plan.RunPlan:
-    return run_plan.make_plan(load(PretrainConfig, tiny_data["config"], [*overrides]), 1, "fp32")
+    return run_plan.make_plan(load(PretrainConfig, tiny_data["config"], [*overrides]), 1).with_settings(
+        precision="fp32"
+    )
 
 
 def test_the_head_of_the_data_is_shown_as_text(tiny_data: dict[str, str]) -> None:

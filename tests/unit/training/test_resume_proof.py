@@ -33,7 +33,7 @@ LOSSES = {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.5}
 @pytest.fixture
 def plan(tiny_data: dict[str, str], tmp_path: Path) -> RunPlan:
     options = [f"output_model_dir={tmp_path}/run", "num_processes=1", "micro_batch_size=4"]
-    return make_plan(load(PretrainConfig, tiny_data["config"], options), 1, "fp32")
+    return make_plan(load(PretrainConfig, tiny_data["config"], options), 1).with_settings(precision="fp32")
 
 
 def training(change: float, losses: dict[int, float] = LOSSES) -> Callable[..., int]:

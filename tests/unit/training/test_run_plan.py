@@ -63,16 +63,16 @@ def test_precision_follows_the_hardware_only_when_asked(settings) -> None:  # ty
         assert Devices(computes_bf16=given == "fp32").precision(settings(f"precision={given}")) == given
     config = settings("precision=auto")
     assert [Devices(computes_bf16=each).precision(config) for each in (True, False)] == ["bf16", "fp32"]
-    plan = run_plan.make_plan(config, 1, "fp32")
+    plan = run_plan.make_plan(config, 1).with_settings(precision="fp32")
     assert (plan.resolved.precision, plan.requested.precision) == ("fp32", "auto")
 
 
 def test_without_init_from_nothing_is_imported_for_it(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setitem(sys.modules, "zerokara.huggingface.from_hf", None)  # importing it fails from now on
     monkeypatch.delattr("zerokara.huggingface.from_hf", raising=False)
-    launching.check_fits(run_plan.make_plan(settings(), 1, "fp32"), starts=True)
+    launching.check_fits(run_plan.make_plan(settings(), 1).with_settings(precision="fp32"), starts=True)
     with pytest.raises(ImportError):
-        launching.check_fits(run_plan.make_plan(settings("init_from=a_model"), 1, "fp32"), starts=True)
+        launching.check_fits(run_plan.make_plan(settings("init_from=a_model"), 1), starts=True)
 
 
 def test_a_plan_for_several_machines(settings) -> None:  # type: ignore[no-untyped-def]

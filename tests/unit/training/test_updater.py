@@ -66,9 +66,6 @@ def test_what_crosses_machines_is_said() -> None:
     assert "each 8 ranks" in hierarchical and f"{HIERARCHY_KEY}: 1" in off
 
 
-SHIPPED_TEMPLATE = Path(__file__).resolve().parents[3] / "original_codes" / "ds_config_gpt_TEMPLATE.json"
-
-
 def test_our_settings_are_merged_into_the_template() -> None:
     config = config_of(zero_stage=2, precision="fp32", global_batch_size=32, micro_batch_size=8)
     settings = updater.settings_for(config, 2, {"zero_optimization": {"overlap_comm": True}, "x": 1})
@@ -81,7 +78,7 @@ def test_our_settings_are_merged_into_the_template() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_gradients_are_summed_beside_the_backward_pass_on_a_gpu(stage: int, device: str) -> None:
     config = config_of(zero_stage=stage, precision="fp32")
-    shipped = updater.load_template(SHIPPED_TEMPLATE)
+    shipped = updater.load_template("auto")
     found = updater.settings_for(config, 2, shipped, device)["zero_optimization"]
     assert found["overlap_comm"] is (stage > 1 and device == "cuda")
     for stated in (True, False):
@@ -95,7 +92,7 @@ def test_a_template_that_sets_what_the_config_owns_is_refused_with_every_key(tmp
         '{\n  "fp16": {"enabled": true},\n  "zero_optimization": {\n    "stage": 3\n  }\n}\n', encoding="utf-8"
     )
     with pytest.raises(UserError) as caught:
-        updater.load_template(path)
+        updater.load_template(str(path))
     faults = {fault.key: fault for fault in caught.value.faults}
     assert {(fault.where, fault.key, str(fault.value)) for fault in faults.values()} == {
         (f"{path}:2", "fp16", "{'enabled': True}"),
@@ -117,19 +114,19 @@ def test_a_template_that_is_no_json_object_is_refused(tmp_path: Path, content: s
     path = tmp_path / "template.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        updater.load_template(path)
+        updater.load_template(str(path))
     (fault,) = caught.value.faults
     assert fault.where.startswith(str(path)) and keyword in fault.rule
 
 
 def test_a_template_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        updater.load_template(tmp_path / "none.json")
+        updater.load_template(str(tmp_path / "none.json"))
     assert caught.value.faults[0].where == str(tmp_path / "none.json")
 
 
 def test_the_shipped_template_is_accepted() -> None:
-    assert "zero_optimization" in updater.load_template(SHIPPED_TEMPLATE)
+    assert "zero_optimization" in updater.load_template("auto")
 
 
 def test_over_machines_stage_3_is_hierarchical() -> None:

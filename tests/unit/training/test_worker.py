@@ -40,7 +40,8 @@ def test_it_says_why_it_leaves_and_destroys_the_process_groups_at_the_end_alone(
         if error:
             raise error
 
-    make_plan(load(PretrainConfig, tiny_data["config"], []), 1, "fp32").write(tmp_path / "plan.json")
+    plan = make_plan(load(PretrainConfig, tiny_data["config"], []), 1).with_settings(precision="fp32")
+    plan.write(tmp_path / "plan.json")
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: destroyed.append(True))
     assert worker.main([str(tmp_path / "plan.json"), "work"], work={"work": work}) == code

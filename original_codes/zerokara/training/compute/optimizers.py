@@ -56,9 +56,8 @@ def state_shapes(optimizer: str, name: str, shape: TensorShape) -> dict[str, Ten
 def checkpoint_shapes(optimizer: str, shape: ModelShape) -> dict[str, TensorShape]:
     """Shapes of the tensors of a checkpoint, in fp32: weights, and their optimizer state as ``<parameter>.<key>``."""
     shapes = dict(shape.parameter_shapes())
-    for name, of_parameter in shape.parameter_shapes().items():
-        state = state_shapes(optimizer, name, of_parameter)
-        shapes |= {f"{name}.{key}": of_key for key, of_key in state.items()}
+    for name, size in shape.parameter_shapes().items():
+        shapes |= {f"{name}.{key}": of_key for key, of_key in state_shapes(optimizer, name, size).items()}
     return shapes
 
 

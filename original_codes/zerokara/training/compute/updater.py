@@ -139,12 +139,14 @@ def settings_for(
     return _merged(template, owned)
 
 
-def load_template(path: Path) -> dict[str, Any]:
-    """Read the user's template of DeepSpeed's configuration.
+def load_template(deepspeed_template: str) -> dict[str, Any]:
+    """Read the template of DeepSpeed's configuration that the setting names; `auto` is the project's own.
 
     Raises:
         UserError: it is missing, not JSON, or sets a key that config.yaml owns; names every such key.
     """
+    is_ours = deepspeed_template == "auto"
+    path = Path(__file__).parents[3] / "ds_config_gpt_TEMPLATE.json" if is_ours else Path(deepspeed_template)
     try:
         text = text_of(path, "deepspeed_template")
         template = orjson.loads(text)

@@ -58,14 +58,9 @@ class MemoryPool:
     activation_bytes: int = 0
     """Lower bound of each process's activations."""
 
-    def needed_bytes(self, margin: float) -> float:
-        """Return what all processes need with `margin` times the lower bound of activations."""
+    def needed_bytes(self, margin: float = ACTIVATION_MARGIN) -> float:
+        """Return what all processes need with `margin` times the lower bound of activations; it is hardly ever more."""
         return self.num_processes * (sum(self.parts.values()) + margin * self.activation_bytes)
-
-    @property
-    def ample_bytes(self) -> float:
-        """Upper bound, almost certainly, of what all processes need."""
-        return self.needed_bytes(ACTIVATION_MARGIN)
 
     @property
     def text(self) -> str:
@@ -137,13 +132,13 @@ class MemoryForecast:
     @property
     def fits(self) -> bool:
         """Whether the run almost certainly fits, by the upper bound of its activations."""
-        return all(pool.ample_bytes <= SAFE_SHARE * pool.available_bytes for pool in self.pools)
+        return all(pool.needed_bytes() <= SAFE_SHARE * pool.available_bytes for pool in self.pools)
 
     @property
     def can_keep_freed_memory(self) -> bool:
         """Whether processes on a CPU may keep the memory they free, for speed (`joining.keep_freed_memory`)."""
         pool, recomputes = self.pools[0], self.config.activation_checkpointing != "off"
-        return not recomputes and KEPT_SHARE * pool.ample_bytes <= SAFE_SHARE * pool.available_bytes
+        return not recomputes and KEPT_SHARE * pool.needed_bytes() <= SAFE_SHARE * pool.available_bytes
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the rows of the plan: each pool, and a note where the run may not fit."""

@@ -92,7 +92,7 @@ class Devices:
             return [config.num_processes]
         if seen or config.tensor_parallel_size > 1:
             return [max(1, seen)]
-        cores = max(1, available_cores() // (_given_threads() or 1))
+        cores = max(1, available_cores() // threads(available_cores()))
         shared = [count for count in range(cores, 1, -1) if cores % count == 0]
         return [*(count for count in shared if batch_tokens >= count * MIN_PROCESS_TOKENS), 1]
 
@@ -147,13 +147,8 @@ def built_for_gpus() -> bool:
 
 def threads(num_processes: int) -> int:
     """Threads for each process on a CPU: as OMP_NUM_THREADS says, or the cores that there are shared out."""
-    return _given_threads() or max(1, available_cores() // num_processes)
-
-
-def _given_threads() -> int:
-    """What OMP_NUM_THREADS says; 0 where it says nothing."""
     given = os.environ.get(_THREADS_NAME, "").partition(",")[0].strip()  # `4,2` is for loops within loops
-    return int(given) if given.isdecimal() else 0
+    return (int(given) if given.isdecimal() else 0) or max(1, available_cores() // num_processes)
 
 
 @cache

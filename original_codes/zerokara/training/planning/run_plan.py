@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from zerokara.samples.reading import Reading
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import check_belongs, entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.layout import TokenPaths, idx_path
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.updater import UpdaterName, load_template, with_hierarchy
 from zerokara.training.planning import recipe
@@ -40,7 +40,6 @@ from zerokara.training.planning.schedule import Consumption, Schedule, consumpti
 
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""
-_TEXT_ENDING, _VALID_ENDING = "_text_document.bin", "_valid_text_document.bin"
 
 RunObjective = Objective | Pairs
 """What turns samples into model inputs and targets."""
@@ -112,17 +111,15 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     samples = reading.tokens(where=config.where("seq_len"))
     made = objective(config, encoder, config.seed, config.intra_document_masking)
     parts = [source.num_valid_tokens for source in reading.sources if source.num_valid_tokens]
-    # The manifest of step 2 has their hashes: known without reading gigabytes.
-    records = [record for each in tokens.outputs.values() for record in each if record.path.endswith(_TEXT_ENDING)]
-    train = [record.sha256 for record in records if not record.path.endswith(_VALID_ENDING)]
-    valid = [record.sha256 for record in records if record.path.endswith(_VALID_ENDING)]
-    index, is_validated = IndexedTokens(paths.train), paths.valid.with_name(paths.valid.name + ".idx").exists()
+    # The manifest of step 2 has the hashes of both .bin, training first: known without reading gigabytes.
+    hashes = [record.sha256 for record in tokens.outputs["tokens"] if record.path.endswith(".bin")]
+    index, is_validated = IndexedTokens(paths.train), idx_path(paths.valid).exists()
     return PlannedData(
         reading=reading,
         objective=made,
         validation_batches=lambda prefix, most: evaluation_batches(prefix, made, encoder.eos_id, most, parts),
-        sha256=train[0],
-        valid_sha256=valid[0] if valid else "",
+        sha256=hashes[0],
+        valid_sha256="".join(hashes[1:]),
         train_prefix=paths.train,
         valid_prefix=paths.valid,
         ids=index.tokens,
@@ -229,7 +226,8 @@ class RunPlan:
         """
         config, nodes = self.requested, nodes or self.nodes
         here, tensor_parallel_size = num_processes // nodes, config.tensor_parallel_size
-        _check_batch(config, num_processes)
+        if faults := list(config.batch_faults(num_processes)):
+            raise UserError(faults)
         with_hierarchy(self.requested_template, config, num_processes, nodes)  # or its error, before anything starts
         if nodes > 1 and here % tensor_parallel_size:
             rule = (
@@ -265,19 +263,16 @@ def read_plan(path: Path, task: Task = PRETRAINING) -> RunPlan:
     """
     content = orjson.loads(path.read_bytes())
     origin = Origin(**{**content["origin"], "overridden": frozenset(content["origin"]["overridden"])})
-    made = []
-    for name in ("resolved", "requested"):
-        config = task.config_class.model_validate_json(orjson.dumps(content[name]))
-        config._origin = origin
-        made.append(config)
-    config, given = made
+    texts = (orjson.dumps(content[name]) for name in ("resolved", "requested"))
+    config, given = map(task.config_class.model_validate_json, texts)
+    config._origin = given._origin = origin
     encoder = Encoder(config.input_tokenizer_file)
     data = task.data_of(config, encoder)
-    for what, was, now in (
-        (config.input_tokenizer_file, content["tokenizer_sha256"], encoder.sha256),
-        (config.output_prefix, content["data_sha256"], data.sha256),
+    for key, what, now in (
+        ("tokenizer_sha256", config.input_tokenizer_file, encoder.sha256),
+        ("data_sha256", config.output_prefix, data.sha256),
     ):
-        if was != now:
+        if content[key] != now:
             raise RunError(f"{what}: was replaced after the run was planned; start it again")
     template, num_processes, nodes = (content[key] for key in ("deepspeed_template", "num_processes", "nodes"))
     devices = Devices(**content["devices"])
@@ -287,12 +282,11 @@ def read_plan(path: Path, task: Task = PRETRAINING) -> RunPlan:
 def make_plan(
     given: RunConfig,
     num_processes: int | None = None,
-    precision: Literal["bf16", "fp32"] | None = None,
     kept: Mapping[str, Any] | None = None,
     nodes: int = 1,
     task: Task = PRETRAINING,
 ) -> RunPlan:
-    """Plan a run from its configuration, the tokenizer and the token files; `precision` replaces an `auto`.
+    """Plan a run from its configuration, the tokenizer and the token files.
 
     `num_processes` are those of all `nodes` together, by default the configured ones, where these are `auto` 1 on each
     until `RunPlan.on_processes`. `kept` are the settings with which this run was last started (`run_folder.look`).
@@ -304,28 +298,16 @@ def make_plan(
     """
     if num_processes is None:
         num_processes = nodes * (1 if given.num_processes == "auto" else given.num_processes)
-    _check_batch(given, num_processes)
-    template = load_template(template_path(given.deepspeed_template))
+    template = load_template(given.deepspeed_template)
     encoder = Encoder(given.input_tokenizer_file)
     data = task.data_of(given, encoder)
     shape, samples = ModelShape.from_config(given, encoder.vocab_size), num_samples(given, *extent_of(data.reading))
     given, reasons = recipe.resolve(given, shape, samples, kept)
-    _check_batch(given, num_processes)
+    if faults := list(given.batch_faults(num_processes)):
+        raise UserError(faults)
     plan = RunPlan(given, given, encoder, data, template, num_processes, nodes, reasons=reasons, task=task)
     if plan.shape.padded_vocab_size % given.tensor_parallel_size:
         rows = f"{plan.shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
         raise UserError(given.fault("tensor_parallel_size", f"must divide {rows}", "try a power of two"))
     _ = plan.schedule  # its faults belong to the planning
-    return plan.with_settings(precision=precision) if precision else plan
-
-
-def template_path(deepspeed_template: str) -> Path:
-    """Return the file that the setting `deepspeed_template` names; `auto` is the project's own."""
-    if deepspeed_template != "auto":
-        return Path(deepspeed_template)
-    return Path(__file__).resolve().parents[3] / "ds_config_gpt_TEMPLATE.json"
-
-
-def _check_batch(config: RunConfig, num_processes: int) -> None:
-    if faults := list(config.batch_faults(num_processes)):
-        raise UserError(faults)
+    return plan
