@@ -133,7 +133,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def _handles_sigterm(pid: int) -> bool:
-    """Whether a training process already handles SIGTERM, by `stopping.StopRequest.listen`."""
+    """Whether a training process already handles SIGTERM, by `loop.StopRequest`."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("SigCgt:"):  # proc(5): a mask in hexadecimal, bit 0 for signal 1
