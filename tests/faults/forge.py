@@ -200,9 +200,10 @@ def _record_events(patches: contextlib.ExitStack, path: str) -> None:
         record(save=state.step)
         save(self, state)
 
-    def finishing(self: Any) -> None:
-        record(finishing=True)
-        finish(self)
+    def finishing(self: Any, next_step: int | None = None) -> None:
+        if next_step is None:
+            record(finishing=True)
+        finish(self, next_step)
 
     def storing(self: Any, state: Any, *tensors: Any) -> Path:
         try:

@@ -1,12 +1,9 @@
 """Validation: the loss on documents that are never trained on, in nats per token and bits per byte, also by source.
 
 Bits per byte are of the text alone: the nats of its tokens, divided by ln 2 and by the UTF-8 bytes of their pieces. So
-they do not depend on the tokenizer, and runs with different vocabularies can be compared. A decoder reads the windows
-that step 8 reads, which gives the same number for the exported model. Control tokens have no bytes; their nats stand
-apart: per end token (that of a document; in span corruption also that of each target) and per sentinel token. The loss
-is the mean over all predicted tokens, these included, as in training.
-
-Training validates with it, and so does step 3's ``--evaluate``, which gives the number that the log has for a step.
+runs with different tokenizers can be compared. A decoder reads the windows that step 8 reads, which gives the same
+number for the exported model. Control tokens have no bytes; their nats stand apart: per end token (that of a document;
+in span corruption also that of each target) and per sentinel token. The loss is the mean over all predicted tokens.
 """
 
 from __future__ import annotations
@@ -97,9 +94,6 @@ class LossValidation:
         module.train()
         sums = torch.cat([nats_PK, torch.from_numpy(counts).to(nats_PK)], dim=1)
         torch.distributed.all_reduce(sums, group=parallel.data_group())
-        return self._result(sums)
-
-    def _result(self, sums: torch.Tensor) -> ValidationResult:
         line, by_source = _numbers(sums.sum(dim=0)), [_numbers(each) for each in sums]
         facts = {key: line[key] for key in ("valid_loss", "valid_bits_per_byte", "valid_end_nats")}
         messages = [f"valid_loss {line['valid_loss']:.4f}  {line['valid_bits_per_byte']:.4f} bits per byte of text"]
@@ -138,8 +132,7 @@ def of_loss(plan: RunPlan, processes: Processes) -> list[Validation]:
 def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
     """Evaluate the checkpoint in `folder`; every training process calls it, the first one logs and writes.
 
-    The weights alone are loaded, rounded as the run computes with them, whole in each process (or cut as
-    `tensor_parallel_size` says): no optimizer, no ZeRO, so that any number of processes gives the same. The result goes
+    The weights alone are loaded: no optimizer, no ZeRO, so that any number of processes gives the same. The result goes
     into ``evaluation_step<N>.json`` in the folder that holds the checkpoint, which itself is never touched.
     """
     processes = join(plan)

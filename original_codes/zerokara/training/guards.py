@@ -32,8 +32,6 @@ FEWEST_STEPS = 20
 a few values says little."""
 MOST_SEQUENCES = 3
 """Sequences named if all losses are finite: those of the highest loss."""
-MOST_RANGES = 8
-"""Ranges of documents logged for one sequence."""
 
 
 class TooManySkippedSteps(RunError):
@@ -143,13 +141,6 @@ def find_bad_samples(
         known = loss if math.isfinite(loss) else str(loss)  # JSON has no nan
         found.append({"position": consumed + index, "sample": sample, "loss": known, "documents": documents})
     return found
-
-
-def bad_sample_text(sample: dict[str, Any]) -> str:
-    """An entry of `find_bad_samples` for the log."""
-    ranges = [f"documents {each['first']} to {each['last']} of {each['source']}" for each in sample["documents"]]
-    more = f" and {len(ranges) - MOST_RANGES} more" if len(ranges) > MOST_RANGES else ""
-    return f"loss {float(sample['loss']):.4f}: {', '.join(ranges[:MOST_RANGES])}{more}"
 
 
 class ProcessesDiverged(RunError):

@@ -19,7 +19,7 @@ from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.training import sampling
 from zerokara.training.evaluation import ValidationResult
-from zerokara.training.guards import StepRecord, bad_sample_text
+from zerokara.training.guards import StepRecord
 from zerokara.training.monitoring.metrics import Recorder, Tracker
 from zerokara.training.monitoring.trackers import Plots, TensorBoard, WeightsAndBiases
 from zerokara.training.planning.run_plan import RunPlan
@@ -27,6 +27,8 @@ from zerokara.training.planning.schedule import stage_messages
 from zerokara.training.processes.joining import Processes, peak_memory
 from zerokara.training.sampling import Sample
 
+MOST_RANGES = 8
+"""Ranges of documents logged for one sequence."""
 _UNLOGGED = "unlogged_losses"
 
 PEAK_BF16_FLOPS = {
@@ -82,7 +84,7 @@ class Logbook:
                 trackers["wandb"] = lambda: WeightsAndBiases(run_dir, config)
             if config.plots:
                 trackers["plots"] = lambda: Plots(run_dir)
-            self._recorder = Recorder(run_dir, state.step, trackers, self._log)
+            self._recorder = Recorder(run_dir, state.step, trackers)
         if state.step:
             self._record(state.step, {"resumed": True, "seconds": state.seconds})
         self._last_step = time.monotonic()
@@ -157,7 +159,10 @@ class Logbook:
         self._record(record.step, {"skipped": record.skip_reason, "bad_samples": bad_samples})
         self._log(f"step {record.step}  SKIPPED, the weights are unchanged: {record.skip_reason}")
         for sample in bad_samples:
-            self._log(f"step {record.step}    {bad_sample_text(sample)}")
+            ranges = [f"documents {one['first']} to {one['last']} of {one['source']}" for one in sample["documents"]]
+            more = f" and {len(ranges) - MOST_RANGES} more" if len(ranges) > MOST_RANGES else ""
+            listed = ", ".join(ranges[:MOST_RANGES])
+            self._log(f"step {record.step}    loss {float(sample['loss']):.4f}: {listed}{more}")
 
     def log_validations(self, step: int, results: Sequence[ValidationResult]) -> None:
         """Record and log the validations after a step; the last one chooses the best checkpoint."""

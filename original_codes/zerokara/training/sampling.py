@@ -1,14 +1,11 @@
 """Sample texts during training: the model continues each of `sample_prompts` at each validation.
 
-Each prompt is continued twice: greedily, and sampled (temperature 0.8, top-p 0.95, the same random numbers at every
-step). For span corruption a prompt has sentinel tokens ("The <extra_id_0> barks."), or gets one at its end, and the
-decoder's output is shown. Other control tokens and the padding rows of the vocabulary are never chosen; an
-end-of-document token ends the text. Neither training's random numbers nor any weight is touched.
+Each prompt is continued twice: greedily, and sampled with the same random numbers at every step. For span corruption
+the decoder's output is shown. Neither training's random numbers nor any weight is touched.
 
 There is no cache: every token is a forward pass over all texts so far. So every family can be sampled (t5_moe has no
 stock Hugging Face class), and no process needs the whole model, which under ZeRO 3 or tensor parallelism might not fit.
-It costs as much as training on ``2 × prompts × (prompt + sample_tokens) × sample_tokens / 6`` tokens. All processes
-take part; the first one chooses each token and broadcasts it.
+It costs as much as training on ``2 × prompts × (prompt + sample_tokens) × sample_tokens / 6`` tokens.
 
 ``samples.md`` in the run folder has a section ``## step 100`` for each step. Texts are blocks of code: none can look
 like a section, or be rendered as markup by a viewer or TensorBoard.

@@ -1,12 +1,8 @@
 """Asynchronous checkpointing: training waits while the state is copied to main memory; threads write the copy.
 
 Each process copies its share of each tensor (`checkpoint.share`), and a thread of its own writes, hashes and syncs it;
-the thread of the first process renames and prunes (`CheckpointStore`). There is one copy of the state and therefore one
-save at a time: the next save waits for it. Memory: the size of a checkpoint over the processes, in each.
-
-A disk that refuses a save (no space, above all) does not end the run: the error is logged, nothing is left of the
-attempt, and the thread retries every few seconds until it succeeds or the next save replaces it. At the end of the run
-it retries for `PATIENCE_SECONDS` more, and then the run fails.
+the thread of the first process renames and prunes (`CheckpointStore`). There is one copy of the state, in each process
+a share of it, and therefore one save at a time. A disk that refuses it does not end the run: the thread retries.
 """
 
 from __future__ import annotations
@@ -50,9 +46,8 @@ _NICENESS = 10
 class HostCopy:
     """Main memory for the fp32 numbers of one save, which replace those of the save before.
 
-    With a GPU it is pinned, so that copying runs at the speed of the bus: in a thread, since that takes seconds, and
-    ahead of the first save. Pages are mapped and registered with CUDA here because torch rounds its own pinned memory
-    up to powers of two: up to twice as much.
+    With a GPU it is pinned, so that copying runs at the speed of the bus: in a thread, since that takes seconds. Here
+    and not by torch, which rounds its own pinned memory up to powers of two.
     """
 
     def __init__(self, device: torch.device, count: int):
@@ -96,10 +91,10 @@ class Saver:
         self._engine, self._processes, self._sharing, config = run.engine, run.processes, sharing, run.plan.resolved
         self._share = Share(sharing.index, len(sharing.ranks))
         shapes = optimizers.checkpoint_shapes(run.engine.optimizer_name, run.model.shape)
-        num_bytes = 4 * sum(map(math.prod, shapes.values()))
         self._writers = Writers(self._share, run.processes.message_store(f"checkpoints/{sharing.ranks[0]}"))
         retention = Retention(config.keep_last, config.keep_every, config.keep_best)
         newest = folder_of(run.plan.run_dir, run.state.step) if run.state.step else None
+        num_bytes = run.plan.checkpoint_bytes
         self._store = CheckpointStore(run.plan.run_dir, retention, self._log, newest, self._writers, num_bytes)
         own = cut_shapes(self._share, shapes).values()
         self._copy = HostCopy(run.processes.device, sum(map(math.prod, own)))
@@ -116,7 +111,7 @@ class Saver:
 
     def save(self, state: TrainingState) -> None:
         """Copy the state and start writing it; every process must call it."""
-        self._wait(state.step)
+        self.finish(state.step)
         started = time.monotonic()
         parts = {WEIGHTS: master_weights(self._engine), OPTIMIZER: optimizer_state(self._engine)}
         tensors = self._copy.fill({part: self._own_rows(parts[part]) for part in parts})
@@ -132,25 +127,19 @@ class Saver:
             if rows := self._share.rows(whole.shape):
                 yield name, whole[rows.start : rows.stop] if whole.dim() else whole
 
-    def finish(self) -> None:
-        """Wait until everything is written; every process must call it.
-
-        Raises:
-            RunError: the disk did not take the last checkpoint. In the first process; the others exit silently.
-        """
-        self._wait(None)
-
     def abandon(self) -> None:
         """Let the current attempt end, without another one; for a process that exits because of an error."""
         self._no_retry.set()
         if self._current is not None:
             concurrent.futures.wait([self._current])
 
-    def _wait(self, next_step: int | None) -> None:
-        """Wait for the save before that of `next_step`: where this process leads; after the first, so do the others.
+    def finish(self, next_step: int | None = None) -> None:
+        """Wait for the save before that of `next_step`, or for the last one of a run; every process must call it.
 
-        One that the disk refuses is given up at once, the last one of a run (None) after `PATIENCE_SECONDS`. What ended
-        it and was not the disk's answer is raised.
+        One that the disk refuses is given up at once, the last one after `PATIENCE_SECONDS`.
+
+        Raises:
+            RunError: the disk did not take the last one. In processes that lead; the others exit silently.
         """
         if (current := self._current) is None:
             return
@@ -214,7 +203,5 @@ class Saver:
 
     def _log(self, text: str) -> None:
         """Print a line, from each process that leads; those of other machines with their names."""
-        if self._processes.is_first:
-            progress.log(text)
-        elif self._sharing.leads:
-            progress.log(f"{self._sharing.host}: {text}")
+        if self._sharing.leads:
+            progress.log(text if self._processes.is_first else f"{self._sharing.host}: {text}")

@@ -133,16 +133,18 @@ def test_every_number_of_every_kind_of_line_is_a_curve_in_a_group(tmp_path: Path
 
 
 @pytest.mark.parametrize(("fails_at_start", "num_calls"), [(True, 0), (False, 1)])
-def test_a_tracker_that_fails_is_dropped_and_logged_once(tmp_path: Path, fails_at_start: bool, num_calls: int) -> None:
+def test_a_tracker_that_fails_is_dropped_and_logged_once(
+    tmp_path: Path, fails_at_start: bool, num_calls: int, messages: list[str]
+) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
-    failing, good, messages = FakeTracker(full), FakeTracker(), list[str]()
+    failing, good = FakeTracker(full), FakeTracker()
 
     def start() -> FakeTracker:
         if fails_at_start:
             raise full
         return failing
 
-    recorder = Recorder(tmp_path, 0, {"failing": start, "good": lambda: good}, messages.append)
+    recorder = Recorder(tmp_path, 0, {"failing": start, "good": lambda: good})
     for step in (1, 2):
         recorder.record(step_line(step))
     recorder.flush()
@@ -153,9 +155,11 @@ def test_a_tracker_that_fails_is_dropped_and_logged_once(tmp_path: Path, fails_a
     assert recorded_steps(tmp_path) == [1, 2]
 
 
-def test_lines_that_a_full_disk_refuses_are_written_when_there_is_room_again(tmp_path: Path) -> None:
-    path, messages = tmp_path / "metrics.jsonl", list[str]()
-    recorder = Recorder(tmp_path, 0, {}, messages.append)
+def test_lines_that_a_full_disk_refuses_are_written_when_there_is_room_again(
+    tmp_path: Path, messages: list[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    recorder = Recorder(tmp_path, 0, {})
     recorder.record(step_line(1))
     with room_for(path.stat().st_size):
         recorder.record(step_line(2))
@@ -169,7 +173,7 @@ def test_lines_that_a_full_disk_refuses_are_written_when_there_is_room_again(tmp
 
 def test_a_line_that_is_written_in_part_leaves_no_half(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    recorder = Recorder(tmp_path, 0, {}, lambda _: None)
+    recorder = Recorder(tmp_path, 0, {})
     recorder.record(step_line(1))
     before = path.read_bytes()
     with room_for(len(before) + 9):

@@ -109,15 +109,17 @@ def test_without_a_readable_configuration_curves_are_numbered(tmp_path: Path) ->
     ("count", "label"), [(0, "0"), (0.25, "0.25"), (500, "500"), (2500, "2.5k"), (1e7, "10M"), (1.5e9, "1.5B")]
 )
 def test_counts_are_labelled_briefly(count: float, label: str) -> None:
-    assert plots._count_formatter()(count) == label
+    assert plots._count_text(count) == label
 
 
-def drawing_recorder(run_dir: Path, messages: list[str]) -> Recorder:
-    return Recorder(run_dir, 60, {"plots": lambda: Plots(run_dir)}, messages.append)
+def drawing_recorder(run_dir: Path) -> Recorder:
+    return Recorder(run_dir, 60, {"plots": lambda: Plots(run_dir)})
 
 
-def test_training_does_not_wait_for_a_drawing_and_its_end_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawings, is_drawn, messages = list[list[str]](), threading.Event(), list[str]()
+def test_training_does_not_wait_for_a_drawing_and_its_end_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
+    drawings, is_drawn = list[list[str]](), threading.Event()
     run = subprocess.run
 
     def slow(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -131,7 +133,7 @@ def test_training_does_not_wait_for_a_drawing_and_its_end_does(tmp_path: Path, m
     folder = tmp_path / "run" / "plots"
     folder.mkdir()
     (folder / "loss.png.77.partial").touch()  # a drawing that was killed
-    recorder = drawing_recorder(tmp_path / "run", messages)
+    recorder = drawing_recorder(tmp_path / "run")
     for step in (60, 61, 62):
         recorder.record({"step": step, "tokens": 60_000, "valid_loss": 2.0, "valid_bits_per_byte": 1.4})
     is_drawn.set()
@@ -146,11 +148,10 @@ def test_training_does_not_wait_for_a_drawing_and_its_end_does(tmp_path: Path, m
     [("_PLOTS_MODULE", "zerokara.no_such_module", "no_such_module"), ("_DRAWING_SECONDS", 0.01, "0.01 seconds")],
 )
 def test_a_drawing_that_fails_or_hangs_is_logged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str], name: str, value: object, message: str
 ) -> None:
     monkeypatch.setattr(trackers, name, value)
-    messages: list[str] = []
-    recorder = drawing_recorder(tmp_path, messages)
+    recorder = drawing_recorder(tmp_path)
     recorder.record({"step": 1, "tokens": 1, "valid_loss": 2.0})
     recorder.close()
     (logged,) = messages

@@ -51,10 +51,10 @@ def settings_in(folder: Path, mode: str) -> PretrainConfig:
     )
 
 
-def open_recorder(run_dir: Path, mode: str, resumed_step: int, messages: list[str]) -> Recorder:
+def open_recorder(run_dir: Path, mode: str, resumed_step: int) -> Recorder:
     settings = settings_in(run_dir, mode)
     opened = {"wandb": lambda: WeightsAndBiases(run_dir, settings)}
-    return Recorder(run_dir, resumed_step, opened, messages.append)
+    return Recorder(run_dir, resumed_step, opened)
 
 
 def assert_nothing_of_the_machine(sent: bytes, folder: Path) -> None:
@@ -65,8 +65,8 @@ def assert_nothing_of_the_machine(sent: bytes, folder: Path) -> None:
         assert name.encode() not in sent, f"{name}: {sent[max(0, sent.find(name.encode()) - 99) :][:200]!r}"
 
 
-def record(run_dir: Path, mode: str, resumed_step: int, last: int, messages: list[str]) -> None:
-    recorder = open_recorder(run_dir, mode, resumed_step, messages)
+def record(run_dir: Path, mode: str, resumed_step: int, last: int) -> None:
+    recorder = open_recorder(run_dir, mode, resumed_step)
     for step in range(resumed_step + 1, last + 1):
         recorder.record({"step": step, "tokens": 10 * step, "loss": LOSS + step})
     recorder.show(last, {"samples": "**once** <upon>"})
@@ -80,17 +80,18 @@ def steps_recorded(part: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_offline_a_run_keeps_its_id_and_no_step_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_a_run_keeps_its_id_and_no_step_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
     import wandb
 
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setattr(socket, "gethostname", lambda: HOST)
-    messages: list[str] = []
-    record(tmp_path, "offline", 0, 20, messages)
+    record(tmp_path, "offline", 0, 20)
     first = set(tmp_path.glob("wandb/offline-run-*"))
     time.sleep(1.1)  # wandb names its folders by the second
-    record(tmp_path, "offline", 12, 30, messages)  # killed and resumed: 13 to 20 are recorded already
+    record(tmp_path, "offline", 12, 30)  # killed and resumed: 13 to 20 are recorded already
     (second,) = set(tmp_path.glob("wandb/offline-run-*")) - first
     (only,) = first
     assert messages == []
@@ -136,7 +137,9 @@ class Receiver(BaseHTTPRequestHandler):
     do_PUT = do_POST
 
 
-def test_online_nothing_of_the_machine_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_online_nothing_of_the_machine_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
     received: list[bytes] = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Receiver,), {"received": received}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -144,9 +147,9 @@ def test_online_nothing_of_the_machine_is_sent(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_address[1]}")
     monkeypatch.setattr(socket, "gethostname", lambda: HOST)
-    run_dir, messages = tmp_path / "first", list[str]()
+    run_dir = tmp_path / "first"
     run_dir.mkdir()
-    record(run_dir, "online", 0, 3, messages)
+    record(run_dir, "online", 0, 3)
     server.shutdown()
     server.server_close()
     monkeypatch.undo()
@@ -166,14 +169,15 @@ def test_only_the_last_name_of_a_path_is_shared() -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_be_reached_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_be_reached_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(trackers, "SERVER_SECONDS", 2)
-    messages: list[str] = []
     began = time.monotonic()
-    recorder = open_recorder(tmp_path, "online", 0, messages)
+    recorder = open_recorder(tmp_path, "online", 0)
     recorder.record({"step": 1, "tokens": 10, "loss": 2.0})
     assert time.monotonic() - began < 1, "the training waited"
     recorder.close()
@@ -182,7 +186,9 @@ def test_a_server_that_cannot_be_reached_delays_nothing(tmp_path: Path, monkeypa
     assert len(metrics.read(tmp_path)) == 1
 
 
-def test_whatever_it_raises_the_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_it_raises_the_training_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
     import wandb
 
     class Failing:
@@ -190,18 +196,18 @@ def test_whatever_it_raises_the_training_continues(tmp_path: Path, monkeypatch: 
             raise wandb.errors.CommError("the\nserver is gone")
 
     monkeypatch.setattr(wandb, "init", lambda **_: Failing())
-    messages: list[str] = []
-    record(tmp_path, "offline", 0, 3, messages)
+    record(tmp_path, "offline", 0, 3)
     (message,) = messages
     assert message.startswith("wandb: the server is gone")
     assert len(metrics.read(tmp_path)) == 3
 
 
-def test_without_a_key_there_is_a_message_and_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_key_there_is_a_message_and_no_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    messages: list[str] = []
-    record(tmp_path, "online", 0, 2, messages)
+    record(tmp_path, "online", 0, 2)
     (message,) = messages
     assert message.startswith("wandb: ") and "WANDB_API_KEY" in message

@@ -21,9 +21,9 @@ from zerokara.training.monitoring.trackers import Plots, TensorBoard, Values, We
 FILE_NAME = "metrics.jsonl"
 Tracker = Plots | TensorBoard | WeightsAndBiases
 _GROUPS = {
-    "speed": ("tokens_per_second", "mfu", "memory_bytes", "seconds", "seconds_left"),
-    "data": ("tokens", "epoch", "source_tokens"),
-    "router": ("expert_load", "expert_dropped", "router_entropy"),
+    **dict.fromkeys(("tokens_per_second", "mfu", "memory_bytes", "seconds", "seconds_left"), "speed"),
+    **dict.fromkeys(("tokens", "epoch", "source_tokens"), "data"),
+    **dict.fromkeys(("expert_load", "expert_dropped", "router_entropy"), "router"),
 }
 """By which trackers arrange curves; all other numbers are in ``valid/`` and ``train/``."""
 _NO_CURVES = ("step", "resumed", "bad_samples", "valid_source_positions")
@@ -46,18 +46,12 @@ class Recorder:
     fails is dropped. Both are logged once.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        resumed_step: int,
-        trackers: Mapping[str, Callable[[], Tracker]],
-        log: Callable[[str], None] = log,
-    ):
+    def __init__(self, run_dir: Path, resumed_step: int, trackers: Mapping[str, Callable[[], Tracker]]):
         """Record a start that resumes from `resumed_step` (0: a new run); `trackers` opens each tracker by name.
 
         Lines of later steps are dropped: these steps will be trained and recorded again.
         """
-        self._path, self._log = run_dir / FILE_NAME, log
+        self._path = run_dir / FILE_NAME
         kept = [line for line in read(run_dir) if 0 < resumed_step >= line["step"]]
         kept = [line for line in kept if line["step"] < resumed_step or "resumed" not in line]
         write_bytes(self._path, b"".join(orjson.dumps(line) + b"\n" for line in kept))
@@ -87,7 +81,7 @@ class Recorder:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            self._log(f"{self._path}: {error.strerror or error}")
+            log(f"{self._path}: {error.strerror or error}")
 
     def close(self) -> None:
         """Bring everything to disk, and end."""
@@ -105,7 +99,7 @@ class Recorder:
         except Exception as error:
             self._trackers.pop(name, None)
             message = redacted(" ".join(str(error).split())) or type(error).__name__
-            self._log(f"{name}: {message}; training continues without it")
+            log(f"{name}: {message}; training continues without it")
 
     def _write(self) -> None:
         """Append the lines that wait, whole; those that the disk refuses go on waiting."""
@@ -118,7 +112,7 @@ class Recorder:
                 os.truncate(self._file.fileno(), self._size)  # no half line is left
             if not self._is_refused:
                 reason = error.strerror or error
-                self._log(f"{self._path}: {reason}; new lines are kept in memory until they can be written")
+                log(f"{self._path}: {reason}; new lines are kept in memory until they can be written")
             self._is_refused = True
         else:
             self._size += written
@@ -131,8 +125,7 @@ def _curves(line: dict[str, Any]) -> dict[str, float]:
     for name, value in line.items():
         if name in _NO_CURVES:
             continue
-        others = "valid" if name.startswith("valid_") else "train"
-        group = next((group for group, names in _GROUPS.items() if name in names), others)
+        group = _GROUPS.get(name, "valid" if name.startswith("valid_") else "train")
         tag = f"{group}/{name.removeprefix(f'{group}_')}"
         if isinstance(value, list):
             curves.update({f"{tag}/{number}": each for number, each in enumerate(value)})

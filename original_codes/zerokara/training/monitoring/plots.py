@@ -21,7 +21,7 @@ import matplotlib
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # needs no display and no global state, as pyplot does
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.durable import PARTIAL_SUFFIX, atomic_file
@@ -121,7 +121,7 @@ def _fill(axes: Axes, name: str, curves: dict[str, Curve], names: Names) -> None
         label = "resumed" if number == 0 else None
         axes.axvline(token, color=GREY, linewidth=0.8, linestyle=(0, (2, 3)), zorder=0.5, label=label)
     axes.set_xlabel("tokens")
-    axes.xaxis.set_major_formatter(_count_formatter())
+    axes.xaxis.set_major_formatter(_count_text)
     axes.margins(x=0.01)
     if len(axes.get_legend_handles_labels()[0]) > 1:
         axes.legend()
@@ -165,7 +165,7 @@ def _grad_norm(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
 def _throughput(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
     tokens, speeds = curves["tokens_per_second"]
     axes.plot(tokens, speeds, color=YELLOW, linewidth=1, label="tokens per second")
-    axes.yaxis.set_major_formatter(_count_formatter())
+    axes.yaxis.set_major_formatter(_count_text)
     axes.set_ylim(0, 1.15 * max(speeds))
     if "mfu" in curves:  # the same curve, as a share of the device's peak
         (*_, at), (*_, newest) = curves["mfu"]
@@ -177,7 +177,7 @@ def _throughput(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
 def _sources(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
     labels, named = zip(*_named(curves["source_tokens"], names["sources"]), strict=True)
     axes.stackplot(named[0][0], *(values for _, values in named), labels=labels, alpha=0.85, linewidth=0)
-    axes.yaxis.set_major_formatter(_count_formatter())
+    axes.yaxis.set_major_formatter(_count_text)
     axes.legend(loc="upper left")
 
 
@@ -230,10 +230,9 @@ def _use_log_scale(axes: Axes, values: Sequence[float]) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _count_formatter() -> FuncFormatter:
-    """Labels counts as 0.5, 500, 2.5k, 10M, 1.5B."""
-    engineering = EngFormatter(sep="")
-    return FuncFormatter(lambda value, _: engineering(value).replace("G", "B") if abs(value) >= 1 else f"{value:g}")
+def _count_text(value: float, _: object = None) -> str:
+    """The label of a count: 0.5, 500, 2.5k, 10M, 1.5B."""
+    return EngFormatter(sep="")(value).replace("G", "B") if abs(value) >= 1 else f"{value:g}"
 
 
 if __name__ == "__main__":

@@ -2,14 +2,10 @@
 
 A tracker raises at a later call what went wrong in its thread; `metrics.Recorder` then drops it.
 
-TensorBoard (2.21): each start writes a file of its own. Its first entry says from which step on its numbers replace
-those of earlier files, so that each step is shown once (of a text that was written again, its reader shows both).
-
 Weights & Biases (wandb 0.31.0): a run keeps its id over all its starts, so that online a resumed run extends the same
 curves. Offline, each start writes a folder of its own; the README has the command that sends them in their order
 (core/internal/runupserter/runupserter.go: without WANDB_RESUME each would replace the one before; without WANDB_PROGRAM
-the path of the `wandb` program is sent). Of a run are sent numbers, sample texts, settings with only the last name of
-each path, and the machine's load; of the machine nothing else.
+the path of the `wandb` program is sent). Of the machine only its load is sent.
 """
 
 from __future__ import annotations
@@ -96,10 +92,9 @@ class Plots:
 
 
 class TensorBoard:
-    """The file of one start."""
+    """The file of one start; its numbers replace those that earlier files (TensorBoard 2.21) have of later steps."""
 
     def __init__(self, run_dir: Path, resumed_step: int):
-        """Open the file of a start that resumes from `resumed_step` (0: a new run); later steps are replaced."""
         from torch.utils.tensorboard import SummaryWriter  # seconds to import, and only needed where asked for
 
         first_step = resumed_step + 1 if resumed_step else 0  # a new run begins with the validation of step 0
@@ -119,7 +114,6 @@ class WeightsAndBiases:
     """The recording of one start, in a thread: opening a run waits for the network, and importing wandb takes long."""
 
     def __init__(self, run_dir: Path, config: RunConfig):
-        """Record a run; all its settings are sent, as `shared` has them."""
         self._run_dir, self._config = run_dir, config
         self._waiting: queue.SimpleQueue[tuple[int, Values] | None] = queue.SimpleQueue()
         self._recording: Future[None] = Future()
