@@ -57,8 +57,7 @@ def test_every_fault_of_all_machines_at_once(three: list[Host], train: Callable[
         run,
         ("host-1 (", "zero_stage 1, here 2"),
         ("host-1 (", "another zerokara"),
-        ("host-2 (", "other training data"),
-        ("host-2 (", "other validation data"),
+        ("host-2 (", "other token files", "train ", "valid "),
         ("host-2 (", "another tokenizer"),
     )
 
@@ -103,7 +102,7 @@ def test_what_the_setup_of_a_machine_has_wrong(
         ("host-1 (", "other packages", "sentencepiece", "here 0.0.1"),
         ("host-1 (", "another number of processes", "1, here 2"),
         ("host-1 (", "other settings", "num_processes"),
-        ("host-2 (", "other bytes in the token files", "train.bin"),
+        ("host-2 (", "other token files", ": train.bin "),
     ]
     if clock:
         words.append(("host-2 (", "its clock is 3", "behind that of host-0"))

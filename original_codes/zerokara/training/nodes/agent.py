@@ -26,20 +26,8 @@ from torch.distributed import HashStore, PrefixStore, Store
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
-from torch.distributed.elastic.multiprocessing.api import (
-    DefaultLogsSpecs,
-    LogsDest,
-    MultiprocessContext,
-    Std,
-    SubprocessContext,
-)
-from torch.distributed.elastic.rendezvous.api import (
-    RendezvousClosedError,
-    RendezvousError,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, MultiprocessContext, Std
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
@@ -60,6 +48,7 @@ _NAME = "zerokara"
 _TAIL_LINES = 40
 _FAILURES = ("failure", "lost connection")
 """Keys of a round's store: the first failure, and the first that follows from another machine's, where that is lost."""
+_RESUME = "The checkpoints are whole: start all machines again, and they go on from the newest"
 
 
 class Heartbeat:
@@ -87,17 +76,15 @@ class Heartbeat:
         self._ended.set()
         self._thread.join(2 * INTERVAL_SECONDS)
 
-    @property
-    def reaches_store(self) -> bool:
-        """Whether the store has answered lately."""
-        return time.monotonic() - self._heard[self._index][1] <= LOST_SECONDS
-
-    def lost(self) -> str:
-        """Return what is lost, for display: the first machine, where the store is, or another; empty if all is well."""
+    def lost(self) -> RunError | None:
+        """Return what is lost: the first machine, where the store is, or another; None if all is well."""
         for index, (_, since) in self._heard.items():
             if (seconds := time.monotonic() - since) > LOST_SECONDS:
-                return f"no sign of life from {self._hosts.get(index, 'the first machine')} for {seconds:.0f} s"
-        return ""
+                silence = f"no sign of life from {self._hosts.get(index, 'the first machine')} for {seconds:.0f} s"
+                if index == self._index:
+                    return LostFirstMachine(f"{silence}: it was switched off, or the network is cut. {_RESUME}")
+                return RunError(f"{silence}: the processes of this machine were killed")
+        return None
 
     def _beat(self) -> None:
         while not self._ended.wait(INTERVAL_SECONDS):
@@ -123,30 +110,19 @@ class _Rendezvous(DynamicRendezvousHandler):
         self.num_waiting = super().num_nodes_waiting()
 
 
-class _SingleMachine(StaticTCPRendezvous):
-    """The rendezvous of one machine: with itself, without a port."""
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(self.master_addr, self.master_port))
-
-
-class _NoLogs(DefaultLogsSpecs):
-    """The processes print where this one does, and leave no files."""
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        streams = dict.fromkeys(envs, "")
-        return LogsDest(streams, streams, error_files=dict.fromkeys(envs, os.devnull))
-
-
 class NodeAgent(LocalElasticAgent):
     """The agent of one machine."""
 
+    _store: Any
+    """torch's own: that of the present round."""
+    _pcontext: Any
+    """torch's own: the processes of this machine."""
     _heartbeat: Heartbeat | None = None
 
     def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, meeting: Meeting | None):
         """`meeting` is the one of several machines."""
         prefix = "[${rank}] " if meeting else None
-        super().__init__(spec, logs, "fork", log_line_prefix_template=prefix, shutdown_timeout=END_SECONDS)
+        super().__init__(spec, logs, "fork", log_line_prefix_template=prefix)
         self._meeting = meeting
         self.forwarding = supervision.SignalForwarding()
         """Of requests to stop to the processes of this machine."""
@@ -154,17 +130,11 @@ class NodeAgent(LocalElasticAgent):
     def first_failure(self) -> tuple[int, str]:
         """Exit code and message of the process that failed first in this round, on whichever machine."""
         with contextlib.suppress(RuntimeError):
-            for kind in _FAILURES:
-                if self._round.check([kind]):
-                    code, text = orjson.loads(self._round.get(kind))
+            for kind in _FAILURES if self._store else ():
+                if self._store.check([kind]):
+                    code, text = orjson.loads(self._store.get(kind))
                     return int(code), str(text)
-        return RunError.exit_code, ""
-
-    @property
-    def _round(self) -> Store:
-        """The store of the present round."""
-        assert self._worker_group.store is not None
-        return self._worker_group.store
+        return RunError.exit_code, "" if self._meeting is None else "another machine has given up; see what it printed"
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
@@ -172,21 +142,21 @@ class NodeAgent(LocalElasticAgent):
             return
         rank, count, handler = worker_group.group_rank, worker_group.group_world_size, worker_group.spec.rdzv_handler
         assert rank is not None and count is not None and isinstance(handler, _Rendezvous)
-        self._round.set(f"host/{rank}", f"{socket.gethostname()} ({self._meeting.address})")
-        hosts = {index: self._round.get(f"host/{index}").decode() for index in range(count) if index != rank}
-        start = self._round.compare_set("start", "", str(time.time_ns())).decode()
+        self._store.set(f"host/{rank}", f"{socket.gethostname()} ({self._meeting.address})")
+        hosts = {index: self._store.get(f"host/{index}").decode() for index in range(count) if index != rank}
+        start = self._store.compare_set("start", "", str(time.time_ns())).decode()
         host, port = self._meeting.endpoint
         os.environ[supervision.RENDEZVOUS_NAME] = f"{host} {port} {start}"
         handler.num_waiting = 0  # who waited is in now
-        self._heartbeat = Heartbeat(self._round.clone(), rank, hosts, handler.look)
+        self._heartbeat = Heartbeat(self._store.clone(), rank, hosts, handler.look)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids = super()._start_workers(worker_group)
         self.forwarding.pids = list(pids.values())
         return pids
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = END_SECONDS) -> None:
-        super()._shutdown(death_sig, timeout)
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
+        super()._shutdown(death_sig, END_SECONDS)
         self.forwarding.pids = []
         if self._heartbeat is not None:
             self._heartbeat.stop()
@@ -196,30 +166,22 @@ class NodeAgent(LocalElasticAgent):
 
         torch's own would take any failed process for the first, and wait for forked ones to answer.
         """
-        assert self._pcontext is not None
-        if self._heartbeat is not None and (lost := self._lost()):
+        if lost := self._lost():
             supervision.kill(self.forwarding.pids)
-            print(f"{lost}: the processes of this machine were killed", file=sys.stderr, flush=True)
-            if not self._heartbeat.reaches_store:
-                raise LostFirstMachine(
-                    f"{lost}: it was switched off, or the network is cut. Its checkpoints are whole: start all "
-                    "machines again, and they go on from the newest"
-                )
+            if isinstance(lost, LostFirstMachine):
+                raise lost
+            print(lost, file=sys.stderr, flush=True)
             return RunResult(state=WorkerState.UNHEALTHY)
         if isinstance(self._pcontext, MultiprocessContext):
             assert self._pcontext._pc is not None
             codes = [process.exitcode for process in self._pcontext._pc.processes]
         else:
-            assert isinstance(self._pcontext, SubprocessContext)
-            handlers = self._pcontext.subprocess_handlers
-            codes = [handlers[local_rank].proc.poll() for local_rank in sorted(handlers)]
+            codes = [handler.proc.poll() for handler in self._pcontext.subprocess_handlers.values()]
         if any(codes):
             self._publish_failure(codes)
-        elif None in codes:
-            return RunResult(state=WorkerState.HEALTHY)
-        self._pcontext.close(signal.SIGTERM, END_SECONDS)
-        if any(codes):
             return RunResult(state=WorkerState.FAILED)
+        if None in codes:
+            return RunResult(state=WorkerState.HEALTHY)
         return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: 0 for worker in worker_group.workers})
 
     def _publish_failure(self, codes: Sequence[int | None]) -> None:
@@ -232,28 +194,27 @@ class NodeAgent(LocalElasticAgent):
         has_lost, local_rank, code = min(failed)
         text = ""
         if self._meeting is not None and code != INTERRUPTED:
-            assert self._pcontext is not None
             log = Path(self._pcontext.stderrs[local_rank])
             rank = self._worker_group.workers[local_rank].global_rank
             tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             text = f"process {rank} on {socket.gethostname()} failed first ({how}; {log}):\n{tail}"
         with contextlib.suppress(RuntimeError):
-            self._round.compare_set(_FAILURES[has_lost], "", orjson.dumps([code, text]).decode())
+            self._store.compare_set(_FAILURES[has_lost], "", orjson.dumps([code, text]).decode())
         if self.forwarding.requested or not (code < 0 or has_lost):  # what was not killed would fail again
             self._remaining_restarts = 0
 
     def _exit_barrier(self) -> None:
         """Wait until the processes of all machines are done, for as long as these show signs of life."""
-        if self._heartbeat is not None and (count := self._worker_group.group_world_size):
-            with contextlib.suppress(RuntimeError):
-                self._round.add("done", 1)
-                while self._round.add("done", 0) < count and not self._lost():
-                    time.sleep(0.2)
+        count = self._worker_group.group_world_size or 1
+        with contextlib.suppress(RuntimeError):
+            self._store.add("done", 1)
+            while self._store.add("done", 0) < count and not self._lost():
+                time.sleep(0.2)
 
-    def _lost(self) -> str:
+    def _lost(self) -> RunError | None:
         """Return what the heartbeat has lost; the first machine does not wait for that one to leave."""
-        lost = self._heartbeat.lost() if self._heartbeat is not None else ""
+        lost = self._heartbeat.lost() if self._heartbeat is not None else None
         if lost and self._meeting is not None and self._meeting.index == 0:
             self._meeting.mark_departed()
         return lost
@@ -279,9 +240,11 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, meeting: Meeti
     for name in [each for each in logging.root.manager.loggerDict if each.startswith("torch.")]:
         if "elastic" in name or "multiprocessing" in name:
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what it reports is told here
-    handler: StaticTCPRendezvous | _Rendezvous = _SingleMachine("localhost", 0, 0, 1, _NAME, 0)
-    logs: DefaultLogsSpecs = _NoLogs(os.devnull)
-    if meeting is not None:
+    handler: StaticTCPRendezvous | _Rendezvous
+    if meeting is None:
+        handler, logs = StaticTCPRendezvous("localhost", 0, 0, 1, _NAME, 0), DefaultLogsSpecs(os.devnull)
+        handler._store = HashStore()  # torch would open a port for one
+    else:
         # Two connections: the threads may hang in theirs.
         own, of_threads = (PrefixStore("elastic", meeting.store.clone()) for _ in range(2))  # type: ignore[attr-defined]
         handler = _Rendezvous.from_backend(
@@ -312,15 +275,15 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, meeting: Meeti
                 code, text = agent.first_failure()
         except RendezvousClosedError:  # another machine has given up
             code, text = agent.first_failure()
+        except KeyboardInterrupt:  # there were no processes yet
+            agent.forwarding.requested = True
         except RendezvousTimeoutError:
-            raise RunError(
-                f"fewer than {meeting.least if meeting else 1} machines are left, and none came back within "
-                f"{RETURN_SECONDS} s. The checkpoints are whole: start all machines again, and they go on from the "
-                "newest"
-            ) from None
+            rule = f"fewer machines than min_nodes are left, and none came back within {RETURN_SECONDS} s"
+            raise RunError(f"{rule}. {_RESUME}") from None
         except RendezvousError as error:
             raise LostFirstMachine(f"the first machine does not answer any more: {error}") from error
-    print(text, end="\n" if text else "", file=sys.stderr)
+    if text:
+        print(text, file=sys.stderr)
     with contextlib.suppress(RendezvousError, RuntimeError):
         handler.shutdown()
     # A run that was asked to stop, and could not save, has failed.

@@ -36,9 +36,7 @@ COMPARED = {
     "packages": ("other packages", "run ./setup.sh on this machine: it installs the versions of the lock file"),
     "settings": ("other settings", "copy config.yaml to every machine, and give each the same --set"),
     "tokenizer": ("another tokenizer", "copy it from the first machine"),
-    "data": ("other training data", "copy the token files from the first machine, with their manifest"),
-    "valid": ("other validation data", "copy the token files from the first machine, with their manifest"),
-    "files": ("other bytes in the token files", "copy them from the first machine again: the manifest is the same"),
+    "data": ("other token files", "copy them from the first machine, with their manifest"),
     "processes": ("another number of processes", "set num_processes to what every machine has"),
     "device": ("another kind of device", "set CUDA_VISIBLE_DEVICES, or leave this machine out"),
     "precision": ("another precision", "set precision: bf16, or fp32, rather than auto"),
@@ -65,9 +63,7 @@ def agreed(meeting: Meeting, plan: RunPlan) -> RunPlan:
         "packages": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "settings": {key: value for key, value in settings.items() if key not in PLACES},
         "tokenizer": plan.encoder.sha256,
-        "data": plan.data.sha256,
-        "valid": plan.data.valid_sha256,
-        "files": _token_files(plan),
+        "data": _token_files(plan),
         "processes": plan.processes_per_node,
         "device": plan.memory.device,
         "devices": plan.devices.text(plan.processes_per_node),
@@ -103,9 +99,8 @@ def faults(reports: Sequence[Report]) -> Iterator[Fault]:
         if "faults" in report:
             yield from (Fault(where, text) for text in report["faults"])
             continue  # what it could not find out differs, of course
-        same_manifests = all(report[key] == first.get(key) for key in ("data", "valid"))
         for key, (what, remedy) in COMPARED.items():
-            if "faults" not in first and report[key] != first[key] and (key != "files" or same_manifests):
+            if "faults" not in first and report[key] != first[key]:
                 rule = f"has {what} than {first['host']}: {_difference(first[key], report[key])}"
                 yield Fault(where, rule, remedy=remedy)
         (before, after), (first_before, first_after) = report["clock"], first["clock"]
@@ -120,7 +115,7 @@ def _line(index: int, report: Report) -> str:
     what = "cannot take part"
     if "faults" not in report:
         processes = plural(report["processes"], "process", "processes")
-        what = f"{processes} on {report['devices']}  zerokara {report['code'][:8]}  data {report['data'][:8]}"
+        what = f"{processes} on {report['devices']}  zerokara {report['code'][:8]}  data {report['data']['train'][:8]}"
     return f"{index}  {report['host']} ({report['address']})  {what}  {bytes_text(report['free_bytes'])} free"
 
 
@@ -136,18 +131,16 @@ def _code_hash() -> str:
     """One hash over the package's own source files."""
     root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode())
-        digest.update(path.read_bytes())
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
 def _token_files(plan: RunPlan) -> dict[str, str]:
-    """What the token files hold here, beside what their manifest says: a copy may have been cut off or patched."""
-    found = {}
+    """What the manifest says of the token files, and what they hold: a copy may have been cut off or patched."""
+    found = {"train": plan.data.sha256[:12], "valid": plan.data.valid_sha256[:12]}
     for name, prefix in (("train", plan.data.train_prefix), ("valid", plan.data.valid_prefix)):
-        for path in (bin_path(prefix), idx_path(prefix)):
-            if path.exists():
-                found[name + path.suffix] = _sampled(path)
+        paths = [path for path in (bin_path(prefix), idx_path(prefix)) if path.exists()]
+        found |= {name + path.suffix: _sampled(path) for path in paths}
     return found
 
 

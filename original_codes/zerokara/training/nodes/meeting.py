@@ -21,7 +21,7 @@ import orjson
 from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 
 from zerokara import supervision
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import Fault, RunError, Stopped, UserError
 from zerokara.model import loopback
 from zerokara.progress import plural
 from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, own_addresses
@@ -137,14 +137,15 @@ def meet(machines: Machines) -> Iterator[Meeting]:
     else:
         print(f"looking for the first machine at {endpoint}", flush=True)
         server = _connected(endpoint)
-    store, is_lost = PrefixStore("zerokara", server), False
-    index = 0 if machines.is_first else store.add("arrived", 1)
-    meeting = Meeting(store, endpoint, address_towards(endpoint.host), index, machines.least)
+    store, leaves = PrefixStore("zerokara", server), True
+    meeting = Meeting(store, endpoint, address_towards(endpoint.host), 0, machines.least)
     try:
         if machines.is_first:
             meeting.publish("count", _count_arriving(store, machines.number, machines.least))
+        else:
+            meeting.index = store.add("arrived", 1)
         meeting.count = meeting.wait_for("count", seconds=float("inf"))
-        if index >= meeting.count:
+        if meeting.index >= meeting.count:
             raise RunError("the run has started without this machine; it may join the next start")
         before = time.time()
         meeting.gather("here")  # the moment at which the last machine publishes it lies between both clocks of each
@@ -153,14 +154,19 @@ def meet(machines: Machines) -> Iterator[Meeting]:
     except DistNetworkError as error:
         raise LostFirstMachine(f"the first machine, {endpoint}, has ended; see what it printed") from error
     except LostFirstMachine:
-        is_lost = True  # on a cut link a request hangs
+        leaves = False  # on a cut link a request hangs
+        raise
+    except KeyboardInterrupt as stop:
+        # While machines wait for the first one, its end is what tells them; from training all of them leave together.
+        leaves = not machines.is_first or isinstance(stop, Stopped)
         raise
     finally:
+        deadline = time.monotonic() + LEAVE_SECONDS  # in which the others still read here why they end
         with contextlib.suppress(RuntimeError):
-            if index and not is_lost:
+            if leaves and not machines.is_first:
                 meeting.mark_departed()
-            deadline = time.monotonic() + LEAVE_SECONDS  # in which the others still read here why they end
-            while not index and store.add("departed", 0) < store.add("arrived", 0) and time.monotonic() < deadline:
+            while leaves and machines.is_first and store.add("departed", 0) < store.add("arrived", 0):
+                leaves = time.monotonic() < deadline
                 time.sleep(_POLL_SECONDS)
 
 
@@ -209,8 +215,7 @@ def _connected(endpoint: Endpoint) -> TCPStore:
         except (RuntimeError, OSError) as error:
             if isinstance(error, OSError) or time.monotonic() > deadline:
                 rule = f"nobody answers there ({str(error).splitlines()[0]})"
-                remedy = (
-                    "start the first machine, and type the line that it prints; if it waits already, see whether its "
-                    f"firewall lets port {endpoint.port} in"
-                )
+                firewall = f"if it waits already, see whether its firewall lets port {endpoint.port} in"
+                remedy = f"start the first machine, and type the line that it prints; {firewall}"
                 raise UserError(Fault(JOIN, rule, value=str(endpoint), remedy=remedy)) from error
+        time.sleep(_POLL_SECONDS)  # some refusals come at once

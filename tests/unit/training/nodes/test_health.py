@@ -11,7 +11,7 @@ from zerokara.training.nodes import health
 
 GOOD = {
     "host": "alpha", "address": "10.0.0.1", "code": "c0de", "packages": {"torch": "2.13.0"},
-    "settings": {"lr": 0.01, "zero_stage": 1}, "tokenizer": "t", "data": "d", "valid": "v", "files": {"train.bin": "a"},
+    "settings": {"lr": 0.01, "zero_stage": 1}, "tokenizer": "t", "data": {"train": "d", "train.bin": "a"},
     "processes": 8, "device": "cuda", "devices": "GPU, 8 × H200", "precision": "bf16", "free_bytes": 10**12,
     "clock": [1e9, 1e9 + 0.2],
 }  # fmt: skip
@@ -32,9 +32,7 @@ def test_nothing_is_wrong() -> None:
         ("packages", {"torch": "2.12.0"}, ("torch 2.13.0, here 2.12.0", "setup.sh")),
         ("settings", {"lr": 0.01, "zero_stage": 2}, ("zero_stage 1, here 2", "config.yaml")),
         ("tokenizer", "x", ("another tokenizer", "copy")),
-        ("data", "x", ("other training data", "manifest")),
-        ("valid", "x", ("other validation data",)),
-        ("files", {"train.bin": "b"}, ("train.bin a, here b", "copy them")),
+        ("data", {"train": "x", "train.bin": "b"}, ("other token files", "train d, here x, train.bin a, here b")),
         ("processes", 4, ("8, here 4", "num_processes")),
         ("device", "cpu", ("cuda, here cpu", "CUDA_VISIBLE_DEVICES")),
         ("precision", "fp32", ("bf16, here fp32",)),
@@ -47,7 +45,7 @@ def test_a_difference_is_named_with_machine_and_remedy(key: str, value: Any, wor
 
 
 def test_every_fault_is_named_at_once() -> None:
-    broken = {**BETA, "precision": "fp32", "data": "x"}
+    broken = {**BETA, "precision": "fp32", "tokenizer": "x"}
     own = {key: GOOD[key] for key in ("host", "free_bytes", "clock")} | {
         "address": "10.0.0.3",
         "faults": ["config.yaml:3: -1: lr must be positive"],

@@ -53,18 +53,23 @@ def test_one_that_joins() -> None:
 
 def slurm(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     given = {"JOB_ID": "1042", "NODEID": "0", "STEP_NUM_NODES": "2", "STEP_NUM_TASKS": "2"}
-    given |= {"STEP_NODELIST": "no-such-node[1-2]", "LAUNCH_NODE_IPADDR": "10.0.0.9", **values}
+    given |= {"STEP_NODELIST": "node[01-03,7],login", "LAUNCH_NODE_IPADDR": "10.0.0.9", **values}
     for name, value in given.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setenv("PATH", "")  # no scontrol
 
 
 @pytest.mark.parametrize("index", ["0", "1"])
-def test_in_a_slurm_step_nobody_is_told_anything(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
+@pytest.mark.parametrize(("found", "address"), [("10.0.0.1", "10.0.0.1"), ("127.0.1.1", "10.0.0.9")])
+def test_in_a_slurm_step_nobody_is_told_anything(
+    monkeypatch: pytest.MonkeyPatch, index: str, found: str, address: str
+) -> None:
+    """They meet at the first node; where its name leads nowhere, at the one where srun was called."""
     slurm(monkeypatch, NODEID=index)
+    known = {"node01": [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (found, 29442))]}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: known[host])
     node = machines_of()
     assert not node.command_to_join and node.is_first == (index == "0")
-    assert (node.number, node.least, str(node.endpoint)) == (2, 2, "10.0.0.9:29442")
+    assert (node.number, node.least, str(node.endpoint)) == (2, 2, f"{address}:29442")
 
 
 def test_a_slurm_step_of_one_node_is_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
