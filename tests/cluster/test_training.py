@@ -152,13 +152,13 @@ def test_a_request_to_stop_on_either_machine_saves_and_stops_both(
 
 def test_ctrl_c_on_a_first_machine_that_waits_ends_the_other_with_one_message(train: Callable[..., Training]) -> None:
     with cluster(3) as three:
-        run = train(three, start=(0, 1))
+        run = train(three, start=(0, 1), global_batch_size=24)
         run.wait_for("looking for", 1)
-        time.sleep(3)  # until it has found it
+        time.sleep(2)  # until it has found it
         three[0].run("pkill", "-INT", "-f", "^[^ ]*python3? -m zerokara.steps train")
-        started = time.monotonic()
-        assert run.wait(60) == [130, 1] and time.monotonic() - started < GONE_SECONDS / 3
-        assert "Traceback" not in run.log(0) + run.log(1) and run.log(1).count("error: ") == 1, run.log(1)
+        stopped = time.monotonic()
+        assert run.wait(60) == [130, 1] and time.monotonic() - stopped < GONE_SECONDS / 3
+        assert "Traceback" not in run.log(0) + run.log(1) and run.log(1).count("failed: ") == 1, run.log(1)
 
 
 def test_a_machine_that_lost_its_disk_gets_the_checkpoint_from_the_other(

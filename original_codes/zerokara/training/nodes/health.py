@@ -54,8 +54,7 @@ def agreed(meeting: Meeting, plan: RunPlan) -> RunPlan:
         UserError: they must not start together; has every fault of all.
         RunError: a machine has given up.
     """
-    if meeting.count != plan.nodes:
-        plan = plan.on_processes(meeting.count * plan.processes_per_node, meeting.count)
+    plan = plan.on_processes(meeting.count * plan.processes_per_node, meeting.count)
     # Of files the content is compared, and not the names.
     settings = plan.requested.model_dump(mode="json") | {"deepspeed_template": plan.requested_template}
     own = _machine(meeting, plan.run_dir) | {
@@ -70,9 +69,7 @@ def agreed(meeting: Meeting, plan: RunPlan) -> RunPlan:
         "precision": plan.resolved.precision,
     }
     reports = meeting.gather("report", own)
-    print(f"{meeting.count} machines are here:", flush=True)
-    for index, report in enumerate(reports):
-        print(f"  {_line(index, report)}", flush=True)
+    print(f"{meeting.count} machines are here:", *map(_line, range(meeting.count), reports), sep="\n  ", flush=True)
     if found := list(faults(reports)):
         raise UserError(found)
     return plan

@@ -78,7 +78,7 @@ class Machines:
         """Find out who this machine is; `again` is the command that was typed here.
 
         Raises:
-            UserError: the options or Slurm's variables contradict the settings.
+            UserError: the options or Slurm's variables contradict the settings; or there is no default route.
         """
         in_slurm = 1 if join or host else _num_slurm_nodes()
         number = (2 if join else in_slurm) if config.nodes == "auto" else config.nodes
@@ -94,7 +94,12 @@ class Machines:
             return cls(number, least, Endpoint.parse(join, JOIN), is_first=False)
         if in_slurm > 1:
             return cls(number, least, _slurm_endpoint(), is_first=os.environ["SLURM_NODEID"] == "0")
-        endpoint = Endpoint.parse(host, HOST) if host else Endpoint(own_address())
+        try:
+            endpoint = Endpoint.parse(host, HOST) if host else Endpoint(address_towards(_ANYWHERE))
+        except OSError:
+            rule = f"this machine has no default route to tell its address by; it has {', '.join(own_addresses())}"
+            remedy = f"name the one that the other machines reach: {HOST} 10.0.0.1"
+            raise UserError(Fault(HOST, rule, remedy=remedy)) from None
         typed = re.sub(rf" {HOST}[ =]\S+", "", again)
         return cls(number, least, endpoint, command_to_join=f"{typed} {JOIN} {endpoint}")
 
@@ -109,20 +114,6 @@ def address_towards(host: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(there)  # of a datagram socket: looks up the route, and sends nothing
         return str(probe.getsockname()[0])
-
-
-def own_address() -> str:
-    """The address of this machine by its default route.
-
-    Raises:
-        UserError: it has no such route; names its addresses.
-    """
-    try:
-        return address_towards(_ANYWHERE)
-    except OSError:
-        rule = f"this machine has no default route to tell its address by; it has {', '.join(own_addresses())}"
-        remedy = "name the one that the other machines reach: --host 10.0.0.1"
-        raise UserError(Fault(HOST, rule, remedy=remedy)) from None
 
 
 def own_addresses() -> list[str]:

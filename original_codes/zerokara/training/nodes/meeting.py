@@ -205,17 +205,18 @@ def _connected(endpoint: Endpoint) -> TCPStore:
     Raises:
         UserError: nobody answers there, or there is no way to it.
     """
-    deadline, attempt = time.monotonic() + CONNECT_SECONDS, timedelta(seconds=ATTEMPT_SECONDS)
+    deadline, attempt, has_route = time.monotonic() + CONNECT_SECONDS, timedelta(seconds=ATTEMPT_SECONDS), False
     while True:
         try:
-            address_towards(endpoint.host)
+            has_route = bool(address_towards(endpoint.host))
+            socket.create_connection(endpoint, ATTEMPT_SECONDS).close()  # torch logs C++ frames where nobody answers
             client = TCPStore(*endpoint, is_master=False, wait_for_workers=False, timeout=attempt)
             client.set_timeout(timedelta(seconds=ANSWER_SECONDS))
             return client
         except (RuntimeError, OSError) as error:
-            if isinstance(error, OSError) or time.monotonic() > deadline:
+            if not has_route or time.monotonic() > deadline:
                 rule = f"nobody answers there ({str(error).splitlines()[0]})"
                 firewall = f"if it waits already, see whether its firewall lets port {endpoint.port} in"
                 remedy = f"start the first machine, and type the line that it prints; {firewall}"
                 raise UserError(Fault(JOIN, rule, value=str(endpoint), remedy=remedy)) from error
-        time.sleep(_POLL_SECONDS)  # some refusals come at once
+        time.sleep(_POLL_SECONDS)  # a refusal comes at once

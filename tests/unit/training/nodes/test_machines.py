@@ -122,7 +122,7 @@ def test_the_address_is_that_of_the_route(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(machines, "address_towards", unreachable)
     with pytest.raises(UserError, match=r"no default route.*127\.0\.0\.1.*--host"):
-        machines.own_address()
+        machines_of(nodes=2)
 
 
 def test_a_name_that_does_not_resolve_is_never_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +132,6 @@ def test_a_name_that_does_not_resolve_is_never_asked_for(monkeypatch: pytest.Mon
     for name in ("gethostname", "getfqdn", "gethostbyname"):
         monkeypatch.setattr(socket, name, refuse)
     try:
-        machines.own_address()
+        machines_of(nodes=2)
     except UserError as error:  # a machine without a network, or with several
         assert "--host" in str(error)
