@@ -59,9 +59,8 @@ def prove(plan: RunPlan, num_steps: int) -> None:
             raise RunError(f"{folder}: a proof writes {bytes_text(needed)} of checkpoints, {bytes_text(free)} are free")
         print(f"proving resume in {folder}, which is deleted afterwards: {num_steps} and {num_steps} steps", flush=True)
         for name, last in (("unbroken", 2 * num_steps), ("resumed", num_steps), ("resumed", 2 * num_steps)):
-            settings = plan.resolved.model_copy(update={**_QUIET, "output_model_dir": str(folder / name)})
-            settings._origin = plan.resolved._origin
-            part = replace(plan, resolved=settings, requested=settings)
+            part = plan.with_settings(**_QUIET, output_model_dir=str(folder / name))
+            part = replace(part, requested=part.resolved)
             run_folder.claim(part)
             if code := spawn(part, "prove", str(last), path=part.run_dir / PLAN_NAME):
                 raise RunError(f"a training ended with exit code {code}, so nothing is proved; its messages say why")

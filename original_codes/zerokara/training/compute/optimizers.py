@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from zerokara.config.optim import OptimSettings
 from zerokara.config.settings import resolved
@@ -78,42 +77,40 @@ def owners_of(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
     return owners
 
 
-@dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters that share an algorithm, a weight decay and a learning rate."""
+class ParameterGroup(NamedTuple):
+    """What parameters share: an algorithm, a weight decay and a learning rate."""
 
     algorithm: Algorithm
     kind: str
     """``matrix``, ``norm or bias`` or ``relative position bias``."""
-    weight_decay: float
-    lr_scale: float
+    weight_decay: float = 0.0
+    lr_scale: float = 1.0
     """The group's learning rate over that of the schedule."""
-    names: tuple[str, ...]
 
 
-def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape]) -> list[ParameterGroup]:
-    """The non-empty groups; each parameter is in one. Only matrices decay."""
+def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape]) -> dict[ParameterGroup, list[str]]:
+    """The non-empty groups, each with the names of its parameters; each parameter is in one. Only matrices decay."""
     bias_lr = config.relative_attention_lr_multiplier
     if bias_lr == "auto":
         bias_lr = 1.0 if config.optimizer == "adafactor" else 30.0
-    decay, lr_scale = {"matrix": resolved(config.weight_decay)}, {"relative position bias": bias_lr}
-    found: dict[tuple[Algorithm, str], list[str]] = {}
+    found: dict[ParameterGroup, list[str]] = {}
     for name, shape in parameters.items():
-        kind = "matrix" if len(shape) > 1 else "norm or bias"
-        kind = "relative position bias" if is_relative_position_bias(name) else kind
-        found.setdefault((algorithm_of(config.optimizer_name, name, shape), kind), []).append(name)
-    return [
-        ParameterGroup(algorithm, kind, decay.get(kind, 0.0), lr_scale.get(kind, 1.0), tuple(names))
-        for (algorithm, kind), names in found.items()
-    ]
+        algorithm = algorithm_of(config.optimizer_name, name, shape)
+        group = ParameterGroup(algorithm, "norm or bias")
+        if is_relative_position_bias(name):
+            group = ParameterGroup(algorithm, "relative position bias", lr_scale=bias_lr)
+        elif len(shape) > 1:
+            group = ParameterGroup(algorithm, "matrix", resolved(config.weight_decay))
+        found.setdefault(group, []).append(name)
+    return found
 
 
 def plan_lines(config: OptimSettings, shape: ModelShape) -> list[str]:
     """Return the parameters of each algorithm and their weight decay, a line for each group."""
     parameters, lines = shape.parameter_shapes(), []
-    for group in parameter_groups(config, parameters):
-        numbers = count_text(sum(math.prod(parameters[name]) for name in group.names))
+    for group, names in parameter_groups(config, parameters).items():
+        numbers = count_text(sum(math.prod(parameters[name]) for name in names))
         decay = f"weight decay {group.weight_decay:g}" if group.kind == "matrix" else "no decay"
         faster = f", {group.lr_scale:g} times the learning rate" if group.lr_scale != 1 else ""
-        lines.append(f"{group.algorithm}: {len(group.names)} × {group.kind} ({numbers}), {decay}{faster}")
+        lines.append(f"{group.algorithm}: {len(names)} × {group.kind} ({numbers}), {decay}{faster}")
     return lines

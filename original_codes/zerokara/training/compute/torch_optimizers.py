@@ -52,8 +52,9 @@ def build(
     Whoever steps them sets ``lr`` of their groups, each times its ``lr_scale``, and makes their state (`make_state`).
     """
     groups: dict[Algorithm, list[dict[str, Any]]] = {}
-    for group in optimizers.parameter_groups(config, {name: tuple(each.shape) for name, each in tensors.items()}):
-        parameters = [tensors[name] for name in group.names]
+    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+    for group, names in optimizers.parameter_groups(config, shapes).items():
+        parameters = [tensors[name] for name in names]
         entry = {"params": parameters, "weight_decay": group.weight_decay, "lr_scale": group.lr_scale}
         groups.setdefault(group.algorithm, []).append(entry)
     made: dict[Algorithm, torch.optim.Optimizer] = {}

@@ -33,9 +33,6 @@ SHARE_CORES_NAME = "ZEROKARA_SHARE_CORES"
 MIN_PROCESS_TOKENS = 2048
 """Tokens of a step for each process on a CPU: with fewer its matrices are too small to be worth a process."""
 _THREADS_NAME = "OMP_NUM_THREADS"
-_DRIVER_SECONDS = 20
-"""How long the driver may take to answer; one that sleeps takes a few seconds to wake up."""
-_GPU_SETUP = "delete .venv and run ./setup.sh without --extra-index-url"
 
 
 def named_gpus() -> list[str] | None:
@@ -78,7 +75,9 @@ class Devices:
         if rule:
             if not built_for_gpus():
                 rule += f"; this torch ({version('torch')}) was built for the CPU alone"
-                remedy = f"{_GPU_SETUP}; or leave it empty to train on the CPU"
+                remedy = (
+                    "delete .venv and run ./setup.sh without --extra-index-url; or leave it empty to train on the CPU"
+                )
             raise UserError(Fault("the environment", rule, VARIABLE, os.environ.get(VARIABLE), remedy))
         most, what = seen or available_cores(), f"GPUs ({VARIABLE} is honoured)"
         remedy = f"try {most} or auto"
@@ -112,9 +111,7 @@ class Devices:
     def process_environment(self, processes: int) -> dict[str, str]:
         """What each of so many training processes must find in its environment before it loads torch.
 
-        On a CPU a thread that waits for the next piece of work sleeps. OpenMP's own default is to spin for
-        milliseconds: nothing is gained alone, and of two programs on the same cores each waits most of the time for the
-        other's threads, which do nothing (docs/decisions.md has the numbers).
+        On a CPU a thread that waits sleeps, and does not spin on cores that others need (docs/decisions.md).
         """
         started = str(psutil.Process().create_time())
         # PYTHONSAFEPATH: a file of the current folder is not imported as a package of the same name.
@@ -155,8 +152,8 @@ def threads(num_processes: int) -> int:
 def _listed_gpus() -> list[str]:
     """Names of the GPUs that NVIDIA's driver lists, like ``GPU 0: NVIDIA H200 (UUID: GPU-1b…)``; none without it."""
     program = shutil.which("nvidia-smi") or shutil.which("/usr/lib/wsl/lib/nvidia-smi") or "nvidia-smi"
-    try:
-        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=_DRIVER_SECONDS)
+    try:  # a driver that sleeps takes a few seconds to wake up
+        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return []
     return re.findall(r"^GPU \d+: (.*?)\s*\(UUID:", done.stdout, re.MULTILINE)

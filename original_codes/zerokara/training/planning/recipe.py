@@ -45,10 +45,6 @@ MAX_ADAMW_LR = 4e-3
 MUON_LR, MUON_WIDTH, MUON_EXPONENT = 7.2e-3, 128, 0.75
 MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
 """lr / (1 - momentum): how far a weight moves, in units of an update, while a gradient counts in Muon's momentum."""
-MAX_WEIGHT_DECAY = 1.0
-MAX_WARMUP_SHARE = 0.2
-"""Of the steps, however few they are."""
-
 
 RULES = (
     "optimizer", "lr_schedule", "min_lr", "global_batch_size", "lr", "muon_momentum", "warmup_steps", "weight_decay",
@@ -141,13 +137,13 @@ def _rule(key: str, config: TrainingSettings, shape: ModelShape, num_samples: fl
         return found, "a gradient counts the fewer steps, the larger they are"
     if key == "warmup_steps":
         least, why = (10, "Muon") if optimizer == "muon" else (100, "AdamW's second moments")
-        steps = min(max(least, round(0.02 * num_steps)), int(MAX_WARMUP_SHARE * num_steps))
+        steps = min(max(least, round(0.02 * num_steps)), num_steps // 5)
         return steps, f"2 % of the steps, at least {least} for {why}, at most a fifth"
     assert key == "weight_decay", key
     if optimizer == "adafactor":
         return 0.0, "as T5"
     share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
-    found = min(MAX_WEIGHT_DECAY, 1 / (resolved(config.lr) * num_steps * share))
+    found = min(1.0, 1 / (resolved(config.lr) * num_steps * share))
     return _rounded(found), f"a weight is averaged over {share:.0%} of the run"
 
 

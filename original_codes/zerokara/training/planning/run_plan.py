@@ -141,9 +141,7 @@ class RunPlan:
     requested: RunConfig
     """The settings as the user gave them, with the `recipe` in place of its `auto`."""
     encoder: Encoder
-    """The tokenizer."""
     data: PlannedData
-    """What it trains on, and validates with."""
     requested_template: dict[str, Any]
     """The user's DeepSpeed settings."""
     num_processes: int
@@ -154,7 +152,6 @@ class RunPlan:
     reasons: Mapping[str, str] = field(default_factory=dict)
     """What the recipe chose, and why."""
     task: Task = PRETRAINING
-    """What it is for."""
 
     @cached_property
     def shape(self) -> ModelShape:
