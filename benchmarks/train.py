@@ -147,8 +147,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     parallel.start(settings.seed)
     model = build(task.shape)
     model.load_state_dict(torch.load(task.weights), strict=False)
-    chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, data_parallel_size=1)
-    engine = updater.open_engine(model, settings, chosen, {}, task.device)
+    engine = updater.open_engine(model, settings, {}, task.device)
     if compiled and not compilation.start(model, settings.micro_batch, intra_document_masking=False, log=print):
         raise RuntimeError("the layers could not be compiled")
     made = Causal(settings.lengths)

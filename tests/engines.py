@@ -54,17 +54,16 @@ def require_backend(backend: str) -> None:
 
 
 def engine_of(model: Model, settings: PretrainConfig, chosen_for: int = 1) -> Engine:
-    """Open an engine for a lone process, with the updater that a run of `chosen_for` data-parallel ranks has."""
-    chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, chosen_for)
-    return open_with_weights(model, settings, chosen, load_template("auto"), local_device())
+    """Open for a lone process the engine that a run of `chosen_for` data-parallel ranks has."""
+    uses_zero = updater.uses_zero(settings, chosen_for)
+    with mock.patch.object(updater, "uses_zero", lambda *_: uses_zero):
+        return open_with_weights(model, settings, load_template("auto"), local_device())
 
 
-def open_with_weights(
-    model: Model, settings: PretrainConfig, chosen: updater.UpdaterName, template: dict[str, Any], device: torch.device
-) -> Engine:
+def open_with_weights(model: Model, settings: PretrainConfig, template: dict[str, Any], device: torch.device) -> Engine:
     """Open an engine that begins with the weights of `model`, unrounded."""
     weights = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
-    engine = updater.open_engine(model, settings, chosen, template, device)
+    engine = updater.open_engine(model, settings, template, device)
     for name, weight in weights:
         engine.write(name, None, weight)
     engine.sync_from_master(num_updates=0)

@@ -26,7 +26,7 @@ from zerokara.model import compilation, experts, parallel
 from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
+from zerokara.training.compute import zero  # noqa: F401  # DeepSpeed, once for all processes
 
 VOCABULARY, STEPS = 301, 3
 """The last rank has rows of the vocabulary that are padding."""
@@ -38,8 +38,7 @@ def train(config: PretrainConfig, compiled: bool) -> dict[str, Any]:
     model = build(
         shape, seed=1, activation_checkpointing=config.activation_checkpointing, routing=Routing.from_config(config)
     )
-    chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
-    engine = open_with_weights(model, config, chosen, {}, torch.device("cpu"))
+    engine = open_with_weights(model, config, {}, torch.device("cpu"))
     calls: dict[str, int] = {}
     errors: list[str] = []
     if compiled:

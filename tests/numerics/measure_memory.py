@@ -23,7 +23,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
+from zerokara.training.compute import zero  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.compute.updater import load_template
 
@@ -57,9 +57,8 @@ def train(config: PretrainConfig) -> dict[str, int]:
     before = tensor_bytes()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1)
     first_layer = next(iter(model.all_layers()))
-    chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(config.deepspeed_template)
-    engine = open_with_weights(model, config, chosen, template, torch.device("cpu"))
+    engine = open_with_weights(model, config, template, torch.device("cpu"))
     del model
     within, between = [0], [0]
 

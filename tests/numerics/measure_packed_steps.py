@@ -29,7 +29,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.example_data import ExampleData
 from zerokara.samples.pairs import Pairs
-from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
+from zerokara.training.compute import zero  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.updater import load_template
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
@@ -54,9 +54,8 @@ def train(config: PretrainConfig, folder: Path, own_tokens: bool) -> dict[str, A
     sizes = {"input_len": lengths.input, "target_len": lengths.target, "raw_len": lengths.raw}
     shape = replace(ModelShape.from_config(config, VOCABULARY), **sizes)
     model = build(shape, seed=1, routing=Routing.from_config(config))
-    chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(config.deepspeed_template)
-    engine = open_with_weights(model, config, chosen, template, torch.device("cpu"))
+    engine = open_with_weights(model, config, template, torch.device("cpu"))
     data = ExampleData(folder / ("pairs" if both else "conversations"), lengths, both, PAD, seed=3)
     layout = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
     objective = Pairs(lengths, PAD if both else None)

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import initial_weights, parallel
+from zerokara.model import initial_weights
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
@@ -70,7 +70,6 @@ def start(config: PretrainConfig) -> dict[str, Any]:
     """Start as a run does."""
     warnings.simplefilter("ignore")
     keep_freed_memory(False)
-    chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(config.deepspeed_template)
     shape = ModelShape.from_config(config, VOCABULARY)
     probe = deepspeed.ops._probe_compatible_ops = mock.Mock(return_value={})
@@ -79,7 +78,7 @@ def start(config: PretrainConfig) -> dict[str, Any]:
     before, begun = resident(), time.monotonic()
     with Draws() as draws:
         cpu = torch.device("cpu")
-        engine = updater.open_engine(build(shape, seed=None), config, chosen, template, cpu)
+        engine = updater.open_engine(build(shape, seed=None), config, template, cpu)
         load_state(engine, initial_weights.drawn_by_all(shape, SEED, cpu))
     found = {"seconds": time.monotonic() - begun, "peak": resident("VmHWM") - before, "held": resident() - before}
     digest = digest_of(engine, is_whole=config.zero_stage < 3 and config.tensor_parallel_size == 1)

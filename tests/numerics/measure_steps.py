@@ -29,7 +29,7 @@ from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Causal
-from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
+from zerokara.training.compute import zero  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.updater import load_template
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
@@ -95,9 +95,8 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     variable_length.has_kernel = lambda weight, head_dim: weight.dtype == torch.bfloat16
     flash.install()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
-    chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(config.deepspeed_template)
-    engine = open_with_weights(model, config, chosen, template, torch.device("cpu"))
+    engine = open_with_weights(model, config, template, torch.device("cpu"))
     generator = torch.Generator().manual_seed(parallel.data_rank())
     guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)
     processes = Processes(torch.device("cpu"), torch.distributed.get_rank())

@@ -185,7 +185,7 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
     """Open a plan: at the checkpoint `newest`, or else at its first step."""
     config, device, log = plan.resolved, processes.device, processes.log
     model = build_model(plan)
-    engine = updater.open_engine(model, config, plan.updater, plan.template, device)
+    engine = updater.open_engine(model, config, plan.template, device)
     joining.secure_groups()  # those that DeepSpeed has made, too
     state = state_of(plan, 0, step=0, seconds=0.0, facts={"init_from": config.init_from} if config.init_from else {})
     if newest is not None:

@@ -27,7 +27,7 @@ def test_what_is_read_is_what_was_planned(plan: RunPlan, tmp_path: Path) -> None
     assert (read.resolved, read.requested) == (plan.resolved, plan.requested)
     assert read.resolved.precision == "fp32" and read.resolved.micro_batch == 1
     assert read.resolved.where("seq_len") == plan.resolved.where("seq_len")
-    assert (read.shape, read.schedule, read.updater) == (plan.shape, plan.schedule, plan.updater)
+    assert (read.shape, read.schedule) == (plan.shape, plan.schedule)
     assert (read.num_processes, read.nodes, read.template) == (plan.num_processes, plan.nodes, plan.template)
     assert read.reasons == plan.reasons
     assert plan.reasons and read.data.reading.identity() == plan.data.reading.identity()

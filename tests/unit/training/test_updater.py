@@ -21,25 +21,26 @@ TEMPLATE = {"zero_optimization": {"overlap_comm": True}, "wall_clock_breakdown":
 @pytest.mark.parametrize(
     ("zero_stage", "optimizer", "offload", "ranks", "expected"),
     [
-        (0, "adamw", "none", 1, "replicated"),
-        (0, "adamw", "none", 8, "replicated"),
-        (1, "adamw", "none", 1, "replicated"),  # nothing to shard
-        (1, "adamw", "none", 2, "zero"),
-        (1, "adamw", "optimizer", 1, "zero"),  # offload is DeepSpeed's
-        (2, "adamw", "none", 1, "zero"),
-        (3, "adamw", "all", 4, "zero"),
-        (1, "adafactor", "none", 4, "replicated"),  # needs whole matrices
-        (1, "muon", "none", 4, "replicated"),
-        (0, "muon", "none", 4, "replicated"),
+        (0, "adamw", "none", 1, False),
+        (0, "adamw", "none", 8, False),
+        (1, "adamw", "none", 1, False),  # nothing to shard
+        (1, "adamw", "none", 2, True),
+        (1, "adamw", "optimizer", 1, True),  # offload is DeepSpeed's
+        (2, "adamw", "none", 1, True),
+        (3, "adamw", "all", 4, True),
+        (1, "adafactor", "none", 4, False),  # needs whole matrices
+        (1, "muon", "none", 4, False),
+        (0, "muon", "none", 4, False),
     ],
 )
-def test_the_updater_of_a_run(zero_stage: int, optimizer: str, offload: str, ranks: int, expected: str) -> None:
-    assert updater.choose(zero_stage, optimizer, offload, ranks) == expected
+def test_the_engine_of_a_run(zero_stage: int, optimizer: str, offload: str, ranks: int, expected: bool) -> None:
+    config = config_of(zero_stage=zero_stage, optimizer=optimizer, offload=offload)
+    assert updater.uses_zero(config, ranks) is expected
 
 
 def plan_lines(zero_stage: int, ranks: int, template: dict, nodes: int = 1, global_batch: int = 64) -> list[str]:
     config = config_of(zero_stage=zero_stage, global_batch_size=global_batch, micro_batch_size=1)
-    return list(updater.plan_lines(config, updater.choose(zero_stage, "adamw", "none", ranks), ranks, nodes, template))
+    return list(updater.plan_lines(config, ranks, nodes, template))
 
 
 def test_a_template_without_effect_is_named_with_its_keys() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from zerokara.model.builder import Model
     from zerokara.training.compute.engine import Engine
 
-UpdaterName = Literal["replicated", "zero"]
 HIERARCHY_KEY = "zero_hpz_partition_size"
 _OWNED = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "fp16",
@@ -35,31 +34,29 @@ _OWNED = (
 """DeepSpeed's keys that `settings_for` sets, or that config.yaml has its own for: a template may hold none."""
 
 
-def choose(zero_stage: int, optimizer: str, offload: str, data_parallel_size: int) -> UpdaterName:
-    """Return which updater serves a run; `data_parallel_size` ranks share the global batch."""
-    nothing_to_shard = zero_stage == 1 and data_parallel_size == 1 and offload == "none"
-    return "replicated" if zero_stage == 0 or optimizer != "adamw" or nothing_to_shard else "zero"
+def uses_zero(config: TrainingSettings, data_parallel_size: int) -> bool:
+    """Return whether DeepSpeed's engine serves a run whose global batch so many ranks share, and not ours."""
+    nothing_to_shard = config.zero_stage == 1 and data_parallel_size == 1 and config.offload == "none"
+    return config.zero_stage > 0 and config.optimizer_name == "adamw" and not nothing_to_shard
 
 
-def open_engine(
-    model: Model, config: TrainingSettings, updater: UpdaterName, template: dict[str, Any], device: torch.device
-) -> Engine:
+def open_engine(model: Model, config: TrainingSettings, template: dict[str, Any], device: torch.device) -> Engine:
     """Hand `model` to an engine; all weights are undefined until `engine.load_state`."""
-    if updater == "replicated":
-        from zerokara.training.compute.engine import ReplicatedEngine
-
-        return ReplicatedEngine(model, config, device)
     from zerokara.model import parallel
+    from zerokara.training.compute.engine import ReplicatedEngine
+
+    if not uses_zero(config, parallel.data_size()):
+        return ReplicatedEngine(model, config, device)
     from zerokara.training.compute.zero import ZeroEngine  # DeepSpeed takes seconds to import
 
     return ZeroEngine(model, config, settings_for(config, parallel.data_size(), template, device.type), device)
 
 
 def plan_lines(
-    config: TrainingSettings, updater: UpdaterName, data_parallel_size: int, nodes: int, template: Mapping[str, Any]
+    config: TrainingSettings, data_parallel_size: int, nodes: int, template: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield which updater updates the weights, what it shards and sends, and which template has no effect."""
-    if updater == "replicated":
+    """Yield which engine updates the weights, what it shards and sends, and which template has no effect."""
+    if not uses_zero(config, data_parallel_size):
         shards = config.zero_stage and data_parallel_size > 1
         sharding = f"optimizer state sharded by tensor over {data_parallel_size} ranks" if shards else "nothing sharded"
         yield f"zerokara's own, not DeepSpeed's ZeRO: {sharding}"

@@ -23,8 +23,8 @@ from zerokara.model import parameters
 from zerokara.model.parameters import Partition
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text
-from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.updater import HIERARCHY_KEY, overlaps
+from zerokara.training.compute import optimizers
+from zerokara.training.compute.updater import HIERARCHY_KEY, overlaps, uses_zero
 
 ACTIVATION_MARGIN = 4.5
 """Activations of eager layers over `min_activation_bytes`, counted on a CPU: 1.6 (gpt2) to 4.6 (qwen3 in bf16). Only
@@ -179,10 +179,8 @@ class TrialResult:
 
 def state_bytes(run: MemoryForecast) -> dict[str, int]:
     """Return the bytes of the state of one process (the one with most), by part."""
-    config, optimizer = run.config, run.config.optimizer_name
-    serving = updater.choose(config.zero_stage, optimizer, config.offload, run.data_parallel_size)
-    parts = _replicated_parts(run) if serving == "replicated" else _zero_parts(run)
-    copy = -(-optimizers.checkpoint_bytes(optimizer, run.shape) // run.num_processes)
+    parts = _zero_parts(run) if uses_zero(run.config, run.data_parallel_size) else _replicated_parts(run)
+    copy = -(-optimizers.checkpoint_bytes(run.config.optimizer_name, run.shape) // run.num_processes)
     return {name: size for name, size in {**parts, SAVE_COPY: copy}.items() if size}
 
 

@@ -137,7 +137,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     )
     micro_steps = config.global_batch // (config.micro_batch * plan.data_parallel_size)
     batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
-    updater_lines = updater.plan_lines(config, plan.updater, plan.data_parallel_size, plan.nodes, plan.template)
+    updater_lines = updater.plan_lines(config, plan.data_parallel_size, plan.nodes, plan.template)
     processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
     standing, each = max_checkpoints(plan), plan.checkpoint_bytes
     checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"

@@ -64,30 +64,27 @@ class Devices:
         Raises:
             UserError: more are configured than there are GPUs or cores; or torch does not see a GPU.
         """
-        seen, named = len(self.gpu_names), named_gpus()
-        rule, remedy = "", "leave it empty to train on the CPU"
+        seen, named, rule = len(self.gpu_names), named_gpus(), ""
+        remedy = or_cpu = "leave it empty to train on the CPU"
         if named is None and not seen and (listed := _listed_gpus()):  # days on a CPU are not what anyone meant
             rule = f"is not set, and torch sees none of this machine's GPUs ({', '.join(listed)})"
-            remedy = f"update the driver to one for torch {version('torch')}, or {remedy}"
+            remedy = f"update the driver to one for torch {version('torch')}, or {or_cpu}"
         elif seen < len(named or []):
             rule = f"names {len(named or [])}, of which torch sees {seen}"
-            remedy = f"name GPUs that exist (nvidia-smi -L lists them), each once, or {remedy}"
+            remedy = f"name GPUs that exist (nvidia-smi -L lists them), each once, or {or_cpu}"
         if rule:
             if not built_for_gpus():
                 rule += f"; this torch ({version('torch')}) was built for the CPU alone"
-                remedy = (
-                    "delete .venv and run ./setup.sh without --extra-index-url; or leave it empty to train on the CPU"
-                )
+                remedy = f"delete .venv and run ./setup.sh without --extra-index-url; or {or_cpu}"
             raise UserError(Fault("the environment", rule, VARIABLE, os.environ.get(VARIABLE), remedy))
-        most, what = seen or available_cores(), f"GPUs ({VARIABLE} is honoured)"
-        remedy = f"try {most} or auto"
-        if not seen:
-            what = "cores, since this run trains on the CPU"
-            remedy += f"; to try more all the same, slowly: {SHARE_CORES_NAME}=1 in the environment"
-        may_share = not seen and os.environ.get(SHARE_CORES_NAME)
-        if config.num_processes != "auto" and config.num_processes > most and not may_share:
-            raise UserError(config.fault("num_processes", f"must be at most {most}, the number of {what}", remedy))
         if config.num_processes != "auto":
+            most, what, remedy = seen, f"GPUs ({VARIABLE} is honoured)", ""
+            if not seen:
+                most, what = available_cores(), "cores, since this run trains on the CPU"
+                remedy = f"; to try more all the same, slowly: {SHARE_CORES_NAME}=1 in the environment"
+            if config.num_processes > most and (seen or not os.environ.get(SHARE_CORES_NAME)):
+                rule = f"must be at most {most}, the number of {what}"
+                raise UserError(config.fault("num_processes", rule, f"try {most} or auto{remedy}"))
             return [config.num_processes]
         if seen or config.tensor_parallel_size > 1:
             return [max(1, seen)]

@@ -31,8 +31,8 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import check_belongs, entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths, idx_path
-from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.updater import UpdaterName, load_template, with_hierarchy
+from zerokara.training.compute import optimizers
+from zerokara.training.compute.updater import load_template, with_hierarchy
 from zerokara.training.planning import recipe
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
@@ -169,12 +169,6 @@ class RunPlan:
         return consumption(self.data.reading, self.schedule)
 
     @property
-    def updater(self) -> UpdaterName:
-        """What updates the weights."""
-        config = self.resolved
-        return updater.choose(config.zero_stage, config.optimizer_name, config.offload, self.data_parallel_size)
-
-    @property
     def template(self) -> dict[str, Any]:
         """The DeepSpeed settings that are not ours, for these processes."""
         return with_hierarchy(self.requested_template, self.resolved, self.num_processes, self.nodes)
@@ -222,14 +216,13 @@ class RunPlan:
                 template states another hierarchy.
         """
         config, nodes = self.requested, nodes or self.nodes
-        here, tensor_parallel_size = num_processes // nodes, config.tensor_parallel_size
+        here = num_processes // nodes
         if faults := list(config.batch_faults(num_processes)):
             raise UserError(faults)
         with_hierarchy(self.requested_template, config, num_processes, nodes)  # or its error, before anything starts
-        if nodes > 1 and here % tensor_parallel_size:
-            rule = (
-                f"must divide the {here} processes of each machine: it communicates in every layer, within one machine"
-            )
+        if nodes > 1 and here % config.tensor_parallel_size:
+            why = "it communicates in every layer, within one machine"
+            rule = f"must divide the {here} processes of each machine: {why}"
             raise UserError(config.fault("tensor_parallel_size", rule, f"try {here}, or a divisor of it"))
         return replace(self, num_processes=num_processes, nodes=nodes)
 
@@ -289,9 +282,8 @@ def make_plan(
     until `RunPlan.on_processes`. `kept` are the settings with which this run was last started (`run_folder.look`).
 
     Raises:
-        UserError: the token files are missing or were made with another tokenizer; the tokenizer lacks what is needed;
-            the corpus is shorter than one sequence; the global batch cannot be shared among the processes; the
-            DeepSpeed template is wrong; the weights or the stages do not fit the sources.
+        UserError: the DeepSpeed template, the tokenizer or the data (`Task.data_of`) is missing or wrong; the processes
+            cannot share the global batch or the vocabulary; the settings do not go with the recipe or the schedule.
     """
     if num_processes is None:
         num_processes = nodes * (1 if given.num_processes == "auto" else given.num_processes)
