@@ -26,9 +26,9 @@ from torch import Tensor
 from zerokara import markdown
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.durable import write_text
-from zerokara.samples.objective import prompt_inputs
+from zerokara.samples.objective import Objective, prompt_inputs
+from zerokara.samples.pairs import Pairs
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training.planning.run_plan import RunObjective
 
 FILE_NAME = "samples.md"
 TEMPERATURE = 0.8
@@ -48,7 +48,7 @@ class Sample:
 class Sampler:
     """The prompts of a run."""
 
-    def __init__(self, encoder: Encoder, objective: RunObjective, config: RunConfig, device: torch.device):
+    def __init__(self, encoder: Encoder, objective: Objective | Pairs, config: RunConfig, device: torch.device):
         self._encoder, self._texts, self._seed, self._device = encoder, config.sample_prompts, config.seed, device
         self._num_tokens = min(config.sample_tokens, objective.lengths.input - 1)
         prompts = [objective.prompt(encoder, text, self._num_tokens) for text in self._texts]

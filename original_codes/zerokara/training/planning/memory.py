@@ -65,8 +65,7 @@ class MemoryPool:
     @property
     def text(self) -> str:
         """Memory of a process by part, and what that leaves, for display."""
-        parts = sorted(self.parts.items(), key=lambda part: -part[1])
-        named = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts)
+        named = ", ".join(f"{name} {bytes_text(size)}" for name, size in Counter(self.parts).most_common())
         room = (self.available_bytes - self.needed_bytes(0)) / self.num_processes
         left = f"{bytes_text(room)} left{' for activations' if self.activation_bytes else ''}"
         processes = f" for each of {self.num_processes} processes" if self.num_processes > 1 else ""

@@ -57,9 +57,7 @@ class Devices:
     def process_counts(self, config: MachineSettings, batch_tokens: int) -> list[int]:
         """Numbers of processes to try on this machine, the most first: the configured one, or one for each GPU.
 
-        On a CPU, for steps of `batch_tokens`, those that share out the cores; the last is 1. The threads of one process
-        wait for each other at every small operation, those of several only once in a step: a small model trains up to
-        twice as fast with a process on each core (docs/decisions.md).
+        On a CPU, for steps of `batch_tokens`, those that share out the cores (docs/decisions.md); the last is 1.
 
         Raises:
             UserError: more are configured than there are GPUs or cores; or torch does not see a GPU.

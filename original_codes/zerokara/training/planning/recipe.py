@@ -2,7 +2,7 @@
 
 Each rule is a function of the model and of the tokens that the run trains on, never of the machine, so that any number
 of processes learns the same. What the user wrote stands, and the rules after it go by it. A run keeps what its first
-start chose (`kept`): made longer, or resumed by a later version, it goes on with the same numbers.
+start chose (`kept`): made longer, or resumed by a later version, it goes on with the same numbers. Without torch.
 
 Letters: d hidden size, N parameters of the layers, D tokens of the run, S tokens of a sequence, B tokens of a step,
 T steps.
@@ -21,8 +21,6 @@ warm-up, adamw    2 % of T, at least 100            about 2/(1 - β₂) and more
 weight_decay      1/(lr·T·τ), τ = 1.084·(D/N)^-.527 Bergsma et al., 2025 (arXiv 2505.13738): the share τ ≤ 1 of the
                                                     run over which a weight is averaged
 ================= ================================= ===============================================================
-
-Without torch.
 """
 
 from __future__ import annotations

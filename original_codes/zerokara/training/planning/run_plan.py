@@ -41,9 +41,6 @@ from zerokara.training.planning.schedule import Consumption, Schedule, consumpti
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""
 
-RunObjective = Objective | Pairs
-"""What turns samples into model inputs and targets."""
-
 
 @dataclass(frozen=True)
 class PlannedData:
@@ -51,7 +48,7 @@ class PlannedData:
 
     reading: Reading
     """The training samples and their order."""
-    objective: RunObjective
+    objective: Objective | Pairs
     """Turns samples into model inputs and targets."""
     validation_batches: Callable[[Path, int | None], DocumentBatches | SampleBatches | ExampleBatches]
     """Opens the batches of token files, or of their first tokens, so many at most."""
@@ -108,7 +105,6 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     paths = TokenPaths(config.output_prefix)
     tokens = check_belongs(config.output_prefix, encoder.sha256)
     reading = DataPlan.from_config(config, config, config.lengths, config.seed)
-    samples = reading.tokens(where=config.where("seq_len"))
     made = objective(config, encoder, config.seed, config.intra_document_masking)
     parts = [source.num_valid_tokens for source in reading.sources if source.num_valid_tokens]
     # The manifest of step 2 has the hashes of both .bin, training first: known without reading gigabytes.
@@ -123,7 +119,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         train_prefix=paths.train,
         valid_prefix=paths.valid,
         ids=index.tokens,
-        num_train_tokens=samples.num_tokens,
+        num_train_tokens=reading.tokens(where=config.where("seq_len")).num_tokens,
         num_valid_tokens=len(IndexedTokens(paths.valid).tokens) if is_validated else 0,
         unigram_entropy=entropy(made.target_counts(token_counts(index))),
     )
