@@ -134,7 +134,7 @@ class NodeAgent(LocalElasticAgent):
                 if self._store.check([kind]):
                     code, text = orjson.loads(self._store.get(kind))
                     return int(code), str(text)
-        return RunError.exit_code, "" if self._meeting is None else "another machine has given up; see what it printed"
+        return RunError.exit_code, ""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
@@ -273,8 +273,9 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, meeting: Meeti
             result = agent.run()
             if result is None or result.state is not WorkerState.SUCCEEDED:
                 code, text = agent.first_failure()
-        except RendezvousClosedError:  # another machine has given up
+        except RendezvousClosedError:
             code, text = agent.first_failure()
+            text = text or "another machine has given up; see what it printed"
         except KeyboardInterrupt:  # there were no processes yet
             agent.forwarding.requested = True
         except RendezvousTimeoutError:
