@@ -160,7 +160,7 @@ def check_fits(plan: RunPlan, starts: bool) -> None:
 
         source, extends_vocabulary = Path(plan.resolved.init_from), plan.resolved.resize_vocabulary == "mean"
         from_hf.check_source(source, plan.shape, plan.encoder, extends_vocabulary, plan.resolved.fault)
-    if faults := list(preflight.memory_faults(plan.memory_alone, plan.requested)):
+    if faults := list(preflight.memory_faults(plan)):
         raise UserError(faults)
 
 

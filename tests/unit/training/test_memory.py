@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -246,8 +248,14 @@ def test_only_what_the_optimizer_can_do_is_advised(optimizer: str, highest: int)
     assert ("offload: all" in advised) is (optimizer == "adamw")
 
 
+def faults_of(forecast: MemoryForecast, given: PretrainConfig) -> list[Fault]:
+    plan: Any = SimpleNamespace(memory=forecast, requested=given, processes_per_node=forecast.num_processes)
+    with mock.patch.object(resources, "total_memory", lambda _: forecast.main_bytes):
+        return list(preflight.memory_faults(plan))
+
+
 def refused(forecast: MemoryForecast, given: PretrainConfig) -> Fault:
-    (fault,) = preflight.memory_faults(forecast, given)
+    (fault,) = faults_of(forecast, given)
     return fault
 
 
@@ -263,7 +271,7 @@ def test_a_run_is_refused_where_it_certainly_does_not_fit(gpu: bool) -> None:
     def of(size: int) -> MemoryForecast:
         return forecast_of(TINY, gpu=size) if gpu else forecast_of(TINY, main=size)
 
-    assert not list(preflight.memory_faults(of(needed), given))
+    assert not faults_of(of(needed), given)
     assert not of(needed).fits and "note" in dict(of(needed).rows()), "between, there is a note"
     assert ("GPU memory" in refused(of(needed - 1), given).rule) is gpu
 
@@ -273,7 +281,7 @@ def test_main_memory_beside_a_gpu_counts_too() -> None:
     fault = refused(forecast_of(LARGE, gpu=80 * GB, main=15 * GB, **settings), config_of(**settings))
     assert "main memory" in fault.rule
     forecast = forecast_of(LARGE, gpu=80 * GB, main=60 * GB, **settings)
-    assert not list(preflight.memory_faults(forecast, config_of(**settings)))
+    assert not faults_of(forecast, config_of(**settings))
 
 
 def test_a_refusal_names_the_key_that_makes_it_fit() -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from zerokara import resources
 from zerokara.config.data import DataOrderSettings
 from zerokara.config.optim import ScheduleSettings
-from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.errors import Fault
 from zerokara.progress import bytes_text, count_text, plural, seconds_text
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.planning import schedule
-from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import RunPlan, baseline_text
 from zerokara.training.planning.schedule import HOUR, SourceUse, stage_title
@@ -94,17 +94,20 @@ def epochs_faults(config: DataOrderSettings, sources: tuple[SourceUse, ...]) -> 
             yield config.fault("max_epochs_per_source", rule, remedy, others)
 
 
-def memory_faults(forecast: MemoryForecast, given: TrainingSettings) -> Iterator[Fault]:
+def memory_faults(plan: RunPlan) -> Iterator[Fault]:
     """Check that a run may fit into the memory that is installed: its state, and the least that activations take.
 
-    What may fit or not is noted in the plan, and left to the user.
+    What may fit or not, or not beside what else runs there, is noted in the plan, and left to the user.
     """
+    forecast = replace(plan.memory, main_bytes=resources.total_memory(plan.processes_per_node))
     for pool in forecast.pools:
         if pool.needed_bytes(1) > pool.available_bytes:
             needed, there = bytes_text(pool.needed_bytes(1)), bytes_text(pool.available_bytes)
             processes = plural(pool.num_processes, "process", "processes")
             key, remedy = forecast.remedy()
-            yield given.fault(key, f"needs at least {needed} of {pool.name} for {processes}; there is {there}", remedy)
+            yield plan.requested.fault(
+                key, f"needs at least {needed} of {pool.name} for {processes}; there is {there}", remedy
+            )
 
 
 def id_faults(plan: RunPlan) -> Iterator[Fault]:

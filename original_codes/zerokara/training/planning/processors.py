@@ -62,17 +62,17 @@ class Devices:
         Raises:
             UserError: more are configured than there are GPUs or cores; or torch does not see a GPU.
         """
-        seen, named, rule = len(self.gpu_names), named_gpus(), ""
+        seen, named, torch, rule = len(self.gpu_names), named_gpus(), version("torch"), ""
         remedy = or_cpu = "leave it empty to train on the CPU"
         if named is None and not seen and (listed := _listed_gpus()):  # days on a CPU are not what anyone meant
             rule = f"is not set, and torch sees none of this machine's GPUs ({', '.join(listed)})"
-            remedy = f"update the driver to one for torch {version('torch')}, or {or_cpu}"
+            remedy = f"update the driver to one for torch {torch}, or {or_cpu}"
         elif seen < len(named or []):
             rule = f"names {len(named or [])}, of which torch sees {seen}"
             remedy = f"name GPUs that exist (nvidia-smi -L lists them), each once, or {or_cpu}"
         if rule:
-            if not built_for_gpus():
-                rule += f"; this torch ({version('torch')}) was built for the CPU alone"
+            if torch.endswith("+cpu"):
+                rule += f"; this torch ({torch}) was built for the CPU alone"
                 remedy = f"delete .venv and run ./setup.sh without --extra-index-url; or {or_cpu}"
             raise UserError(Fault("the environment", rule, VARIABLE, os.environ.get(VARIABLE), remedy))
         if config.num_processes != "auto":
@@ -121,7 +121,7 @@ class Devices:
 
 def devices() -> Devices:
     """Look at the machine. Importing torch takes a second: one that was built for the CPU alone is not asked."""
-    if built_for_gpus():
+    if not version("torch").endswith("+cpu"):
         from torch import cuda
 
         found = [cuda.get_device_properties(index) for index in range(cuda.device_count())]
@@ -130,11 +130,6 @@ def devices() -> Devices:
             return Devices(tuple(each.name for each in found), min(each.total_memory for each in found), computes_bf16)
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     return Devices(computes_bf16="amx_bf16" in flags or "avx512_bf16" in flags)
-
-
-def built_for_gpus() -> bool:
-    """Whether the installed torch can compute on GPUs at all."""
-    return not version("torch").endswith("+cpu")
 
 
 def threads(num_processes: int) -> int:
