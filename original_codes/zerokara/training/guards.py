@@ -111,9 +111,7 @@ def find_bad_samples(
 ) -> list[dict[str, Any]]:
     """Return the sequences of the batch at `consumed` whose loss is not finite, or else those of the highest loss.
 
-    Each is an entry of metrics.jsonl: ``position`` in the order of the run, ``sample`` (its number in the token files),
-    ``loss`` (nats per token, with the weights before the step), and ``documents``: ranges of training documents, by
-    source and counted from 0; of a fine-tuning, of its examples. Every process must call it.
+    Each is an entry of ``bad_samples`` (docs/metrics.md). Every process must call it.
     """
     device = next(module.parameters()).device
     losses = torch.zeros(batches.layout.global_batch_size, dtype=torch.float64, device=device)

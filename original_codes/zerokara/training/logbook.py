@@ -1,7 +1,4 @@
-"""The records of a run in progress: the log line, `metrics.jsonl` and the trackers beside it, and samples.
-
-Every process has a logbook, since its facts go into the checkpoint's state; only the first one writes and logs.
-"""
+"""The records of a run in progress: the log line, `metrics.jsonl` and the trackers beside it, and samples."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ PEAK_BF16_FLOPS = {
 
 
 class Logbook:
-    """The records of one start."""
+    """The records of one start: every process keeps the facts for the checkpoint's state, the first writes and logs."""
 
     def __init__(self, plan: RunPlan, samples: Callable[[int], int], state: TrainingState, processes: Processes):
         """Open the records of a start that begins at `state`; `samples` gives the sequences read after a step."""
@@ -114,10 +111,7 @@ class Logbook:
             self.facts[_UNLOGGED] = [*self.facts.get(_UNLOGGED, []), record.loss]
 
     def log_step(self, layer_statistics: Mapping[str, Sequence[float]] | None = None) -> None:
-        """Record and log the steps since the last call as one line; no line if all of them were skipped.
-
-        `layer_statistics` are numbers that the model keeps of itself, each a list by layer.
-        """
+        """Record and log the steps since the last call, if not all were skipped; `layer_statistics` are by layer."""
         if not self._window:
             return
         steps, self._window, schedule = self._window, [], self._plan.schedule

@@ -31,8 +31,7 @@ from zerokara.samples.pairs import Pairs
 from zerokara.tokenizer.encoder import Encoder
 
 FILE_NAME = "samples.md"
-TEMPERATURE = 0.8
-TOP_P = 0.95
+TEMPERATURE, TOP_P = 0.8, 0.95
 _SECTION = re.compile(r"^## step (\d+)$", re.MULTILINE)
 
 

@@ -39,8 +39,6 @@ PATIENCE_SECONDS = 300.0
 """How long the end of a run waits for disk space; below the half hour that the other processes wait for this one."""
 REMINDER_SECONDS = 30.0
 """Between two log lines while a save is being waited for."""
-_NICENESS = 10
-"""Of the writing thread: where it shares a core with the training, the training goes first."""
 
 
 class HostCopy:
@@ -98,8 +96,8 @@ class Saver:
         self._store = CheckpointStore(run.plan.run_dir, retention, self._log, newest, self._writers, num_bytes)
         own = cut_shapes(self._share, shapes).values()
         self._copy = HostCopy(run.processes.device, sum(map(math.prod, own)))
-        # Only upwards: where the whole run was started with `nice`, lowering it is forbidden.
-        niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+        # On a shared core training goes first. Only upwards: where all was started with `nice`, lowering is forbidden.
+        niceness = max(10, os.getpriority(os.PRIO_PROCESS, 0))
         self._thread = ThreadPoolExecutor(
             1, "save", lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
         )

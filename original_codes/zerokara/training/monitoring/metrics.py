@@ -42,8 +42,7 @@ def read(run_dir: Path) -> list[dict[str, Any]]:
 class Recorder:
     """Writes lines to ``metrics.jsonl`` and shows them to the trackers; only the first process has one.
 
-    No failure in here ends the training: lines that the disk refuses are kept until it takes them, and a tracker that
-    fails is dropped. Both are logged once.
+    Lines that the disk refuses are kept until it takes them, and a tracker that fails is dropped. Both are logged once.
     """
 
     def __init__(self, run_dir: Path, resumed_step: int, trackers: Mapping[str, Callable[[], Tracker]]):

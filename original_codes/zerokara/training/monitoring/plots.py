@@ -1,10 +1,7 @@
 """The plots of a run, ``plots/*.png`` in its folder.
 
 ``python -m zerokara.training.monitoring.plots RUN_DIR [NICENESS]`` draws them from ``metrics.jsonl``: ``overview.png``
-with all of them, and each by itself: ``loss``, ``bits_per_byte``, ``learning_rate``, ``grad_norm``, ``throughput``,
-where sources are mixed ``sources``, and where layers have experts ``experts``. Each file appears whole.
-
-Matplotlib is imported here and nowhere else; training runs this module in a process of its own (`trackers.Plots`).
+with all of them, and each by itself. Training runs it in a process of its own (`trackers.Plots`).
 """
 
 from __future__ import annotations
@@ -54,8 +51,6 @@ _NAME_CHARACTERS = 28
 
 Curve = tuple[list[float], list[Any]]
 """Tokens, and a number of each line of metrics.jsonl that has it; or a list of numbers."""
-Names = dict[str, list[str]]
-"""Names of the ``sources`` and of the ``layers`` with experts, of which each has a curve."""
 
 
 def draw(run_dir: Path) -> list[Path]:
@@ -98,8 +93,8 @@ def _curves(lines: Iterable[dict[str, Any]]) -> dict[str, Curve]:
     return curves
 
 
-def curve_names(run_dir: Path) -> Names:
-    """Names of a run's curves; without a readable configuration there are none, and they are numbered."""
+def curve_names(run_dir: Path) -> dict[str, list[str]]:
+    """Names of a run's ``sources``, and ``layers`` with experts; none without a readable configuration."""
     try:
         settings = load_run(run_dir / RESOLVED_NAME)
     except (UserError, OSError):
@@ -112,7 +107,7 @@ def curve_names(run_dir: Path) -> Names:
     return {"sources": sources, "layers": layers}
 
 
-def _fill(axes: Axes, name: str, curves: dict[str, Curve], names: Names) -> None:
+def _fill(axes: Axes, name: str, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:
     panel, _, title, height = _PANELS[name]
     axes.set_title(title)
     axes.set_ylabel(height)
@@ -127,7 +122,7 @@ def _fill(axes: Axes, name: str, curves: dict[str, Curve], names: Names) -> None
         axes.legend()
 
 
-def _loss(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+def _loss(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:
     tokens, losses = curves["loss"]
     axes.plot(tokens, losses, color=BLUE, alpha=0.35, linewidth=0.9, label="training")
     axes.plot(tokens, _smoothed(losses), color=BLUE, label="training, smoothed")
@@ -135,7 +130,7 @@ def _loss(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
     _use_log_scale(axes, [*losses, *curves["valid_loss"][1]])
 
 
-def _bits_per_byte(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+def _bits_per_byte(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:
     # A source without validation documents has no curve.
     positions: list[list[int]] = curves["valid_source_positions"][1] or [[]]
     for name, curve in _named(curves["valid_bits_per_byte_by_source"], names["sources"], positions[0]):
@@ -148,13 +143,13 @@ def _bits_per_byte(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
     _use_log_scale(axes, bits)
 
 
-def _learning_rate(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+def _learning_rate(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:
     axes.plot(*curves["learning_rate"], color=GREEN)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     axes.set_ylim(bottom=0)
 
 
-def _grad_norm(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+def _grad_norm(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:
     axes.plot(*curves["grad_norm"], color=PURPLE, linewidth=0.9, label="gradient norm")
     if skipped := curves["skipped"][0]:
         top = max(curves["grad_norm"][1])
@@ -162,7 +157,7 @@ def _grad_norm(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
     _use_log_scale(axes, curves["grad_norm"][1])
 
 
-def _throughput(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+def _throughput(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:
     tokens, speeds = curves["tokens_per_second"]
     axes.plot(tokens, speeds, color=YELLOW, linewidth=1, label="tokens per second")
     axes.yaxis.set_major_formatter(_count_text)
@@ -174,20 +169,20 @@ def _throughput(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
         axes.secondary_yaxis("right", functions=functions).set_ylabel("MFU, %")
 
 
-def _sources(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+def _sources(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:
     labels, named = zip(*_named(curves["source_tokens"], names["sources"]), strict=True)
     axes.stackplot(named[0][0], *(values for _, values in named), labels=labels, alpha=0.85, linewidth=0)
     axes.yaxis.set_major_formatter(_count_text)
     axes.legend(loc="upper left")
 
 
-def _experts(axes: Axes, curves: dict[str, Curve], names: Names) -> None:
+def _experts(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:
     for name, curve in _named(curves["expert_load"], names["layers"]):
         axes.plot(*curve, linewidth=1, label=name)
     axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":", label="an even share")
 
 
-_PANELS: dict[str, tuple[Callable[[Axes, dict[str, Curve], Names], None], str, str, str]] = {
+_PANELS: dict[str, tuple[Callable[[Axes, dict[str, Curve], dict[str, list[str]]], None], str, str, str]] = {
     "loss": (_loss, "loss", "Loss", "nats per token"),
     "bits_per_byte": (_bits_per_byte, "valid_bits_per_byte", "Validation", "bits per byte of text"),
     "learning_rate": (_learning_rate, "learning_rate", "Learning rate", "learning rate"),
@@ -206,8 +201,7 @@ def _named(curve: Curve, names: Sequence[str], positions: Iterable[int] = ()) ->
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """An exponential moving average over a thirtieth of the curve; near its steep beginning over a tenth of what came
-    before."""
+    """An exponential moving average over a thirtieth of the curve; near its beginning over a tenth of what is past."""
     total = weight = 0.0
     averages = []
     for number, value in enumerate(values):
@@ -218,10 +212,7 @@ def _smoothed(values: Sequence[float]) -> list[float]:
 
 
 def _use_log_scale(axes: Axes, values: Sequence[float]) -> None:
-    """Use a logarithmic axis if values fall by a factor of three, so that the part after the steep fall can be read.
-
-    Its ticks are labelled 2, 3, 5, and not 2 × 10⁰.
-    """
+    """Use a logarithmic axis if values fall by a factor of three, with ticks labelled 2, 3, 5, and not 2 × 10⁰."""
     if not values or min(values) <= 0 or max(values) < 3 * min(values):
         return
     axes.set_yscale("log")

@@ -38,8 +38,7 @@ _DRAWING_SECONDS = 120.0
 _PAUSE_SECONDS = 60.0
 """Least time from one drawing to the next."""
 SERVER_SECONDS = 60
-"""How long W&B's server may take to answer when the run is opened, and to take the rest at its end; what is left then
-stays in the folder, for ``wandb sync``."""
+"""How long W&B's server may take to open the run, and to take the rest; what is left is for ``wandb sync``."""
 _PRIVATE: dict[str, Any] = {
     "console": "off",  # the log has folder names
     "disable_git": True,
@@ -62,10 +61,7 @@ class Plots:
         self._started = 0.0
 
     def show(self, step: int, values: Values) -> None:
-        """Draw what is recorded so far if this is a validation, unless a drawing is running or has just begun.
-
-        One that fails is followed by the next; the last tells.
-        """
+        """Draw if this is a validation, unless a drawing is running or has just begun; if one fails, the last tells."""
         if not step or not any(name.startswith("valid/") for name in values):
             return
         if self._drawing is None or (self._drawing.done() and time.monotonic() >= self._started + _PAUSE_SECONDS):
