@@ -62,7 +62,6 @@ def draw(run_dir: Path) -> list[Path]:
     panels = [name for name, (_, key, _, _) in _PANELS.items() if key in curves]
     if "loss" not in panels:
         return []
-    folder.mkdir(exist_ok=True)
     with matplotlib.rc_context(_STYLE):
         rows = -(-len(panels) // 2)
         overview = Figure(figsize=(11, 3.1 * rows + 0.5), layout="constrained")
@@ -109,13 +108,11 @@ def curve_names(run_dir: Path) -> dict[str, list[str]]:
 
 def _fill(axes: Axes, name: str, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:
     panel, _, title, height = _PANELS[name]
-    axes.set_title(title)
-    axes.set_ylabel(height)
+    axes.set(title=title, xlabel="tokens", ylabel=height)
     panel(axes, curves, names)
     for number, token in enumerate(sorted(set(curves["resumed"][0]))):
         label = "resumed" if number == 0 else None
         axes.axvline(token, color=GREY, linewidth=0.8, linestyle=(0, (2, 3)), zorder=0.5, label=label)
-    axes.set_xlabel("tokens")
     axes.xaxis.set_major_formatter(_count_text)
     axes.margins(x=0.01)
     if len(axes.get_legend_handles_labels()[0]) > 1:
