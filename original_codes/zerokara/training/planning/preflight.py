@@ -7,8 +7,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from zerokara import resources
 from zerokara.config.data import DataOrderSettings
 from zerokara.config.optim import ScheduleSettings
@@ -20,7 +18,6 @@ from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import RunPlan, baseline_text
 from zerokara.training.planning.schedule import HOUR, SourceUse, stage_title
 
-_HEAD_TOKENS = 24
 _CHECKED_IDS = 1 << 20
 """Ids whose range is checked, at the beginning and at the end of the data."""
 
@@ -144,8 +141,8 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
     standing, each = max_checkpoints(plan), plan.checkpoint_bytes
     checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"
-    head = np.asarray(plan.data.ids[:_HEAD_TOKENS], dtype=np.int64)
-    begins = f"{' '.join(str(one) for one in head[:8])} … = {plan.encoder.decode(head.tolist())!r}"
+    head = plan.data.ids[:24].tolist()
+    begins = f"{' '.join(str(one) for one in head[:8])} … = {plan.encoder.decode(head)!r}"
     return [
         ("model", f"{config.architecture}, {shape.size_text}, {samples}"),
         ("data", f"{train} training tokens, {valid} validation tokens, {order}{masked}"),

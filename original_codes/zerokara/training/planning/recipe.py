@@ -71,11 +71,10 @@ def resolve(
         if key == "muon_momentum" and config.optimizer != "muon":
             continue  # a rule chose another optimizer, which does not read it
         value, reason = _rule(key, config, shape, num_samples)
-        before = kept[key] if kept else "auto"
         # Another optimizer has rates of its own.
-        if kept and before != "auto" and config.optimizer in ("auto", kept["optimizer"]):
-            now = "" if before == value else f"; by itself it would be {value} now"
-            value, reason = before, f"as the run began{now}"
+        if kept and kept[key] != "auto" and config.optimizer in ("auto", kept["optimizer"]):
+            now = "" if kept[key] == value else f"; by itself it would be {value} now"
+            value, reason = kept[key], f"as the run began{now}"
         config = config.model_copy(update={key: value})
         reasons[key] = reason
     if resolved(config.min_lr) > resolved(config.lr):

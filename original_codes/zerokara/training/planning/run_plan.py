@@ -108,7 +108,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     made = objective(config, encoder, config.seed, config.intra_document_masking)
     parts = [source.num_valid_tokens for source in reading.sources if source.num_valid_tokens]
     # The manifest of step 2 has the hashes of both .bin, training first: known without reading gigabytes.
-    hashes = [record.sha256 for record in tokens.outputs["tokens"] if record.path.endswith(".bin")]
+    hashes = [one.sha256 for each in tokens.outputs.values() for one in each if one.path.endswith(".bin")]
     index, is_validated = IndexedTokens(paths.train), idx_path(paths.valid).exists()
     return PlannedData(
         reading=reading,
