@@ -121,8 +121,7 @@ class NodeAgent(LocalElasticAgent):
 
     def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, meeting: Meeting | None):
         """`meeting` is the one of several machines."""
-        prefix = "[${rank}] " if meeting else None
-        super().__init__(spec, logs, "fork", log_line_prefix_template=prefix)
+        super().__init__(spec, logs, "fork", log_line_prefix_template="[${rank}] ")
         self._meeting = meeting
         self.forwarding = supervision.SignalForwarding()
         """Of requests to stop to the processes of this machine."""
@@ -206,10 +205,9 @@ class NodeAgent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         """Wait until the processes of all machines are done, for as long as these show signs of life."""
-        count = self._worker_group.group_world_size or 1
         with contextlib.suppress(RuntimeError):
             self._store.add("done", 1)
-            while self._store.add("done", 0) < count and not self._lost():
+            while self._store.add("done", 0) < (self._worker_group.group_world_size or 1) and not self._lost():
                 time.sleep(0.2)
 
     def _lost(self) -> RunError | None:

@@ -43,9 +43,6 @@ COMPARED = {
 }
 """What must be the same on all machines: what to call a difference, and its remedy."""
 
-Report = dict[str, Any]
-"""What one machine has, as JSON."""
-
 
 def agreed(meeting: Meeting, plan: RunPlan) -> RunPlan:
     """Compare what the machines have; show it, and return the plan for those that came.
@@ -82,13 +79,13 @@ def report_faults(machines: Machines, faults: Sequence[Fault]) -> None:
             meeting.gather("report", _machine(meeting, Path.cwd()) | {"faults": [str(each) for each in faults]})
 
 
-def _machine(meeting: Meeting, folder: Path) -> Report:
+def _machine(meeting: Meeting, folder: Path) -> dict[str, Any]:
     folder = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     free_bytes = shutil.disk_usage(folder).free
     return {"host": socket.gethostname(), "address": meeting.address, "free_bytes": free_bytes, "clock": meeting.clock}
 
 
-def faults(reports: Sequence[Report]) -> Iterator[Fault]:
+def faults(reports: Sequence[dict[str, Any]]) -> Iterator[Fault]:
     """Yield everything that keeps the machines from training together."""
     first = reports[0]
     for index, report in enumerate(reports):
@@ -107,7 +104,7 @@ def faults(reports: Sequence[Report]) -> Iterator[Fault]:
                 yield Fault(where, rule, remedy="set it right: timedatectl set-ntp true")
 
 
-def _line(index: int, report: Report) -> str:
+def _line(index: int, report: dict[str, Any]) -> str:
     """``1  beta (10.0.0.2)  8 processes on GPU, 8 × H200  zerokara 1f0c9a2b  data 77d0c2e1  1.2 TB free``."""
     what = "cannot take part"
     if "faults" not in report:

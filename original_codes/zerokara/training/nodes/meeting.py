@@ -28,8 +28,6 @@ from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, add
 
 CONNECT_SECONDS = 300.0
 """How long a machine waits for the first one to be there: it may be started later."""
-ATTEMPT_SECONDS = 15.0
-"""Of which one attempt to connect takes so many at most."""
 ANSWER_SECONDS = 60.0
 """How long a machine that has arrived may take for what takes seconds."""
 GRACE_SECONDS = 30.0
@@ -198,21 +196,19 @@ def _listening(endpoint: Endpoint) -> TCPStore:
 
 
 def _connected(endpoint: Endpoint) -> TCPStore:
-    """Connect to the store of the first machine, and try for `CONNECT_SECONDS`, in short attempts.
+    """Connect to the store of the first machine, and try for `CONNECT_SECONDS`, for `ANSWER_SECONDS` at a time.
 
-    A single long one was seen to hang, once in hundreds, where both machines started at the same moment.
+    A single long attempt was seen to hang, once in hundreds, where both machines started at the same moment.
 
     Raises:
         UserError: nobody answers there, or there is no way to it.
     """
-    deadline, attempt, has_route = time.monotonic() + CONNECT_SECONDS, timedelta(seconds=ATTEMPT_SECONDS), False
+    deadline, timeout, has_route = time.monotonic() + CONNECT_SECONDS, timedelta(seconds=ANSWER_SECONDS), False
     while True:
         try:
             has_route = bool(address_towards(endpoint.host))
-            socket.create_connection(endpoint, ATTEMPT_SECONDS).close()  # torch logs C++ frames where nobody answers
-            client = TCPStore(*endpoint, is_master=False, wait_for_workers=False, timeout=attempt)
-            client.set_timeout(timedelta(seconds=ANSWER_SECONDS))
-            return client
+            socket.create_connection(endpoint, ANSWER_SECONDS).close()  # torch logs C++ frames where nobody answers
+            return TCPStore(*endpoint, is_master=False, wait_for_workers=False, timeout=timeout)
         except (RuntimeError, OSError) as error:
             if not has_route or time.monotonic() > deadline:
                 rule = f"nobody answers there ({str(error).splitlines()[0]})"
