@@ -62,18 +62,18 @@ class Devices:
         Raises:
             UserError: more are configured than there are GPUs or cores; or torch does not see a GPU.
         """
-        seen, named, torch, rule = len(self.gpu_names), named_gpus(), version("torch"), ""
-        remedy = or_cpu = "leave it empty to train on the CPU"
+        seen, named, torch = len(self.gpu_names), named_gpus(), version("torch")
+        rule, remedy, on_cpu = "", "", "leave it empty to train on the CPU"
         if named is None and not seen and (listed := _listed_gpus()):  # days on a CPU are not what anyone meant
             rule = f"is not set, and torch sees none of this machine's GPUs ({', '.join(listed)})"
-            remedy = f"update the driver to one for torch {torch}, or {or_cpu}"
+            remedy = f"update the driver to one for torch {torch}, or {on_cpu}"
         elif seen < len(named or []):
             rule = f"names {len(named or [])}, of which torch sees {seen}"
-            remedy = f"name GPUs that exist (nvidia-smi -L lists them), each once, or {or_cpu}"
+            remedy = f"name GPUs that exist (nvidia-smi -L lists them), each once, or {on_cpu}"
         if rule:
             if torch.endswith("+cpu"):
                 rule += f"; this torch ({torch}) was built for the CPU alone"
-                remedy = f"delete .venv and run ./setup.sh without --extra-index-url; or {or_cpu}"
+                remedy = f"delete .venv and run ./setup.sh without --extra-index-url; or {on_cpu}"
             raise UserError(Fault("the environment", rule, VARIABLE, os.environ.get(VARIABLE), remedy))
         if config.num_processes != "auto":
             most, what, remedy = seen, f"GPUs ({VARIABLE} is honoured)", ""
@@ -86,7 +86,7 @@ class Devices:
             return [config.num_processes]
         if seen or config.tensor_parallel_size > 1:
             return [max(1, seen)]
-        cores = max(1, available_cores() // threads(available_cores()))
+        cores = max(1, available_cores() // threads(available_cores()))  # for so many threads each
         shared = [count for count in range(cores, 1, -1) if cores % count == 0]
         return [*(count for count in shared if batch_tokens >= count * MIN_PROCESS_TOKENS), 1]
 
