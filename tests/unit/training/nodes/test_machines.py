@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any
 
 import pytest
 from configs import config_of
 
 from zerokara.errors import UserError
-from zerokara.training.nodes import machines
+from zerokara.training.nodes import machines, meeting
 from zerokara.training.nodes.machines import Endpoint, Machines
 from zerokara.training.nodes.meeting import meet
 
@@ -43,6 +44,14 @@ def test_the_first_listens_at_an_address_of_its_own_and_a_free_port() -> None:
         for host in ("192.0.2.7", f"127.0.0.1:{taken.getsockname()[1]}"):
             with pytest.raises(UserError, match=r"--host.*127\.0\.0\.1"), meet(machines_of(nodes=2, host=host)):
                 pass
+
+
+def test_a_first_machine_that_is_not_there_is_looked_for_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "CONNECT_SECONDS", 1.0)
+    before = time.process_time()
+    with pytest.raises(UserError, match=r"--join.*127\.0\.0\.1:1:.*firewall"), meet(machines_of(join="127.0.0.1:1")):
+        pass
+    assert time.process_time() - before < 0.5
 
 
 def test_one_that_joins() -> None:
