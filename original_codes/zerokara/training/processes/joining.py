@@ -25,7 +25,7 @@ from zerokara.model import parallel
 from zerokara.training.planning import processors
 from zerokara.training.planning.run_plan import RunPlan
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.02
 """Between two looks for a message."""
 _message_stores = itertools.count()
 ANSWER_SECONDS = 60
