@@ -48,9 +48,9 @@ def step(config: RunConfig, options: command.Options, task: Task = PRETRAINING) 
             launching.train(config, task, commands, machines, options.redo, options.dry_run)
         except UserError as error:
             if not options.dry_run and not machines.is_first:
-                from zerokara.training.nodes import health  # it imports torch
+                from zerokara.training.nodes import meeting  # it imports torch
 
-                health.report_faults(machines, error.faults)
+                meeting.report_faults(machines, error.faults)
             raise
 
 

@@ -93,14 +93,14 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
             return
         claims, met = True, None
         if machines.number > 1:
-            from zerokara.training.nodes import health, meeting
+            from zerokara.training.nodes import meeting
 
             # Before the first machine knows the micro batch, it may have tried several, and compiled for each.
             met = held.enter_context(meeting.meet(machines))
             if machines.is_first:
                 met.publish("micro_batch", with_micro_batch(plan, resumed).resolved.micro_batch)
             plan = plan.with_settings(micro_batch_size=met.wait_for("micro_batch", seconds=TRIAL_SECONDS))
-            plan = health.agreed(met, plan)
+            plan = meeting.agreed(met, plan)
             claims = met.claims(plan.run_dir)
             if claims and not machines.is_first:
                 held.enter_context(run_folder.held(config))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 
-from zerokara import resources
 from zerokara.config.data import DataOrderSettings
 from zerokara.config.optim import ScheduleSettings
 from zerokara.errors import Fault
@@ -96,7 +94,7 @@ def memory_faults(plan: RunPlan) -> Iterator[Fault]:
 
     What may fit or not, or not beside what else runs there, is noted in the plan, and left to the user.
     """
-    forecast = replace(plan.memory, main_bytes=resources.total_memory(plan.processes_per_node))
+    forecast = plan.memory_alone
     for pool in forecast.pools:
         if pool.needed_bytes(1) > pool.available_bytes:
             needed, there = bytes_text(pool.needed_bytes(1)), bytes_text(pool.available_bytes)

@@ -195,6 +195,11 @@ class RunPlan:
         main, gpu = resources.available_memory(self.processes_per_node), self.devices.gpu_bytes
         return MemoryForecast(self.resolved, self.shape, self.num_processes, self.nodes, self.template, main, gpu)
 
+    @property
+    def memory_alone(self) -> MemoryForecast:
+        """The same, against what there would be if nothing else ran on the machine."""
+        return replace(self.memory, main_bytes=resources.total_memory(self.processes_per_node))
+
     def with_settings(self, **chosen: Any) -> RunPlan:
         """The same plan with these settings resolved."""
         return replace(self, resolved=self.resolved.model_copy(update=chosen))

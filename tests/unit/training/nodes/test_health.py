@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zerokara.training.nodes import health
+from zerokara.training.nodes import meeting
 
 GOOD = {
     "host": "alpha", "address": "10.0.0.1", "code": "c0de", "packages": {"torch": "2.13.0"},
@@ -19,9 +19,9 @@ BETA = {**GOOD, "host": "beta", "address": "10.0.0.2"}
 
 
 def test_nothing_is_wrong() -> None:
-    assert not list(health.faults([GOOD, BETA]))
+    assert not list(meeting.faults([GOOD, BETA]))
     assert (
-        health._line(1, BETA) == "1  beta (10.0.0.2)  8 processes on GPU, 8 × H200  zerokara c0de  data d  1.0 TB free"
+        meeting._line(1, BETA) == "1  beta (10.0.0.2)  8 processes on GPU, 8 × H200  zerokara c0de  data d  1.0 TB free"
     )
 
 
@@ -39,7 +39,7 @@ def test_nothing_is_wrong() -> None:
     ],
 )
 def test_a_difference_is_named_with_machine_and_remedy(key: str, value: Any, words: tuple[str, ...]) -> None:
-    (fault,) = health.faults([GOOD, {**BETA, key: value}])
+    (fault,) = meeting.faults([GOOD, {**BETA, key: value}])
     assert fault.where == "machine 1, beta (10.0.0.2)"
     assert all(word in str(fault) for word in words), str(fault)
 
@@ -50,11 +50,11 @@ def test_every_fault_is_named_at_once() -> None:
         "address": "10.0.0.3",
         "faults": ["config.yaml:3: -1: lr must be positive"],
     }
-    found = list(health.faults([GOOD, broken, own]))
+    found = list(meeting.faults([GOOD, broken, own]))
     assert len(found) == 3
     assert "10.0.0.3" in found[2].where and "lr must be positive" in found[2].rule
-    assert len(list(health.faults([own, GOOD, BETA]))) == 1
-    assert "10.0.0.3" in health._line(2, own)
+    assert len(list(meeting.faults([own, GOOD, BETA]))) == 1
+    assert "10.0.0.3" in meeting._line(2, own)
 
 
 @pytest.mark.parametrize(
@@ -63,26 +63,26 @@ def test_every_fault_is_named_at_once() -> None:
 )
 def test_clocks(seconds: float, waited: float, words: str) -> None:
     beta = {**BETA, "clock": [1e9 + seconds, 1e9 + seconds + waited]}
-    found = list(map(str, health.faults([GOOD, beta])))
+    found = list(map(str, meeting.faults([GOOD, beta])))
     assert len(found) == bool(words) and words in "".join(found)
 
 
 def test_a_machine_that_looks_at_its_clock_late_is_not_accused() -> None:
     """One that is busy, or waits for one, sees the moment between two looks that lie far apart."""
     for first, other in (([0.0, 30.0], [25.0, 31.0]), ([29.0, 30.0], [0.0, 31.0])):
-        assert not list(health.faults([{**GOOD, "clock": first}, {**BETA, "clock": other}]))
+        assert not list(meeting.faults([{**GOOD, "clock": first}, {**BETA, "clock": other}]))
 
 
 def test_a_copy_with_other_bytes_is_seen_by_its_sample(tmp_path: Path) -> None:
     path = tmp_path / "train.bin"
     content = bytearray(range(256)) * 1_000_000
     path.write_bytes(content)
-    whole = health._sampled(path)
+    whole = meeting._sampled(path)
     path.write_bytes(content)
-    assert health._sampled(path) == whole
+    assert meeting._sampled(path) == whole
     path.write_bytes(content[: len(content) // 2] + bytes(len(content) // 2))  # a copy that broke off, of full size
-    assert health._sampled(path) != whole
+    assert meeting._sampled(path) != whole
     path.write_bytes(content[:-1])
-    assert health._sampled(path) != whole
+    assert meeting._sampled(path) != whole
     path.write_bytes(b"")
-    assert health._sampled(path) != whole
+    assert meeting._sampled(path) != whole
