@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -249,9 +248,8 @@ def test_only_what_the_optimizer_can_do_is_advised(optimizer: str, highest: int)
 
 
 def faults_of(forecast: MemoryForecast, given: PretrainConfig) -> list[Fault]:
-    plan: Any = SimpleNamespace(memory=forecast, requested=given, processes_per_node=forecast.num_processes)
-    with mock.patch.object(resources, "total_memory", lambda _: forecast.main_bytes):
-        return list(preflight.memory_faults(plan))
+    plan: Any = SimpleNamespace(memory_alone=forecast, requested=given)
+    return list(preflight.memory_faults(plan))
 
 
 def refused(forecast: MemoryForecast, given: PretrainConfig) -> Fault:
