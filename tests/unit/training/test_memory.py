@@ -221,7 +221,7 @@ def test_the_advice_is_the_cheapest_setting_that_fits() -> None:
     assert not asked.fits and "note" in dict(asked.rows())
     key, words = asked.remedy()
     size = int(words.split()[1])
-    assert key == "micro_batch_size" and words.startswith(f"micro_batch_size: {size} would fit")
+    assert key == "micro_batch_size" and words.startswith(f"micro_batch_size: {size} (at most ")
     assert asked.with_settings(micro_batch_size=size).fits
     larger = min(one for one in asked.micro_batch_sizes if one > size)
     assert not asked.with_settings(micro_batch_size=larger).fits
@@ -234,7 +234,7 @@ def test_the_advice_is_the_cheapest_setting_that_fits() -> None:
 
 def test_where_no_single_change_is_enough_several_are_named_together() -> None:
     words = forecast_of(LARGE, processes=8, gpu=18 * GB, zero_stage=1).remedy()[1]
-    assert words.startswith("micro_batch_size: 1, activation_checkpointing: full would") and "would fit" in words
+    assert words.startswith("micro_batch_size: 1, activation_checkpointing: full (at most ") and "would fit" in words
     key, words = forecast_of(LARGE, gpu=GB).remedy()
     assert key == "hidden_size" and "smaller model" in words
 

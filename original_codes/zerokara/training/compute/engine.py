@@ -168,8 +168,12 @@ class ReplicatedEngine:
 
     def sync_from_master(self, num_updates: int) -> None:
         self.num_updates = num_updates
-        for state in self._held.values():
-            state["step"].fill_(num_updates)
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["num_updates"] = num_updates
+            for state in optimizer.state.values():
+                if "step" in state:
+                    state["step"].fill_(num_updates)
         self._round_and_broadcast()
 
     @torch.no_grad()

@@ -62,7 +62,7 @@ def build(
         betas = config.adam_beta1, config.adam_beta2
         made["adamw"] = torch.optim.AdamW(groups["adamw"], betas=betas, eps=config.adam_epsilon, fused=True)
     if "adafactor" in groups:
-        made["adafactor"] = Adafactor(groups["adafactor"], {"lr": 0.0})
+        made["adafactor"] = Adafactor(groups["adafactor"], {"lr": 0.0, "num_updates": 0})
     if "muon" in groups:
         blocks = {
             tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]
@@ -79,8 +79,8 @@ def make_state(optimizer: str, made: Mapping[Algorithm, torch.optim.Optimizer], 
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
         algorithm = optimizers.algorithm_of(optimizer, name, shape)
-        # Fused AdamW reads its count on the device, Adafactor on the host.
-        state = {"step": torch.zeros((), device="cpu" if algorithm == "adafactor" else tensor.device)}
+        # Fused AdamW reads its count on the device; Adafactor counts in its groups, and waits for nothing.
+        state = {} if algorithm == "adafactor" else {"step": torch.zeros((), device=tensor.device)}
         for key, of_key in optimizers.state_shapes(optimizer, name, shape).items():
             state[key] = torch.zeros(of_key, dtype=torch.float32, device=tensor.device)
         made[algorithm].state[tensor] = state
@@ -130,10 +130,12 @@ class Adafactor(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update the parameters from their gradients."""
         for group in self.param_groups:
+            group["num_updates"] += 1
+            weight = math.pow(group["num_updates"], DECAY)  # 1 − β
             ends = zip(group["params"], itertools.accumulate(each.numel() for each in group["params"]), strict=True)
             for _, chunk in itertools.groupby(ends, key=lambda tensor_and_end: tensor_and_end[1] // CHUNK):
                 parameters = [parameter for parameter, _ in chunk]
-                directions = [self._direction(each) for each in parameters]
+                directions = [self._direction(each, weight) for each in parameters]
                 clips = (_root_mean_squares(directions) / CLIPPING).clamp(min=1.0)
                 rates = group["lr"] * _root_mean_squares(parameters).clamp(min=EPSILONS[1])
                 torch._foreach_mul_(directions, list((rates / clips).unbind()))
@@ -141,12 +143,10 @@ class Adafactor(torch.optim.Optimizer):
                     torch._foreach_mul_(parameters, list((1 - group["weight_decay"] * rates).unbind()))
                 torch._foreach_sub_(parameters, directions)
 
-    def _direction(self, parameter: Tensor) -> Tensor:
+    def _direction(self, parameter: Tensor, weight: float) -> Tensor:
         """The gradient over the root of the second moment, which is updated."""
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
-        state["step"] += 1
-        weight = math.pow(state["step"], DECAY)  # 1 − β
         squares = gradient.square().add_(EPSILONS[0])
         if parameter.dim() < 2:
             return state["exp_avg_sq"].lerp_(squares, weight).rsqrt().mul_(gradient)

@@ -162,7 +162,9 @@ class MemoryForecast:
             changed = self.with_settings(**change)
             if changed.fits and change.keys().isdisjoint(fault.key for fault in changed.config.rule_faults()):
                 settings = ", ".join(f"{key}: {value}" for key, value in change.items())
-                return next(iter(change)), f"{settings} would fit, and changes nothing that is learned"
+                most = " and ".join(f"{bytes_text(pool.needed_bytes())} of {pool.name}" for pool in changed.pools)
+                words = f"{settings} (at most {most}) would fit, and changes nothing that is learned"
+                return next(iter(change)), words
         fewer = "fewer num_processes, " if self.num_processes > self.nodes and self.gpu_bytes is None else ""
         return "hidden_size", f"no setting makes it fit here: use {fewer}a smaller model or a machine with more memory"
 
