@@ -137,7 +137,6 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
     config, devices = plan.requested, processors.devices()
     micro = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     plan = replace(plan, devices=devices).with_settings(precision=devices.precision(config), micro_batch_size=micro)
-    micro = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     # On a CPU as many as share the batch and fit, at last 1.
     for number in devices.process_counts(config, plan.schedule.batch_tokens // plan.nodes):
         shares_batch = plan.resolved.global_batch % (plan.nodes * number * micro) == 0
