@@ -14,10 +14,11 @@ cannot be read, which says how many.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, overload
 
 from zerokara.corpus import documents
 from zerokara.corpus.documents import (
@@ -31,7 +32,8 @@ from zerokara.corpus.documents import (
     text_of_line,
 )
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.lines import LineStream, OpenStreams
+from zerokara.corpus.lines import BUFFER_BYTES, LineStream, OpenStreams
+from zerokara.corpus.packed import PackedReader
 
 if TYPE_CHECKING:
     from zerokara.corpus.tables import RowGroup
@@ -62,6 +64,24 @@ class Range:
         if self.file.packing == "none" and self.file.format != "parquet":
             return (self.file.bytes if self.end is None else self.end) - self.start
         return self.file.bytes if self.start == 0 and self.end is None else 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive whole lines of a packed file, unpacked."""
+
+    file: InputFile
+    start: int
+    """Byte of the unpacked stream at which the first line starts."""
+    first_line: int
+    """Number of that line in the file, from 1."""
+    content: bytes
+    last: BadLine | None
+    """What follows the content and is no document: a line that is too long to be loaded, or the damage."""
+    disk_bytes: int
+    """Bytes on disk that were read for this block; those of all blocks add up to the file."""
+    is_last: bool
+    """Whether the file ends here."""
 
 
 def is_one_document(file: InputFile, txt_document: TxtDocument) -> bool:
@@ -97,15 +117,102 @@ def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocum
     return cut
 
 
+def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
+    """Unpack a file of lines block by block; each ends with the first line end at or after `block_bytes`.
+
+    A line that is too long ends its block and is not loaded, so that a block holds `block_bytes` and a line at most.
+
+    Raises:
+        OSError: the file or the network fails; names the file.
+        UserError: it was packed with more memory than is given to any.
+    """
+    limit = documents.MAX_LINE_BYTES
+    with file.open(BUFFER_BYTES) as raw:
+        packed = PackedReader(raw, file.packing, file.name)
+        stream = io.BufferedReader(packed, BUFFER_BYTES)
+        start, first_line, told, is_last = 0, 1, 0, False
+        while not is_last:
+            content = stream.read(block_bytes)
+            whole = content.rfind(b"\n") + 1  # bytes of whole lines
+            rest = b"" if whole == len(content) else stream.readline(limit + 1)
+            size = len(content) - whole + len(rest)
+            is_too_long, has_end = size > limit, whole == len(content) or rest.endswith(b"\n")
+            while is_too_long and not has_end and (piece := stream.readline(BUFFER_BYTES)):
+                size, has_end = size + len(piece), piece.endswith(b"\n")
+            is_last = not stream.peek(1)
+            disk_bytes = file.bytes - told if is_last else max(0, packed.packed_bytes - told)
+            last = None
+            if is_too_long or (packed.damage and not has_end):
+                begin, content = content[whole:] + rest, content[:whole]
+            elif rest:
+                size, content = 0, content + rest
+            end, next_line = start + len(content), first_line + content.count(b"\n")
+            if is_last and packed.damage and not (is_too_long and has_end):
+                lost, unverified = file.bytes - packed.damaged_at, packed.damaged_at - packed.unverified_from
+                last = BadLine(file, next_line, end, Reason.DAMAGED, packed.damage, size, 1, max(0, lost), unverified)
+            elif is_too_long:
+                # Told next, in a block by itself, is a damage that follows.
+                is_last = is_last and not packed.damage
+                lost = disk_bytes * size // (len(content) + size)
+                last = BadLine(file, next_line, end, Reason.TOO_LONG, excerpt(begin), size, lost_bytes=lost)
+            yield Block(file, start, first_line, content, last, disk_bytes, is_last)
+            told += disk_bytes
+            start, first_line = (end + size, next_line + 1) if last else (end, next_line)
+
+
+@overload
+def read(part: Block, text_field: str = ..., txt_document: TxtDocument = ...) -> Iterator[Document | BadLine]: ...
+@overload
 def read(
-    range_: Range, text_field: str = "text", txt_document: TxtDocument = "file", streams: OpenStreams | None = None
-) -> RangeReader:
-    """Iterate over the documents and bad lines of a range, in order; `streams` keeps packed files open in between.
+    part: Range, text_field: str = ..., txt_document: TxtDocument = ..., streams: OpenStreams | None = ...
+) -> RangeReader: ...
+def read(
+    part: Range | Block,
+    text_field: str = "text",
+    txt_document: TxtDocument = "file",
+    streams: OpenStreams | None = None,
+) -> RangeReader | Iterator[Document | BadLine]:
+    """Iterate over the documents and bad lines of a range or a block, in order.
 
     Raises:
         OSError: from the iteration, when a file or the network fails; names the file.
     """
-    return RangeReader(range_, text_field, txt_document, streams)
+    if isinstance(part, Block):
+        return _of_block(part, text_field)
+    return RangeReader(part, text_field, txt_document, streams)
+
+
+def _of_block(block: Block, text_field: str) -> Iterator[Document | BadLine]:
+    yield from _of_lines(block.file, io.BytesIO(block.content), block.start, sys.maxsize, block.first_line, text_field)
+    if block.last is not None:
+        yield block.last
+
+
+def _of_lines(
+    file: InputFile, lines: IO[bytes], position: int, end: int, number: int, text_field: str
+) -> Iterator[Document | BadLine]:
+    """The items of the lines that start before `end`; the next is line `number`, at `position`."""
+    readline, limit, is_json = lines.readline, documents.MAX_LINE_BYTES, file.format == "jsonl"
+    new = tuple.__new__  # as Document(...), without its detour through Python
+    while position < end:
+        line = readline(limit + 1)
+        size = len(line)
+        if size > limit:
+            piece = line
+            while piece and not piece.endswith(b"\n"):
+                piece = readline(BUFFER_BYTES)
+                size += len(piece)
+            yield BadLine(file, number, position, Reason.TOO_LONG, excerpt(line), size, lost_bytes=size)
+        elif not line:
+            return
+        else:
+            text = text_of_json(line, text_field) if is_json else text_of_line(line, position)
+            if type(text) is str:  # and no Reason, which is a str of its own class
+                yield new(Document, (text, file, number, position, size))
+            else:
+                yield BadLine(file, number, position, Reason(text), excerpt(line), size)
+        number += 1
+        position += size
 
 
 class RangeReader:
