@@ -1,4 +1,5 @@
-"""Memory and cores that this process may use: of the machine, of its control groups, and by its own limits.
+"""What this process has of its machine: memory and cores, by the machine, its control groups and its own limits; and
+its parent, with whom it ends.
 
 A container or a Slurm job has less than the machine shows; Linux keeps these limits in control groups
 (https://docs.kernel.org/admin-guide/cgroup-v2.html), and those of version 1 at a fixed path.
@@ -6,22 +7,26 @@ A container or a Slurm job has less than the machine shows; Linux keeps these li
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_MEMORY_V1 = _CGROUPS / "memory"
-"""The control group of a container, in version 1."""
+_PR_SET_PDEATHSIG = 1
+"""Source: linux/prctl.h."""
 
 
 def available_memory(num_processes: int = 1) -> int:
     """Bytes that so many processes, started from this one, may still take together."""
     limits = [psutil.virtual_memory().available, *(limit - used for limit, used in _memory_limits())]
-    if (own := _process_limit()) is not None:
+    own, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
+    if own != resource.RLIM_INFINITY:
         limits.append(num_processes * (own - psutil.Process().memory_info().vms))
     return max(0, min(limits))
 
@@ -29,31 +34,23 @@ def available_memory(num_processes: int = 1) -> int:
 def total_memory(num_processes: int = 1) -> int:
     """Bytes that so many processes could take together if nothing else ran on the machine."""
     limits = [psutil.virtual_memory().total, *(limit for limit, _ in _memory_limits())]
-    if (own := _process_limit()) is not None:
+    own, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if own != resource.RLIM_INFINITY:
         limits.append(num_processes * own)
     return min(limits)
 
 
 def available_cores() -> int:
     """Cores that this process may run on (taskset, Slurm), and no more than its control groups give it the time of."""
-    return max(1, min([len(os.sched_getaffinity(0)), *_core_quotas()]))
-
-
-def num_oom_kills() -> int | None:
-    """Processes that the kernel has killed for lack of memory, here (control group) or on the machine; None if unknown.
-
-    Source: ``oom_kill`` in memory.events and /proc/vmstat.
-    """
-    for path in (*(folder / "memory.events" for folder in control_groups()), Path("/proc/vmstat")):
+    quotas = []
+    for folder in control_groups():
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError:
+            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+        except (OSError, ValueError):
             continue
-        for line in lines:
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-    return None
+        if quota != "max":
+            quotas.append(int(quota) // int(period))
+    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
 
 
 def control_groups() -> Iterator[Path]:
@@ -62,32 +59,23 @@ def control_groups() -> Iterator[Path]:
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return
-    inner = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-    if inner is None:
-        return
-    folder = _CGROUPS / inner
-    yield from (parent for parent in [folder, *folder.parents] if parent == _CGROUPS or _CGROUPS in parent.parents)
-
-
-def _process_limit() -> int | None:
-    """This process's own limit on its memory (`ulimit -v`), in bytes; None without one."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if soft == resource.RLIM_INFINITY else soft
+    for inner in [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]:
+        folder = _CGROUPS / inner
+        yield from (parent for parent in [folder, *folder.parents] if parent.is_relative_to(_CGROUPS))
 
 
 def _memory_limits() -> Iterator[tuple[int, int]]:
     """Limit of each control group that has one, and the bytes in use that cannot simply be dropped."""
-    files = [(group / "memory.max", group / "memory.current", group / "memory.stat") for group in control_groups()]
-    version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
-    files.append(tuple(_MEMORY_V1 / name for name in version_1))  # type: ignore[arg-type]
-    for limit_file, used_file, statistics in files:
+    places = [(group, "memory.max", "memory.current") for group in control_groups()]
+    places.append((_CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))  # a container's, version 1
+    for group, limit_name, used_name in places:
         try:
-            limit = limit_file.read_text(encoding="utf-8").strip()
-            used = int(used_file.read_text(encoding="utf-8"))
+            limit = (group / limit_name).read_text(encoding="utf-8").strip()
+            used = int((group / used_name).read_text(encoding="utf-8"))
         except (OSError, ValueError):  # the root has no limit, nor has a group without the memory controller
             continue
         if limit != "max":
-            yield int(limit), used - _file_cache(statistics)
+            yield int(limit), used - _file_cache(group / "memory.stat")
 
 
 def _file_cache(statistics: Path) -> int:
@@ -99,12 +87,13 @@ def _file_cache(statistics: Path) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
 
 
-def _core_quotas() -> Iterator[int]:
-    """Whole cores whose time each control group (version 2) may take, where it has a limit."""
-    for folder in control_groups():
-        try:
-            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
-        except (OSError, ValueError):
-            continue
-        if quota != "max":
-            yield int(quota) // int(period)
+def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Ask for signal `number` when the parent, whose process id is `parent_pid`, dies; call it first in the child.
+
+    However it dies (`kill -9` as well): see prctl(2). Elsewhere than on Linux the child ends when its work does.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent_pid:  # It died before the request.
+        os._exit(1)

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from zerokara import durable
-
 NAMES = ("open", "rename", "replace", "stat", "listdir", "scandir", "mkdir", "unlink", "rmdir", "fsync", "write")
-"""Of the functions of `os`; reading, `builtins.open` and the exchange of two names come to them."""
+"""Of the functions of `os`; reading and `builtins.open` come to them."""
 
 
 @dataclass
@@ -62,8 +60,6 @@ class FailingDisk:
             for name in NAMES:
                 real = (lambda descriptor: None) if name == "fsync" else getattr(os, name)
                 patches.enter_context(mock.patch.object(os, name, self._asking(name, real)))
-            exchange = self._asking("exchange", durable.exchange_names)
-            patches.enter_context(mock.patch.object(durable, "exchange_names", exchange))
             for module in (builtins, io):
                 patches.enter_context(mock.patch.object(module, "open", self._opening(io.open)))
             yield

@@ -63,27 +63,6 @@ def test_a_folder_appears_whole_and_replaces(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("exchanges", [True, False])
-def test_a_folder_is_replaced_and_at_no_moment_away(
-    tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "folder"
-    replace(target, "old")
-    renames: list[bool] = []
-    rename, exchange = os.rename, durable.exchange_names
-
-    def watched(one: Path, other: Path) -> None:
-        rename(one, other)
-        renames.append(target.exists())
-
-    monkeypatch.setattr(os, "rename", watched)
-    monkeypatch.setattr(durable, "exchange_names", exchange if exchanges else lambda *_: False)
-    replace(target, "new")
-    assert content(target) == "new" and [path.name for path in tmp_path.iterdir()] == ["folder"]
-    # Without an exchange there is a moment between two renames; with it, nothing is renamed at all.
-    assert renames == ([] if exchanges else [False, True, True])
-
-
 def test_a_fault_between_the_two_renames_gives_the_old_one_its_name_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +76,6 @@ def test_a_fault_between_the_two_renames_gives_the_old_one_its_name_back(
         rename(one, other)
 
     with monkeypatch.context() as patched:
-        patched.setattr(durable, "exchange_names", lambda *_: False)
         patched.setattr(os, "rename", refused)
         with pytest.raises(OSError, match=r"folder\.partial"):
             replace(target, "new")

@@ -47,7 +47,6 @@ FLOORS = {
     "progress": 0,
     "resources": 0,
     "markdown": 0,
-    "supervision": 0,
 }
 """Where each room stands; it may import its own floor and those below."""
 

@@ -1,25 +1,74 @@
-"""Cores and the kernel's counter of killed processes, as control groups and limits give them."""
+"""Memory and cores that this process may use: the machine's, within its control groups and its own limit."""
 
 from __future__ import annotations
 
 import os
+import resource
+from collections import namedtuple
 from pathlib import Path
 
+import psutil
 import pytest
 
 from zerokara import resources
 
+GB = 10**9
+Machine = namedtuple("Machine", "total available")
+Process = namedtuple("Process", "vms")
 
-@pytest.fixture
+
+@pytest.fixture(autouse=True)
 def group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The only control group of this process, still without limits."""
-    monkeypatch.setattr(resources, "control_groups", lambda: iter([tmp_path]))
-    return tmp_path
+    """A machine of 64 GB with 50 GB free, and the innermost of two control groups, without a limit."""
+    inner = tmp_path / "job"
+    inner.mkdir()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Machine(64 * GB, 50 * GB))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resources, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(resources, "control_groups", lambda: iter([inner, tmp_path]))
+    return inner
 
 
-def limit(group: Path, **values: object) -> None:
-    for name, value in values.items():
-        (group / name.replace("_", ".")).write_text(f"{value}\n", encoding="utf-8")
+def write(folder: Path, **files: object) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n", encoding="utf-8")
+
+
+def test_what_else_runs_counts_only_for_what_is_available() -> None:
+    assert (resources.available_memory(), resources.total_memory()) == (50 * GB, 64 * GB)
+
+
+def test_the_tightest_control_group_counts(group: Path) -> None:
+    write(group.parent, memory__max="max", memory__current=0)
+    write(group, memory__max=16 * GB, memory__current=15 * GB)
+    assert (resources.available_memory(), resources.total_memory()) == (GB, 16 * GB)
+    write(group.parent, memory__max=8 * GB, memory__current=8 * GB)
+    assert (resources.available_memory(), resources.total_memory()) == (0, 8 * GB)
+
+
+def test_file_cache_of_a_control_group_is_available(group: Path) -> None:
+    stat = f"anon {3 * GB}\nfile {12 * GB}\ninactive_anon 5\ninactive_file {10 * GB}"
+    write(group, memory__max=16 * GB, memory__current=15 * GB, memory__stat=stat)
+    assert resources.available_memory() == 11 * GB
+
+
+def test_a_control_group_of_version_1_counts(group: Path) -> None:
+    write(group.parent / "memory", memory__limit_in_bytes=4 * GB, memory__usage_in_bytes=GB)
+    assert (resources.available_memory(), resources.total_memory()) == (3 * GB, 4 * GB)
+
+
+def test_the_limit_of_a_process_holds_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8 * GB, 8 * GB))
+    monkeypatch.setattr(psutil.Process, "memory_info", lambda _: Process(2 * GB))
+    assert (resources.available_memory(), resources.total_memory()) == (6 * GB, 8 * GB)
+    assert (resources.available_memory(2), resources.total_memory(2)) == (12 * GB, 16 * GB)
+    assert (resources.available_memory(99), resources.total_memory(99)) == (50 * GB, 64 * GB)
+
+
+def test_this_machine_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert 10**6 < resources.available_memory() <= resources.total_memory()
 
 
 @pytest.mark.parametrize(
@@ -30,10 +79,5 @@ def test_cores_are_no_more_than_the_group_has_the_time_of(
     monkeypatch: pytest.MonkeyPatch, group: Path, quota: str, expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    limit(group, cpu_max=quota)
+    write(group, cpu__max=quota)
     assert resources.available_cores() == expected
-
-
-def test_the_kernels_counter_is_read(group: Path) -> None:
-    (group / "memory.events").write_text("low 0\noom 2\noom_kill 7\n", encoding="utf-8")
-    assert resources.num_oom_kills() == 7

@@ -27,12 +27,10 @@ import orjson
 import torch
 from torch import Tensor
 
-from zerokara.durable import BackgroundSync
-
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 _CHUNK_BYTES = 8 * 2**20
 """Small enough to be still in the processor's cache when it is written after it was hashed."""
-_SYNC_BYTES = 128 * 2**20
+_SEND_BYTES = 128 * 2**20
 """Sent to the disk at a time while writing continues, so that little is left to wait for at the end."""
 
 
@@ -48,17 +46,16 @@ class TensorWriter:
         path: Path,
         shapes: Mapping[str, tuple[int, ...]],
         dtype: torch.dtype,
-        background_sync: BackgroundSync | None = None,
         digest: Callable[[memoryview], None] | None = None,
     ):
         """Announce names and shapes of all tensors, in order.
 
-        `background_sync` sends to the disk what is written so far; `digest` is called with every byte of the file.
+        `digest` is called with every byte of the file.
         """
-        self._path, self._dtype, self._background_sync, self._digest = path, dtype, background_sync, digest
+        self._path, self._dtype, self._digest = path, dtype, digest
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._remaining = list(self._shapes)
-        self._num_unsynced = 0
+        self._sent = self._written = 0
 
     def __enter__(self) -> TensorWriter:
         # Unbuffered: a full disk must be reported by the write, not when the file is closed.
@@ -84,7 +81,7 @@ class TensorWriter:
     ) -> None:
         if kind is None:
             assert not self._remaining, f"no tensor came for {self._remaining}"
-            self._sync()
+            self._send()
         self._file.close()
 
     def _put(self, content: memoryview) -> None:
@@ -93,9 +90,9 @@ class TensorWriter:
             if self._digest is not None:
                 self._digest(chunk)
             self._write_all(chunk)
-            self._num_unsynced += len(chunk)
-            if self._num_unsynced >= _SYNC_BYTES:
-                self._sync()
+            self._written += len(chunk)
+            if self._written - self._sent >= _SEND_BYTES:
+                self._send()
 
     def _write_all(self, chunk: memoryview) -> None:
         try:
@@ -106,10 +103,10 @@ class TensorWriter:
             self._file.close()
             raise
 
-    def _sync(self) -> None:
-        if self._background_sync is not None:
-            self._background_sync.file(self._file.fileno(), self._path)
-        self._num_unsynced = 0
+    def _send(self) -> None:
+        """Let the kernel begin to write what it holds for the disk; it keeps in memory what is not there yet."""
+        os.posix_fadvise(self._file.fileno(), self._sent, self._written - self._sent, os.POSIX_FADV_DONTNEED)
+        self._sent = self._written
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> str:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara import checkpoint, supervision
+from zerokara import checkpoint
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.durable import write_bytes, write_json
 from zerokara.evaluation import metrics
@@ -38,6 +38,7 @@ from zerokara.training.compute.engine import master_weights
 from zerokara.training.evaluation import GiveUp, LossValidation, Validation, ValidationResult, load_checkpoint, of_loss
 from zerokara.training.loop import Trainer
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes import supervision
 from zerokara.training.processes.joining import Processes, join
 from zerokara.training.sampling import excerpt
 

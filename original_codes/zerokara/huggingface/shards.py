@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from torch import Tensor
 
 from zerokara.checkpoint.tensor_file import TensorWriter, nbytes
-from zerokara.durable import BackgroundSync, write_json
+from zerokara.durable import write_json
 from zerokara.progress import Progress
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -28,11 +28,10 @@ def write(
     shapes: Shapes,
     dtype: torch.dtype,
     max_shard_size: str,
-    disk: BackgroundSync | None = None,
 ) -> list[Path]:
     """Write all `tensors`, rounded to `dtype`, and return the files.
 
-    `shapes` announces the tensors in their order. `disk` syncs what is written while the work continues.
+    `shapes` announces the tensors in their order.
 
     Raises:
         OSError: the disk is full, or cannot be written; names the file.
@@ -42,7 +41,7 @@ def write(
     total = sum(nbytes(shape, dtype) for shape in shapes.values())
     with Progress("writing weights", total, unit="B") as progress:
         for file, inside in plan.items():
-            with TensorWriter(folder / file, inside, dtype, disk) as writer:
+            with TensorWriter(folder / file, inside, dtype) as writer:
                 for expected in inside:
                     name, tensor = next(coming)
                     assert name == expected, f"{name} came where {expected} was announced"

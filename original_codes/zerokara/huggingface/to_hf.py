@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 from torch import Tensor
 
-from zerokara.durable import BackgroundSync, write_json
+from zerokara.durable import write_json
 from zerokara.huggingface import config_names, families, shards, weight_rules
 from zerokara.model.shapes import ModelShape
 
@@ -21,11 +21,10 @@ def write_model(
     special: families.SpecialIds,
     dtype: str,
     max_shard_size: str,
-    disk: BackgroundSync | None = None,
 ) -> dict[str, list[Path]]:
     """Write weights and configurations into `folder`; returns the files by kind (``weights``, ``config``).
 
-    The weights are converted and written one tensor at a time; `disk` syncs what is written while the work continues.
+    The weights are converted and written one tensor at a time.
 
     Raises:
         RunError: the weights do not fit the rules; lists every tensor at fault.
@@ -37,7 +36,7 @@ def write_model(
     weight_rules.check(rules, {name: tuple(tensor.shape) for name, tensor in weights.items()}, hf_shapes, shape)
     in_order = {name: hf_shapes[name] for rule in rules for name in rule.hf}
     tensors = weight_rules.to_hf(rules, weights, shape)
-    files = shards.write(folder, tensors, in_order, families.TORCH_DTYPES[dtype], max_shard_size, disk)
+    files = shards.write(folder, tensors, in_order, families.TORCH_DTYPES[dtype], max_shard_size)
     config.save_pretrained(folder)
     config_path = folder / "config.json"
     older_names = families.FAMILIES[shape.architecture].older_names

@@ -19,7 +19,6 @@ from zerokara import hashing, manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import (
     ASIDE_ENDING,
-    BackgroundSync,
     atomic_folder,
     unused_name,
     write_bytes,
@@ -57,12 +56,12 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
     times, seconds = [time.monotonic()], {}
     folder = Path(settings.output_tokenizer_and_model_dir)
     keep = ASIDE_ENDING if output_folder.to_keep(folder) else ""
-    with output_folder.full_disk_explained(folder), atomic_folder(folder, keep) as partial, BackgroundSync() as disk:
+    with output_folder.full_disk_explained(folder), atomic_folder(folder, keep) as partial:
         encoder, weights, shape = Encoder(source.tokenizer_path), source.weights(), source.shape
         is_encoder_decoder = shape.traits.is_encoder_decoder
         template = chat_template.of_run(source.run_dir, encoder, is_encoder_decoder)
         special = _special_ids(encoder, template)
-        outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size, disk)
+        outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size)
         outputs["tokenizer"] = tokenizer_json.write(
             encoder, partial, shape.seq_len, is_encoder_decoder, template.source if template else None
         )

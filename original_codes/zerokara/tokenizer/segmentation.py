@@ -25,8 +25,7 @@ from pathlib import Path
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import RunError
 from zerokara.progress import Progress
-from zerokara.resources import available_memory
-from zerokara.supervision import end_with_parent
+from zerokara.resources import available_memory, end_with_parent
 from zerokara.tokenizer.morphemes import Analyse, Analyser, boundaries
 
 BLOCK_BYTES = 128 * 1024

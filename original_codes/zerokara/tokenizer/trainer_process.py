@@ -15,7 +15,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from zerokara.supervision import end_with_parent
+from zerokara.resources import end_with_parent
 
 
 def main(job_path: Path) -> None:

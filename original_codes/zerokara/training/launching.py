@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from zerokara import checkpoint, supervision
+from zerokara import checkpoint
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import INTERRUPTED, RunError, Stopped, UserError
 from zerokara.model import loopback
 from zerokara.progress import bytes_text, count_text, opening, plural, summary
-from zerokara.resources import num_oom_kills
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import preflight, processors, run_folder, run_plan, schedule
 from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, TrialResult, min_activation_bytes
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, Task
 from zerokara.training.planning.schedule import table_lines
+from zerokara.training.processes import supervision
 
 if TYPE_CHECKING:  # it imports torch
     from zerokara.training.nodes.meeting import Meeting
@@ -334,7 +334,8 @@ def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path 
     Raises:
         KeyboardInterrupt: they were asked to stop, and have saved.
     """
-    network, oom_kills_before = meeting.environment() if meeting else loopback.environment(), num_oom_kills()
+    network = meeting.environment() if meeting else loopback.environment()
+    oom_kills_before = supervision.num_oom_kills()
     with contextlib.ExitStack() as held:
         if path is None:
             path = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)

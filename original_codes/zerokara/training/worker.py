@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed
 
-from zerokara import supervision
 from zerokara.errors import RunError, guarded
 from zerokara.training.evaluation import evaluate_checkpoint
 from zerokara.training.loop import Trainer
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.run_plan import PRETRAINING, Task, read_plan
+from zerokara.training.processes import supervision
 from zerokara.training.trial import run_trial
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from zerokara.checkpoint.tensor_file import TensorWriter, header
-from zerokara.durable import BackgroundSync
 
 TENSORS = {"b": torch.randn(3, 5), "a": torch.randn(7), "empty": torch.zeros(0, 2), "last": torch.randn(2, 2, 2)}
 SHAPES = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
@@ -24,7 +22,7 @@ def test_the_layout_of_a_small_file_byte_by_byte() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_library_reads_what_is_written(tmp_path: Path, dtype: torch.dtype) -> None:
     path = tmp_path / "model.safetensors"
-    with BackgroundSync() as disk, TensorWriter(path, SHAPES, dtype, disk) as writer:
+    with TensorWriter(path, SHAPES, dtype) as writer:
         for name, tensor in TENSORS.items():
             writer.write(name, tensor.transpose(0, -1).contiguous().transpose(0, -1))
     loaded = load_file(path)
@@ -53,18 +51,3 @@ def test_a_full_disk_is_told_with_the_file() -> None:
     ):
         pass
     assert caught.value.filename == "/dev/full"
-
-
-def test_what_the_disk_refuses_later_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refusing)
-    path = tmp_path / "model.safetensors"
-    with (
-        pytest.raises(OSError, match="No space left") as caught,
-        BackgroundSync() as disk,
-        TensorWriter(path, {}, torch.float32, disk),
-    ):
-        pass
-    assert caught.value.filename == str(path)

@@ -14,8 +14,8 @@ import pytest
 from programs import launch
 from tiny import ROOT
 
-from zerokara import supervision
 from zerokara.training.nodes import agent
+from zerokara.training.processes import supervision
 
 TRAINER = """
 import os, pathlib, signal, sys, time
@@ -85,17 +85,18 @@ def test_a_request_before_there_are_processes_ends_this_one() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("before", "after", "word"), [(3, 4, " 1 "), (3, 3, "outside"), (None, None, "dmesg")])
+@pytest.mark.parametrize(("before", "word"), [(6, " 1 "), (7, "outside"), (None, "dmesg")])
 def test_a_killed_process_is_reported_with_the_evidence(
-    before: int | None, after: int | None, word: str, monkeypatch: pytest.MonkeyPatch
+    before: int | None, word: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(supervision, "num_oom_kills", lambda: after)
+    (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 7\n", encoding="utf-8")
+    monkeypatch.setattr(supervision, "control_groups", lambda: iter([tmp_path]))
     assert word in supervision.kill_message(before)
 
 
 LATE = """
 import atexit
-from zerokara import supervision
+from zerokara.training.processes import supervision
 
 class Late:
     def __del__(self):

@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 from configs import config_of
 
-from zerokara import supervision
 from zerokara.errors import RunError
 from zerokara.model.shapes import ModelShape
 from zerokara.training import launching
@@ -23,6 +22,7 @@ from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import RunPlan, make_plan
+from zerokara.training.processes import supervision
 
 GB = 10**9
 

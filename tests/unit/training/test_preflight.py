@@ -20,10 +20,10 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault
 from zerokara.progress import bytes_text
-from zerokara.supervision import PARENT_NAME
 from zerokara.tokens.layout import bin_path
 from zerokara.training import launching
 from zerokara.training.planning import preflight, run_plan
+from zerokara.training.planning.processors import PARENT_NAME
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.run import state_of
 

@@ -15,10 +15,9 @@ import psutil
 import pytest
 from torch.distributed import FileStore
 
-from zerokara import supervision
 from zerokara.model import loopback
 from zerokara.training import launching
-from zerokara.training.processes import joining
+from zerokara.training.processes import joining, supervision
 
 GLOO = """
 import os, psutil, torch.distributed

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from zerokara import supervision
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training import worker
 from zerokara.training.planning.run_plan import make_plan
+from zerokara.training.processes import supervision
 
 
 @pytest.mark.parametrize(

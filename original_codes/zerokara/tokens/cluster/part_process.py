@@ -17,8 +17,7 @@ from pathlib import Path
 from zerokara.errors import shown
 from zerokara.hashing import BackgroundHashes
 from zerokara.progress import log, plural
-from zerokara.resources import available_cores
-from zerokara.supervision import end_with_parent
+from zerokara.resources import available_cores, end_with_parent
 from zerokara.tokens.cluster import reports
 from zerokara.tokens.cluster.parts import Part
 from zerokara.tokens.corpus_content import FileRecord

@@ -32,10 +32,10 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from zerokara import supervision
 from zerokara.errors import INTERRUPTED, RunError
 from zerokara.training.nodes.meeting import LostFirstMachine, Meeting
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes import supervision
 
 RETURN_SECONDS = 600
 """How long the others wait for a lost machine to come back, where they are too few without it."""

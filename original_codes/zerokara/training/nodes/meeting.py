@@ -28,7 +28,6 @@ from typing import Any
 import orjson
 from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 
-from zerokara import supervision
 from zerokara.errors import Fault, RunError, Stopped, UserError
 from zerokara.model import loopback
 from zerokara.progress import bytes_text, plural
@@ -36,6 +35,7 @@ from zerokara.tokens.layout import bin_path, idx_path
 from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, own_addresses
 from zerokara.training.planning.run_folder import PLACES
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes import supervision
 
 CONNECT_SECONDS = 300.0
 """How long a machine waits for the first one to be there: it may be started later."""

@@ -24,10 +24,11 @@ from zerokara.config.machine import MachineSettings
 from zerokara.errors import Fault, UserError
 from zerokara.progress import plural
 from zerokara.resources import available_cores
-from zerokara.supervision import PARENT_NAME
 from zerokara.training.planning.schedule import STARTED_NAME
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+PARENT_NAME = "ZEROKARA_LAUNCHER"
+"""Environment variable that gives a training process the process id of the launching one."""
 SHARE_CORES_NAME = "ZEROKARA_SHARE_CORES"
 """Environment variable that allows more processes than cores on a CPU, to try things out."""
 MIN_PROCESS_TOKENS = 2048

@@ -19,11 +19,12 @@ import torch
 import torch.distributed
 from torch.distributed import AllToAllOptions, HashStore, PrefixStore, ProcessGroup, Store, TCPStore, distributed_c10d
 
-from zerokara import progress, supervision
+from zerokara import progress
 from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.training.planning import processors
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes import supervision
 
 POLL_SECONDS = 0.02
 """Between two looks for a message."""
@@ -96,7 +97,7 @@ class Processes:
                 raise
             store.set("text", text)
             return text
-        launcher = os.environ.get(supervision.PARENT_NAME, str(os.getppid()))
+        launcher = os.environ.get(processors.PARENT_NAME, str(os.getppid()))
         deadline = time.monotonic() + TIMEOUT.total_seconds()
         while not store.check(["text"]):
             if str(os.getppid()) == launcher:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import importlib
 import os
 import signal
@@ -15,10 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from zerokara.resources import num_oom_kills
+from zerokara.resources import control_groups, end_with_parent
+from zerokara.training.planning.processors import PARENT_NAME
 
-PARENT_NAME = "ZEROKARA_LAUNCHER"
-"""Environment variable that gives a training process the process id of the launching one."""
 RENDEZVOUS_NAME = "ZEROKARA_RENDEZVOUS"
 """Environment variable that gives a training process the path of the file where the processes of one machine meet;
 where machines are several, the host and port of their store, and what tells this start of the processes from others."""
@@ -29,20 +27,6 @@ OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""
 LOST_CONNECTION = 13
 """Exit code of a training process that lost the others: it can do nothing for it."""
-_PR_SET_PDEATHSIG = 1
-"""Source: linux/prctl.h."""
-
-
-def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
-    """Ask for signal `number` when the parent, whose process id is `parent_pid`, dies; call it first in the child.
-
-    However it dies (`kill -9` as well): see prctl(2). Elsewhere than on Linux the child ends when its work does.
-    """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent_pid:  # It died before the request.
-        os._exit(1)
 
 
 def forked(module: str, *arguments: str) -> NoReturn:
@@ -76,6 +60,23 @@ def end_with_launcher() -> None:
     """Ask for SIGTERM when the launching process dies, and so save; for a training process."""
     if pid := os.environ.get(PARENT_NAME):
         end_with_parent(int(pid), signal.SIGTERM)
+
+
+def num_oom_kills() -> int | None:
+    """Processes that the kernel has killed for lack of memory, here (control group) or on the machine; None if unknown.
+
+    Source: ``oom_kill`` in memory.events and /proc/vmstat.
+    """
+    for path in (*(folder / "memory.events" for folder in control_groups()), Path("/proc/vmstat")):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return None
 
 
 def kill_message(oom_kills_before: int | None) -> str:
