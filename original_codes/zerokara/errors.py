@@ -31,14 +31,10 @@ SAME_COMMAND = "the same command"
 """Stands for the command of a step that was called neither by its script nor as a module."""
 
 
-class _ABSENT:
-    """No value was given; a class, because it stays identical on the way from a worker process."""
-
-
 _NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\]")
 """What ends a line, steers a terminal, turns the direction of writing, or stands for a byte that is no UTF-8."""
-_MAX_VALUE_CHARACTERS = 500
-"""Of a value in a message: a list of files may have thousands of entries."""
+_MAX_VALUE_CHARACTERS, _MAX_MESSAGE_CHARACTERS = 500, 50_000
+"""A list of files may have thousands of entries, and a server may answer with a whole page."""
 _CUT = "…"
 _REST = r"(?:[^\s'\"<>]*[^\s'\"<>).,;:\]}])?"
 """The rest of an address, without what closes the sentence around it."""
@@ -60,11 +56,7 @@ _REDACTIONS = tuple(
         (r"\beyJ[\w-]{10,2000}\.[\w-]+\.[\w-]*", _CUT),  # JSON web tokens, as Xet has them
     )
 )
-_MAX_MESSAGE_CHARACTERS = 50_000
-"""Characters of a message; a server may answer with a whole page."""
 _SECRET_VARIABLE = re.compile(r"(?i)(?:TOKEN|API_KEY|ACCESS_KEY|SECRET|PASSWORD)$")
-_SECRET_LENGTH = 8
-"""Shorter values (``TOKEN=1``) are no secrets, and would blot out words."""
 
 
 def redacted(text: str) -> str:
@@ -75,11 +67,15 @@ def redacted(text: str) -> str:
     if len(text) > _MAX_MESSAGE_CHARACTERS:
         text = f"{text[:_MAX_MESSAGE_CHARACTERS]}{_CUT} ({len(text) - _MAX_MESSAGE_CHARACTERS:,} characters more)"
     for name, value in os.environ.items():
-        if len(value) >= _SECRET_LENGTH and _SECRET_VARIABLE.search(name):
+        if len(value) >= 8 and _SECRET_VARIABLE.search(name):  # a shorter one (TOKEN=1) would blot out words
             text = text.replace(value, _CUT)
     for pattern, replacement in _REDACTIONS:
         text = pattern.sub(replacement, text)
     return text
+
+
+class _ABSENT:
+    """No value was given; a class, because it stays identical on the way from a worker process."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +93,12 @@ class Fault:
     """What to do, with numbers where there are any."""
 
     def __str__(self) -> str:
-        value = str(self.value)
-        value = value if len(value) <= _MAX_VALUE_CHARACTERS else f"{value[:_MAX_VALUE_CHARACTERS]}…"
         subject = [self.key] if self.key else []
-        subject += [] if self.value is _ABSENT else [value]
-        parts = [self.where, " = ".join(subject), self.rule]
-        return redacted(": ".join(part for part in parts if part) + (f"; {self.remedy}" if self.remedy else ""))
+        if self.value is not _ABSENT:
+            value = str(self.value)
+            subject.append(value if len(value) <= _MAX_VALUE_CHARACTERS else value[:_MAX_VALUE_CHARACTERS] + _CUT)
+        text = ": ".join(part for part in (self.where, " = ".join(subject), self.rule) if part)
+        return redacted(f"{text}; {self.remedy}" if self.remedy else text)
 
 
 def shown(path: str | os.PathLike[str]) -> str:

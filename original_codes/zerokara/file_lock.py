@@ -1,7 +1,8 @@
-"""File locks that the kernel releases when their process ends, however it ends (flock(2)).
+"""File locks that the kernel releases when their process ends, however it ends (flock(2)), with their holder's name.
 
-The file is always open for writing: NFS implements the lock as a byte-range lock, which it refuses for a folder and for
-a file that is open for reading only.
+`filelock` does not fit: it leaves its file behind, names no holder, and refuses a file system without locks. The file
+is always open for writing: NFS implements the lock as a byte-range lock, which it refuses for a folder and for a file
+that is open for reading only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +25,8 @@ import psutil
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Error numbers of file systems without locks: NFS without its lock daemon, Lustre without ``flock``, some FUSE."""
 _PAUSE_SECONDS = 0.02
+_DYING_SECONDS = 30.0
+"""The kernel cleans up behind a killed process, which takes long where its threads wait for a core."""
 _warned: set[Path] = set()
 """Folders whose file system was reported to have no locks."""
 _files: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
@@ -42,13 +45,6 @@ class Holder:
         """Whether it is on this machine."""
         return self.host == socket.gethostname()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has ended on this machine, but perhaps for what the kernel has still to clear up."""
-        with suppress(psutil.NoSuchProcess):
-            return self.is_here and psutil.Process(self.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-        return self.is_here
-
     def __str__(self) -> str:
         return f"process {self.pid}" + ("" if self.is_here else f" on {self.host}")
 
@@ -65,7 +61,7 @@ def acquire(path: Path, seconds: float = 0.0) -> IO[bytes] | None:
         # Its holder may have just ended and deleted the file: then another file has the name.
         if is_locked and _is_linked(file, path):
             file.truncate(0)
-            file.write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+            file.write(orjson.dumps(asdict(Holder(os.getpid(), socket.gethostname()))))
             file.flush()
             _files.add(file)
             return file
@@ -77,12 +73,12 @@ def acquire(path: Path, seconds: float = 0.0) -> IO[bytes] | None:
 
 
 @contextmanager
-def held(path: Path, seconds: float = 0.0) -> Iterator[bool]:
+def held(path: Path) -> Iterator[bool]:
     """Make a file and hold its lock as long as the block lasts; the file is deleted afterwards.
 
-    Yields False, and holds nothing, if another process still has it after `seconds`.
+    Yields False, and holds nothing, if another process has it; one that has ended is waited for.
     """
-    file = acquire(path, seconds)
+    file = acquire(path, _DYING_SECONDS if _has_ended(read_holder(path)) else 0.0)
     try:
         yield file is not None
     finally:
@@ -97,6 +93,15 @@ def read_holder(path: Path) -> Holder | None:
     with suppress(FileNotFoundError, orjson.JSONDecodeError):
         return Holder(**orjson.loads(path.read_bytes()))
     return None
+
+
+def _has_ended(holder: Holder | None) -> bool:
+    """Whether it has ended on this machine, but perhaps for what the kernel has still to clear up."""
+    if holder is None or not holder.is_here:
+        return False
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(holder.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return True
 
 
 def _is_linked(file: IO[bytes], path: Path) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from zerokara.errors import shown
@@ -71,8 +70,9 @@ class BackgroundHashes:
         self._on_hash, known = on_hash, known or {}
         paths = {file_key(path): path for path in files}
         self._known = {key: known[key] for key in paths if key in known}
-        waiting = {key: path for key, path in paths.items() if key not in known}
-        self._futures = {key: self._threads.submit(self._sha256, key, path) for key, path in waiting.items()}
+        self._futures = {
+            key: self._threads.submit(self._sha256, key, path) for key, path in paths.items() if key not in known
+        }
 
     def result(self) -> dict[FileKey, str]:
         """Wait for the SHA-256 of each file, by its key at the start; shows progress if it takes long.
@@ -80,18 +80,16 @@ class BackgroundHashes:
         Raises:
             OSError: a file cannot be read.
         """
-        futures = list(self._futures.values())
-        if waiting := wait(futures, timeout=QUIET_SECONDS, return_when="FIRST_EXCEPTION").not_done:
-            self._show_progress(waiting)
+        futures = self._futures.values()
+        waiting = wait(futures, timeout=QUIET_SECONDS, return_when="FIRST_EXCEPTION").not_done
+        if waiting:
+            with Progress("checking the input", sum(key.bytes for key in self._futures), "B") as progress:
+                shown_bytes = 0
+                while waiting and not any(future.done() and future.exception() for future in futures):
+                    waiting = wait(waiting, timeout=0.2, return_when="FIRST_EXCEPTION").not_done
+                    progress.advance(self._done_bytes - shown_bytes)
+                    shown_bytes = self._done_bytes
         return self._known | {key: future.result() for key, future in self._futures.items()}
-
-    def _show_progress(self, waiting: set[Future[str]]) -> None:
-        with Progress("checking the input", sum(key.bytes for key in self._futures), "B") as progress:
-            shown_bytes = 0
-            while waiting and not any(future.done() and future.exception() for future in self._futures.values()):
-                waiting = wait(waiting, timeout=0.2, return_when="FIRST_EXCEPTION").not_done
-                progress.advance(self._done_bytes - shown_bytes)
-                shown_bytes = self._done_bytes
 
     def _sha256(self, key: FileKey, path: Path) -> str:
         digest = hashlib.sha256()
@@ -108,8 +106,6 @@ class BackgroundHashes:
     def __enter__(self) -> BackgroundHashes:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped = True  # Ctrl-C must not wait for a hundred gigabytes
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -12,11 +12,12 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
 
 from zerokara import __version__, hashing
 from zerokara.durable import write_json
@@ -65,10 +66,6 @@ class StepSpec:
     key_of: Callable[[str], str] = str
     """The user's YAML key of a setting or an input, where that is another name."""
 
-    def input_files(self) -> list[Path]:
-        """Inputs on a disk of this machine."""
-        return [file for files in _listed(self.inputs).values() for file in files if isinstance(file, Path)]
-
 
 @dataclass(frozen=True)
 class Manifest:
@@ -95,9 +92,15 @@ def already_done(manifest_path: Path, spec: StepSpec, *, redo: bool = False) -> 
     Raises:
         UserError: the manifest records another step, settings or inputs, and `redo` is not set; a fault for each
             difference, with its key and value.
+        OSError: the disk fails.
     """
-    if redo or not _exists(manifest_path):
-        return None
+    try:
+        if redo or not manifest_path.exists():
+            return None
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.EACCES):  # such a name is refused elsewhere
+            return None
+        raise
     done = read(manifest_path)
     if done.step != spec.step:
         rule = f"was written by step {done.step!r}, not {spec.step!r}"
@@ -125,7 +128,7 @@ def write(
     made = Manifest(
         step=spec.step,
         settings=_as_json(spec.settings),
-        inputs=_records(spec.inputs, _last_names if published else shown, known),
+        inputs=_records(spec.inputs, (lambda path: shown("/".join(path.parts[-2:]))) if published else shown, known),
         outputs=_records(outputs, lambda path: os.path.relpath(path, folder), known),
         facts=_as_json(facts),
         seconds=round(seconds, 3),
@@ -150,17 +153,10 @@ def read(manifest_path: Path) -> Manifest:
         if raw.get("format", FORMAT) > FORMAT:
             rule = f"has manifest format {raw['format']}; this zerokara knows {FORMAT} at most"
             raise NewerFormatError(Fault(where, rule, remedy="update zerokara"))
-        inputs, outputs = (
-            {
-                name: [FileRecord(**_known_fields(FileRecord, one)) for one in records]
-                for name, records in raw[side].items()
-            }
-            for side in ("inputs", "outputs")
-        )
-        return Manifest(**{**_known_fields(Manifest, raw), "inputs": inputs, "outputs": outputs})
+        return TypeAdapter(Manifest).validate_python(raw)
     except FileNotFoundError:
         raise UserError(Fault(where, "there is no manifest here: the step that writes it is not complete")) from None
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (orjson.JSONDecodeError, ValidationError, TypeError, AttributeError) as error:
         rule = f"is not a manifest ({error})"
         raise UserError(Fault(where, rule, remedy="move it and the files beside it away")) from error
 
@@ -168,30 +164,9 @@ def read(manifest_path: Path) -> Manifest:
 def is_unchanged(record: FileRecord, manifest_path: Path) -> bool:
     """Whether an output still has its recorded size and content; it is hashed only if its modification time differs."""
     path = manifest_path.parent / record.path
-    if not path.is_file():
-        return False
-    status = path.stat()
-    if status.st_size != record.bytes:
+    if not path.is_file() or (status := path.stat()).st_size != record.bytes:
         return False
     return status.st_mtime_ns == record.modified_ns or hashing.sha256_of(path) == record.sha256
-
-
-def _known_fields(record_class: type[FileRecord] | type[Manifest], raw: dict[str, Any]) -> dict[str, Any]:
-    return {one.name: raw[one.name] for one in fields(record_class) if one.name in raw}
-
-
-def _exists(path: Path) -> bool:
-    """Whether a file exists; a name that is too long or forbidden is refused elsewhere.
-
-    Raises:
-        OSError: the disk fails.
-    """
-    try:
-        return path.exists()
-    except OSError as error:
-        if error.errno in (errno.ENAMETOOLONG, errno.EACCES):
-            return False
-        raise
 
 
 def _differences(manifest_path: Path, done: Manifest, spec: StepSpec) -> Iterator[Fault]:
@@ -218,16 +193,11 @@ def _brief(records: list[FileRecord]) -> str:
     return f"{len(records)} files, {total:,} bytes"
 
 
-def _listed(paths: Paths) -> dict[str, list[Path | RemoteFile]]:
-    return {name: [files] if isinstance(files, Path) else list(files) for name, files in paths.items()}
-
-
 def _records(paths: Paths, name_of: Callable[[Path], str], known: Mapping[FileKey, str]) -> dict[str, list[FileRecord]]:
     """Records of files; `name_of` gives a record's `path` for an absolute one."""
-    listed = _listed(paths)
+    listed = {name: [files] if isinstance(files, Path) else list(files) for name, files in paths.items()}
     keys = {file: hashing.file_key(file) for files in listed.values() for file in files if isinstance(file, Path)}
-    to_hash = {key: file for file, key in keys.items() if key not in known}
-    hashes = {**known, **hashing.hash_files(list(to_hash.values()))}
+    hashes = {**known, **hashing.hash_files([file for file, key in keys.items() if key not in known])}
 
     def record(file: Path | RemoteFile) -> FileRecord:
         if isinstance(file, RemoteFile):
@@ -236,10 +206,6 @@ def _records(paths: Paths, name_of: Callable[[Path], str], known: Mapping[FileKe
         return FileRecord(name_of(file.resolve()), key.bytes, hashes[key], key.modified_ns)
 
     return {name: [record(file) for file in files] for name, files in listed.items()}
-
-
-def _last_names(path: Path) -> str:
-    return shown("/".join(path.parts[-2:]))
 
 
 def _as_json(value: Any) -> Any:

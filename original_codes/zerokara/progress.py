@@ -6,10 +6,10 @@ On a terminal, progress is a bar (tqdm); elsewhere, as in a log file, it is a pl
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
 import time
-from types import TracebackType
 from typing import IO, Any
 
 from tqdm import tqdm
@@ -43,19 +43,8 @@ class Progress:
         self._phase = ""
         self._done = self._rate_done = done
         self._started = self._last_line = self._rate_started = time.monotonic()
-        self._bar: Any = None
-        if self._stream.isatty():
-            scale = unit == "B"
-            self._bar = tqdm(
-                total=total,
-                initial=done,
-                desc=label,
-                unit=unit,
-                unit_scale=scale,
-                file=self._stream,
-                dynamic_ncols=True,
-                leave=False,
-            )
+        bar: dict[str, Any] = {"file": self._stream, "dynamic_ncols": True, "leave": False, "unit_scale": unit == "B"}
+        self._bar: Any = tqdm(None, label, total, unit=unit, initial=done, **bar) if self._stream.isatty() else None
 
     def advance(self, amount: float = 1) -> None:
         """Count `amount` more units as done."""
@@ -86,8 +75,7 @@ class Progress:
             if self._bar is not None:
                 self._bar.reset()
                 self._bar.initial = self._bar.n = self._bar.last_print_n = self._done
-        if self._bar is not None:
-            self._bar.set_description_str(f"{self.label}, {name}", refresh=False)
+                self._bar.set_description_str(f"{self.label}, {name}", refresh=False)
         self.beat()
 
     def beat(self) -> None:
@@ -95,36 +83,31 @@ class Progress:
         if self._bar is not None:
             self._bar.refresh()
         elif time.monotonic() - self._last_line >= LINE_INTERVAL_SECONDS:
-            self._line()
+            self._print()
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
 
-    def _line(self) -> None:
+    def _print(self) -> None:
         self._last_line = time.monotonic()
-        elapsed = self._last_line - self._started
         rate = (self._done - self._rate_done) / max(self._last_line - self._rate_started, 1e-9)
-        shown = bytes_text if self.unit == "B" else count_text
-        label = f"{self.label}, {self._phase}" if self._phase else self.label
-        if self._phase and not self._done:  # There is nothing to count yet.
-            print(f"{label}: for {seconds_text(elapsed)}", file=self._stream, flush=True)
-            return
-        text = f"{label}: {shown(self._done)}"
-        if self.total:
-            text += f" of {shown(self.total)} ({self._done / self.total:.0%})"
+        shown, unit = (bytes_text, "") if self.unit == "B" else (count_text, f" {self.unit}")
+        parts = [] if self._phase and not self._done else [shown(self._done)]  # There may be nothing to count yet.
+        if parts and self.total:
+            parts[0] += f" of {shown(self.total)} ({self._done / self.total:.0%})"
             if rate and self._done < self.total:
-                text += f", {seconds_text((self.total - self._done) / rate)} left"
+                parts.append(f"{seconds_text((self.total - self._done) / rate)} left")
         if rate:
-            text += f", {shown(rate)}{'' if self.unit == 'B' else ' ' + self.unit}/s"
-        text += "".join(f", {key} {value}" for key, value in self._notes.items())
-        text += f", for {seconds_text(elapsed)}" if self._phase else ""
-        print(text, file=self._stream, flush=True)
+            parts.append(f"{shown(rate)}{unit}/s")
+        parts += [f"{key} {value}" for key, value in self._notes.items()]
+        if self._phase:
+            parts.append(f"for {seconds_text(self._last_line - self._started)}")
+        label = f"{self.label}, {self._phase}" if self._phase else self.label
+        print(f"{label}: {', '.join(parts)}", file=self._stream, flush=True)
 
 
 def opening(text: str) -> None:
@@ -145,11 +128,10 @@ def summary(title: str, rows: list[tuple[str, str]], next_command: str | None = 
 
 def bytes_text(number: float) -> str:
     """Bytes in decimal units: ``12.3 MB``."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(number) < 1000 or unit == "TB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    raise AssertionError("unreachable")
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:.0f} B"
 
 
 def count_text(number: float) -> str:
@@ -167,7 +149,7 @@ def plural(number: int, singular: str, plural: str = "") -> str:
 
 def seconds_text(seconds: float) -> str:
     """A duration short enough for a line: ``4.2 s``, ``3 min 20 s``, ``5 h 12 min``, ``2 d 3 h``."""
-    if seconds != seconds or seconds == float("inf"):
+    if not math.isfinite(seconds):
         return "?"
     if seconds < 60:
         return f"{seconds:.1f} s"

@@ -33,8 +33,6 @@ MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
 LOCK_NAME, COMMAND_LOCK_NAME = LOCK_NAMES = "lock", "command.lock"
 LOCK_SECONDS = 60
-_DYING_SECONDS = 30.0
-"""The kernel cleans up behind a killed command, which takes long where its threads wait for a core."""
 PLACES = frozenset({
     "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
     "valid_data", "test_data", "chat_template",
@@ -91,9 +89,7 @@ def held(config: TrainingSettings) -> Iterator[None]:
     """
     run_dir = Path(config.output_model_dir)
     path = run_dir / COMMAND_LOCK_NAME
-    before = file_lock.read_holder(path)
-    seconds = _DYING_SECONDS if before and before.has_ended else 0.0
-    with made_folder(run_dir), file_lock.held(path, seconds) as is_ours:
+    with made_folder(run_dir), file_lock.held(path) as is_ours:
         if not is_ours:
             holder = file_lock.read_holder(path)
             stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""
