@@ -73,6 +73,8 @@ class Hub:
     """Of the files of datasets."""
     url: str = ""
     # switches
+    lfs_bytes: int = LFS_BYTES
+    """Files of this size and more of a model go outside git."""
     fail_commit: int | None = None
     """Status with which a commit is answered."""
     awaited_commits: threading.Barrier | None = None
@@ -212,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         answers = []
         for file in json.loads(body)["files"]:
-            outside = file["size"] >= LFS_BYTES
+            outside = file["size"] >= self.hub.lfs_bytes
             there = repository.files.get(file["path"])
             oid = None if there is None else hashlib.sha256(there).hexdigest() if outside else git_blob(there)
             mode = "lfs" if outside else "regular"

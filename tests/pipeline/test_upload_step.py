@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from zerokara import manifest
-from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP
+from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
 
 
 def _load_server() -> ModuleType:
@@ -66,6 +66,7 @@ class User:
         self.root, self.place, self.url = root, place, url
         self.folder = place / "export"
         self.home = place / "home"
+        self.environment: dict[str, str] = {}
 
     def run(self, *arguments: str, token: str | None = hub_server.TOKEN, **environment: str) -> Any:
         settings = [f"output_tokenizer_and_model_dir={self.folder}", f"huggingface_name={NAME}"]
@@ -80,7 +81,12 @@ class User:
         command = [sys.executable, str(self.root / "6_upload.py"), "--config", "convert.yaml", *options, *arguments]
         assert hub_server.TOKEN not in " ".join(command)
         return subprocess.run(
-            command, cwd=self.place, env=clean | own | environment, capture_output=True, text=True, timeout=120
+            command,
+            cwd=self.place,
+            env=clean | own | self.environment | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
 
     def assert_token_nowhere(self, *runs: Any) -> None:
@@ -215,10 +221,20 @@ def test_the_password_of_a_proxy_is_not_told(user: User, proxy: str) -> None:
     assert run.returncode == 1 and "pass%2Fword" not in run.stderr + run.stdout
 
 
-def test_two_uploads_at_once_never_mix(user: User, hub: Any) -> None:
+def streamed(user: User, hub: Any) -> None:
+    """Let uploads go the way of Xet, as they do by default; the server has none, so all files are in git."""
+    hub.lfs_bytes = 1 << 20
+    user.environment = {"HF_HUB_DISABLE_XET": "0"}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_two_uploads_at_once_never_mix(user: User, hub: Any, is_streamed: bool) -> None:
+    if is_streamed:
+        streamed(user, hub)
     hub.repositories[NAME] = hub_server.Repository(private=True)
     hub.awaited_commits = threading.Barrier(2)
     other = User(user.root, user.place / "elsewhere", user.url)
+    other.environment = user.environment
     export_folder(other.folder)
     (other.folder / "config.json").write_text('{"other": 1}\n', encoding="utf-8")
     made = manifest.read(other.folder / MANIFEST_NAME)
@@ -255,15 +271,21 @@ def test_a_public_repository_is_not_filled_where_private_is_asked(user: User, hu
     assert hub.repositories[NAME].commits == 0 and hub.storage == {}
 
 
-def test_other_files_in_the_repository_stop_it_unless_redo(user: User, hub: Any) -> None:
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_other_files_in_the_repository_stop_it_unless_redo(user: User, hub: Any, is_streamed: bool) -> None:
+    if is_streamed:
+        streamed(user, hub)
     hub.repositories[NAME] = hub_server.Repository(private=True)
-    hub.repositories[NAME].files["pytorch_model.bin"] = b"old"
+    hub.repositories[NAME].files["old [1].bin"] = b"old"
     run = user.run()
-    assert run.returncode == 2 and "pytorch_model.bin" in run.stderr and "--redo" in run.stderr
+    assert run.returncode == 2 and "old [1].bin" in run.stderr and "--redo" in run.stderr
     assert hub.repositories[NAME].commits == 0
     run = user.run("--redo")
     assert run.returncode == 0, run.stderr
-    assert "pytorch_model.bin" not in hub.repositories[NAME].files
+    assert hub.repositories[NAME].commits == 1
+    sent = hub.repositories[NAME].files.keys() - {".gitattributes"}
+    assert sent == {path.name for path in user.folder.iterdir()} - {MANIFEST_NAME, UPLOAD_RECORD_NAME, "stray.txt"}
+    assert is_streamed == ("Found 4 files" in run.stderr), "nothing is told where there is no terminal"
 
 
 def test_a_folder_that_was_not_proved_is_refused(user: User, hub: Any) -> None:

@@ -15,20 +15,11 @@ from typing import Any
 
 import orjson
 
-from zerokara import hashing, manifest
+from zerokara import durable, hashing, manifest
 from zerokara.config.convert_config import ConvertConfig
-from zerokara.durable import (
-    ASIDE_ENDING,
-    atomic_folder,
-    unused_name,
-    write_bytes,
-    write_json,
-    write_text,
-)
 from zerokara.errors import RunError
 from zerokara.examples import chat_template
 from zerokara.examples import facts as finetuning
-from zerokara.examples.chat_template import ChatTemplate
 from zerokara.huggingface import (
     chat_proof,
     export_proof,
@@ -41,7 +32,7 @@ from zerokara.huggingface import (
 )
 from zerokara.huggingface.checkpoint_source import METRICS_NAME, CheckpointSource
 from zerokara.huggingface.export_proof import ExportProof
-from zerokara.publishing import card_facts, model_card
+from zerokara.publishing import card
 from zerokara.tokenizer.encoder import Encoder
 
 FAILED_SUFFIX = ".failed"
@@ -55,12 +46,14 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
     """
     times, seconds = [time.monotonic()], {}
     folder = Path(settings.output_tokenizer_and_model_dir)
-    keep = ASIDE_ENDING if output_folder.to_keep(folder) else ""
-    with output_folder.full_disk_explained(folder), atomic_folder(folder, keep) as partial:
+    keep = durable.ASIDE_ENDING if output_folder.to_keep(folder) else ""
+    with output_folder.full_disk_explained(folder), durable.atomic_folder(folder, keep) as partial:
         encoder, weights, shape = Encoder(source.tokenizer_path), source.weights(), source.shape
         is_encoder_decoder = shape.traits.is_encoder_decoder
         template = chat_template.of_run(source.run_dir, encoder, is_encoder_decoder)
-        special = _special_ids(encoder, template)
+        ends = chat_template.end_ids(template, encoder) if template else [encoder.eos_id]
+        bos = encoder.bos_id if encoder.bos_id >= 0 else None
+        special = families.SpecialIds(bos, encoder.eos_id, encoder.pad_id, tuple(ends[1:]))
         outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size)
         outputs["tokenizer"] = tokenizer_json.write(
             encoder, partial, shape.seq_len, is_encoder_decoder, template.source if template else None
@@ -82,13 +75,13 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
             if proof.faults:
                 raise _failed(proof, partial, folder)
             hashes = weight_hashes.result()
-        facts = card_facts.gather(source, encoder, settings.dtype) | proof.as_json()
+        facts = card.gather(source, encoder, settings.dtype) | proof.as_json()
         outputs["card"], outputs["curve"] = [partial / "README.md"], [partial / METRICS_NAME]
         name = settings.huggingface_name or folder.name
-        card = model_card.render(facts, name=name, language=settings.language, license=settings.license)
-        write_text(partial / "README.md", card)
+        text = card.render(facts, name=name, language=settings.language, license=settings.license)
+        durable.write_text(partial / "README.md", text)
         curve = (orjson.dumps(_without_folders(line)) + b"\n" for line in source.metrics())
-        write_bytes(partial / METRICS_NAME, b"".join(curve))
+        durable.write_bytes(partial / METRICS_NAME, b"".join(curve))
         return manifest.write(
             partial / exported_folder.MANIFEST_NAME,
             exported_folder.work(source, settings),
@@ -100,16 +93,10 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         )
 
 
-def _special_ids(encoder: Encoder, template: ChatTemplate | None) -> families.SpecialIds:
-    ends = chat_template.end_ids(template, encoder) if template else [encoder.eos_id]
-    bos = encoder.bos_id if encoder.bos_id >= 0 else None
-    return families.SpecialIds(bos, encoder.eos_id, encoder.pad_id, tuple(ends[1:]))
-
-
 def _failed(proof: ExportProof, partial: Path, folder: Path) -> RunError:
     """Keep what was written, and its numbers, under another name; returns the error that tells so."""
-    kept = unused_name(folder, FAILED_SUFFIX)
-    write_json(partial / "proof.json", proof.as_json(examples=True))
+    kept = durable.unused_name(folder, FAILED_SUFFIX)
+    durable.write_json(partial / "proof.json", proof.as_json(examples=True))
     os.rename(partial, kept)
     listed = "\n".join(f"  {fault}" for fault in proof.faults)
     return RunError(

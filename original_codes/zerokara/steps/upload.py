@@ -6,6 +6,7 @@ part of this export. The token comes from `hf auth login` or from HF_TOKEN in th
 
 from __future__ import annotations
 
+import shlex
 import time
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,6 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import UserError
 from zerokara.huggingface import exported_folder
 from zerokara.progress import bytes_text, opening, seconds_text, summary
-from zerokara.publishing import model_card
 from zerokara.steps import command, preflight
 
 
@@ -26,7 +26,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     if not name and not options.dry_run:
         raise UserError(config.fault("huggingface_name", "must name the repository", "set it to user/name"))
     # This is the border: the configuration has been checked, and the Hub's library is imported.
-    from zerokara.publishing import hub
+    from zerokara.publishing import card, hub
 
     if name and (reason := hub.check_name(name)):
         raise UserError(config.fault("huggingface_name", f"is not a repository name: {reason}"))
@@ -60,7 +60,8 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     if done.private and not config.private:
         rows.append(("note", f"the repository was private before and still is; make it public at {done.url}/settings"))
     prompt = next((sample["prompt"] for sample in made.facts["samples"]), "…")
-    summary("step 6 upload: done", rows, model_card.usage_command(made.facts["model"], name, prompt))
+    usage = "; ".join(card.usage(made.facts["model"], name, prompt))
+    summary("step 6 upload: done", rows, f"python -c {shlex.quote(usage)}")
 
 
 main = partial(command.run, "6_upload.py", upload, __doc__)

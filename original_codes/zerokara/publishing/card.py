@@ -1,0 +1,171 @@
+"""The model card (README.md) of an export, and the facts that it tells, which are part of the export's manifest.
+
+In: the chain of manifests and the run folder; nothing else is claimed, and a missing fact gives no line. Out: Markdown
+with YAML front matter (https://huggingface.co/docs/hub/model-cards), by huggingface_hub from `model_card.md.jinja`.
+Names and texts of others are escaped (`zerokara.markdown`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerokara import manifest, markdown
+from zerokara.config.architectures import ARCHITECTURES
+from zerokara.errors import UserError
+from zerokara.examples import facts as finetuning_facts
+from zerokara.progress import bytes_text, count_text, seconds_text
+from zerokara.tokens.layout import TokenPaths
+
+if TYPE_CHECKING:  # all that the card's text needs is imported without them
+    from huggingface_hub import EvalResult
+
+    from zerokara.huggingface.checkpoint_source import CheckpointSource
+    from zerokara.tokenizer.encoder import Encoder
+
+_TRAINING_SETTINGS = (
+    "seq_len", "global_batch_size", "optimizer", "lr", "min_lr", "lr_schedule", "warmup_fraction", "adam_beta1",
+    "adam_beta2", "weight_decay", "gradient_clipping", "order", "seed", "zero_stage", "init_std",
+)  # fmt: skip
+_SPAN_CORRUPTION_SETTINGS = ("noise_density", "mean_span_length", "relative_attention_lr_multiplier")
+
+
+def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, Any]:
+    """Model, training, fine-tuning, data and tokenizer in numbers, as JSON."""
+    from zerokara.huggingface.families import FAMILIES
+
+    shape, state, curve = source.shape, source.state, source.metrics()
+    family = FAMILIES[shape.architecture]
+    settings = (*_TRAINING_SETTINGS, *(_SPAN_CORRUPTION_SETTINGS if shape.traits.is_encoder_decoder else ()))
+    return {
+        "model": {
+            **shape.as_json(),
+            "class": family.class_name,
+            **{key: getattr(family, key) for key in ("auto_class", "task", "description")},
+            "parameters": shape.num_parameters(padded=False),
+            "active_parameters": shape.num_active_parameters(),
+            "dtype": dtype,
+            "converses": (source.run_dir / finetuning_facts.CHAT_TEMPLATE_NAME).is_file(),
+        },
+        "training": {
+            "step": state.step,
+            "init_from": Path(state.facts["init_from"]).name if "init_from" in state.facts else None,
+            "sequences": state.samples,
+            "tokens": state.tokens,
+            "epochs": next((line["epoch"] for line in reversed(curve) if "epoch" in line), None),
+            "seconds": round(state.seconds, 1),
+            "precision": state.precision,
+            "settings": {name: getattr(source.config, name) for name in settings},
+            "curve": {name: _first_and_last(curve, name) for name in ("loss", "valid_loss", "valid_bits_per_byte")},
+        },
+        "finetuning": _finetuning(source),
+        "data": _data(source),
+        "tokenizer": {"vocab_size": encoder.vocab_size, "sha256": encoder.sha256},
+    }
+
+
+def _first_and_last(curve: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    points = [{"step": line["step"], "value": line[name]} for line in curve if line.get(name) is not None]
+    return [points[0], points[-1]] if points else []
+
+
+def _finetuning(source: CheckpointSource) -> dict[str, Any] | None:
+    """The facts of a fine-tuning; without its test, if that was one of another checkpoint."""
+    found = finetuning_facts.read(source.run_dir)
+    if found and found.test and found.test.checkpoint != source.folder.name:
+        found = replace(found, test=None, baselines={})
+    return asdict(found) if found else None
+
+
+def _data(source: CheckpointSource) -> dict[str, Any]:
+    """The facts of step 2's manifest, if it belongs to the data that the model was trained on."""
+    sha256 = source.state.data_sha256
+    try:
+        tokens = manifest.read(TokenPaths(source.config.output_prefix).manifest)
+    except UserError:
+        return {}
+    if not any(file.sha256 == sha256 for files in tokens.outputs.values() for file in files):
+        return {}
+    sources = [
+        {"name": Path(each["entry"]).name, "train": each["train"], "valid": each["valid"]}
+        for each in tokens.facts.get("sources", [])
+    ]
+    return {"sha256": sha256, **{split: tokens.facts.get(split) for split in ("train", "valid")}, "sources": sources}
+
+
+def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license: str) -> str:
+    """Write the card; `name` is the repository (``user/name``) or the folder to load the model from."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    facts = {"data": None, "finetuning": None, "samples": [], **facts}
+    model, finetuning, samples, title = facts["model"], facts["finetuning"], facts["samples"], name.rpartition("/")[2]
+    tags = ["zerokara", "fine-tuned" if finetuning else "pretrained-from-scratch"]
+    tags += ["conversational"] if model.get("converses") else []
+    data = ModelCardData(language=list(language), license=license, library_name="transformers")
+    if model["task"] == "text-generation":
+        data.pipeline_tag, data.tags = model["task"], tags
+    else:  # text2text-generation has no pipeline since transformers 5
+        data.tags = [*tags, model["task"]]
+    if finetuning and finetuning["test"]:
+        data.model_name, data.eval_results = title, [_eval_result(finetuning, model["task"])]
+    card = ModelCard.from_template(
+        data,
+        str(Path(__file__).with_name("model_card.md.jinja")),
+        **facts,
+        title=title,
+        languages=", ".join(language),
+        licence=license,
+        usage=usage(model, name, samples[0]["prompt"] if samples else "…"),
+        is_rotary=ARCHITECTURES[model["architecture"]].positions == "rotary",
+        number="{:,}".format,
+        inline=markdown.inline,
+        fenced=markdown.fenced,
+        bytes_text=bytes_text,
+        count_text=count_text,
+        seconds_text=seconds_text,
+    )
+    return f"{card}\n"
+
+
+def _eval_result(finetuning: dict[str, Any], task: str) -> EvalResult:
+    """The result of the test, as the Hub shows it beside the model."""
+    from huggingface_hub import EvalResult
+
+    metric, test = finetuning["metric"], finetuning["test"]
+    unit = "in nats per token, " if metric == "loss" else ""
+    interval = "" if test["low"] is None else f"95 % interval {test['low']:.4f} to {test['high']:.4f}, "
+    return EvalResult(
+        task_type=task,
+        dataset_type="held-out",
+        dataset_name=finetuning["task"],
+        dataset_split="test",
+        metric_type={"macro_f1": "f1"}.get(metric, metric),  # the Hub's name
+        metric_name=f"{metric.replace('_', ' ')} ({unit}{interval}n = {test['num_examples']:,})",
+        metric_value=test["value"],
+    )
+
+
+def usage(model: dict[str, Any], name: str, prompt: str) -> list[str]:
+    """Statements, one a line, that load `name` and print what it generates; `model` are the facts of that name.
+
+    No pipeline: transformers 5 has none for encoder-decoders. They run under transformers 4 and 5 alike.
+    """
+    auto_class, is_encoder_decoder = model["auto_class"], model["task"] != "text-generation"
+    asked = json.dumps(prompt, ensure_ascii=False)
+    inputs = f'tokenizer({asked}, return_tensors="pt")'
+    if model.get("converses"):
+        options = 'add_generation_prompt=True, return_tensors="pt", return_dict=True'
+        inputs = f'tokenizer.apply_chat_template([{{"role": "user", "content": {asked}}}], {options})'
+    return [
+        f"from transformers import {auto_class}, AutoTokenizer",
+        f"name = {json.dumps(name, ensure_ascii=False)}",
+        "tokenizer = AutoTokenizer.from_pretrained(name)",
+        f"model = {auto_class}.from_pretrained(name)",
+        f"inputs = {inputs}",
+        "output = model.generate(**inputs, max_new_tokens=50, do_sample=True, top_p=0.95)",
+        # Sentinel tokens are special tokens, and tell which masked span the text after them fills.
+        f"print(tokenizer.decode(output[0], skip_special_tokens={not is_encoder_decoder}))",
+    ]
