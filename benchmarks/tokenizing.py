@@ -46,9 +46,8 @@ import orjson
 
 from zerokara import manifest
 from zerokara.huggingface import tokenizer_json
-from zerokara.tokenizer import encoder_choice
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.fast_encoder import FastEncoder
+from zerokara.tokenizer.fast_encoder import FastEncoder, choose
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
 
@@ -171,7 +170,7 @@ def main() -> None:
         texts = [orjson.loads(line)["text"] for line in file]
     size = sum(len(text.encode()) for text in texts) / 1e6
     encoder = Encoder(given.model)
-    choice = encoder_choice.choose(encoder, itertools.islice(texts, 0, None, max(1, len(texts) // 100)))
+    choice = choose(encoder, itertools.islice(texts, 0, None, max(1, len(texts) // 100)))
     print(
         f"{given.corpus.name}: {len(texts):,} documents, {size:.1f} MB; {given.workers} workers; ours by {choice.name}"
     )

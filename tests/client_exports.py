@@ -22,8 +22,8 @@ from zerokara.examples import made_conversations
 from zerokara.examples.chat_template import Message, Segment, auto_template, encode, render
 from zerokara.steps import convert_to_hf
 from zerokara.tokenizer import training
+from zerokara.tokenizer.compatibility import HARD_TEXTS
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hard_texts import HARD_TEXTS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ROOT / ".clients"

@@ -17,7 +17,7 @@ from zerokara.corpus.inputs import find_files
 from zerokara.corpus.reading import OpenStreams
 from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.encoder_choice import sentencepiece_itself
+from zerokara.tokenizer.fast_encoder import sentencepiece_itself
 from zerokara.tokens import work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus
 from zerokara.tokens.layout import TokenPaths

@@ -15,8 +15,8 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.huggingface import tokenizer_json, tokenizer_proof
 from zerokara.tokenizer import training
+from zerokara.tokenizer.compatibility import HARD_TEXTS
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hard_texts import HARD_TEXTS
 from zerokara.tokenizer.model_file import ModelFile
 
 ALPHABETS = (

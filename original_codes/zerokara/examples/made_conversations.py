@@ -11,8 +11,8 @@ import random
 from collections.abc import Iterator, Sequence
 
 from zerokara.config.tokenizer_config import TURN_PIECES
+from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hard_texts import hard_texts
 
 MAX_EXCHANGES = 6
 _MAX_TEXT_CHARACTERS = 400

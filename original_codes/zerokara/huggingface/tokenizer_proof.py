@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from zerokara.progress import Progress
+from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hard_texts import hard_texts
 from zerokara.tokenizer.model_file import PieceType
 from zerokara.tokenizer.units import NEWLINE
 

@@ -25,7 +25,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, UserError, guarded
-from zerokara.tokenizer.layout import LOG_HEADER, LOG_NAME, MODEL_NAME, TOKENIZER_NAMES, WORK_NAME
+from zerokara.tokenizer import LOG_HEADER, LOG_NAME, MODEL_NAME, TOKENIZER_NAMES, WORK_NAME
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 
 TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"

@@ -1,1 +1,10 @@
-"""Text ↔ token ids: SentencePiece training, its report, the encoder, the Hugging Face tokenizer and its proof."""
+"""Step 1's tokenizer; here are the names of its files in `output_dir`, beside its manifest."""
+
+MODEL_NAME = "tokenizer.model"
+VOCABULARY_NAME = "tokenizer.vocab"
+TOKENIZER_NAMES = (MODEL_NAME, VOCABULARY_NAME, "report.json", "report.txt", "report.html")
+LOG_NAME = "training.log"
+LOG_HEADER = "# zerokara, step 1: the log of SentencePiece's trainer\n"
+"""First line of the log, by which a log without a manifest, of a training that failed, is known as ours."""
+WORK_NAME = "work.partial"
+"""Folder that is there from the start of step 1 until its manifest is written (`durable.PARTIAL_SUFFIX`)."""

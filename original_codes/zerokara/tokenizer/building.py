@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from zerokara import tokenizer as names
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile, check_unchanged
 from zerokara.durable import sync_folder, write_bytes, write_json, write_text
 from zerokara.errors import UserError
-from zerokara.tokenizer import report, report_page, sampling, segmentation, training
-from zerokara.tokenizer.layout import LOG_HEADER, LOG_NAME, MODEL_NAME, TOKENIZER_NAMES, VOCABULARY_NAME, WORK_NAME
+from zerokara.tokenizer import report, report_page, sampling, training
 from zerokara.tokenizer.memory import SampleBudget
 from zerokara.tokenizer.model_file import ModelFile
-from zerokara.tokenizer.morphemes import Analyser
+from zerokara.tokenizer.morphemes import Analyser, segment
 
 
 @dataclass(frozen=True)
@@ -42,61 +42,50 @@ def build(
         UserError: no text, too many unreadable documents, a vocabulary that does not fit the text.
         RunError: the trainer or the analyser failed, or the corpus changed meanwhile.
     """
-    work_dir, log_path = folder / WORK_NAME, folder / LOG_NAME
+    work_dir, log_path = folder / names.WORK_NAME, folder / names.LOG_NAME
     _empty(work_dir)
     had_log = log_path.exists()
     try:
-        return _build(config, files, budget, analyser, work_dir, log_path)
+        sentences, model_path = work_dir / "sentences.txt", work_dir / names.MODEL_NAME
+        sources, sample = sampling.draw(config, files, sentences, budget.sample_bytes)
+        check_unchanged(files)
+        morphemes = None
+        if analyser:
+            morphemes = work_dir / "morphemes.txt"
+            segment(config, analyser, sentences, morphemes, training.num_threads(config))
+        write_text(log_path, names.LOG_HEADER)
+        trained = training.train(config, sentences, work_dir, log_path, morphemes)
+        write_bytes(model_path, trained.model)
+        write_text(work_dir / names.VOCABULARY_NAME, ModelFile(trained.model).vocabulary_text())
+        memory = {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": trained.peak_memory_bytes}
+        facts = asdict(sample) | memory
+        measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with, analyser)
+        write_json(work_dir / "report.json", measured.as_json())
+        write_text(work_dir / "report.txt", report_page.text(measured))
+        write_text(work_dir / "report.html", report_page.page(measured))
+        return BuiltTokenizer(sample, trained, measured)
     except BaseException as error:
         if isinstance(error, UserError) and not had_log:
             log_path.unlink(missing_ok=True)
         _empty(work_dir)
         # A model without a manifest is what a killed run left: there the folder stays, as the sign that it is ours.
-        if (folder / "manifest.json").exists() or not (folder / MODEL_NAME).exists():
-            shutil.rmtree(work_dir, ignore_errors=True)
+        if (folder / "manifest.json").exists() or not (folder / names.MODEL_NAME).exists():
+            discard_work(folder)
         raise
-
-
-def _build(
-    config: TokenizerConfig,
-    files: Sequence[InputFile],
-    budget: SampleBudget,
-    analyser: Analyser | None,
-    work_dir: Path,
-    log_path: Path,
-) -> BuiltTokenizer:
-    sentences, model_path = work_dir / "sentences.txt", work_dir / MODEL_NAME
-    sources, sample = sampling.draw(config, files, sentences, budget.sample_bytes)
-    check_unchanged(files)
-    morphemes = None
-    if analyser:
-        morphemes = work_dir / "morphemes.txt"
-        segmentation.segment(config, analyser, sentences, morphemes, training.num_threads(config))
-    write_text(log_path, LOG_HEADER)
-    trained = training.train(config, sentences, work_dir, log_path, morphemes)
-    write_bytes(model_path, trained.model)
-    write_text(work_dir / VOCABULARY_NAME, ModelFile(trained.model).vocabulary_text())
-    memory = {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": trained.peak_memory_bytes}
-    facts = asdict(sample) | memory
-    measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with, analyser)
-    write_json(work_dir / "report.json", measured.as_json())
-    write_text(work_dir / "report.txt", report_page.text(measured))
-    write_text(work_dir / "report.html", report_page.page(measured))
-    return BuiltTokenizer(sample, trained, measured)
 
 
 def move_into_place(folder: Path) -> list[Path]:
     """Give the files of the work folder their names in `folder`, where no manifest stands until it is written again."""
     (folder / "manifest.json").unlink(missing_ok=True)
-    for name in TOKENIZER_NAMES:
-        os.replace(folder / WORK_NAME / name, folder / name)
+    for name in names.TOKENIZER_NAMES:
+        os.replace(folder / names.WORK_NAME / name, folder / name)
     sync_folder(folder)
-    return [folder / name for name in TOKENIZER_NAMES]
+    return [folder / name for name in names.TOKENIZER_NAMES]
 
 
 def discard_work(folder: Path) -> None:
     """Remove the work folder, once the manifest is written."""
-    shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
+    shutil.rmtree(folder / names.WORK_NAME, ignore_errors=True)
 
 
 def _empty(folder: Path) -> None:

@@ -1,37 +1,38 @@
-"""gigatoken as an encoder of BPE models, checked against SentencePiece while it works.
+"""The encoder of step 2: gigatoken for BPE models where it is proved to give SentencePiece's ids, else SentencePiece.
 
-In: a SentencePiece BPE model with byte fallback, and texts. Out: SentencePiece's ids, or a `FastEncoderDiffersError`.
-
-SentencePiece defines the ids. For BPE models gigatoken (0.10.0, which Megatron-LM uses too) gives the same; by caching
-what it has segmented before, one core encodes 80 MB/s of English where SentencePiece encodes 6, and 40 of Japanese
-where it encodes 24. `encoder_choice` proves each model on hard texts (white space, scripts, text that spells control
-tokens or holds the user's symbols) and on a sample of the corpus before the work; during the work a little of every
-batch is encoded a second time by SentencePiece. If anything differs, SentencePiece does all the work, and the user is
-told. For unigram nothing faster was found: kitoken 0.11.1 is slower and gives different ids on every third document,
-gigatoken does not support it.
-
-Three traps in gigatoken: it takes text that spells a control piece for that piece, so it gets the model with names
-that no text can hold (`fast_encoder_model`); its cache grows without a limit, so it is reopened now and then; its calls
-for many texts at once import a large package and make lists of Python numbers, so many texts go to it as one, each
-followed by the name of the end-of-document piece.
+In: the encoder that training uses, and some of the corpus. Out: an `EncoderChoice`, whose encoder can be pickled.
+SentencePiece defines the ids. gigatoken (0.10.0, which Megatron-LM uses too) caches what it has segmented before: one
+core encodes 80 MB/s of English where SentencePiece encodes 6, and 40 of Japanese where it encodes 24. It is compared on
+hard texts and a sample of the corpus before the work, and on a little of every batch during it. If anything differs,
+SentencePiece does all the work, and the user is told. For unigram nothing faster was found: kitoken 0.11.1 is slower
+and gives different ids on every third document, gigatoken does not support it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
+from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.encoder import Encoder, Ids, Joined
-from zerokara.tokenizer.fast_encoder_model import marker, tokenizer_json
-from zerokara.tokenizer.model_file import ModelFile
+from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, PieceType
 
+PROOF_SHARE = 0.01
+"""Share of the corpus on which the two are compared before the work, within the limits below."""
+MIN_PROOF_CHARACTERS, MAX_PROOF_CHARACTERS = 200_000, 1_000_000
+"""At most a fifth of a second for SentencePiece."""
 CHECKED_CHARACTERS = 1024
 """Text of each batch that SentencePiece encodes a second time: about one part in a thousand."""
 MAX_CACHED_TOKENS = 8_000_000
-"""After so many tokens (some 40 MB of text) it is reopened: its cache has then grown by about 100 MB."""
+"""After so many tokens (some 40 MB of text) it is reopened: its cache grows without a limit, by then by some 100 MB."""
 _EXCERPT_CHARACTERS = 60
 
 
@@ -49,21 +50,12 @@ class FastEncoder:
     def __init__(self, model_path: Path, reference: Encoder | None = None) -> None:
         """`reference` is the encoder of the same model where it is open already."""
         self._reference = reference or Encoder(model_path)
-        self._model = tokenizer_json(self._reference.model)
+        self.model_path, self.sha256 = self._reference.model_path, self._reference.sha256
         self.vocab_size, self.eos_id = self._reference.vocab_size, self._reference.eos_id
+        self._model = gigatoken_json(self._reference.model)
         self._prefix = b" " if self._reference.model.add_dummy_prefix else b""
         self._end = marker(self.eos_id).encode()
         self._open()
-
-    @property
-    def model_path(self) -> Path:
-        """The tokenizer's file."""
-        return self._reference.model_path
-
-    @property
-    def sha256(self) -> str:
-        """Of that file."""
-        return self._reference.sha256
 
     def _open(self) -> None:
         import gigatoken  # Optional: where it does not load, SentencePiece does the work.
@@ -86,11 +78,19 @@ class FastEncoder:
             FastEncoderDiffersError: the ids differ in the part that is checked.
         """
         joined = self.encode_unchecked(texts)
-        self._check(texts)
+        if texts:
+            # The beginning of one document, picked by the size of the batch so that it varies.
+            text = texts[sum(map(len, texts)) % len(texts)]
+            if _first_difference(self._reference, self, [text[:CHECKED_CHARACTERS]]) is not None:
+                raise FastEncoderDiffersError(_excerpt(text))
         return joined
 
     def encode_unchecked(self, texts: Sequence[str]) -> Joined:
-        """Return gigatoken's ids as they are."""
+        """Return gigatoken's ids as they are.
+
+        Its calls for many texts import a large package and make lists of Python numbers, so many texts go to it as one,
+        each followed by the name of the end-of-document piece.
+        """
         if self._cached_tokens > MAX_CACHED_TOKENS:
             self._open()
         as_bytes = [text.encode() for text in texts]
@@ -99,27 +99,54 @@ class FastEncoder:
         self._cached_tokens += len(ids)
         return ids, [len(text) for text in as_bytes]
 
-    def _check(self, texts: Sequence[str]) -> None:
-        """Compare the beginning of one document, picked by the size of the batch so that it varies."""
-        if texts:
-            text = texts[sum(map(len, texts)) % len(texts)]
-            if first_difference(self._reference, self, [text[:CHECKED_CHARACTERS]]) is not None:
-                raise FastEncoderDiffersError(excerpt(text))
+
+@dataclass(frozen=True)
+class EncoderChoice:
+    """The encoder that does the work."""
+
+    encoder: Any
+    """An `Encoder` or a `FastEncoder`, which can be pickled."""
+    name: str
+    """`sentencepiece` or `gigatoken`, with the version."""
+    reason: str
+    """Why this one, for the log."""
 
 
-def first_difference(encoder: Encoder, fast: FastEncoder, texts: Sequence[str]) -> str | None:
-    """Return the first text with different ids; all of them joined where they differ only together; else None."""
-    if _equal(encoder, fast, texts):
-        return None
-    return next((text for text in texts if not _equal(encoder, fast, [text])), "".join(texts))
+def sentencepiece_itself(encoder: Encoder, reason: str) -> EncoderChoice:
+    """Choose SentencePiece."""
+    return EncoderChoice(encoder, f"sentencepiece {version('sentencepiece')}", reason)
 
 
-def _equal(encoder: Encoder, fast: FastEncoder, texts: Sequence[str]) -> bool:
-    ours, theirs = encoder.encode_joined(texts), fast.encode_unchecked(texts)
-    return np.array_equal(ours[0], theirs[0]) and ours[1] == theirs[1]
+def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> EncoderChoice:
+    """Choose gigatoken if it gives SentencePiece's ids on the hard texts and on a sample; else SentencePiece.
+
+    The sample is as much of `texts` as fits a corpus of `corpus_bytes`.
+    """
+    faster = "gigatoken, which is faster for BPE,"
+    if encoder.model.is_unigram:
+        return sentencepiece_itself(encoder, "the fastest for unigram")
+    if reason := _reason_against(encoder.model, encoder.by_line):
+        return sentencepiece_itself(encoder, f"{faster} is not used: {reason}")
+    try:
+        fast = FastEncoder(encoder.model_path, encoder)
+    except Exception as error:  # Whatever keeps it from loading, the work can be done without it.
+        return sentencepiece_itself(encoder, f"{faster} cannot be used here: {error}")
+    limit = min(max(int(PROOF_SHARE * corpus_bytes), MIN_PROOF_CHARACTERS), MAX_PROOF_CHARACTERS)
+    sample, characters = hard_texts(encoder), 0
+    for text in texts:
+        sample.append(text)
+        characters += len(text)
+        if characters >= limit:
+            break
+    different = _first_difference(encoder, fast, sample)
+    if different is not None:
+        return sentencepiece_itself(encoder, f"{faster} gave different ids, first for {_excerpt(different)}")
+    size = sum(map(len, sample))
+    reason = f"proved equal to SentencePiece on {len(sample):,} texts of {size:,} characters; checked while it works"
+    return EncoderChoice(fast, f"gigatoken {version('gigatoken')}", reason)
 
 
-def reason_against(model: ModelFile, by_line: bool) -> str:
+def _reason_against(model: ModelFile, by_line: bool) -> str:
     """Why a model is outside what gigatoken was tried with; empty where it is not."""
     if not model.is_bpe:
         return "the model is neither unigram nor BPE"
@@ -130,6 +157,68 @@ def reason_against(model: ModelFile, by_line: bool) -> str:
     return ""
 
 
-def excerpt(text: str) -> str:
-    """The beginning of a text, as Python writes it."""
+def _first_difference(encoder: Encoder, fast: FastEncoder, texts: Sequence[str]) -> str | None:
+    """Return the first text with different ids; all of them joined where they differ only together; else None."""
+
+    def equal(some: Sequence[str]) -> bool:
+        ours, theirs = encoder.encode_joined(some), fast.encode_unchecked(some)
+        return np.array_equal(ours[0], theirs[0]) and ours[1] == theirs[1]
+
+    return None if equal(texts) else next((text for text in texts if not equal([text])), "".join(texts))
+
+
+def _excerpt(text: str) -> str:
     return repr(text if len(text) <= _EXCERPT_CHARACTERS else text[: _EXCERPT_CHARACTERS - 3] + "...")
+
+
+def marker(token_id: int) -> str:
+    """The name of a control piece or <unk> in gigatoken's model.
+
+    It takes text that spells a control piece for that piece, so they get names that no text can hold: NUL is in none.
+    """
+    return f"\0{token_id}\0"
+
+
+def gigatoken_json(model: ModelFile) -> bytes:
+    """A BPE model with byte fallback as the `tokenizer.json` that gigatoken opens.
+
+    gigatoken can convert a `.model` file itself, in Python, which takes a quarter of a second for 16,000 pieces. This
+    gives the same in a few hundredths; a test compares the two.
+    """
+    special = (PieceType.CONTROL, PieceType.UNKNOWN)
+    names = [marker(i) if piece.type in special else piece.text for i, piece in enumerate(model.pieces)]
+    scores = {name: piece.score for name, piece in zip(names, model.pieces, strict=True)}
+    normalizers: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}]
+    if model.remove_extra_whitespaces:
+        strip = {"type": "Strip", "strip_left": True, "strip_right": True}
+        normalizers = [strip, {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, *normalizers]
+    if model.charsmap:
+        table = base64.b64encode(model.charsmap).decode("ascii")
+        normalizers.insert(0, {"type": "Precompiled", "precompiled_charsmap": table})
+    asis = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {"id": i, "content": names[i], **asis, "special": piece.type is PieceType.CONTROL}
+        for i, piece in enumerate(model.pieces)
+        if piece.type in (PieceType.CONTROL, PieceType.USER_DEFINED)
+    ]
+    # Every split of a piece into two pieces is a merge, with the score of the piece that it makes.
+    merges = [
+        (score, split, len(piece) - split, (piece[:split], piece[split:]))
+        for piece, score in scores.items()
+        for split in range(1, len(piece))
+        if piece[:split] in scores and piece[split:] in scores
+    ]
+    content = {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "model": {
+            "type": "BPE",
+            "unk_token": names[next(i for i, piece in enumerate(model.pieces) if piece.type is PieceType.UNKNOWN)],
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {name: i for i, name in enumerate(names)},
+            "merges": [cut for *_, cut in sorted(merges, key=itemgetter(0, 1, 2), reverse=True)],
+        },
+    }
+    return orjson.dumps(content)

@@ -1,7 +1,8 @@
 """How much text to train a tokenizer on, and how much memory that takes, before it starts.
 
-In: the settings and the files. Out: a `SampleBudget`. The peak memory of the trainer's process (sentencepiece 0.2.3)
-was measured on 14 bodies of text, 5 to 60 MB of Japanese, Korean and European languages, which gave the factors:
+In: the settings and the files, whose beginnings are read. Out: a `SampleBudget`. The peak memory of the trainer's
+process (sentencepiece 0.2.3) was measured on 14 bodies of text, 5 to 60 MB of Japanese, Korean and European languages,
+which gave the factors:
 - unigram, while it looks for candidates: the text, where a space is three bytes (U+2581), three arrays of 4 bytes for
   each of these bytes (suffixes, common prefixes and their inverse), and a constant for each line. Within 3 %.
 - bpe, while it counts pairs: each distinct word, as characters with their positions. In a language without spaces most
@@ -12,16 +13,24 @@ was measured on 14 bodies of text, 5 to 60 MB of Japanese, Korean and European l
 from __future__ import annotations
 
 import math
+import re
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
 
 from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.corpus import sizes
 from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.reading import Document, Range, TxtDocument, read
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.resources import available_memory
-from zerokara.tokenizer.corpus_statistics import CorpusStatistics, statistics_of
-from zerokara.tokenizer.sampling import PASSAGE_OVERHEAD_BYTES
+from zerokara.tokenizer.sampling import PASSAGE_OVERHEAD_BYTES, passages_of, sentences_of
 
 BASE_BYTES = 22_000_000
 """The training process without any text: Python and SentencePiece."""
@@ -32,10 +41,43 @@ SAFE_SHARE = 0.8
 AUTO_MOST_BYTES = 200_000_000
 """More text than this hardly changes a vocabulary, and takes minutes per hundred megabytes."""
 AUTO_LEAST_BYTES = 10_000_000
+HEAD_BYTES = 8_000_000
+"""Text read in all for the statistics."""
+MAX_FILES = 16
+"""Positions, evenly spread over the bytes of the corpus, whose files are read; a large file may hold several."""
+_WORD = re.compile(" *[^ \n]+")
+"""As in the trainer: a word begins with the spaces before it."""
 _CHUNK_BYTES = 500_000_000
 """The unigram trainer looks for candidates in this much text at a time (`kMaxChunkBytes`)."""
 _MORPHEMES_PER_BYTE = 0.22
 """Of Japanese; Korean has 0.20."""
+
+DistinctWords = npt.NDArray[np.float64]
+"""Of a text: its distinct words, their characters, and the distinct pairs of adjacent characters in them."""
+
+
+@dataclass(frozen=True)
+class CorpusStatistics:
+    """Estimates for the corpus; counts are of the bytes that were read."""
+
+    offered_bytes: int
+    """Text in the whole corpus."""
+    bytes: int
+    lines: int
+    """Training sentences."""
+    passages: int
+    """Documents, or the parts in which long ones are sampled."""
+    spaces: int
+    half_bytes: int
+    """Of every second passage."""
+    half_words: DistinctWords
+    words: DistinctWords
+
+    def words_in(self, num_bytes: float) -> DistinctWords:
+        """The distinct words that so much text will have: Heaps' law, fitted to half of the text and to all of it."""
+        doubling = math.log(max(1, self.bytes) / max(1, self.half_bytes)) if self.half_bytes < self.bytes else 1.0
+        growth = np.log(np.maximum(1, self.words) / np.maximum(1, self.half_words))
+        return self.words * (num_bytes / max(1, self.bytes)) ** np.clip(growth / doubling, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -95,11 +137,11 @@ def _training_bytes(config: TokenizerConfig, statistics: CorpusStatistics, sampl
     reading = 4.5 * text + 40 * lines
     if config.pre_segment != "none":
         return round(BASE_BYTES + reading)
-    words = statistics.words_in(sample_bytes)
     # Pairs of characters and their positions, one fewer in a word than it has characters; merges add to them. Measured
     # for 6,000 to 64,000 pieces.
+    words, characters, pairs = statistics.words_in(sample_bytes).tolist()
     doublings = min(2.0, max(-2.5, math.log2(config.vocab_size / 32_000)))
-    merging = (69 + 16 * doublings) * words.characters - (132 + 99 * doublings) * words.count + 789 * words.pairs
+    merging = (69 + 16 * doublings) * characters - (132 + 99 * doublings) * words + 789 * pairs
     return round(BASE_BYTES + max(reading, merging))
 
 
@@ -115,3 +157,50 @@ def _largest(config: TokenizerConfig, statistics: CorpusStatistics, memory_bytes
         fits = max(_training_bytes(config, statistics, middle), _sampling_bytes(statistics, middle)) <= memory_bytes
         low, high = (middle, high) if fits else (low, middle)
     return low // 10_000 * 10_000
+
+
+def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument) -> CorpusStatistics:
+    """Read the beginnings of up to `MAX_FILES` files, in about a second."""
+    ends = list(accumulate(file.bytes for file in files))
+    total = ends[-1]
+    positions = ((2 * i + 1) * total // (2 * MAX_FILES) for i in range(MAX_FILES))
+    picked = Counter(min(bisect_right(ends, position), len(files) - 1) for position in positions)
+    texts: list[str] = []
+    text_share = 0.0  # of the bytes on disk
+    for number, times in sorted(picked.items()):
+        head, text_bytes = _head(files[number], times * HEAD_BYTES // MAX_FILES, text_field, txt_document)
+        texts += head
+        text_share += times / MAX_FILES * text_bytes / max(1, files[number].bytes)
+    passages = [passage for text in texts for passage in passages_of(text)]
+    sentences = [sentence for passage in passages for sentence in sentences_of(passage)]
+    return CorpusStatistics(
+        offered_bytes=round(text_share * total),
+        bytes=sum(len(sentence.encode()) for sentence in sentences),
+        lines=len(sentences),
+        passages=len(passages),
+        spaces=sum(sentence.count(" ") for sentence in sentences),
+        half_bytes=sum(len(passage.encode()) for passage in passages[::2]),
+        half_words=_distinct_words(passages[::2]),
+        words=_distinct_words(passages),
+    )
+
+
+def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocument) -> tuple[list[str], float]:
+    """The first documents of a file, and its text in bytes, if the rest is like them."""
+    texts: list[str] = []
+    num_bytes = 0
+    # A .txt that is one document is looked at by its lines: it may be of any size.
+    for item in read(Range(file), text_field, "line" if file.format == "txt" else txt_document):
+        if num_bytes >= limit:
+            return texts, num_bytes * sizes.plain_bytes(file) / max(1, sizes.bytes_before(item))
+        if isinstance(item, Document):
+            texts.append(item.text)
+            num_bytes += len(item.text.encode())
+    return texts, num_bytes
+
+
+def _distinct_words(passages: Sequence[str]) -> DistinctWords:
+    words = {word for passage in passages for word in _WORD.findall(passage)}
+    codes = np.frombuffer("\n".join(words).encode("utf-32-le"), dtype=np.uint32).astype(np.int64)
+    pairs = np.unique((codes[:-1] << 21 | codes[1:])[(codes[:-1] != ord("\n")) & (codes[1:] != ord("\n"))])
+    return np.array([len(words), len(codes) - max(0, len(words) - 1), len(pairs)], dtype=np.float64)

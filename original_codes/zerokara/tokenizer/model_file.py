@@ -129,12 +129,6 @@ class ModelFile:
         """Round the scores to multiples of `SCORE_STEP` (unigram only: the scores of BPE are whole numbers)."""
         self.set_scores({i: round(piece.score / SCORE_STEP) * SCORE_STEP for i, piece in enumerate(self.pieces)})
 
-    def rename(self, names: Mapping[int, str]) -> None:
-        """Replace the texts of pieces, by id."""
-        for i, text in names.items():
-            self._proto.pieces[i].piece = text
-        self.__dict__.pop("pieces", None)
-
     def append_controls(self, names: Iterable[str]) -> None:
         """Add control pieces of these names at the end."""
         for name in names:

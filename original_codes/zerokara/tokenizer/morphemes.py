@@ -1,9 +1,15 @@
-"""Morphological analysers, each behind a small adapter: a line of text → the ends of its morphemes.
+"""Training sentences → the same text with one morpheme per line, so that no piece is learnt across a boundary.
 
-An adapter gives offsets into the text it was given (in Python's characters, so an emoji is one), whatever the analyser
-itself normalises, skips or counts in. `boundaries` turns them into the places where a tokenizer may split: never inside
-a grapheme that is written as several characters (combining marks, half-width voicing marks, emoji sequences), and
-before the first of a run of spaces, because a space belongs to the piece that follows it.
+In: a file with one sentence per line, and a morphological analyser. Out: a file whose lines, joined, are the sentences:
+nothing is changed, and a space belongs to the morpheme that it precedes. Only the training sees it; the resulting model
+segments plain text, without any analyser. Each analyser has a small adapter, which gives offsets into the text that it
+was given (in Python's characters, so an emoji is one), whatever the analyser itself normalises, skips or counts in.
+
+Why lines, and not SentencePiece's own `pretokenization_delimiter`: its trainer (0.2.3, `MakeSeedSentencePieces`) finds
+candidates as substrings that occur before different characters, or at the end of a line. A morpheme that is always
+followed by the delimiter is neither, so whole morphemes never become candidates; and the delimiters count as characters
+in `character_coverage`. Equal lines are cheap: they are trained on once, with their number.
+
 Sources: fugashi 1.5.2 (MeCab 0.996, UniDic 2.1.2 in short units), SudachiPy 0.7.0 (split mode A, short units),
 kiwipiepy 0.24.1, python-mecab-ko 1.3.7 (mecab-ko-dic 2.1.1). They are optional: `pyproject.toml` has an extra for each.
 """
@@ -11,21 +17,38 @@ kiwipiepy 0.24.1, python-mecab-ko 1.3.7 (mecab-ko-dic 2.1.1). They are optional:
 from __future__ import annotations
 
 import importlib.util
-import unicodedata
+import multiprocessing
+import os
+import re
+import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import islice
+from pathlib import Path
+
+import regex
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import RunError, UserError
+from zerokara.progress import Progress
+from zerokara.resources import available_memory, end_with_parent
 
 Analyse = Callable[[str], Iterable[tuple[int, int]]]
 """A line of text → start and end of each morpheme in it, by rising start; white space may be left out."""
 
-SPACE = " "
-_JOINING = frozenset("\u200d\uff9e\uff9f\u309b\u309c")
-"""Characters that belong to the one before them without being marks by category: the zero-width joiner (which also
-binds the one after it) and the voicing marks that follow half-width kana."""
+BLOCK_BYTES = 128 * 1024
+"""Text that a process gets at a time."""
+ALONE_BYTES = 1_000_000
+"""Less text than this is analysed in this process: others would take longer to start."""
+PROCESS_BYTES = 600_000_000
+"""Memory of a process, which has its own dictionary (measured: Kiwi 550 MB, the others 120 to 140 MB)."""
+_GRAPHEME = regex.compile(r"\X[\u309b\u309c]*")
+"""What is seen as one character, such as an emoji sequence; spacing voicing marks belong to the kana before them."""
+_BEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -138,32 +161,85 @@ def analyser_of(config: TokenizerConfig) -> Analyser | None:
 def boundaries(text: str, spans: Iterable[tuple[int, int]], spaces: Callable[[str], bool]) -> list[int]:
     """Offsets where the text may be split between morphemes, rising, neither 0 nor its end among them.
 
-    `spaces` tells whether a character becomes a space in the tokenizer.
+    Never inside a grapheme that is written as several characters, and before the first of a run of spaces, because a
+    space belongs to the piece that follows it. `spaces` tells whether a character becomes a space in the tokenizer.
     """
     ends: set[int] = set()
     inside: set[int] = set()
     for start, end in spans:
         ends |= {start, end}
         inside.update(range(start + 1, end))  # Two morphemes may share characters; no split between them.
-    ends -= inside
-    cuts = {_before_spaces(text, end, spaces) for end in ends}
-    return sorted(cut for cut in cuts if 0 < cut < len(text) and not _is_one_grapheme(text, cut))
+    cuts = set()
+    for cut in ends - inside:
+        while cut and spaces(text[cut - 1]):
+            cut -= 1
+        cuts.add(cut)
+    return [cut for match in _GRAPHEME.finditer(text) if (cut := match.start()) in cuts and cut]
 
 
-def _before_spaces(text: str, offset: int, spaces: Callable[[str], bool]) -> int:
-    while offset and spaces(text[offset - 1]):
-        offset -= 1
-    return offset
+def morphemes(line: str, analyse: Analyse, config: TokenizerConfig) -> list[str]:
+    """Split a line between its morphemes, but in no user symbol; the parts join to the line again."""
+    normalizes = config.normalization_rule_name != "identity"  # and may make a space of other white space
+    cuts = boundaries(line, analyse(line), lambda character: character == " " or (normalizes and character.isspace()))
+    if config.user_defined_symbols:
+        pattern = "|".join(map(re.escape, sorted(config.user_defined_symbols, key=len, reverse=True)))
+        whole = {i for match in re.finditer(pattern, line) for i in range(match.start() + 1, match.end())}
+        cuts = [cut for cut in cuts if cut not in whole]
+    return [line[start:end] for start, end in zip([0, *cuts], [*cuts, len(line)], strict=True)]
 
 
-def _is_one_grapheme(text: str, cut: int) -> bool:
-    """Whether the characters before and after the cut are seen as one (a grapheme)."""
-    before, after = text[cut - 1], text[cut]
-    if after in _JOINING or before == "\u200d" or unicodedata.category(after).startswith("M"):
-        return True
-    if "\U0001f3fb" <= after <= "\U0001f3ff":  # The skin tone of the emoji before it.
-        return True
-    if "\U0001f1e6" <= after <= "\U0001f1ff" and "\U0001f1e6" <= before <= "\U0001f1ff":  # Flags are two letters.
-        return True
-    # Hangul in conjoining letters: vowels and finals belong to the consonant before them.
-    return "\u1160" <= after <= "\u11ff" and "\u1100" <= before <= "\u11ff"
+def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target: Path, num_processes: int) -> None:
+    """Write the sentences with one morpheme per line, in their order; a few blocks per process are in memory.
+
+    Raises:
+        RunError: a process of the analysis died.
+    """
+    size = sentences.stat().st_size
+    num_processes = 1 if size < ALONE_BYTES else max(1, min(num_processes, available_memory() // PROCESS_BYTES))
+    progress = Progress(f"splitting into morphemes with {analyser.name}", total=size, unit="B")
+    with open(sentences, "rb") as source, open(target, "wb") as file, progress:
+        blocks = iter(lambda: b"".join(source.readlines(BLOCK_BYTES)), b"")
+        if num_processes == 1:
+            analyse = analyser.start()
+            for block in blocks:
+                file.write(_split(block, analyse, config))
+                progress.advance(len(block))
+            return
+        context = multiprocessing.get_context("spawn")
+        try:
+            with ProcessPoolExecutor(num_processes, context, _start_worker, (analyser, config, os.getpid())) as pool:
+                waiting = deque(pool.submit(_split_in_worker, block) for block in islice(blocks, 4 * num_processes))
+                while waiting:
+                    while not wait([waiting[0]], _BEAT_SECONDS).done:
+                        progress.beat()
+                    num_bytes, lines = waiting.popleft().result()
+                    file.write(lines)
+                    progress.advance(num_bytes)
+                    waiting.extend(pool.submit(_split_in_worker, block) for block in islice(blocks, 1))
+        except BrokenProcessPool as error:
+            raise RunError(
+                f"a process of the morphological analysis ({analyser.name}) was killed, most often because "
+                f"memory ran out; set num_threads to less than {num_processes} and run again"
+            ) from error
+
+
+_ANALYSE: Analyse
+_CONFIG: TokenizerConfig
+
+
+def _start_worker(analyser: Analyser, config: TokenizerConfig, parent_pid: int) -> None:
+    """Initialise a worker process: the analyser is started once in each."""
+    global _ANALYSE, _CONFIG
+    end_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers.
+    _ANALYSE, _CONFIG = analyser.start(), config
+
+
+def _split_in_worker(block: bytes) -> tuple[int, bytes]:
+    return len(block), _split(block, _ANALYSE, _CONFIG)
+
+
+def _split(block: bytes, analyse: Analyse, config: TokenizerConfig) -> bytes:
+    prefix = " " if config.add_dummy_prefix else ""
+    lines = (prefix + "\n".join(morphemes(line, analyse, config)) for line in block.decode().split("\n")[:-1])
+    return "".join(line + "\n" for line in lines).encode()

@@ -9,23 +9,24 @@ Source: sentencepiece 0.2.3, `trainer_interface.cc` and the trainers of both mod
 
 from __future__ import annotations
 
-import json
-import os
+import math
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+import numpy.typing as npt
+import sentencepiece
+
 from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, TokenizerConfig
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.progress import bytes_text, log
+from zerokara.progress import Progress, bytes_text, log
 from zerokara.resources import available_cores
-from zerokara.tokenizer.model_file import ModelFile
-from zerokara.tokenizer.rescoring import rescore
+from zerokara.tokenizer import trainer
+from zerokara.tokenizer.model_file import ModelFile, PieceType
 from zerokara.tokenizer.sampling import SENTENCE_BYTES
-from zerokara.tokenizer.trainer_log import SHRINKING, follow
 from zerokara.tokenizer.units import NEWLINE
 
 MAX_THREADS = 32
@@ -36,6 +37,14 @@ one estimate 26 s, for 0.6 % more bytes per token and 0.1 % more bits per byte o
 _LEAST_SEEDS = 20_000
 _TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 """Where SentencePiece says how many pieces the characters of the text and the fixed pieces need."""
+ROUNDS = 3
+STRENGTH = 2.0
+"""Factor of the logarithm in `rescore`; 1 would take more rounds."""
+MAX_RESCORED_BYTES = 5_000_000
+"""Text of each round."""
+_BLOCK_LINES = 32
+
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -59,18 +68,16 @@ def train(
 ) -> TrainedModel:
     """Train on a file of sentences; the trainer's log is appended to `log_path`.
 
-    `morphemes` holds the same text with one morpheme per line (see `segmentation`), for `pre_segment`.
+    `morphemes` holds the same text with one morpheme per line (see `morphemes.segment`), for `pre_segment`.
 
     Raises:
         UserError: there is no text, or the vocabulary is larger than the sample supports or too small for its
             characters; names the largest or the smallest size that works.
         RunError: SentencePiece failed.
     """
-    threads = num_threads(config)
     with open(log_path, "a", encoding="utf-8") as trainer_log:
-        job = _TrainingJob(config, sentences, morphemes, threads, work_dir, trainer_log)
-        content, peak = job.run(config.vocab_size)
-        model = ModelFile(content)
+        job = _TrainingJob(config, sentences, morphemes, work_dir, trainer_log)
+        model, peak = job.run(config.vocab_size)
         if len(model.pieces) < config.vocab_size - config.num_appended_pieces:
             raise UserError(_too_large(job, model))
     # It was off where the text holds the spaces at the beginnings of sentences already.
@@ -81,36 +88,68 @@ def train(
         model.round_scores()
     model.append_controls(config.reserved_pieces)
     model.append_sentinels(config.extra_ids)
-    return TrainedModel(model.to_bytes(), peak, threads)
+    return TrainedModel(model.to_bytes(), peak, num_threads(config))
 
 
-def options_of(config: TokenizerConfig, vocab_size: int, threads: int) -> dict[str, Any]:
-    """The keyword arguments of SentencePiece's trainer."""
-    return {
-        "model_type": config.model_type,
-        "vocab_size": vocab_size - config.num_appended_pieces,
-        # A vocabulary smaller than asked for is reported by `train`, with the size that works.
-        "hard_vocab_limit": False,
-        "character_coverage": config.character_coverage,
-        "required_chars": _required_characters(config),
-        "byte_fallback": config.byte_fallback,
-        "split_digits": config.split_digits,
-        "normalization_rule_name": config.normalization_rule_name,
-        "add_dummy_prefix": config.add_dummy_prefix,
-        "remove_extra_whitespaces": False,
-        "allow_whitespace_only_pieces": True,
-        "user_defined_symbols": [NEWLINE, *config.user_defined_symbols],
-        "unk_id": 0,
-        "bos_id": 1,
-        "eos_id": 2,
-        "pad_id": 3,
-        "max_sentence_length": SENTENCE_BYTES,
-        "seed_sentencepiece_size": max(_LEAST_SEEDS, SEEDS_PER_PIECE * vocab_size),
-        "num_sub_iterations": 1,
-        "shrinking_factor": SHRINKING,
-        "num_threads": threads,
-        "minloglevel": 0,
-    }
+@dataclass(frozen=True)
+class _TrainingJob:
+    """What a training needs beside the size of the vocabulary."""
+
+    config: TokenizerConfig
+    sentences: Path
+    morphemes: Path | None
+    work_dir: Path
+    log: IO[str]
+
+    def run(self, vocab_size: int) -> tuple[ModelFile, int]:
+        """Train once; return the model and the peak memory in bytes."""
+        options, model_path = self._options(vocab_size), self.work_dir / "trained.model"
+        end = trainer.run(options, self.morphemes or self.sentences, model_path, vocab_size, self.log)
+        if end.code < 0:
+            raise RunError(
+                f"SentencePiece's training was killed by signal {-end.code}, which most often means that memory ran "
+                f"out ({self.text_size()} of sentences); set sample_bytes to half of that and run again"
+            )
+        if end.code and not self.sentences.stat().st_size:
+            raise UserError(self.config.fault("input", "there is no text to train on in these files"))
+        if end.code and (smallest := _TOO_SMALL.search(end.last_line)):
+            raise UserError(_too_small(self.config, int(smallest[1]) + self.config.num_appended_pieces))
+        if end.code:
+            raise RunError(f"SentencePiece's training failed: {end.last_line}; its log is {self.log.name}")
+        return ModelFile.read(model_path), end.peak_memory_bytes
+
+    def _options(self, vocab_size: int) -> dict[str, Any]:
+        """The keyword arguments of SentencePiece's trainer."""
+        config = self.config
+        return {
+            "model_type": config.model_type,
+            "vocab_size": vocab_size - config.num_appended_pieces,
+            # A vocabulary smaller than asked for is reported by `train`, with the size that works.
+            "hard_vocab_limit": False,
+            "character_coverage": config.character_coverage,
+            "required_chars": _required_characters(config),
+            "byte_fallback": config.byte_fallback,
+            "split_digits": config.split_digits,
+            "normalization_rule_name": config.normalization_rule_name,
+            "add_dummy_prefix": config.add_dummy_prefix and self.morphemes is None,
+            "remove_extra_whitespaces": False,
+            "allow_whitespace_only_pieces": True,
+            "user_defined_symbols": [NEWLINE, *config.user_defined_symbols],
+            "unk_id": 0,
+            "bos_id": 1,
+            "eos_id": 2,
+            "pad_id": 3,
+            "max_sentence_length": SENTENCE_BYTES,
+            "seed_sentencepiece_size": max(_LEAST_SEEDS, SEEDS_PER_PIECE * vocab_size),
+            "num_sub_iterations": 1,
+            "shrinking_factor": trainer.SHRINKING,
+            "num_threads": num_threads(config),
+            "minloglevel": 0,
+        }
+
+    def text_size(self) -> str:
+        """The size of the sentences, to be read."""
+        return bytes_text(self.sentences.stat().st_size)
 
 
 def _required_characters(config: TokenizerConfig) -> str:
@@ -130,61 +169,6 @@ def _required_characters(config: TokenizerConfig) -> str:
     return "".join(sorted(set("".join(names)) - set(config.user_defined_symbols)))
 
 
-@dataclass(frozen=True)
-class _TrainingJob:
-    """What a training needs beside the size of the vocabulary."""
-
-    config: TokenizerConfig
-    sentences: Path
-    morphemes: Path | None
-    threads: int
-    work_dir: Path
-    log: IO[str]
-
-    def run(self, vocab_size: int) -> tuple[bytes, int]:
-        """Train once; return the model and the peak memory in bytes."""
-        job, model = self.work_dir / "job.json", self.work_dir / "trained.model"
-        options = options_of(self.config, vocab_size, self.threads)
-        if self.morphemes:
-            options["add_dummy_prefix"] = False
-        lines = str(self.morphemes or self.sentences)
-        description = {"sentences": lines, "model": str(model), "options": options, "parent": os.getpid()}
-        job.write_text(json.dumps(description), encoding="utf-8")
-        source_root = str(Path(__file__).resolve().parents[2])
-        paths = [source_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "zerokara.tokenizer.trainer_process", str(job)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-        assert process.stderr is not None and process.stdout is not None
-        try:
-            last_line = follow(process.stderr, self.config.model_type, vocab_size, self.log)
-            code = process.wait()
-            printed = process.stdout.read()
-        finally:
-            process.kill()
-            process.communicate()
-        if code < 0:
-            raise RunError(
-                f"SentencePiece's training was killed by signal {-code}, which most often means that memory ran out "
-                f"({self.text_size()} of sentences); set sample_bytes to half of that and run again"
-            )
-        if code and not self.sentences.stat().st_size:
-            raise UserError(self.config.fault("input", "there is no text to train on in these files"))
-        if code and (smallest := _TOO_SMALL.search(last_line)):
-            raise UserError(_too_small(self.config, int(smallest[1]) + self.config.num_appended_pieces))
-        if code:
-            raise RunError(f"SentencePiece's training failed: {last_line}; its log is {self.log.name}")
-        return model.read_bytes(), int(printed)
-
-    def text_size(self) -> str:
-        """The size of the sentences, to be read."""
-        return bytes_text(self.sentences.stat().st_size)
-
-
 def _too_large(job: _TrainingJob, model: ModelFile) -> Fault:
     """The fault, with the largest size that works.
 
@@ -198,8 +182,7 @@ def _too_large(job: _TrainingJob, model: ModelFile) -> Fault:
             f"  vocab_size = {config.vocab_size:,} is more than this text supports, which gave {largest:,} pieces; "
             f"training again to see whether {largest:,} works"
         )
-        content, _ = job.run(largest)
-        again = len(ModelFile(content).pieces) + config.num_appended_pieces
+        again = len(job.run(largest)[0].pieces) + config.num_appended_pieces
         if again >= largest:
             break
         largest = again
@@ -215,3 +198,59 @@ def _too_small(config: TokenizerConfig, smallest: int) -> Fault:
     )
     remedy = f"set {smallest} or more (several times that is usual), or lower character_coverage"
     return config.fault("vocab_size", rule, remedy)
+
+
+def rescore(model: ModelFile, sentences: Path, morphemes: Path) -> None:
+    """Lower the scores of pieces that cross boundaries between morphemes, by the segmentation of the training text.
+
+    Every piece lies within a morpheme somewhere, but its string may also be the end of one and the beginning of the
+    next (って is a particle, and in 言|っ|て it crosses a boundary). A piece that crossed in some of its uses gets the
+    score of one that is rarer by that factor; in several rounds, since other pieces take its place. No piece is lost,
+    and where there is no better segmentation, it is used as before. `docs/tokenizers.md` has the numbers.
+
+    Only for text that the normaliser leaves as it is: lengths of pieces are taken for lengths in the text.
+    """
+    lowest = min(piece.score for piece in model.pieces if piece.type is PieceType.NORMAL)
+    size = min(MAX_RESCORED_BYTES, sentences.stat().st_size)
+    with Progress("rescoring pieces that cross morphemes", total=ROUNDS * size, unit="B") as progress:
+        for _ in range(ROUNDS):
+            uses, crossings = _count_crossings(model, sentences, morphemes, progress)
+            kept = (uses - crossings + 0.5) / (uses + 0.5)
+            scores = {
+                i: max(lowest, model.pieces[i].score + STRENGTH * math.log(kept[i]))
+                for i in np.flatnonzero(crossings).tolist()
+                if model.pieces[i].type is PieceType.NORMAL
+            }
+            model.set_scores(scores)
+
+
+def _count_crossings(
+    model: ModelFile, sentences: Path, morphemes: Path, progress: Progress
+) -> tuple[Integers, Integers]:
+    """The uses of each piece in the text, and its uses across a boundary."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.to_bytes())
+    lengths = np.array([piece.num_bytes for piece in model.pieces], dtype=np.int64)
+    uses, crossings = np.zeros_like(lengths), np.zeros_like(lengths)
+    for lines, boundaries in _blocks(sentences, morphemes, model.add_dummy_prefix):
+        ids = np.concatenate(processor.EncodeAsNumpy(lines, num_threads=1)).astype(np.int64)
+        ends = np.cumsum(lengths[ids])
+        progress.advance(sum(len(line.encode()) + 1 for line in lines))
+        if processor.unk_id() in ids or ends[-1] != boundaries[-1]:
+            continue  # An unknown token, of a model without byte_fallback, may stand for any length.
+        within = np.searchsorted(boundaries, ends, "left") - np.searchsorted(boundaries, ends - lengths[ids], "right")
+        uses += np.bincount(ids, minlength=len(uses))
+        crossings += np.bincount(ids[within > 0], minlength=len(uses))
+    return uses, crossings
+
+
+def _blocks(sentences: Path, morphemes: Path, has_prefix: bool) -> Iterator[tuple[list[str], Integers]]:
+    """Blocks of sentences, and the offsets in them, joined, where morphemes end."""
+    left = MAX_RESCORED_BYTES
+    with open(sentences, "rb") as whole, open(morphemes, "rb") as parts:
+        while left > 0 and (block := [line for _, line in zip(range(_BLOCK_LINES), whole, strict=False)]):
+            left -= sum(map(len, block))
+            size = sum(len(line) - 1 + has_prefix for line in block)
+            ends = [0]
+            while ends[-1] < size:
+                ends.append(ends[-1] + len(parts.readline()) - 1)
+            yield [line[:-1].decode() for line in block], np.array(ends[1:], dtype=np.int64)

@@ -26,8 +26,7 @@ from zerokara.hashing import FileKey
 from zerokara.progress import Progress, bytes_text, count_text, log
 from zerokara.resources import available_cores
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.encoder_choice import EncoderChoice, sentencepiece_itself
-from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
+from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, sentencepiece_itself
 from zerokara.tokens import corpus_content, quarantine, work_folder
 from zerokara.tokens.accounts import (
     SourceTally,

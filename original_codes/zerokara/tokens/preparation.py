@@ -17,7 +17,7 @@ from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.tokenizer.compatibility import check_exportable, notes
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.encoder_choice import EncoderChoice, choose
+from zerokara.tokenizer.fast_encoder import EncoderChoice, choose
 from zerokara.tokens.indexed import INDEX_BYTES, dtype_for
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.merge import MergeState

@@ -13,16 +13,16 @@ import pytest
 from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 from toy_tokenizers import TrainToy, toy_lines
 
-from zerokara.tokenizer import encoder_choice, fast_encoder, fast_encoder_model
+from zerokara.tokenizer import fast_encoder
+from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hard_texts import hard_texts
 from zerokara.tokenizer.model_file import ModelFile
 
 TEXTS = ["\n".join(toy_lines(40, seed)) for seed in range(20)]
 
 
 def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
-    choice = encoder_choice.choose(toy_bpe, TEXTS)
+    choice = fast_encoder.choose(toy_bpe, TEXTS)
     assert choice.name == "gigatoken 0.10.0" and "proved" in choice.reason
     quick = pickle.loads(pickle.dumps(choice.encoder))
     assert (quick.vocab_size, quick.eos_id) == (toy_bpe.vocab_size, toy_bpe.eos_id)
@@ -35,11 +35,14 @@ def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
 def test_the_model_is_as_gigatoken_makes_it_itself(train_toy: TrainToy) -> None:
     encoder = Encoder(train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=["[CALL]"], vocab_size=560))
     model = ModelFile(encoder.model_bytes)
-    special = {i: fast_encoder_model.marker(i) for i, piece in enumerate(model.pieces) if piece.type in (2, 3)}
-    model.rename(special)
-    ours = json.loads(fast_encoder_model.tokenizer_json(encoder.model))
+    special = {i: fast_encoder.marker(i) for i, piece in enumerate(model.pieces) if piece.type in (2, 3)}
+    for i, name in special.items():
+        model._proto.pieces[i].piece = name
+    ours = json.loads(fast_encoder.gigatoken_json(encoder.model))
     theirs = json.loads(sentencepiece_to_tokenizer_json(model.to_bytes()))
     assert (ours["model"].pop("unk_token"), theirs["model"].pop("unk_token")) == (special[encoder.unk_id], "<unk>")
+    theirs = {key: value for key, value in theirs.items() if value is not None}
+    theirs["model"] = {key: value for key, value in theirs["model"].items() if value is not None and value is not False}
     assert ours == theirs and len(ours["model"]["merges"]) > 100
 
 
@@ -50,22 +53,22 @@ def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainTo
     texts = hard_texts(encoder)
     for needed in ("</s>", "<extra_id_1>", "[CALL][CALL]", "a<|im|>b", "[CALL CALL]", "[CALL]<|im|>"):
         assert any(needed in text for text in texts), needed
-    assert encoder_choice.choose(encoder, TEXTS).name.startswith("gigatoken")
+    assert fast_encoder.choose(encoder, TEXTS).name.startswith("gigatoken")
 
 
 def test_unigram_stays_with_sentencepiece(toy: Encoder) -> None:
-    choice = encoder_choice.choose(toy, TEXTS)
+    choice = fast_encoder.choose(toy, TEXTS)
     assert choice.name == "sentencepiece 0.2.3" and "unigram" in choice.reason
     assert isinstance(choice.encoder, Encoder)
 
 
 def test_a_dummy_prefix_is_outside_what_was_tried(train_toy: TrainToy) -> None:
-    choice = encoder_choice.choose(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)), TEXTS)
+    choice = fast_encoder.choose(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)), TEXTS)
     assert choice.name.startswith("sentencepiece") and "every line" in choice.reason
 
 
 def test_without_byte_fallback_sentencepiece_does_it(train_toy: TrainToy) -> None:
-    choice = encoder_choice.choose(Encoder(train_toy(model_type="bpe", byte_fallback=False)), TEXTS)
+    choice = fast_encoder.choose(Encoder(train_toy(model_type="bpe", byte_fallback=False)), TEXTS)
     assert choice.name.startswith("sentencepiece") and "byte fallback" in choice.reason
 
 
@@ -93,8 +96,8 @@ def test_other_ids_are_found_before_the_work(toy_bpe: Encoder, tmp_path: Path, m
         def __init__(self, model_path: Path, reference: Encoder) -> None:
             super().__init__(_other_merges(toy_bpe, tmp_path))
 
-    monkeypatch.setattr(encoder_choice, "FastEncoder", Wrong)
-    choice = encoder_choice.choose(toy_bpe, TEXTS)
+    monkeypatch.setattr(fast_encoder, "FastEncoder", Wrong)
+    choice = fast_encoder.choose(toy_bpe, TEXTS)
     assert choice.name.startswith("sentencepiece") and "different ids" in choice.reason
     assert isinstance(choice.encoder, Encoder)
 
@@ -119,6 +122,6 @@ def test_without_gigatoken_the_work_is_done_all_the_same(
         def broken(*_: Any) -> Any:
             raise ValueError("no such format")
 
-        monkeypatch.setattr(encoder_choice, "FastEncoder", broken)
-    choice = encoder_choice.choose(toy_bpe, TEXTS)
+        monkeypatch.setattr(fast_encoder, "FastEncoder", broken)
+    choice = fast_encoder.choose(toy_bpe, TEXTS)
     assert choice.name.startswith("sentencepiece") and "cannot be used" in choice.reason

@@ -14,7 +14,7 @@ import sentencepiece
 from foreign_models import GEMMA, LLAMA, T5, documents
 
 from zerokara.errors import UserError
-from zerokara.tokenizer import compatibility, encoder_choice, units
+from zerokara.tokenizer import compatibility, fast_encoder, units
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 
@@ -144,11 +144,11 @@ def test_what_could_not_be_exported_is_refused_at_once(made: Made, tmp_path: Pat
 @pytest.mark.parametrize(("kind", "other"), [("llama", {}), ("gemma", {"user_defined_symbols": ["\n", "\n\n"]})])
 def test_the_faster_encoder_serves_them_too_where_it_is_proved(made: Made, kind: str, other: dict[str, Any]) -> None:
     encoder, texts = Encoder(made(kind, **other)), [*documents(60, seed=12), *HARD]
-    choice = encoder_choice.choose(encoder, texts)
+    choice = fast_encoder.choose(encoder, texts)
     assert choice.name.startswith("gigatoken"), choice.reason
     (ours, our_bytes), (theirs, their_bytes) = encoder.encode_joined(texts), choice.encoder.encode_joined(texts)
     assert np.array_equal(ours, theirs) and our_bytes == their_bytes == [len(text.encode()) for text in texts]
-    trimming = encoder_choice.choose(Encoder(made("llama", remove_extra_whitespaces=True)), texts)
+    trimming = fast_encoder.choose(Encoder(made("llama", remove_extra_whitespaces=True)), texts)
     assert trimming.name.startswith("sentencepiece")
 
 

@@ -13,7 +13,6 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer import memory, training
-from zerokara.tokenizer.corpus_statistics import statistics_of
 
 HIRAGANA = "のにをはがとでもたしいてなられるかすまけりこよさあ"
 KANJI = "".join(map(chr, range(0x4E00, 0x4E00 + 1200)))
@@ -94,7 +93,7 @@ def test_the_corpus_is_looked_at_and_not_read_whole(tmp_path: Path) -> None:
     for i in range(40):
         (tmp_path / f"{i:02}.jsonl").write_text(lines, "utf-8")
     (tmp_path / "large.txt").write_text("words of a long text\n" * 1_000_000, "utf-8")
-    statistics = statistics_of(find_files([str(tmp_path)], "config.yaml:1"), "text", "line")
+    statistics = memory.statistics_of(find_files([str(tmp_path)], "config.yaml:1"), "text", "line")
     assert statistics.offered_bytes == pytest.approx(20_040_000, rel=0.1)
     assert statistics.bytes < 12_000_000
     assert statistics.spaces / statistics.bytes == pytest.approx(4 / 20, rel=0.01)

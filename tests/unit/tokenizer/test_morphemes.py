@@ -15,7 +15,7 @@ import pytest
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import RunError, UserError
-from zerokara.tokenizer import morphemes, segmentation, training
+from zerokara.tokenizer import morphemes, training
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 from zerokara.tokenizer.morphemes import ANALYSERS, Analyse, Analyser, boundaries
@@ -59,7 +59,7 @@ def _fake(analyse: Analyse) -> Analyser:
 @pytest.mark.parametrize("analyse", [_every_character, _kanji_and_endings])
 @pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
 def test_nothing_of_the_text_is_changed_or_lost(text: str, analyse: Analyse, rule: Any) -> None:
-    parts = segmentation.morphemes(text, analyse, TokenizerConfig(normalization_rule_name=rule))
+    parts = morphemes.morphemes(text, analyse, TokenizerConfig(normalization_rule_name=rule))
     assert "".join(parts) == text and all(parts)
 
 
@@ -83,11 +83,11 @@ def test_nothing_of_the_text_is_changed_or_lost(text: str, analyse: Analyse, rul
 def test_what_is_seen_as_one_character_is_never_cut_and_spaces_go_with_what_follows(
     text: str, expected: list[str]
 ) -> None:
-    assert segmentation.morphemes(text, _every_character, PLAIN) == expected
+    assert morphemes.morphemes(text, _every_character, PLAIN) == expected
 
 
 def test_white_space_that_becomes_a_space_goes_with_what_follows() -> None:
-    parts = segmentation.morphemes("a　b", _every_character, TokenizerConfig(normalization_rule_name="nfkc"))
+    parts = morphemes.morphemes("a　b", _every_character, TokenizerConfig(normalization_rule_name="nfkc"))
     assert parts == ["a", "　b"]
 
 
@@ -99,7 +99,7 @@ def test_morphemes_that_share_a_character_are_not_cut_in_it() -> None:
 
 def test_user_symbols_are_not_cut() -> None:
     config = TokenizerConfig(user_defined_symbols=("<sep>", "<s"))
-    assert segmentation.morphemes("ab<sep>c", _every_character, config) == ["a", "b", "<sep>", "c"]
+    assert morphemes.morphemes("ab<sep>c", _every_character, config) == ["a", "b", "<sep>", "c"]
 
 
 def test_an_analyser_that_changes_the_text_is_refused() -> None:
@@ -128,7 +128,7 @@ def _train(tmp_path: Path, lines: list[str], analyse: Analyse | None, **settings
     sentences = _write(tmp_path / "sentences.txt", lines)
     cut = tmp_path / "morphemes.txt" if analyse else None
     if analyse and cut:
-        segmentation.segment(config, _fake(analyse), sentences, cut, 1)
+        morphemes.segment(config, _fake(analyse), sentences, cut, 1)
     trained = training.train(config, sentences, tmp_path, tmp_path / "training.log", cut)
     (tmp_path / "tokenizer.model").write_bytes(trained.model)
     return ModelFile(trained.model)
@@ -136,7 +136,7 @@ def _train(tmp_path: Path, lines: list[str], analyse: Analyse | None, **settings
 
 def _crossing_pieces(model: ModelFile, lines: list[str]) -> set[str]:
     """Learnt pieces that stand within no morpheme of the text."""
-    inside = "\n".join(part for line in lines for part in segmentation.morphemes(line, _kanji_and_endings, PLAIN))
+    inside = "\n".join(part for line in lines for part in morphemes.morphemes(line, _kanji_and_endings, PLAIN))
     learnt = (piece.text.replace("▁", " ") for piece in model.pieces if piece.type is PieceType.NORMAL)
     return {piece for piece in learnt if len(piece.strip()) > 1 and piece not in inside}
 
@@ -221,13 +221,13 @@ def test_any_number_of_processes_gives_the_same(
         encoding="utf-8",
     )
     monkeypatch.syspath_prepend(str(tmp_path))  # Processes that are started find it there as well.
-    monkeypatch.setattr(segmentation, "ALONE_BYTES", 0)
+    monkeypatch.setattr(morphemes, "ALONE_BYTES", 0)
     start = importlib.import_module("fake_analyser").start
     sentences = _write(tmp_path / "sentences.txt", _words(20_000))
     contents = []
     for number in (1, 3):
         analyser = Analyser("fake", (), (), start)
-        segmentation.segment(TokenizerConfig(), analyser, sentences, tmp_path / "cut.txt", number)
+        morphemes.segment(TokenizerConfig(), analyser, sentences, tmp_path / "cut.txt", number)
         contents.append((tmp_path / "cut.txt").read_bytes())
     assert contents[0] == contents[1]
     assert contents[0].replace(b"\n", b"") == sentences.read_bytes().replace(b"\n", b"")
@@ -236,11 +236,11 @@ def test_any_number_of_processes_gives_the_same(
 def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dying_analyser.py").write_text("import os\ndef start():\n    os._exit(9)\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(segmentation, "ALONE_BYTES", 0)
+    monkeypatch.setattr(morphemes, "ALONE_BYTES", 0)
     analyser = Analyser("dying", (), (), importlib.import_module("dying_analyser").start)
     sentences = _write(tmp_path / "sentences.txt", ["a"])
     with pytest.raises(RunError, match=r"dying.*num_threads.* 2"):
-        segmentation.segment(TokenizerConfig(), analyser, sentences, tmp_path / "cut.txt", 2)
+        morphemes.segment(TokenizerConfig(), analyser, sentences, tmp_path / "cut.txt", 2)
 
 
 @pytest.mark.parametrize("name", sorted(ANALYSERS))
@@ -278,11 +278,11 @@ def test_the_real_analysers_keep_the_text_and_find_morphemes(name: str) -> None:
     assert ANALYSERS[name].versions().keys() == {one.split("==")[0] for one in ANALYSERS[name].requirements}
     analyse = ANALYSERS[name].start()
     text, expected = REAL[name]
-    assert set(expected) <= set(segmentation.morphemes(text, analyse, PLAIN))
+    assert set(expected) <= set(morphemes.morphemes(text, analyse, PLAIN))
     shorter = " " + text  # What stands before must not shift what is found behind it.
-    assert segmentation.morphemes(shorter, analyse, PLAIN)[1:] == segmentation.morphemes(text, analyse, PLAIN)[1:]
+    assert morphemes.morphemes(shorter, analyse, PLAIN)[1:] == morphemes.morphemes(text, analyse, PLAIN)[1:]
     for hard in HARD:
-        parts = segmentation.morphemes(hard, analyse, PLAIN)
+        parts = morphemes.morphemes(hard, analyse, PLAIN)
         assert "".join(parts) == hard and all(parts)
         assert not any(part.endswith(" ") and part.strip() for part in parts)
 

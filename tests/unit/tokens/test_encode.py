@@ -25,7 +25,7 @@ from zerokara.errors import Fault, RunError, UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.encoder_choice import EncoderChoice, sentencepiece_itself
+from zerokara.tokenizer.fast_encoder import EncoderChoice, sentencepiece_itself
 from zerokara.tokens import merge, work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus
 from zerokara.tokens.indexed import IndexedTokens

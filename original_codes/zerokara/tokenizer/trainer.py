@@ -1,0 +1,151 @@
+"""SentencePiece's trainer in a process of its own, whose log is kept and shown as progress.
+
+A separate process, because the trainer writes to the standard error of the whole process, takes many times the memory
+of the sample, and aborts when there is not enough: so its output goes to a log, its memory is given back, and its abort
+becomes an error message. That process (`python -m zerokara.tokenizer.trainer`) imports SentencePiece and little else.
+Source: the log of sentencepiece 0.2.3, whose trainer is silent for minutes in some phases (suffixes, pruning); the
+progress then shows every few seconds how long the training has taken.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from zerokara.resources import end_with_parent
+
+SHRINKING = 0.75
+"""Share of the candidates that each pruning round keeps (SentencePiece's default `shrinking_factor`)."""
+DESIRED_SHARE = 1.1
+"""Pruning ends at this many times the vocabulary (`unigram_model_trainer.cc`)."""
+_PHASES = {
+    "Starts training": "reading the sentences",
+    "Normalizing sentences": "counting characters",
+    "Start processing": "sorting all suffixes for candidates",
+    "Filtering and sorting": "choosing candidates",
+    "Tokenizing input sentences": "gathering equal words",
+    "EM training": "estimating probabilities",
+    "PruneUnreachableSentencePieces pruned": "finishing",
+    "Added: freq": "merging",
+}
+"""Parts of the lines with which a phase begins, in their order."""
+_PHASE = re.compile("|".join(map(re.escape, _PHASES)))
+_EM_LINE = re.compile(r"EM sub_iter=\d+ size=(\d+)")
+"""One estimate precedes each pruning round (`num_sub_iterations` is 1)."""
+_MERGE_LINE = re.compile(r"Added: freq=\d+ size=(\d+)")
+BEAT_SECONDS = 1.0
+
+
+class TrainerEnd(NamedTuple):
+    """How a training ended."""
+
+    code: int
+    """Exit code; negative for a signal."""
+    last_line: str
+    """Of its log."""
+    peak_memory_bytes: int
+    """Of its process; 0 where it failed."""
+
+
+def run(options: dict[str, Any], sentences: Path, model: Path, vocab_size: int, log: IO[str]) -> TrainerEnd:
+    """Train on a file with one sentence per line, and write the file `model`; the trainer's output goes to `log`.
+
+    `options` are the keyword arguments of SentencePiece's trainer; the progress counts up to `vocab_size`.
+    """
+    job = {"sentences": str(sentences), "model": str(model), "options": options, "parent": os.getpid()}
+    job_path = model.with_suffix(".json")
+    job_path.write_text(json.dumps(job), encoding="utf-8")
+    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "zerokara.tokenizer.trainer", str(job_path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert process.stderr is not None and process.stdout is not None
+    try:
+        last_line = follow(process.stderr, options["model_type"], vocab_size, log)
+        code = process.wait()
+        printed = process.stdout.read()
+    finally:
+        process.kill()
+        process.communicate()
+    return TrainerEnd(code, last_line, 0 if code else int(printed))
+
+
+def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[str]) -> str:
+    """Copy the trainer's output to the log and show its progress; return the last line."""
+    from zerokara.progress import Progress  # tqdm: three megabytes that the trainer's process does without
+
+    last, done = "", 0
+    is_bpe = model_type == "bpe"
+    total = float(vocab_size) if is_bpe else None
+    with Progress(f"training {model_type}", total=total, unit="piece" if is_bpe else "round") as progress:
+        for line in _lines(trainer_output):
+            if not line:
+                progress.beat()
+                continue
+            log.write(line)
+            last = line.strip() or last
+            if match := _MERGE_LINE.search(line):
+                progress.advance(int(match[1]) - done)
+                done = int(match[1])
+            elif match := _EM_LINE.search(line):
+                if progress.total is None:
+                    progress.expect(num_rounds(int(match[1]), vocab_size))
+                progress.note(candidates=f"{int(match[1]):,}")
+                progress.advance(1)
+                progress.phase("pruning")
+            if match := _PHASE.search(line):
+                progress.phase(_PHASES[match[0]])
+    log.flush()
+    return last
+
+
+def num_rounds(candidates: int, vocab_size: int) -> int:
+    """Pruning rounds, about, until so many candidates are pruned to the vocabulary."""
+    return max(1, math.ceil(math.log(max(1.0, candidates / (DESIRED_SHARE * vocab_size))) / -math.log(SHRINKING)))
+
+
+def _lines(trainer_output: IO[bytes]) -> Iterator[str]:
+    """The lines as they come, and an empty string for every second without one."""
+    rest = b""
+    while True:
+        if not select.select([trainer_output], [], [], BEAT_SECONDS)[0]:
+            yield ""
+            continue
+        if not (content := os.read(trainer_output.fileno(), 65536)):
+            break
+        *lines, rest = (rest + content).split(b"\n")
+        yield from (line.decode(errors="backslashreplace") + "\n" for line in lines)
+    if rest:
+        yield rest.decode(errors="backslashreplace")
+
+
+def main(job_path: Path) -> None:
+    """Train as the job says, in the process of the trainer, and print the peak memory in bytes.
+
+    That is of this program alone, where the peak of getrusage starts at the size of the parent process.
+    """
+    job = json.loads(job_path.read_text(encoding="utf-8"))
+    end_with_parent(job["parent"])
+    import sentencepiece
+
+    with open(job["sentences"], encoding="utf-8", newline="\n") as sentences, open(job["model"], "wb") as model:
+        lines = (line[:-1] for line in sentences)
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **job["options"])
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    print(next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
