@@ -282,7 +282,7 @@ def save_ours(run: Path, shape: Any, weights: dict[str, Any], tokenizer: Path) -
     from zerokara import checkpoint, hashing, manifest
     from zerokara.checkpoint import state as names
     from zerokara.checkpoint import tensor_file
-    from zerokara.checkpoint.share import Share
+    from zerokara.checkpoint.state import Share
 
     folder = run / "global_step1000"
     folder.mkdir()

@@ -83,7 +83,7 @@ class BackgroundHashes:
         futures = self._futures.values()
         waiting = wait(futures, timeout=QUIET_SECONDS, return_when="FIRST_EXCEPTION").not_done
         if waiting:
-            with Progress("checking the input", sum(key.bytes for key in self._futures), "B") as progress:
+            with Progress("checking files", sum(key.bytes for key in self._futures), "B") as progress:
                 shown_bytes = 0
                 while waiting and not any(future.done() and future.exception() for future in futures):
                     waiting = wait(waiting, timeout=0.2, return_when="FIRST_EXCEPTION").not_done

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from zerokara.checkpoint.stored_tensors import StoredTensors
+from zerokara.checkpoint.state import StoredTensors
 from zerokara.huggingface import families, logit_proof, to_hf
 from zerokara.huggingface.windows import Windows
 from zerokara.model import builder, parallel

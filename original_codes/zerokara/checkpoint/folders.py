@@ -1,10 +1,12 @@
-"""The checkpoints of a run folder, and the check that one is complete.
+"""The checkpoints of a run folder: which are complete, which are kept, and from which a run resumes.
 
 Layout of a run folder: ``global_step100/``, ``global_step200/`` …, and the files ``latest`` and ``best`` that name the
 newest and the one with the lowest validation loss. A folder counts only if its manifest, which is written last, exists
 and every file has the recorded size and hash. The two files are for people; each start corrects them.
 
-A checkpoint that the disk fails to read (`OSError`) is neither complete nor broken, but unknown. A network file system
+Deleted are only complete checkpoints, where the ones to keep are complete, and what killed saves and deletions left
+behind. A broken checkpoint keeps its content under another name, ``global_step200.broken``, and can be given its name
+back. One that the disk fails to read (`OSError`) is neither complete nor broken, but unknown. A network file system
 fails this way for a moment when its server restarts, so reads are retried for half a minute.
 """
 
@@ -17,22 +19,23 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from zerokara import hashing, manifest
-from zerokara.durable import PARTIAL_SUFFIX
+from zerokara.durable import PARTIAL_SUFFIX, recover, unused_name, write_text
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.resources import available_cores
 
 IDENTITY_NAME = "run.json"
 """The file that marks a folder as a run folder."""
 MANIFEST_NAME = "manifest.json"
+LATEST_NAME, BEST_NAME = "latest", "best"
 SELECTION_FACT = "selection_loss"
 """Key of the manifest's facts: what the best checkpoint has least of; None if these very weights were not validated."""
 PARTS = ("weights", "optimizer", "state")
 """The files of a checkpoint, by their names in its manifest."""
+BROKEN_SUFFIX = ".broken"
 DELETED_SUFFIX = f".deleted{PARTIAL_SUFFIX}"
 """Ending of a checkpoint that is being deleted."""
 RETRY_PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
@@ -44,7 +47,22 @@ TRANSIENT_ERRORS = frozenset({
 })  # fmt: skip
 """Error numbers of a server that restarts, a network that is down, a machine that is short of something."""
 _NAME = re.compile(r"global_step(\d+)")
+_INTERRUPTED_REPLACEMENT = re.compile(rf"(global_step\d+)\.old{re.escape(PARTIAL_SUFFIX)}")
+"""A save that was to replace a checkpoint was killed between two renames."""
+_LEFTOVER = re.compile(rf"(global_step\d+|.+\.\d+){re.escape(PARTIAL_SUFFIX)}|.+{re.escape(DELETED_SUFFIX)}")
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The checkpoints to keep."""
+
+    keep_last: int
+    """Number of the newest; at least 1."""
+    keep_every: int = 0
+    """Also every checkpoint whose step is a multiple of this; 0 for none."""
+    keep_best: bool = False
+    """Also the one that validation found best."""
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
@@ -63,6 +81,11 @@ def all_steps(run_dir: Path) -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
+def broken_names(run_dir: Path) -> list[str]:
+    """Names of the broken checkpoints that were set aside."""
+    return sorted(path.name for path in run_dir.glob(f"global_step*{BROKEN_SUFFIX}*") if path.is_dir())
+
+
 def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = False) -> manifest.Manifest:
     """Check that the `parts` of a checkpoint are complete, and return its manifest; other parts are not read.
 
@@ -73,37 +96,59 @@ def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = Fa
         NewerFormatError: a newer zerokara wrote it.
         OSError: the disk fails to read it; names the file.
     """
-    if not folder.is_dir():
-        raise UserError(Fault(where=str(folder), rule="there is no such checkpoint"))
     record_path = folder / MANIFEST_NAME
     if not record_path.exists():
         rule = "is an incomplete checkpoint: its manifest.json, which is written last, is missing"
-        raise UserError(Fault(str(folder), rule, remedy="use another checkpoint of the run, or delete this one"))
+        rule = rule if folder.is_dir() else "there is no such checkpoint"
+        raise UserError(Fault(str(folder), rule, remedy="use another checkpoint of the run"))
     record = manifest.read(record_path)
-    remedy = "use an older checkpoint"
-    faults = [
-        Fault(str(record_path), f"has no entry for {part}", remedy=remedy)
-        for part in parts
-        if part not in record.outputs
-    ]
-    whole: dict[Path, str] = {}
-    for output in (output for part in parts for output in record.outputs.get(part, [])):
-        path = folder / output.path
+    files = {folder / file.path: file for part in parts for file in record.outputs.get(part, [])}
+    missing = [part for part in parts if part not in record.outputs]
+    wrong = {record_path: f"has no entry for {', '.join(missing)}"} if missing else {}
+    for path, file in files.items():
         if not path.is_file():
-            faults.append(Fault(str(path), "is missing from the checkpoint", remedy=remedy))
-        elif (size := path.stat().st_size) != output.bytes:
-            faults.append(Fault(str(path), f"has {size:,} bytes, and was saved with {output.bytes:,}", remedy=remedy))
-        else:
-            whole[path] = output.sha256
+            wrong[path] = "is missing from the checkpoint"
+        elif (size := path.stat().st_size) != file.bytes:
+            wrong[path] = f"has {size:,} bytes, and was saved with {file.bytes:,}"
     if not by_size_alone:
-        with ThreadPoolExecutor(min(hashing.MAX_THREADS, available_cores())) as threads:
-            found = zip(whole, threads.map(hashing.sha256_of, whole), strict=True)
-            changed = [path for path, sha256 in found if sha256 != whole[path]]
-        rule = "was changed after it was saved (its SHA-256 differs)"
-        faults += [Fault(str(path), rule, remedy=remedy) for path in changed]
-    if faults:
-        raise UserError(faults)
+        whole = [path for path in files if path not in wrong]
+        hashes = hashing.hash_files(whole)
+        for path in whole:
+            if hashes[hashing.file_key(path)] != files[path].sha256:
+                wrong[path] = "was changed after it was saved (its SHA-256 differs)"
+    if wrong:
+        raise UserError(Fault(str(path), rule, remedy="use an older checkpoint") for path, rule in wrong.items())
     return record
+
+
+def check_sizes(folder: Path) -> manifest.Manifest | None:
+    """Manifest of a checkpoint whose files have the recorded sizes; None for any other."""
+    try:
+        return check(folder, by_size_alone=True)
+    except (UserError, OSError):
+        return None
+
+
+def with_retries(read: Callable[[], _Result], log: Callable[[str], None] = print) -> _Result:
+    """Call `read`, retrying for half a minute where the disk fails with one of `TRANSIENT_ERRORS`.
+
+    Raises:
+        OSError: it still fails, or with another error.
+    """
+    for pause in RETRY_PAUSES_SECONDS:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno not in TRANSIENT_ERRORS:
+                raise
+            log(f"{_read_error(error)}; retrying in {pause:g} s")
+            time.sleep(pause)
+    return read()
+
+
+def _read_error(error: OSError, path: Path | None = None) -> str:
+    """``FILE cannot be read (Stale file handle)``."""
+    return f"{error.filename or path or 'a file'} cannot be read ({error.strerror or error})"
 
 
 def newest_complete(run_dir: Path, log: Callable[[str], None] = print, parts: Collection[str] = PARTS) -> Path | None:
@@ -124,47 +169,139 @@ def newest_complete(run_dir: Path, log: Callable[[str], None] = print, parts: Co
             continue
         except OSError as error:
             raise RunError(
-                f"{folder} may be complete, but {read_error(error, folder)}. Run the same command again once it can be "
-                "read, or name an older checkpoint"
+                f"{folder} may be complete, but {_read_error(error, folder)}. Run the same command again once it can "
+                "be read, or name an older checkpoint"
             ) from error
         return folder
     return None
 
 
-def with_retries(read: Callable[[], _Result], log: Callable[[str], None] = print) -> _Result:
-    """Call `read`, retrying for half a minute where the disk fails with one of `TRANSIENT_ERRORS`.
+def newest_to_resume(run_dir: Path, log: Callable[[str], None] = print) -> Path | None:
+    """Newest complete checkpoint, or None where there is none at all; broken ones are set aside, and logged.
+
+    Only for the process that holds the run's lock.
 
     Raises:
-        OSError: it still fails, or with another error.
+        RunError: there are checkpoints, but none to resume from, or the disk cannot read or rename one; nothing was
+            changed then.
+        NewerFormatError: a newer zerokara wrote the newest.
     """
-    for pause in RETRY_PAUSES_SECONDS:
+    with_retries(lambda: remove_leftovers(run_dir), log)
+    broken: list[tuple[Path, str]] = []
+    newest = None
+    for step in reversed(with_retries(lambda: all_steps(run_dir), log)):
+        folder = folder_of(run_dir, step)
         try:
-            return read()
-        except OSError as error:
-            if error.errno not in TRANSIENT_ERRORS:
+            if newest is None:
+                with_retries(lambda: check(folder), log)  # noqa: B023  # called at once
+                newest = folder
+            else:  # the older ones are not hashed
+                check(folder, by_size_alone=True)
+        except manifest.NewerFormatError:
+            if newest is None:
                 raise
-            log(f"{read_error(error)}; retrying in {pause:g} s")
-            time.sleep(pause)
-    return read()
+        except UserError as error:
+            broken.append((folder, str(error)))
+        except OSError as error:
+            if newest is not None:  # unknown, and not needed
+                continue
+            if error.errno not in TRANSIENT_ERRORS:
+                raise RunError(f"{_read_error(error, folder)}: fix that, and run the same command again") from error
+            broken.append((folder, _read_error(error, folder)))
+    if broken and newest is None:
+        reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in broken)
+        raise RunError(
+            f"none of the checkpoints in {run_dir} can be resumed from, and nothing was changed: {reasons}. Restore "
+            "what is missing, or run it again when the disk can be read; --redo sets this run aside and starts over"
+        )
+    for folder, reason in broken:
+        log(f"set aside {folder} as {set_aside(folder).name}: {reason}; delete it when you no longer need it")
+    return newest
 
 
-def read_error(error: OSError, path: Path | None = None) -> str:
-    """``FILE cannot be read (Stale file handle)``."""
-    return f"{error.filename or path or 'a file'} cannot be read ({error.strerror or error})"
+def set_aside(folder: Path) -> Path:
+    """Give a broken checkpoint a name under which nothing here deletes it; return that name.
 
-
-def check_sizes(folder: Path) -> manifest.Manifest | None:
-    """Manifest of a checkpoint whose files have the recorded sizes; None for any other."""
+    Raises:
+        RunError: it cannot be renamed.
+    """
+    aside = unused_name(folder, BROKEN_SUFFIX)
     try:
-        return check(folder, by_size_alone=True)
-    except (UserError, OSError):
-        return None
+        os.rename(folder, aside)
+    except OSError as error:
+        raise RunError(f"{folder} is broken, and cannot be renamed to {aside.name}: {error.strerror}") from error
+    return aside
 
 
-def remove(folder: Path) -> None:
-    """Delete a checkpoint, atomically by renaming it first; `remove_leftovers` completes an interrupted deletion."""
-    deleted = folder.with_name(folder.name + DELETED_SUFFIX)
-    shutil.rmtree(deleted, ignore_errors=True)
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(folder, deleted)
-    shutil.rmtree(deleted, ignore_errors=True)
+def remove_leftovers(run_dir: Path) -> None:
+    """Delete what killed saves and deletions left behind, and complete an interrupted replacement.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    for path in run_dir.iterdir():
+        if replaced := _INTERRUPTED_REPLACEMENT.fullmatch(path.name):
+            recover(run_dir / replaced[1])
+        elif _LEFTOVER.fullmatch(path.name):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def prune(run_dir: Path, retention: Retention) -> list[Path]:
+    """Delete the complete checkpoints that `retention` does not keep, and return their folders.
+
+    Each is renamed first, so that none is there in part; `remove_leftovers` completes an interrupted deletion.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    losses = _complete(run_dir)
+    kept = {*sorted(losses)[-retention.keep_last :]}
+    if retention.keep_every:
+        kept |= {step for step in losses if step % retention.keep_every == 0}
+    if retention.keep_best:
+        kept.add(_best(losses))
+    deleted = [folder_of(run_dir, step) for step in sorted(losses.keys() - kept)]
+    for folder in deleted:
+        going = folder.with_name(folder.name + DELETED_SUFFIX)
+        shutil.rmtree(going, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(folder, going)
+        shutil.rmtree(going, ignore_errors=True)
+    return deleted
+
+
+def write_markers(run_dir: Path) -> None:
+    """Write the names of the newest complete checkpoint and of the best by validation to `latest` and `best`.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    losses = _complete(run_dir)
+    for name, step in ((LATEST_NAME, max(losses, default=-1)), (BEST_NAME, _best(losses))):
+        path = run_dir / name
+        line = f"{folder_of(run_dir, step).name}\n"
+        if step < 0:
+            path.unlink(missing_ok=True)
+        elif not path.exists() or path.read_text(encoding="utf-8", errors="replace") != line:
+            write_text(path, line)
+
+
+def best(run_dir: Path) -> Path | None:
+    """Return the checkpoint that validation found best, as the file ``best`` names it; None where there is none."""
+    marker = run_dir / BEST_NAME
+    folder = run_dir / marker.read_text(encoding="utf-8").strip() if marker.is_file() else None
+    return folder if folder and folder.is_dir() else None
+
+
+def _complete(run_dir: Path) -> dict[int, float | None]:
+    """Step → selection loss of each complete checkpoint."""
+    records = {step: check_sizes(folder_of(run_dir, step)) for step in all_steps(run_dir)}
+    return {step: record.facts.get(SELECTION_FACT) for step, record in records.items() if record is not None}
+
+
+def _best(losses: dict[int, float | None]) -> int:
+    """Step with the lowest loss, of equal ones the newest; -1 where none was validated."""
+    return -min(((loss, -step) for step, loss in losses.items() if loss is not None), default=(0.0, 1))[1]

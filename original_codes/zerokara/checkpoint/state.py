@@ -1,4 +1,4 @@
-"""The content of a checkpoint, and its readers. `checkpoint.store` writes it.
+"""The content of a checkpoint, its cut into shares, and its readers. `checkpoint.store` writes it.
 
 =====================  ==============================================================================================
 weights.safetensors    fp32 master weights by megatron-core's parameter name, unsharded, vocabulary rows padded
@@ -8,26 +8,28 @@ state.json             `TrainingState`: everything else that a resumed run needs
 manifest.json          size and SHA-256 of each file, written last
 =====================  ==============================================================================================
 
-Where several processes write it, each of the first two is as many files, with rows of each tensor (`checkpoint.share`).
 Tensors are stored by parameter name, and not in DeepSpeed's own layout by process and partition: so any number of
 processes, any ZeRO stage and the export read the same files, one process decides when it is complete, and no pickle is
-ever loaded.
+ever loaded. Of W processes that write together, process k writes rows R·k//W to R·(k+1)//W of each tensor into files of
+its own, ``weights-00001-of-00004.safetensors`` for k = 0 of 4; the first also those without dimensions. So a tensor is
+the rows of its name in all files, in the files' order. Without torch, until a tensor is read.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from safetensors import safe_open
 
-from zerokara.checkpoint import share
 from zerokara.errors import Fault, UserError
 
-if TYPE_CHECKING:  # it loads torch, which a check of the configuration does not wait for
-    from zerokara.checkpoint.stored_tensors import StoredTensors
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WEIGHTS, OPTIMIZER = "weights", "optimizer"
 """The parts of a checkpoint that are tensors."""
@@ -101,21 +103,103 @@ def parse_state(text: bytes | str, path: Path) -> TrainingState:
         raise UserError(Fault(str(path), f"is damaged ({error})", remedy="use an older checkpoint")) from error
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one of the processes writes that save together."""
+
+    index: int = 0
+    """This process among them; the first puts the shares together."""
+    count: int = 1
+
+    def rows(self, shape: Sequence[int]) -> range:
+        """Its rows of a whole tensor; of one without dimensions the only number counts as a row."""
+        if not shape:
+            return range(1 if self.index == 0 else 0)
+        return range(shape[0] * self.index // self.count, shape[0] * (self.index + 1) // self.count)
+
+    def file_name(self, part: str) -> str:
+        """The name of its file of a checkpoint's `part`."""
+        return part + (f"-{self.index + 1:05}-of-{self.count:05}" if self.count > 1 else "") + ".safetensors"
+
+
+def cut_shapes(share: Share, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a share's tensors by name; those of which it has no row are left out."""
+    rows = {name: share.rows(whole) for name, whole in shapes.items()}
+    return {name: (len(rows[name]), *whole[1:]) if whole else () for name, whole in shapes.items() if rows[name]}
+
+
+def files_of(folder: Path, part: str) -> list[Path]:
+    """The files of a checkpoint's `part` in their order.
+
+    Raises:
+        UserError: one is missing.
+    """
+    counts = {int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{part}-*[0-9]-of-*[0-9].safetensors")}
+    count = max(counts, default=1)
+    files = [folder / Share(index, count).file_name(part) for index in range(count)]
+    if missing := [path for path in files if not path.exists()]:
+        rule = "is missing from the checkpoint"
+        raise UserError(Fault(str(path), rule, remedy="use an older checkpoint") for path in missing)
+    return files
+
+
+class StoredTensors(Mapping[str, "Tensor"]):
+    """Name → tensor of safetensors files, read when it is asked for; its memory is free again with its last user.
+
+    A tensor that lies in one file is mapped from disk; one whose rows lie in several is put together in memory. A file
+    is opened anew for each tensor (half a millisecond): safetensors keeps every page that was read of a file resident
+    as long as one tensor of that opening lives, and a model that is read layer by layer would add up.
+    """
+
+    def __init__(self, paths: Sequence[Path]):
+        """Read the headers of the files at `paths`, in the order of the rows."""
+        self._paths: dict[str, list[Path]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Name → shape of the whole tensor."""
+        for path in paths:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  # no mapping
+                    shape = tuple(file.get_slice(name).get_shape())
+                    known = self.shapes.get(name)
+                    self.shapes[name] = (known[0] + shape[0], *shape[1:]) if known else shape
+                    self._paths.setdefault(name, []).append(path)
+
+    def __getitem__(self, name: str) -> Tensor:
+        import torch
+
+        paths = self._paths[name]
+        if len(paths) == 1:
+            return _read(paths[0], name)
+        whole, first = torch.empty(self.shapes[name]), 0
+        for path in paths:  # one after another: beside the whole there is one part in memory
+            rows = _read(path, name)
+            whole[first : first + len(rows)].copy_(rows)
+            first += len(rows)
+            del rows
+        return whole
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def _read(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
+
+
 def read_weights(folder: Path) -> StoredTensors:
     """Fp32 master weights by name, each read when it is asked for.
 
     Raises:
         UserError: a file is missing.
     """
-    return _stored(folder, WEIGHTS)
+    return StoredTensors(files_of(folder, WEIGHTS))
 
 
 def read_moments(folder: Path) -> StoredTensors:
     """The optimizer's state by name, as `read_weights`."""
-    return _stored(folder, OPTIMIZER)
-
-
-def _stored(folder: Path, part: str) -> StoredTensors:
-    from zerokara.checkpoint.stored_tensors import StoredTensors
-
-    return StoredTensors(share.files_of(folder, part))
+    return StoredTensors(files_of(folder, OPTIMIZER))

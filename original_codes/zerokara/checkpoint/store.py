@@ -1,49 +1,152 @@
-"""Writing checkpoints. `save` writes one; `CheckpointStore` also makes room before it and prunes after it.
+"""Writing checkpoints: `save` writes one; `CheckpointStore` also makes room before it and prunes after it.
 
-Both are for the first of the processes that write together; the others serve it (`checkpoint.writers`).
+Several processes write one together (`Writers`): the first says where and completes it, each writes its share. They
+talk through a store of torch.distributed, by two kinds of keys: ``N``, the N-th request of the first (the name of the
+folder to write into, or that no more comes for this checkpoint), and ``N/K``, what process K made of it (its files with
+their hashes, or the disk's error). A store and no collectives: all of it happens in a thread, while the training uses
+those. The folder goes by its name alone, since a disk that several machines share may be mounted elsewhere.
 """
 
 from __future__ import annotations
 
 import errno
 import shutil
+import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import orjson
 from torch import Tensor
+from torch.distributed import Store
 
 from zerokara import hashing, manifest
-from zerokara.checkpoint import tensor_file
-from zerokara.checkpoint.folders import MANIFEST_NAME, SELECTION_FACT, all_steps, check_sizes, folder_of
-from zerokara.checkpoint.recovery import broken_names, set_aside
-from zerokara.checkpoint.retention import Retention, prune, write_markers
-from zerokara.checkpoint.state import OPTIMIZER, STATE_NAME, WEIGHTS, TrainingState
-from zerokara.checkpoint.writers import Writers, WrittenFile, tensors_by_part, write_share
-from zerokara.durable import atomic_folder, write_json
+from zerokara.checkpoint import folders, tensor_file
+from zerokara.checkpoint.state import OPTIMIZER, STATE_NAME, WEIGHTS, Share, TrainingState
+from zerokara.durable import atomic_folder, sync_folder, write_json
 from zerokara.progress import bytes_text
 
 SMALL_FILES_BYTES = 2**20
-"""More than state.json, manifest.json and the folder itself take on a disk."""
+"""More than state.json, manifest.json, the headers and the folder itself take on a disk."""
+POLL_SECONDS = 0.05
+"""Between two looks for a message."""
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """One file of a checkpoint, on the disk."""
+
+    name: str
+    part: str
+    bytes: int
+    sha256: str
+
+
+def write_share(folder: Path, share: Share, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[WrittenFile]:
+    """Write this process's rows of each tensor, by part and name, into files of their own; they are on the disk then.
+
+    Raises:
+        OSError: the disk is full or cannot be written; names the file.
+    """
+    written = []
+    for part, rows in tensors.items():
+        path = folder / share.file_name(part)
+        sha256 = tensor_file.write(path, rows)
+        if share.count > 1:  # another machine's view of a shared disk is what this one has synced
+            sync_folder(path)
+        written.append(WrittenFile(path.name, part, path.stat().st_size, sha256))
+    return written
+
+
+class Writers:
+    """The processes that write a run's checkpoints, as one of them sees them."""
+
+    def __init__(self, share: Share | None = None, store: Store | None = None):
+        """A lone process needs no store."""
+        self.share, self._store = share or Share(), store
+        self._num_requests = 0
+        assert store is not None or self.share.count == 1, "processes that write together talk through a store"
+
+    @contextmanager
+    def writing(self, folder: Path) -> Iterator[Callable[[], list[WrittenFile]]]:
+        """Let the others write their shares into `folder` while the block lasts; only the first process asks.
+
+        Yields a function that waits for the others, and returns their files in the shares' order; it raises OSError
+        where a disk refused one. When the block ends, whether in an error or not, none of them writes any more.
+        """
+        request = self._request(folder.name)
+        answers: list[dict[str, Any]] = []
+
+        def wait() -> None:
+            for index in range(1 + len(answers), self.share.count):
+                answers.append(orjson.loads(self._wait_for(f"{request}/{index}")))
+
+        def files() -> list[WrittenFile]:
+            wait()
+            for answer in answers:
+                if "error" in answer:
+                    raise OSError(*answer["error"])
+            return [WrittenFile(**file) for answer in answers for file in answer["files"]]
+
+        try:
+            yield files
+        finally:
+            wait()
+
+    def finish(self) -> None:
+        """Tell the others that no request follows for this checkpoint; only the first process does."""
+        self._request("")
+
+    def serve(self, run_dir: Path, tensors: Mapping[str, Mapping[str, Tensor]], leave: threading.Event) -> None:
+        """Write this process's share as often as the first asks, until it asks no more; all but the first call it.
+
+        It ends at the next wait for a request where `leave` is set: the first may be gone.
+        """
+        assert self._store is not None
+        while found := self._wait_for(request := str(self._num_requests), leave):
+            self._num_requests += 1
+            if not (name := orjson.loads(found)):
+                return
+            answer: dict[str, Any]
+            try:
+                answer = {"files": [asdict(file) for file in write_share(run_dir / name, self.share, tensors)]}
+            except OSError as error:
+                answer = {"error": [error.errno, error.strerror or str(error), error.filename or str(run_dir)]}
+            self._store.set(f"{request}/{self.share.index}", orjson.dumps(answer).decode())
+
+    def _request(self, name: str) -> str:
+        request = str(self._num_requests)
+        self._num_requests += 1
+        if self._store is not None:
+            self._store.set(request, orjson.dumps(name).decode())
+        return request
+
+    def _wait_for(self, key: str, leave: threading.Event | None = None) -> bytes:
+        """Wait for a message; empty where `leave` was set before it came."""
+        assert self._store is not None
+        leave = leave or threading.Event()
+        while not self._store.check([key]):
+            if leave.wait(POLL_SECONDS):
+                return b""
+        return bytes(self._store.get(key))
 
 
 class CheckpointStore:
-    """The checkpoints of the run folder `run_dir`, pruned by `retention`; for its one writer."""
+    """The checkpoints of the run folder `run_dir`, pruned by `retention`; for the first of its `writers`."""
 
     def __init__(
         self,
         run_dir: Path,
-        retention: Retention,
+        retention: folders.Retention,
         log: Callable[[str], None],
         newest: Path | None = None,
         writers: Writers | None = None,
         num_bytes: int | None = None,
     ):
-        """`newest` is the checkpoint that the run resumed from.
-
-        `num_bytes` is what the tensors of one take on the disk, where `writers` are several.
-        """
+        """`newest` is the checkpoint that the run resumed from, `num_bytes` what the tensors take that all write."""
         self.run_dir, self.newest = run_dir, newest
         self._retention, self._log, self._writers, self._num_bytes = retention, log, writers or Writers(), num_bytes
 
@@ -53,13 +156,13 @@ class CheckpointStore:
         Raises:
             OSError: the disk has no room or cannot be written; nothing is left of the attempt.
         """
-        num_bytes = self._num_bytes or tensor_file.num_bytes(weights) + tensor_file.num_bytes(moments)
-        self._require_room(SMALL_FILES_BYTES + num_bytes)
+        own_bytes = sum(tensor.nbytes for tensors in (weights, moments) for tensor in tensors.values())
+        self._require_room(SMALL_FILES_BYTES + (self._num_bytes or own_bytes))
         self.newest = folder = save(self.run_dir, state, weights, moments, self._writers)
         try:
-            write_markers(self.run_dir)
-            if prune(self.run_dir, self._retention):
-                write_markers(self.run_dir)
+            folders.write_markers(self.run_dir)
+            if folders.prune(self.run_dir, self._retention):
+                folders.write_markers(self.run_dir)
         except OSError as error:  # the checkpoint is saved; the next save deletes what this one could not
             self._log(f"step {state.step}  older checkpoints are left alone for now: {error}")
         return folder
@@ -67,17 +170,14 @@ class CheckpointStore:
     def _require_room(self, needed: int) -> None:
         if shutil.disk_usage(self.run_dir).free >= needed:
             return
-        prune(self.run_dir, self._retention)
+        folders.prune(self.run_dir, self._retention)
         free = shutil.disk_usage(self.run_dir).free
         if free < needed:
-            older = [folder_of(self.run_dir, step).name for step in all_steps(self.run_dir)[:-1]]
-            older += broken_names(self.run_dir)
+            older = [folders.folder_of(self.run_dir, step).name for step in folders.all_steps(self.run_dir)[:-1]]
+            older += folders.broken_names(self.run_dir)
             advice = f"; each of the older checkpoints takes about as much ({', '.join(older)})" if older else ""
-            raise OSError(
-                errno.ENOSPC,
-                f"{bytes_text(needed)} are needed, {bytes_text(free)} are free. Free some space on this disk{advice}",
-                str(self.run_dir),
-            )
+            message = f"{bytes_text(needed)} are needed, {bytes_text(free)} are free. Free some space on this disk"
+            raise OSError(errno.ENOSPC, message + advice, str(self.run_dir))
 
 
 def save(
@@ -96,39 +196,29 @@ def save(
         OSError: the disk is full or cannot be written; nothing is left of the attempt.
     """
     started, writers = time.monotonic(), writers or Writers()
-    folder = folder_of(run_dir, state.step)
-    if folder.exists() and check_sizes(folder) is None:
-        set_aside(folder)
+    folder = folders.folder_of(run_dir, state.step)
+    if folder.exists() and folders.check_sizes(folder) is None:
+        folders.set_aside(folder)
     with atomic_folder(folder) as partial:
         with writers.writing(partial) as others:
-            written = [*write_share(partial, writers.share, tensors_by_part(weights, moments)), *others()]
+            written = [*write_share(partial, writers.share, {WEIGHTS: weights, OPTIMIZER: moments}), *others()]
+        for file in written:
+            if (size := (partial / file.name).stat().st_size) != file.bytes:
+                rule = f"{file.bytes:,} bytes were written, and this process sees {size:,}: is the disk shared by all?"
+                raise OSError(errno.EIO, rule, str(partial / file.name))
         paths = {part: [partial / file.name for file in written if file.part == part] for part in (WEIGHTS, OPTIMIZER)}
-        hashes = {_key(partial, file): file.sha256 for file in written}
         write_json(partial / STATE_NAME, asdict(state))
         manifest.write(
-            partial / MANIFEST_NAME,
+            partial / folders.MANIFEST_NAME,
             manifest.StepSpec(step="checkpoint", settings={"shape": state.shape, "tokenizer": state.tokenizer_sha256}),
             outputs={**paths, "state": partial / STATE_NAME},
             facts={
                 "step": state.step,
                 "tokens": state.tokens,
                 "data_sha256": state.data_sha256,
-                SELECTION_FACT: state.selection_loss,
+                folders.SELECTION_FACT: state.selection_loss,
             },
             seconds=time.monotonic() - started,
-            hashes=hashes,
+            hashes={hashing.file_key(partial / file.name): file.sha256 for file in written},
         )
     return folder
-
-
-def _key(folder: Path, file: WrittenFile) -> hashing.FileKey:
-    """The key of a file that some process has written, as this one sees it.
-
-    Raises:
-        OSError: this process sees another size.
-    """
-    key = hashing.file_key(folder / file.name)
-    if key.bytes != file.bytes:
-        message = f"{file.bytes:,} bytes were written, and this process sees {key.bytes:,}: is the disk shared by all?"
-        raise OSError(errno.EIO, message, str(folder / file.name))
-    return key

@@ -21,7 +21,6 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import orjson
 import torch
@@ -48,10 +47,7 @@ class TensorWriter:
         dtype: torch.dtype,
         digest: Callable[[memoryview], None] | None = None,
     ):
-        """Announce names and shapes of all tensors, in order.
-
-        `digest` is called with every byte of the file.
-        """
+        """Announce names and shapes of all tensors, in order; `digest` is called with every byte of the file."""
         self._path, self._dtype, self._digest = path, dtype, digest
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._remaining = list(self._shapes)
@@ -76,12 +72,9 @@ class TensorWriter:
         # As bytes: Python's buffers do not know bf16.
         self._put(rows.view(-1).view(torch.uint8).numpy().data)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             assert not self._remaining, f"no tensor came for {self._remaining}"
-            self._send()
         self._file.close()
 
     def _put(self, content: memoryview) -> None:
@@ -89,24 +82,18 @@ class TensorWriter:
             chunk = content[begin : begin + _CHUNK_BYTES]
             if self._digest is not None:
                 self._digest(chunk)
-            self._write_all(chunk)
-            self._written += len(chunk)
-            if self._written - self._sent >= _SEND_BYTES:
-                self._send()
-
-    def _write_all(self, chunk: memoryview) -> None:
-        try:
-            while chunk:
-                chunk = chunk[os.write(self._file.fileno(), chunk) :]
-        except OSError as error:
-            error.filename = str(self._path)
-            self._file.close()
-            raise
-
-    def _send(self) -> None:
-        """Let the kernel begin to write what it holds for the disk; it keeps in memory what is not there yet."""
-        os.posix_fadvise(self._file.fileno(), self._sent, self._written - self._sent, os.POSIX_FADV_DONTNEED)
-        self._sent = self._written
+            try:
+                while chunk:
+                    count = os.write(self._file.fileno(), chunk)
+                    chunk, self._written = chunk[count:], self._written + count
+            except OSError as error:
+                error.filename = str(self._path)
+                self._file.close()
+                raise
+            if (unsent := self._written - self._sent) >= _SEND_BYTES:
+                # Begins to write it; the kernel keeps in memory what is not on the disk yet.
+                os.posix_fadvise(self._file.fileno(), self._sent, unsent, os.POSIX_FADV_DONTNEED)
+                self._sent = self._written
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -115,17 +102,12 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> str:
     Raises:
         OSError: the disk is full or cannot be written; names the file.
     """
-    digest = hashlib.sha256()
-    with TensorWriter(path, _shapes(tensors), torch.float32, digest=digest.update) as writer:
+    digest, shapes = hashlib.sha256(), {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    with TensorWriter(path, shapes, torch.float32, digest.update) as writer:
         for name, tensor in tensors.items():
             assert tensor.dtype == torch.float32, f"{name} is {tensor.dtype}"
             writer.write(name, tensor)
     return digest.hexdigest()
-
-
-def num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Size of the file that `write` makes."""
-    return len(header(_shapes(tensors), torch.float32)) + sum(tensor.nbytes for tensor in tensors.values())
 
 
 def nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -143,7 +125,3 @@ def header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
     text = orjson.dumps(entries)
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

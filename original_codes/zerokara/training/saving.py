@@ -1,6 +1,6 @@
 """Asynchronous checkpointing: training waits while the state is copied to main memory; threads write the copy.
 
-Each process copies its share of each tensor (`checkpoint.share`), and a thread of its own writes, hashes and syncs it;
+Each process copies its share of each tensor (`checkpoint.state`), and a thread of its own writes, hashes and syncs it;
 the thread of the first process renames and prunes (`CheckpointStore`). There is one copy of the state, in each process
 a share of it, and therefore one save at a time. A disk that refuses it does not end the run: the thread retries.
 """
@@ -22,10 +22,8 @@ from torch import Tensor
 
 from zerokara import progress
 from zerokara.checkpoint import Retention, TrainingState, folder_of
-from zerokara.checkpoint.share import Share, cut_shapes
-from zerokara.checkpoint.state import OPTIMIZER, WEIGHTS
-from zerokara.checkpoint.store import CheckpointStore
-from zerokara.checkpoint.writers import Writers
+from zerokara.checkpoint.state import OPTIMIZER, WEIGHTS, Share, cut_shapes
+from zerokara.checkpoint.store import CheckpointStore, Writers
 from zerokara.errors import RunError
 from zerokara.progress import seconds_text
 from zerokara.training.compute import optimizers

@@ -56,9 +56,9 @@ def test_a_manifest_that_cannot_be_read_just_now_costs_no_checkpoint(tmp_path: P
     for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)):
         saved(tmp_path, step, loss)
     unreadable.parts = ("global_step10/", "global_step30/")
-    assert [path.name for path in checkpoint.prune(tmp_path, Retention(2, keep_best=True))] == []
+    assert [path.name for path in folders.prune(tmp_path, Retention(2, keep_best=True))] == []
     unreadable.parts = ()
-    deleted = checkpoint.prune(tmp_path, Retention(2, keep_best=True))
+    deleted = folders.prune(tmp_path, Retention(2, keep_best=True))
     assert [path.name for path in deleted] == ["global_step20"]
 
 
@@ -89,7 +89,7 @@ def test_an_error_that_lasts_sets_it_aside_at_a_start_and_stops_a_reader(
     saved(tmp_path, 20)
     unreadable.parts = ()
     checkpoint.check(tmp_path / "global_step20.broken")
-    assert checkpoint.prune(tmp_path, Retention(1)) == [older] and checkpoint.all_steps(tmp_path) == [20]
+    assert folders.prune(tmp_path, Retention(1)) == [older] and checkpoint.all_steps(tmp_path) == [20]
 
 
 @pytest.mark.parametrize("harm", ["unreadable", "forbidden", "broken"])
@@ -127,7 +127,7 @@ def test_a_manifest_of_a_newer_format_is_not_broken(tmp_path: Path) -> None:
         with pytest.raises(manifest.NewerFormatError):
             find(tmp_path)
     saved(tmp_path, 30)
-    assert checkpoint.prune(tmp_path, Retention(1)) == [tmp_path / "global_step10"]
+    assert folders.prune(tmp_path, Retention(1)) == [tmp_path / "global_step10"]
     assert left(tmp_path) == ["global_step20", "global_step30"]
 
 
