@@ -1,32 +1,37 @@
-"""Entries of a configuration (files, globs, folders, lists, Hub datasets) → the list of corpus files, in a fixed order.
+"""Entries of a configuration (files, globs, folders, lists, addresses) → the corpus files, in a fixed order.
 
 Each entry is one *source*. Its files are sorted by path, so the same entries give the same corpus on every machine;
-the files of a list (``@files.txt``) stand in the order of the list. Links are followed (see `search`). Formats by
-name: ``.jsonl``, ``.json``, ``.ndjson`` (one JSON object a line) and ``.txt``, each plain, ``.gz`` or ``.zst``;
-``.parquet``.
+the files of a list (``@files.txt``) stand in the order of the list. Formats by name: ``.jsonl``, ``.json``,
+``.ndjson`` (one JSON object a line) and ``.txt``, each plain, ``.gz`` or ``.zst``; ``.parquet``. An address
+(``hf://``, ``s3://``, …) is `remote`'s.
+
+Links are followed, each folder and each file once: a file has the name under which it really lies where that is among
+those found, else the first, by path, that a link gives it. What must not be ignored silently is told: dangling links,
+folders that cannot be read, further links to a file, and pipes, sockets and devices with a corpus file's name.
 """
 
 from __future__ import annotations
 
+import errno
 import glob
+import heapq
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 from zerokara import manifest
 from zerokara.corpus.packed import Packing
-from zerokara.corpus.search import FileSearch
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError, shown
 from zerokara.progress import log
 
-if TYPE_CHECKING:
-    from zerokara.corpus.hub import HubFile
-
 FileFormat = Literal["jsonl", "txt", "tsv", "parquet"]
+UNKNOWN: tuple[FileFormat, Packing] = ("txt", "none")
 FORMAT_OF_SUFFIX: dict[str, FileFormat] = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
 PACKING_OF_SUFFIX: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
 OTHER_PACKINGS = frozenset({".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z", ".zstd", ".gzip"})
@@ -35,7 +40,12 @@ EMBEDDED_CORPUS = Path("data/embedded/corpus.jsonl")
 """What the shipped configuration names; `run_all.sh` makes it."""
 OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
 """Files that our own steps write; a folder or a glob that holds them is still only the corpus."""
-LIST_MARK, HUB_MARK = "@", "hf://"
+_NO_DATA = re.compile(
+    r"dataset_infos?\.json|dataset_dict\.json|state\.json|croissant\.json|(readme|license|requirements)\.txt", re.I
+)
+"""Files that describe a dataset at an address and are none of its data; still read where an entry names one."""
+LIST_MARK = "@"
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
 MAX_LISTED = 5
 """At most so many of the files with the same fault are named."""
 
@@ -85,7 +95,7 @@ class InputFile:
     """One file of the corpus, as the search found it."""
 
     path: Path
-    """In messages use `name`, which is right for a file on the Hub too."""
+    """In messages use `name`, which is right for a remote file too."""
     source: int
     """The entry of the configuration that it belongs to, counted from 0."""
     format: FileFormat
@@ -93,9 +103,9 @@ class InputFile:
     bytes: int
     """Size on disk (packed)."""
     modified_ns: int
-    """0 for a file on the Hub."""
-    remote: HubFile | None = None
-    """Where the file is on the Hub; None for one on a disk."""
+    """0 for a remote file."""
+    remote: manifest.RemoteFile | None = None
+    """Where the file is on the Hub or in an object store; None for one on a disk."""
 
     @property
     def name(self) -> str:
@@ -108,57 +118,43 @@ class InputFile:
         return self.packing != "none"
 
     def open(self, buffer_bytes: int) -> BinaryIO:
-        """The bytes on disk or on the Hub, as a seekable stream that reads about `buffer_bytes` at once.
+        """The bytes on disk or on a server, as a seekable stream that reads about `buffer_bytes` at once.
 
         Raises:
             OSError: it is gone or cannot be reached; so does reading.
         """
         if self.remote is None:
             return open(self.path, "rb", buffering=buffer_bytes)
-        return _hub().open_file(self.remote, buffer_bytes)
+        from zerokara.corpus import remote  # takes a while, so only where an entry is an address
 
-    def changed(self) -> str:
-        """How the file changed since it was found, or empty; what is on the Hub is pinned to a commit.
-
-        Raises:
-            OSError: it is gone.
-        """
-        if self.remote is not None:
-            return ""
-        status = self.path.stat()
-        if (status.st_size, status.st_mtime_ns) == (self.bytes, self.modified_ns):
-            return ""
-        return f"it had {self.bytes:,} bytes, now {status.st_size:,}"
-
-
-def _hub() -> ModuleType:
-    """The reader of Hub datasets: importing huggingface_hub takes a while, so only where an entry names one."""
-    from zerokara.corpus import hub
-
-    return hub
+        return remote.open_file(self.remote, buffer_bytes)
 
 
 def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) -> list[InputFile]:
     """Find the files of every entry, in corpus order; `where` is the place of the entries in the configuration.
 
     Raises:
-        UserError: an entry that names nothing, an unknown format, a file named twice, a corpus without a byte, a Hub
-            that cannot be reached.
+        UserError: an entry that names nothing, an unknown format, a file named twice, a corpus without a byte.
+        RunError: a server that cannot be reached.
     """
     faults: list[Fault] = []
     files: list[InputFile] = []
     first_entry: dict[str, str] = {}
     for source, entry in enumerate(entries):
-        for line, place, found in _expand(entry, where, formats, faults):
+        for line, place in _lines_of(entry, where, faults):
+            try:
+                found = _files_of(line, place, source, formats)
+            except UserError as error:
+                faults += error.faults
+                continue
             # The same documents twice would put one document into both training and validation.
-            again = [same for same in found if same in first_entry]
+            again = [real for real in found if real in first_entry]
             if again:
                 more = f" and {len(again) - 1:,} more files" if again[1:] else ""
-                rule = f"names {_name(found[again[0]])}{more}, which {shown(first_entry[again[0]])} names already"
+                rule = f"names {found[again[0]].name}{more}, which {shown(first_entry[again[0]])} names already"
                 faults.append(Fault(where=place, value=shown(line), rule=rule, remedy="name each file once"))
-            for same, file in found.items():
-                first_entry.setdefault(same, line)
-                files.append(_input_file(file, source, formats))
+            first_entry = dict.fromkeys(found, line) | first_entry
+            files.extend(found.values())
     unreadable = [file for file in files if file.remote is None and not os.access(file.path, os.R_OK)]
     if unreadable:
         more = f"; nor can {len(unreadable) - 1:,} more files" if unreadable[1:] else ""
@@ -171,14 +167,16 @@ def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) ->
 
 
 def check_unchanged(files: Sequence[InputFile]) -> None:
-    """Check, once the files are read, that none has changed since they were found.
+    """Check, once the files are read, that none on a disk has changed since it was found; `remote` checks the others.
 
     Raises:
         RunError: one is not.
         OSError: one is gone.
     """
     for file in files:
-        if changed := file.changed():
+        status = file.path.stat() if file.remote is None else None
+        if status and (status.st_size, status.st_mtime_ns) != (file.bytes, file.modified_ns):
+            changed = f"it had {file.bytes:,} bytes, now {status.st_size:,}"
             raise RunError(
                 f"{file.name} changed while it was read ({changed}); nothing was written; run again when it is complete"
             )
@@ -186,110 +184,22 @@ def check_unchanged(files: Sequence[InputFile]) -> None:
 
 def for_manifest(files: Sequence[InputFile]) -> list[Path | manifest.RemoteFile]:
     """The files as inputs of a `manifest.StepSpec`."""
-    return [
-        file.path if file.remote is None else manifest.RemoteFile(file.name, file.bytes, file.remote.content)
-        for file in files
-    ]
+    return [file.remote or file.path for file in files]
 
 
-def _name(found: Path | HubFile) -> str:
-    return shown(found if isinstance(found, Path) else found.name)
-
-
-def _input_file(found: Path | HubFile, source: int, formats: Formats) -> InputFile:
-    file_format, packing = formats.of(found.name) or ("txt", "none")
-    if isinstance(found, Path):
-        status = found.stat()
-        return InputFile(found, source, file_format, packing, status.st_size, status.st_mtime_ns)
-    return InputFile(Path(found.name), source, file_format, packing, found.bytes, 0, found)
-
-
-_Found = Mapping[str, "Path | HubFile"]
-"""What tells a file from all others, whatever its names, → the file."""
-
-
-def _expand(entry: str, where: str, formats: Formats, faults: list[Fault]) -> Iterator[tuple[str, str, _Found]]:
-    """The files of an entry, of a list line by line: each with its place."""
-    if entry.startswith(LIST_MARK) and not Path(entry).exists():
-        for line, place in _listed(_path(entry.removeprefix(LIST_MARK)), entry, where, faults):
-            yield line, place, _files_of(line, place, formats, faults)
-    else:
-        yield entry, where, _files_of(entry, where, formats, faults)
-
-
-def _files_of(entry: str, where: str, formats: Formats, faults: list[Fault]) -> _Found:
-    if entry.startswith(HUB_MARK):
-        files = _hub().find(entry, where, faults, lambda name: formats.of(name) is not None, formats.text)
-        return {file.name: file for file in files}
-    if not entry.strip():
-        faults.append(Fault(where=where, rule="an entry is empty", remedy="name a file, a folder or a pattern"))
-        return {}
-    path = _path(entry)
-    if path.is_file():
-        if formats.of(path.name) is None:
-            faults.append(Fault(where=where, value=shown(entry), rule=f"is of no format known here: {formats.text}"))
-            return {}
-        return {os.path.realpath(path): path}
-    search = FileSearch(formats.is_name, formats.is_packed_otherwise)
-    if path.is_dir():
-        search.below(path)
-        looked_for = f"files ending in {formats.text}, in the folder and below"
-    elif glob.has_magic(entry):
-        search.matching(str(path))
-        looked_for = f"the pattern {shown(path.absolute())}, for {formats.text}"
-    else:
-        looked_for = f"{shown(path.absolute())} as a file or a folder"
-        if path.exists():
-            rule = "is a pipe, a socket or a device; a corpus is read more than once"
-            faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy="write it into a file"))
-            return {}
-        if path.is_symlink():
-            search.dangling.append(path)
-    lost = _lost(search, formats, where)
-    faults.extend(lost)
-    _log_left_out(search, entry)
-    found = dict(sorted(search.found.items(), key=lambda file: file[1]))
-    if not found and not lost:
-        rule = f"names no corpus file; looked for {looked_for}"
-        faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy=_beside(path)))
-    return found
-
-
-def _lost(search: FileSearch, formats: Formats, where: str) -> list[Fault]:
-    """Faults for text that the user would miss."""
-    reasons = [(link, "is a link to nothing") for link in search.dangling if formats.is_name(link.name)]
-    reasons += [(path, f"cannot be looked into: {why}") for path, why in search.unreadable]
-    return [
-        Fault(where=where, value=shown(path), rule=rule, remedy="repair it, or remove it")
-        for path, rule in sorted(reasons)[:MAX_LISTED]
-    ]
-
-
-def _log_left_out(search: FileSearch, entry: str) -> None:
-    """Name what a user may have meant to include."""
-    if search.num_repeats:
-        log(f"note: {shown(entry)}: {search.num_repeats:,} links lead to files that are included already; left out")
-    for path in sorted(search.not_files.values())[:MAX_LISTED]:
-        log(f"note: {shown(path)} is a pipe, a socket or a device, and is left out")
-    if search.suspects:
-        more = f" and {len(search.suspects) - 1:,} more" if search.suspects[1:] else ""
-        what = "of a format not known here, and left out; pack it as .gz or .zst"
-        log(f"note: {shown(min(search.suspects))}{more}: {what}")
-    folders = [link for link in sorted(search.dangling) if not link.suffix and not link.name.startswith(".")]
-    for link in folders[:MAX_LISTED]:
-        log(f"note: {shown(link)} is a link to nothing; if it was a folder of the corpus, its text will be missing")
-
-
-def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, str]]:
-    """The entries of a list with their places: one a line, relative to its folder, with ``#`` before comments."""
+def _lines_of(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, str]]:
+    """An entry with its place; those of a list: one a line, relative to its folder, with ``#`` before comments."""
+    if not entry.startswith(LIST_MARK) or Path(entry).exists():
+        yield entry, where
+        return
+    path = _path(entry.removeprefix(LIST_MARK))
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         rule = f"the list {shown(path.absolute())} cannot be read: {reason}"
-        faults.append(
-            Fault(where=where, value=shown(entry), rule=rule, remedy=_beside(path) if not path.exists() else "")
-        )
+        remedy = _beside(path) if not path.exists() else ""
+        faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy=remedy))
         return
     named = [(number, line.strip()) for number, line in enumerate(lines, 1)]
     named = [(number, line) for number, line in named if line and not line.startswith("#")]
@@ -300,8 +210,191 @@ def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> Iterator
         place = f"{shown(path)}:{number}"
         if line.startswith(LIST_MARK):
             faults.append(Fault(where=place, value=line, rule="a list cannot name another list"))
-            continue
-        yield line if line.startswith(HUB_MARK) else str(path.parent / _path(line)), place
+        else:
+            yield line if _ADDRESS.match(line) else str(path.parent / _path(line)), place
+
+
+def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str, InputFile]:
+    """The files of an entry by what tells a file from all others, whatever its names."""
+    if _ADDRESS.match(entry):
+        return _files_at(entry, where, source, formats)
+    if not entry.strip():
+        raise UserError(Fault(where=where, rule="an entry is empty", remedy="name a file, a folder or a pattern"))
+    path, search = _path(entry), _Search(formats)
+    looked_for = f"{shown(path.absolute())} as a file or a folder"
+    if path.is_file():
+        if formats.of(path.name) is None:
+            raise UserError(_of_no_format(entry, where, formats))
+        search.found[os.path.realpath(path)] = path
+    elif path.is_dir():
+        search.take([str(path)])
+        looked_for = f"files ending in {formats.text}, in the folder and below"
+    elif glob.has_magic(entry):
+        try:
+            matches = {str(Path(match)) for match in _matches(str(path))}
+            search.take(match for match in matches if PARTIAL_SUFFIX + "/" not in match + "/")
+        except OSError as error:
+            search.unreadable.append((Path(error.filename), error.strerror or str(error)))
+        looked_for = f"the pattern {shown(path.absolute())}, for {formats.text}"
+    elif path.exists():
+        rule = "is a pipe, a socket or a device; a corpus is read more than once"
+        raise UserError(Fault(where=where, value=shown(entry), rule=rule, remedy="write it into a file"))
+    elif path.is_symlink():
+        search.take([str(path)])
+    lost = [(link, "is a link to nothing") for link in search.dangling if formats.is_name(link.name)]
+    lost += [(folder, f"cannot be looked into: {why}") for folder, why in search.unreadable]
+    if lost:
+        listed = sorted(lost)[:MAX_LISTED]
+        raise UserError(Fault(where, rule, value=shown(one), remedy="repair it, or remove it") for one, rule in listed)
+    search.log_left_out(entry)
+    if not search.found:
+        rule = f"names no corpus file; looked for {looked_for}"
+        raise UserError(Fault(where=where, value=shown(entry), rule=rule, remedy=_beside(path)))
+    return {
+        real: InputFile(path, source, *(formats.of(path.name) or UNKNOWN), status.st_size, status.st_mtime_ns)
+        for path, real in sorted((path, real) for real, path in search.found.items())
+        for status in [path.stat()]
+    }
+
+
+def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[str, InputFile]:
+    """The files at an address by their names."""
+    from zerokara.corpus import remote  # takes a while, so only where an entry is an address
+
+    found = {file: file.name.rpartition("/")[2] for file in remote.find(address, where)}
+    exact = [file for file, name in found.items() if name == address.rpartition("/")[2]]
+    if exact and formats.of(found[exact[0]]) is None:
+        raise UserError(_of_no_format(address, where, formats))
+    wanted = exact or [file for file, name in found.items() if formats.is_name(name) and _is_data(file.name)]
+    _log_suspects([file.name for file, name in found.items() if formats.is_packed_otherwise(name)])
+    if not wanted:
+        rule = f"names no corpus file; looked for {formats.text}"
+        remedy = f"it {listed(list(found.values()))}{remote.CONVERSION if address.startswith(remote.HUB) else ''}"
+        raise UserError(Fault(where, rule, value=address, remedy=remedy))
+    remote.check_readable(next((file for file in wanted if file.bytes), wanted[0]), where)
+    return {
+        file.name: InputFile(Path(file.name), source, *(formats.of(found[file]) or UNKNOWN), file.bytes, 0, file)
+        for file in wanted
+    }
+
+
+def _is_data(name: str) -> bool:
+    """Whether a file at an address is none that describes it, nor a hidden one."""
+    return "/." not in name and not _NO_DATA.fullmatch(name.rpartition("/")[2])
+
+
+def _of_no_format(entry: str, where: str, formats: Formats) -> Fault:
+    return Fault(where=where, value=shown(entry), rule=f"is of no format known here: {formats.text}")
+
+
+class _Search:
+    """The files of one entry whose names are wanted, and what else was met on the way."""
+
+    def __init__(self, formats: Formats):
+        self._formats = formats
+        self.found: dict[str, Path] = {}
+        """Real path → the path by which the file was reached."""
+        self.dangling: list[Path] = []
+        """Dangling links, whatever their names."""
+        self.unreadable: list[tuple[Path, str]] = []
+        """Folders and links that could not be read, and why."""
+        self._not_files: dict[str, Path] = {}
+        """Real path → path of pipes, sockets and devices with the name of a corpus file."""
+        self._suspects: list[str] = []
+        """What a user may have meant to include."""
+        self._num_repeats = 0
+        """Links to files and folders that were found under another name."""
+        self._real_folder = cache(os.path.realpath)
+
+    def take(self, paths: Iterable[str]) -> None:
+        """Take files, and folders with all below; links when all else is found, for they may lead to the same."""
+        waiting = sorted(map(self._turn, paths))  # a heap
+        folders: dict[str, Path] = {}
+        while waiting:
+            is_link, _, path, real = heapq.heappop(waiting)
+            try:
+                mode = os.stat(path).st_mode
+                if not stat.S_ISDIR(mode):
+                    self._take_file(path, real, stat.S_ISREG(mode))
+                elif real in folders:
+                    self._num_repeats += is_link and folders[real] != path
+                else:
+                    folders[real] = path
+                    with os.scandir(path) as entries:
+                        for entry in entries:
+                            if entry.is_symlink() or (entry.is_dir() and not entry.name.endswith(PARTIAL_SUFFIX)):
+                                heapq.heappush(waiting, self._turn(entry.path))
+                            elif not entry.is_dir():
+                                self._take_file(Path(entry.path), os.path.join(real, entry.name), entry.is_file())
+            except OSError as error:
+                if is_link and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    self.dangling.append(path)
+                else:
+                    self.unreadable.append((path, error.strerror or str(error)))
+
+    def log_left_out(self, entry: str) -> None:
+        """Name what a user may have meant to include."""
+        if self._num_repeats:
+            log(f"note: {shown(entry)}: {self._num_repeats:,} links lead to files that are included already; left out")
+        for path in sorted(self._not_files.values())[:MAX_LISTED]:
+            log(f"note: {shown(path)} is a pipe, a socket or a device, and is left out")
+        _log_suspects(self._suspects)
+        folders = [link for link in sorted(self.dangling) if not link.suffix and not link.name.startswith(".")]
+        for link in folders[:MAX_LISTED]:
+            log(f"note: {shown(link)} is a link to nothing; if it was a folder of the corpus, its text will be missing")
+
+    def _turn(self, path: str) -> tuple[bool, bool, Path, str]:
+        """What stands in its own place goes first, then what a linked folder leads to, then links; with the real path.
+
+        The real path of a folder is asked for once.
+        """
+        is_link = os.path.islink(path)
+        folder, name = os.path.split(path)
+        ends = is_link or name in ("", ".", "..")
+        real = os.path.realpath(path) if ends else os.path.join(self._real_folder(folder), name)
+        return is_link, real != os.path.abspath(path), Path(path), real
+
+    def _take_file(self, path: Path, real: str, is_file: bool) -> None:
+        if not self._formats.is_name(path.name):
+            self._suspects += [str(path)] if self._formats.is_packed_otherwise(path.name) else []
+        elif not is_file:
+            self._not_files.setdefault(real, path)
+        elif self.found.setdefault(real, path) != path:
+            self._num_repeats += 1
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """The matches of a recursive pattern.
+
+    `glob.glob` follows a circle of links until the path is too long, and with two such circles never ends.
+    """
+    parts = pattern.split("/")
+    if "**" not in parts:
+        yield from glob.glob(pattern)
+        return
+    place = parts.index("**")
+    before, after = "/".join(parts[:place]) or ("/" if place else "."), "/".join(parts[place + 1 :])
+    for start in glob.glob(os.path.join(before, "")):
+        for folder in _folders(start, (os.path.realpath(start),)):
+            yield from _matches(os.path.join(glob.escape(folder), after)) if after else [folder]
+
+
+def _folders(folder: str, real_above: tuple[str, ...]) -> Iterator[str]:
+    """A folder and those below that are not hidden, by links too, unless they lead to one that lies above."""
+    yield folder
+    if os.path.isdir(folder):
+        os.scandir(folder).close()  # Raises where glob would silently skip the folder.
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*", ""))):
+            real = os.path.realpath(path)
+            if real not in real_above:
+                yield from _folders(path, (*real_above, real))
+
+
+def _log_suspects(suspects: Sequence[str]) -> None:
+    if suspects:
+        more = f" and {len(suspects) - 1:,} more" if suspects[1:] else ""
+        what = "of a format not known here, and left out; pack it as .gz or .zst"
+        log(f"note: {shown(min(suspects))}{more}: {what}")
 
 
 def _path(entry: str) -> Path:
@@ -316,8 +409,10 @@ def _beside(path: Path) -> str:
     if not folder.is_dir():
         return f"there is no folder {shown(folder.absolute())}"
     names = sorted(shown(item.name) for item in folder.iterdir())
-    if not names:
-        return f"{shown(folder.absolute())} is empty"
-    return f"{shown(folder.absolute())} holds {', '.join(names[:8])}" + (
-        f" and {len(names) - 8} more" if names[8:] else ""
-    )
+    return f"{shown(folder.absolute())} {listed(names)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """What a folder holds, for messages."""
+    more = f" and {len(names) - 8} more" if names[8:] else ""
+    return f"holds {', '.join(names[:8])}{more}" if names else "is empty"

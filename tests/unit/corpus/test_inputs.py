@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from zerokara.corpus import inputs
-from zerokara.corpus.inputs import CORPUS, find_files
-from zerokara.errors import Fault, UserError
+from zerokara.corpus.inputs import CORPUS, check_unchanged, find_files
+from zerokara.errors import Fault, RunError, UserError
 
 
 def _write(folder: Path, *names: str) -> None:
@@ -158,14 +158,15 @@ def test_what_is_wrong_in_a_list_is_told_with_its_line(tmp_path: Path) -> None:
 
 def test_a_change_is_told(tmp_path: Path) -> None:
     _write(tmp_path, "a.jsonl")
-    (file,) = find_files([str(tmp_path)], "")
-    assert file.changed() == ""
+    files = find_files([str(tmp_path)], "")
+    check_unchanged(files)
     with open(tmp_path / "a.jsonl", "a", encoding="utf-8") as opened:
         opened.write("more")
-    assert file.changed() == "it had 14 bytes, now 18"
+    with pytest.raises(RunError, match="it had 14 bytes, now 18"):
+        check_unchanged(files)
 
 
-def test_local_files_need_neither_the_hub_s_library_nor_pyarrow(tmp_path: Path) -> None:
+def test_local_files_need_neither_fsspec_nor_pyarrow(tmp_path: Path) -> None:
     _write(tmp_path, "a.jsonl")
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
     program = (
@@ -173,7 +174,7 @@ def test_local_files_need_neither_the_hub_s_library_nor_pyarrow(tmp_path: Path) 
         "files = inputs.find_files(sys.argv[1:], '')\n"
         "format_check.check_formats(files, 'text', 'line', '')\n"
         "assert sum(1 for part in reading.ranges(files, 5) for _ in reading.read(part)) == 2\n"
-        "print(sorted({'huggingface_hub', 'pyarrow', 'torch', 'numpy', 'backports'} & set(sys.modules)))\n"
+        "print(sorted({'huggingface_hub', 'pyarrow', 'torch', 'numpy', 'backports', 'fsspec'} & set(sys.modules)))\n"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(inputs.__file__).parents[2])}
     command = [sys.executable, "-c", program, str(tmp_path)]

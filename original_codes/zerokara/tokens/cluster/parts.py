@@ -20,6 +20,7 @@ from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import Range
 from zerokara.durable import write_bytes
 from zerokara.errors import Fault, UserError
+from zerokara.manifest import RemoteFile
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import FastEncoder
 from zerokara.tokens.tasks import Stream, Task
@@ -139,11 +140,7 @@ class Part:
 
 
 def _file(path: str, remote: dict[str, Any] | None, **values: Any) -> InputFile:
-    if remote is None:
-        return InputFile(path=Path(path), **values)
-    from zerokara.corpus.hub import HubFile  # importing huggingface_hub takes a while
-
-    return InputFile(path=Path(path), remote=HubFile(**remote), **values)
+    return InputFile(path=Path(path), remote=remote and RemoteFile(**remote), **values)
 
 
 def part_path(folder: Path, number: int, ending: str) -> Path:

@@ -21,11 +21,11 @@ from made_tokens import discard_work
 
 from zerokara import hashing
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.hub import HubFile
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.corpus.packed import zstd_module
 from zerokara.corpus.reading import Range
 from zerokara.errors import RunError, UserError
+from zerokara.manifest import RemoteFile
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import work_folder
 from zerokara.tokens.cluster import coordinator, part_process, reports
@@ -351,7 +351,7 @@ def test_a_part_survives_the_way_over_the_disk(mixed: list[str], tmp_path: Path)
 
 
 def test_a_file_on_the_hub_and_a_name_that_is_no_utf_8_keep_their_names(tmp_path: Path) -> None:
-    there = HubFile("owner/set", "c0ffee", "a/b.jsonl", 10, "git:1")
+    there = RemoteFile("hf://datasets/owner/set@c0ffee/a/b.jsonl", 10, "git:1")
     remote = InputFile(Path(there.name), 0, "jsonl", "none", 10, 0, there)
     odd = InputFile(tmp_path / os.fsdecode(b"\xff.jsonl"), 1, "jsonl", "none", 5, 7)
     tasks = [Task("0000000-000000000000000", 0, (Range(remote),)), Task("0000001-000000000000000", 1, (Range(odd),))]

@@ -1,0 +1,252 @@
+"""Corpus files on the Hugging Face Hub and in object stores, read over the network in ranges, without a download.
+
+In: an address of any protocol that `fsspec` has a package for: ``hf://datasets/owner/name[@revision][/path]``,
+``s3://bucket/path``, ``gs://bucket/path``; a path may be a file, a folder or a glob. Out: the files there, each with
+what identifies its content, and streams of their bytes. Listing, globbing, retries and credentials are the packages'
+own (HF_TOKEN, HF_ENDPOINT; AWS_PROFILE, AWS_ENDPOINT_URL; FSSPEC_S3_ANON and the like). Ours is what they do not do:
+all processes read the same content (a revision is resolved to a commit once, another file is known by its content's
+id); an answer is the range that was asked for; every error names the file; the Hub's token goes to the Hub alone.
+Import this module only where an entry has an address. Source: fsspec 2026.9, huggingface_hub 2.4.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import urlsplit
+
+import fsspec
+import httpx2
+from huggingface_hub import HfApi, constants, errors, set_client_factory
+from huggingface_hub.utils import logging, parse_hf_uri
+from huggingface_hub.utils._http import default_client_factory  # in no public module, though `set_client_factory` is
+
+from zerokara.errors import Fault, RunError, UserError, redacted
+from zerokara.manifest import RemoteFile
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+HUB = "hf://"
+CONVERSION = "; the Hub's own conversion, where it made one, is hf://datasets/owner/name@refs/convert/parquet"
+_CONTENT_IDS = ("md5Hash", "ETag", "etag", "checksum", "mtime", "LastModified", "last_modified", "modified", "created")
+"""What the packages call that which changes with a file's content, the best first."""
+_READ_AHEAD_BUFFERS = 4
+"""How many buffers one request fetches."""
+
+
+def find(address: str, where: str) -> list[RemoteFile]:
+    """List the files at an address, sorted by name; `where` is its place in the configuration.
+
+    Raises:
+        UserError: there is no such thing, this user may not see it, or a package is missing.
+        RunError: the server cannot be reached, or answers with an error of its own.
+    """
+    parts = urlsplit(address)
+    if parts.password or (parts.scheme in ("http", "https") and parts.query):
+        rule = "has a password or a query, which would be kept in files"
+        raise UserError(Fault(where, rule, value=address, remedy="give secrets by the environment, or download it"))
+    if parts.scheme not in fsspec.available_protocols():
+        raise UserError(Fault(where, "is of a protocol that fsspec does not know", value=address))
+    try:
+        files, path = fsspec.url_to_fs(_pinned(address))
+        with suppress(FileNotFoundError):
+            about = files.info(path)
+            if about["type"] == "file":
+                return [_found(files, about)]
+        look = files.glob if fsspec.core.has_magic(path) else files.find
+        listed = look(path, detail=True).values()
+        found = sorted((_found(files, about) for about in listed if about["type"] == "file"), key=lambda one: one.name)
+        if not found:
+            raise FileNotFoundError(f"nothing is there{_beside(files, path)}")
+        return found
+    except Exception as error:  # Whatever a network, a proxy or a package may raise; worded, never swallowed.
+        raise _worded(error, address, where) from error
+
+
+def check_readable(file: RemoteFile, where: str) -> None:
+    """Read one byte: a gated dataset lists its files to everyone.
+
+    Raises:
+        UserError, RunError: as of `find`.
+    """
+    try:
+        _Stream(file).fetch(0, min(1, file.bytes))
+    except Exception as error:
+        raise _worded(error, file.name, where) from error
+
+
+def open_file(file: RemoteFile, buffer_bytes: int) -> BinaryIO:
+    """Open a file as a seekable stream; with `buffer_bytes` 0 it fetches only what it is asked for.
+
+    Raises:
+        OSError: it has changed, or the network fails for longer than the retries last (from reading too).
+    """
+    try:
+        stream = _Stream(file)
+    except Exception as error:
+        raise _failed(file, "opening", error) from error
+    return io.BufferedReader(stream, _READ_AHEAD_BUFFERS * buffer_bytes) if buffer_bytes else stream  # type: ignore[return-value]
+
+
+class _Stream(io.RawIOBase):
+    """The bytes of a remote file."""
+
+    def __init__(self, file: RemoteFile):
+        self._file, self._position = file, 0
+        files, path = fsspec.url_to_fs(file.name)
+        options = {"size": file.bytes} if file.name.startswith(HUB) else {}  # else it lists the folder again
+        self._inner: Any = files.open(path, "rb", cache_type="none", **options)
+        if not options:
+            now = _found(files, getattr(self._inner, "details", None) or files.info(path))
+            # A listing may tell less than the file itself.
+            is_known = now.content.partition(":")[0] == file.content.partition(":")[0]
+            if now.bytes != file.bytes or (is_known and now.content != file.content):
+                raise RuntimeError(f"it changed since it was listed: it had {file.bytes:,} bytes, now {now.bytes:,}")
+
+    def readable(self) -> bool:
+        """Whether it can be read: always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether it has positions: always."""
+        return True
+
+    def tell(self) -> int:
+        """The position."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a position."""
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.bytes}[whence]
+        return self._position
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Fill the buffer by one request."""
+        view = memoryview(buffer).cast("B")
+        end = min(self._position + len(view), self._file.bytes)
+        if end <= self._position:
+            return 0
+        try:
+            content = self.fetch(self._position, end)
+        except Exception as error:
+            action = f"reading bytes {self._position:,} to {end:,} of {self._file.bytes:,}"
+            raise _failed(self._file, action, error) from error
+        view[: len(content)] = content
+        self._position = end
+        return len(content)
+
+    def fetch(self, start: int, end: int) -> bytes:
+        """The bytes from `start` to before `end`."""
+        self._inner.seek(start)
+        content: bytes = self._inner.read(end - start)
+        if len(content) != end - start:
+            # A server that ignores the header sends the whole file.
+            raise RuntimeError(f"the server sends {len(content):,} bytes where {end - start:,} were asked for")
+        return content
+
+    def close(self) -> None:
+        """Close the file."""
+        self._inner.close()
+        super().close()
+
+
+def _pinned(address: str) -> str:
+    """The address, with the commit in place of a branch or a tag where it is of a dataset on the Hub."""
+    if not address.startswith(HUB):
+        return address
+    dataset = parse_hf_uri(address)
+    if dataset.type != "dataset":
+        raise errors.HfUriError(address, "not a dataset")
+    about = HfApi().dataset_info(dataset.id, revision=dataset.revision or "main", timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    return f"{HUB}datasets/{dataset.id}@{about.sha}/{dataset.path_in_repo}".rstrip("/")
+
+
+def _found(files: Any, about: dict[str, Any]) -> RemoteFile:
+    """A file from what a package tells about it."""
+    if "blob_id" in about:  # on the Hub
+        content = about["lfs"]["sha256"] if about["lfs"] else f"git:{about['blob_id']}"
+    else:
+        key = next((key for key in _CONTENT_IDS if about.get(key)), "")
+        value = about.get(key)
+        value = value.timestamp() if isinstance(value, datetime) else value
+        content = f"{key.lower()}:{value}".replace('"', "") if key else ""
+    return RemoteFile(files.unstrip_protocol(about["name"]), about["size"] or 0, content)
+
+
+def _beside(files: Any, path: str) -> str:
+    """What the folder holds, as a hint for a mistyped path."""
+    with suppress(Exception):
+        folder = path.rpartition("/")[0]
+        names = sorted({name.rpartition("/")[2] for name in files.ls(folder, detail=False)})
+        more = f" and {len(names) - 8} more" if names[8:] else ""
+        return f"; {folder} holds {', '.join(names[:8])}{more}" if names else ""
+    return ""
+
+
+def _failed(file: RemoteFile, action: str, error: Exception) -> OSError:
+    return OSError(errno.EIO, redacted(f"{action} failed: {_message(error)}"), file.name)
+
+
+def _message(error: BaseException) -> str:
+    """What went wrong, for people."""
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set, and a Hub dataset is read over the network; unset it, or name local files"
+    if isinstance(error, errors.HfHubHTTPError):
+        message = error.server_message or str(error).strip().splitlines()[0]
+        hint = "; check HF_TOKEN, or run: hf auth login" if error.response.status_code in (401, 403) else ""
+        return f"the Hub answered with status {error.response.status_code}: {message}{hint}"
+    cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, httpx2.TransportError | OSError):
+        return f"the server cannot be reached ({cause}); check the network, or name local files"
+    return f"the server did not answer as it should ({cause})"
+
+
+def _worded(error: Exception, address: str, where: str) -> UserError | RunError:
+    """The error of a step."""
+    remedy = "check the name; for what is private set HF_TOKEN or run: hf auth login"
+    match error:
+        case ImportError():
+            package = getattr(error.__cause__, "name", None) or error
+            rule = f"needs the package {package}, which is not installed"
+            remedy = f'run: .venv/bin/pip install {package} "fsspec=={fsspec.__version__}"'
+        case errors.HfUriError():
+            rule = "is not the name of a Hub dataset"
+            remedy = f"write {HUB}datasets/owner/name, or {HUB}datasets/owner/name@revision/path"
+        case errors.GatedRepoError():
+            rule = "is of a gated dataset: its owner lets in only who agreed to the terms"
+            remedy = f"agree on its page at {constants.ENDPOINT}, then set HF_TOKEN or run: hf auth login"
+        case errors.RevisionNotFoundError():
+            rule, remedy = "names a revision that the dataset does not have", "name a branch, a tag or a commit"
+        case errors.RepositoryNotFoundError():
+            rule = f"names no dataset at {constants.ENDPOINT} that you may see"
+        case FileNotFoundError():
+            rule, remedy = f"names no file: {error}", "check the name"
+        case PermissionError():
+            rule, remedy = f"may not be read: {error}", "check the credentials in the environment"
+        case _:
+            return RunError(f"{where}: {address}: {_message(error)}")
+    return UserError(Fault(where, rule, value=address, remedy=remedy))
+
+
+def _client() -> httpx2.Client:
+    """The Hub library's HTTP client, which sends the access token to the Hub alone.
+
+    The address of a listing's next page comes from the server, and the library sends the token wherever it points.
+    """
+    client = default_client_factory()
+    client.event_hooks["request"].append(_without_token_for_others)
+    return client
+
+
+def _without_token_for_others(request: httpx2.Request) -> None:
+    hub, other = urlsplit(constants.ENDPOINT), urlsplit(str(request.url))
+    if (hub.scheme, hub.hostname, hub.port) != (other.scheme, other.hostname, other.port):
+        request.headers.pop("Authorization", None)
+
+
+set_client_factory(_client)
+logging.set_verbosity_error()  # Each retry is a warning, which quotes the address; the last failure is an error here.

@@ -1,0 +1,137 @@
+"""Files at addresses, by the file system that `fsspec` keeps in memory: the documents of the same files on a disk."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.registry import known_implementations
+
+from zerokara.corpus import inputs, remote
+from zerokara.corpus.format_check import check_formats
+from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.reading import Document, ranges, read
+from zerokara.errors import Fault, UserError
+
+
+def _jsonl(first: int, count: int) -> bytes:
+    return b"".join(json.dumps({"text": f"poem {i}"}).encode() + b"\n" for i in range(first, first + count))
+
+
+def _parquet(first: int, count: int) -> bytes:
+    stream = io.BytesIO()
+    pq.write_table(pa.table({"text": [f"poem {i}" for i in range(first, first + count)]}), stream, row_group_size=10)
+    return stream.getvalue()
+
+
+FILES = {
+    "data/a.jsonl": _jsonl(0, 300),
+    "data/sub/b.jsonl.gz": gzip.compress(_jsonl(300, 200)),
+    "data/sub/c.parquet": _parquet(500, 100),
+    "data/d.jsonl.xz": b"packed otherwise",
+    "data/README.txt": b"about it",
+    "data/.cache/e.jsonl": _jsonl(0, 1),
+    "data/tokens_quarantine.jsonl": b"our own",
+}
+POEMS = [f"poem {i}" for i in range(600)]
+
+
+@pytest.fixture
+def store() -> Iterator[Any]:
+    files = fsspec.filesystem("memory")
+    for name, content in FILES.items():
+        files.pipe(f"/poems/{name}", content)
+    yield files
+    files.rm("/poems", recursive=True)
+
+
+def _documents(files: list[InputFile], size: int = 1000) -> list[str]:
+    parts = ranges(pickle.loads(pickle.dumps(files)), size, "line")
+    return [item.text for part in parts for item in read(part, "text", "line") if isinstance(item, Document)]
+
+
+def _fault(entry: str) -> Fault:
+    with pytest.raises(UserError) as raised:
+        find_files([entry], "config.yaml:3")
+    (fault,) = raised.value.faults
+    return fault
+
+
+@pytest.mark.usefixtures("store")
+def test_a_folder_gives_the_documents_of_the_same_files_on_a_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    files = find_files(["memory://poems/data"], "")
+    assert [file.name for file in files] == [
+        f"memory:///poems/data/{n}" for n in ("a.jsonl", "sub/b.jsonl.gz", "sub/c.parquet")
+    ]
+    assert [file.bytes for file in files] == [
+        len(FILES[f"data/{n}"]) for n in ("a.jsonl", "sub/b.jsonl.gz", "sub/c.parquet")
+    ]
+    assert "d.jsonl.xz: of a format not known here" in capsys.readouterr().out
+    check_formats(files, "text", "line", "")
+    inputs.check_unchanged(files)
+    assert [_documents(files, size) for size in (1000, 1 << 20)] == [POEMS, POEMS]
+
+
+@pytest.mark.usefixtures("store")
+def test_what_an_entry_may_name(tmp_path: Path) -> None:
+    assert len(find_files(["memory://poems/data/**/*.jsonl*"], "")) == 2
+    named = ["memory://poems/data/README.txt", "memory://poems/data/a.jsonl"]
+    assert [(file.source, file.format) for file in find_files(named, "")] == [(0, "txt"), (1, "jsonl")]
+    (tmp_path / "list.txt").write_text("memory://poems/data/sub\n", encoding="utf-8")
+    assert len(find_files([f"@{tmp_path}/list.txt"], "")) == 2
+    with pytest.raises(UserError, match="which memory://poems/data names already"):
+        find_files(["memory://poems/data", "memory://poems/data/sub/*.gz"], "")
+
+
+@pytest.mark.usefixtures("store")
+def test_what_is_not_there_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "/poems/data holds .cache, README.txt, a.jsonl" in _fault("memory://poems/data/nothing").rule
+    assert "it holds README.txt" in _fault("memory://poems/data/README*").remedy
+    assert "of no format known here" in _fault("memory://poems/data/d.jsonl.xz").rule
+    assert "protocol" in _fault("nowhere://poems/data").rule
+    with monkeypatch.context() as without:
+        without.setitem(known_implementations, "s9", {"class": "not_installed.X", "err": "get it"})
+        missing = _fault("s9://poems/data")
+    assert "not_installed" in missing.rule and f'not_installed "fsspec=={fsspec.__version__}"' in missing.remedy
+
+
+@pytest.mark.parametrize("entry", ["s3://ada:pass-word@poems/data", "https://poems.org/a.jsonl?X-Amz-Signature=0a1b"])
+def test_an_address_with_a_secret_is_refused_without_telling_it(entry: str) -> None:
+    text = str(_fault(entry))
+    assert "kept in files" in text and "pass-word" not in text and "0a1b" not in text
+
+
+def test_a_file_that_changed_is_not_read_as_another(store: Any) -> None:
+    (file,) = find_files(["memory://poems/data/a.jsonl"], "")
+    store.pipe("/poems/data/a.jsonl", _jsonl(1, 300))
+    with pytest.raises(OSError, match="changed since it was listed") as raised:
+        _documents([file])
+    assert raised.value.filename == "memory:///poems/data/a.jsonl"
+
+
+@pytest.mark.parametrize("given", [b"", b"x" * 5000])
+def test_an_answer_of_another_length_is_an_error(store: Any, given: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = find_files(["memory://poems/data/a.jsonl"], "")
+    monkeypatch.setattr(type(store.open("/poems/data/a.jsonl")), "read", lambda self, size: given)
+    with pytest.raises(OSError, match="reading bytes 0 to") as raised:
+        _documents(files)
+    assert f"{len(given):,} bytes where" in str(raised.value.strerror)
+
+
+def test_a_stream_seeks_as_a_file_does(store: Any) -> None:
+    file = find_files(["memory://poems/data/a.jsonl"], "")[0].remote
+    assert file is not None
+    content = FILES["data/a.jsonl"]
+    with remote.open_file(file, 0) as stream:
+        assert stream.seek(-5, io.SEEK_END) == len(content) - 5 and stream.read(9) == content[-5:]
+        assert stream.seek(3) == 3 and stream.read(4) == content[3:7] and stream.seek(2, io.SEEK_CUR) == 9
+        assert stream.tell() == 9 and stream.read(0) == b""
