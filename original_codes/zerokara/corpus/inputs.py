@@ -302,7 +302,7 @@ class _Search:
         """Real path → path of pipes, sockets and devices with the name of a corpus file."""
         self._suspects: list[str] = []
         """What a user may have meant to include."""
-        self._num_repeats = 0
+        self._repeats: set[Path] = set()
         """Links to files and folders that were found under another name."""
         self._real_folder = cache(os.path.realpath)
 
@@ -317,7 +317,7 @@ class _Search:
                 if not stat.S_ISDIR(mode):
                     self._take_file(path, real, stat.S_ISREG(mode))
                 elif real in folders:
-                    self._num_repeats += is_link and folders[real] != path
+                    self._repeats |= {path} if is_link and folders[real] != path else set()
                 else:
                     folders[real] = path
                     with os.scandir(path) as entries:
@@ -334,8 +334,8 @@ class _Search:
 
     def log_left_out(self, entry: str) -> None:
         """Name what a user may have meant to include."""
-        if self._num_repeats:
-            log(f"note: {shown(entry)}: {self._num_repeats:,} links lead to files that are included already; left out")
+        if self._repeats:
+            log(f"note: {shown(entry)}: {len(self._repeats):,} links lead to files that are included already; left out")
         for path in sorted(self._not_files.values())[:MAX_LISTED]:
             log(f"note: {shown(path)} is a pipe, a socket or a device, and is left out")
         _log_suspects(self._suspects)
@@ -360,7 +360,7 @@ class _Search:
         elif not is_file:
             self._not_files.setdefault(real, path)
         elif self.found.setdefault(real, path) != path:
-            self._num_repeats += 1
+            self._repeats.add(path)
 
 
 def _matches(pattern: str) -> Iterator[str]:

@@ -140,7 +140,7 @@ class Part:
 
 
 def _file(path: str, remote: dict[str, Any] | None, **values: Any) -> InputFile:
-    return InputFile(path=Path(path), remote=remote and RemoteFile(**remote), **values)
+    return InputFile(path=Path(path), remote=RemoteFile(**remote) if remote else None, **values)
 
 
 def part_path(folder: Path, number: int, ending: str) -> Path:
