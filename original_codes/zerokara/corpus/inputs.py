@@ -41,9 +41,9 @@ EMBEDDED_CORPUS = Path("data/embedded/corpus.jsonl")
 OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
 """Files that our own steps write; a folder or a glob that holds them is still only the corpus."""
 _NO_DATA = re.compile(
-    r"dataset_infos?\.json|dataset_dict\.json|state\.json|croissant\.json|(readme|license|requirements)\.txt", re.I
+    r"/\.|/(dataset_(infos?|dict)\.json|state\.json|croissant\.json|(readme|license|requirements)\.txt)$", re.I
 )
-"""Files that describe a dataset at an address and are none of its data; still read where an entry names one."""
+"""Hidden files at an address, and those that describe a dataset; still read where an entry names one."""
 LIST_MARK = "@"
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
 MAX_LISTED = 5
@@ -153,7 +153,7 @@ def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) ->
                 more = f" and {len(again) - 1:,} more files" if again[1:] else ""
                 rule = f"names {found[again[0]].name}{more}, which {shown(first_entry[again[0]])} names already"
                 faults.append(Fault(where=place, value=shown(line), rule=rule, remedy="name each file once"))
-            first_entry = dict.fromkeys(found, line) | first_entry
+            first_entry |= {real: line for real in found if real not in first_entry}
             files.extend(found.values())
     unreadable = [file for file in files if file.remote is None and not os.access(file.path, os.R_OK)]
     if unreadable:
@@ -173,13 +173,11 @@ def check_unchanged(files: Sequence[InputFile]) -> None:
         RunError: one is not.
         OSError: one is gone.
     """
-    for file in files:
-        status = file.path.stat() if file.remote is None else None
-        if status and (status.st_size, status.st_mtime_ns) != (file.bytes, file.modified_ns):
-            changed = f"it had {file.bytes:,} bytes, now {status.st_size:,}"
-            raise RunError(
-                f"{file.name} changed while it was read ({changed}); nothing was written; run again when it is complete"
-            )
+    for file in (file for file in files if file.remote is None):
+        status = file.path.stat()
+        if (status.st_size, status.st_mtime_ns) != (file.bytes, file.modified_ns):
+            changed = f"{file.name} changed while it was read (it had {file.bytes:,} bytes, now {status.st_size:,})"
+            raise RunError(f"{changed}; nothing was written; run again when it is complete")
 
 
 def for_manifest(files: Sequence[InputFile]) -> list[Path | manifest.RemoteFile]:
@@ -201,8 +199,8 @@ def _lines_of(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str
         remedy = _beside(path) if not path.exists() else ""
         faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy=remedy))
         return
-    named = [(number, line.strip()) for number, line in enumerate(lines, 1)]
-    named = [(number, line) for number, line in named if line and not line.startswith("#")]
+    stripped = enumerate((line.strip() for line in lines), 1)
+    named = [(number, line) for number, line in stripped if line and not line.startswith("#")]
     if not named:
         rule = f"the list {shown(path.absolute())} names no file"
         faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy="write one file, glob or folder a line"))
@@ -231,7 +229,7 @@ def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str
         looked_for = f"files ending in {formats.text}, in the folder and below"
     elif glob.has_magic(entry):
         try:
-            matches = {str(Path(match)) for match in _matches(str(path))}
+            matches = {str(Path(match)) for match in _matches(os.path.join(".", path))}
             search.take(match for match in matches if PARTIAL_SUFFIX + "/" not in match + "/")
         except OSError as error:
             search.unreadable.append((Path(error.filename), error.strerror or str(error)))
@@ -262,10 +260,10 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
     from zerokara.corpus import remote  # takes a while, so only where an entry is an address
 
     found = {file: file.name.rpartition("/")[2] for file in remote.find(address, where)}
-    exact = [file for file, name in found.items() if name == address.rpartition("/")[2]]
+    exact = [file for file, name in found.items() if len(found) == 1 and name == address.rpartition("/")[2]]
     if exact and formats.of(found[exact[0]]) is None:
         raise UserError(_of_no_format(address, where, formats))
-    wanted = exact or [file for file, name in found.items() if formats.is_name(name) and _is_data(file.name)]
+    wanted = exact or [file for file, name in found.items() if formats.is_name(name) and not _NO_DATA.search(file.name)]
     _log_suspects([file.name for file, name in found.items() if formats.is_packed_otherwise(name)])
     if not wanted:
         rule = f"names no corpus file; looked for {formats.text}"
@@ -276,11 +274,6 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
         file.name: InputFile(Path(file.name), source, *(formats.of(found[file]) or UNKNOWN), file.bytes, 0, file)
         for file in wanted
     }
-
-
-def _is_data(name: str) -> bool:
-    """Whether a file at an address is none that describes it, nor a hidden one."""
-    return "/." not in name and not _NO_DATA.fullmatch(name.rpartition("/")[2])
 
 
 def _of_no_format(entry: str, where: str, formats: Formats) -> Fault:
@@ -344,10 +337,7 @@ class _Search:
             log(f"note: {shown(link)} is a link to nothing; if it was a folder of the corpus, its text will be missing")
 
     def _turn(self, path: str) -> tuple[bool, bool, Path, str]:
-        """What stands in its own place goes first, then what a linked folder leads to, then links; with the real path.
-
-        The real path of a folder is asked for once.
-        """
+        """Sorts what stands in its own place first, then what a linked folder leads to, then links; with the real path."""
         is_link = os.path.islink(path)
         folder, name = os.path.split(path)
         ends = is_link or name in ("", ".", "..")
@@ -363,31 +353,22 @@ class _Search:
             self._repeats.add(path)
 
 
-def _matches(pattern: str) -> Iterator[str]:
-    """The matches of a recursive pattern.
+def _matches(pattern: str, real_above: tuple[str, ...] = ()) -> Iterator[str]:
+    """The matches of a recursive pattern, which has a folder before any ``**``; `real_above`: folders it came through.
 
     `glob.glob` follows a circle of links until the path is too long, and with two such circles never ends.
     """
-    parts = pattern.split("/")
-    if "**" not in parts:
+    before, stars, after = f"{pattern}/".partition("/**/")
+    if not stars:
         yield from glob.glob(pattern)
         return
-    place = parts.index("**")
-    before, after = "/".join(parts[:place]) or ("/" if place else "."), "/".join(parts[place + 1 :])
-    for start in glob.glob(os.path.join(before, "")):
-        for folder in _folders(start, (os.path.realpath(start),)):
-            yield from _matches(os.path.join(glob.escape(folder), after)) if after else [folder]
-
-
-def _folders(folder: str, real_above: tuple[str, ...]) -> Iterator[str]:
-    """A folder and those below that are not hidden, by links too, unless they lead to one that lies above."""
-    yield folder
-    if os.path.isdir(folder):
-        os.scandir(folder).close()  # Raises where glob would silently skip the folder.
-        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*", ""))):
-            real = os.path.realpath(path)
-            if real not in real_above:
-                yield from _folders(path, (*real_above, real))
+    for folder in glob.glob(f"{before}/"):
+        real = os.path.realpath(folder)
+        if real not in real_above:
+            os.scandir(folder).close()  # Raises where glob would silently skip the folder.
+            below = after.removesuffix("/")
+            yield from _matches(glob.escape(folder) + below) if below else [folder]
+            yield from _matches(f"{glob.escape(folder)}*/**/{below}".removesuffix("/"), (*real_above, real))
 
 
 def _log_suspects(suspects: Sequence[str]) -> None:
