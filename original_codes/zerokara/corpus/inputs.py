@@ -337,7 +337,7 @@ class _Search:
             log(f"note: {shown(link)} is a link to nothing; if it was a folder of the corpus, its text will be missing")
 
     def _turn(self, path: str) -> tuple[bool, bool, Path, str]:
-        """Sorts what stands in its own place first, then what a linked folder leads to, then links; with the real path."""
+        """Sorts what stands in its own place first, then what a linked folder leads to, then links."""
         is_link = os.path.islink(path)
         folder, name = os.path.split(path)
         ends = is_link or name in ("", ".", "..")
