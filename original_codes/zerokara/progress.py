@@ -37,14 +37,18 @@ class Progress:
         self, label: str, total: float | None = None, unit: str = "it", stream: IO[str] | None = None, done: float = 0
     ):
         """`done` of the `total` was done before, and does not count in the rate; the total may be an estimate."""
-        self.label, self.total, self.unit = label, total, unit
+        self._name, self.total, self._unit, self._done = label, total, unit, done
         self._stream = stream if stream is not None else sys.stderr
         self._notes: dict[str, Any] = {}
-        self._phase = ""
-        self._done = self._rate_done = done
-        self._started = self._last_line = self._rate_started = time.monotonic()
-        bar: dict[str, Any] = {"file": self._stream, "dynamic_ncols": True, "leave": False, "unit_scale": unit == "B"}
-        self._bar: Any = tqdm(None, label, total, unit=unit, initial=done, **bar) if self._stream.isatty() else None
+        self._last_line = time.monotonic()
+        self._start("")
+
+    def _start(self, phase: str) -> None:
+        self._phase, self._label = phase, f"{self._name}, {phase}" if phase else self._name
+        self._started, self._done_before = time.monotonic(), self._done
+        bar: dict[str, Any] = {"file": self._stream, "dynamic_ncols": True, "leave": False}
+        bar |= {"unit": self._unit, "unit_scale": self._unit == "B", "initial": self._done}
+        self._bar: Any = tqdm(None, self._label, self.total, **bar) if self._stream.isatty() else None
 
     def advance(self, amount: float = 1) -> None:
         """Count `amount` more units as done."""
@@ -71,11 +75,8 @@ class Progress:
     def phase(self, name: str) -> None:
         """Name the phase of the work that begins; a new phase has its own rate, and so its own time left."""
         if name != self._phase:
-            self._phase, self._rate_done, self._rate_started = name, self._done, time.monotonic()
-            if self._bar is not None:
-                self._bar.reset()
-                self._bar.initial = self._bar.n = self._bar.last_print_n = self._done
-                self._bar.set_description_str(f"{self.label}, {name}", refresh=False)
+            self.__exit__()
+            self._start(name)
         self.beat()
 
     def beat(self) -> None:
@@ -94,20 +95,19 @@ class Progress:
 
     def _print(self) -> None:
         self._last_line = time.monotonic()
-        rate = (self._done - self._rate_done) / max(self._last_line - self._rate_started, 1e-9)
-        shown, unit = (bytes_text, "") if self.unit == "B" else (count_text, f" {self.unit}")
-        parts = [] if self._phase and not self._done else [shown(self._done)]  # There may be nothing to count yet.
-        if parts and self.total:
+        seconds = self._last_line - self._started
+        rate = (self._done - self._done_before) / max(seconds, 1e-9)
+        shown, unit = (bytes_text, "") if self._unit == "B" else (count_text, f" {self._unit}")
+        parts = []
+        if self._done:
+            parts.append(shown(self._done))
+        if self._done and self.total:
             parts[0] += f" of {shown(self.total)} ({self._done / self.total:.0%})"
-            if rate and self._done < self.total:
-                parts.append(f"{seconds_text((self.total - self._done) / rate)} left")
-        if rate:
-            parts.append(f"{shown(rate)}{unit}/s")
+        if rate and self.total and self._done < self.total:
+            parts.append(f"{seconds_text((self.total - self._done) / rate)} left")
+        parts.append(f"{shown(rate)}{unit}/s" if rate else f"for {seconds_text(seconds)}")
         parts += [f"{key} {value}" for key, value in self._notes.items()]
-        if self._phase:
-            parts.append(f"for {seconds_text(self._last_line - self._started)}")
-        label = f"{self.label}, {self._phase}" if self._phase else self.label
-        print(f"{label}: {', '.join(parts)}", file=self._stream, flush=True)
+        print(f"{self._label}: {', '.join(parts)}", file=self._stream, flush=True)
 
 
 def opening(text: str) -> None:

@@ -122,7 +122,7 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
         is_rotary=ARCHITECTURES[model["architecture"]].positions == "rotary",
         number="{:,}".format,
         inline=markdown.inline,
-        fenced=markdown.fenced,
+        indented=markdown.indented,
         bytes_text=bytes_text,
         count_text=count_text,
         seconds_text=seconds_text,

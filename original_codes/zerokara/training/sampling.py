@@ -95,9 +95,9 @@ def as_markdown(samples: Sequence[Sample]) -> str:
     """The samples of one step as Markdown."""
     parts = []
     for sample in samples:
-        prompt = markdown.code(sample.prompt) if sample.prompt.strip() else "(the start of a document)"
-        parts += [f"**{prompt}**", f"greedy:\n\n{markdown.indented(sample.greedy)}"]
-        parts += [f"sampled:\n\n{markdown.indented(sample.sampled)}"]
+        prompt = sample.prompt if sample.prompt.strip() else "(the start of a document)"
+        for name, text in (("**prompt:**", prompt), ("greedy:", sample.greedy), ("sampled:", sample.sampled)):
+            parts.append(f"{name}\n\n{markdown.indented(text)}")
     return "\n\n".join(parts) + "\n"
 
 

@@ -98,8 +98,8 @@ def test_each_step_has_one_section_whatever_the_model_writes(tmp_path: Path) -> 
     assert steps() == [0, 10, 20]
     text = (tmp_path / "samples.md").read_text(encoding="utf-8")
     assert text.startswith(
-        "# What the model wrote\n\n## step 0\n\n**`a ## step 7`**\n\ngreedy:\n\n    one\n    ## step 8\n"
+        "# What the model wrote\n\n## step 0\n\n**prompt:**\n\n    a\n    ## step 7\n\ngreedy:\n\n    one\n"
     )
-    assert "**(the start of a document)**\n\ngreedy:\n\n    two\n\nsampled:\n\n    three\n" in text
+    assert "**prompt:**\n\n    (the start of a document)\n\ngreedy:\n\n    two\n\nsampled:\n\n    three\n" in text
     assert text.count("again") == 1
     assert sampling.excerpt("a\n b" + "c" * 200, 10) == "a bcccccc…"
