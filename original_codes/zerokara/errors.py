@@ -1,12 +1,9 @@
 """Errors that end a step, and the faults of a configuration or an input.
 
-A *user error* (exit code 2) means that the configuration or the input is wrong and that nothing was done; it holds
-every fault, each with its place, key, value, the rule that it breaks, and a remedy. A *run error* (exit code 1) means
-that something failed while running. A step that is *stopped* (exit code 130) resumes when it is run again, or says what
-that takes.
-
-Messages quote libraries and servers, which quote addresses and headers. So each passes through `redacted`: no signed
-address, token or password reaches a terminal or a log.
+A *user error* (exit code 2): the configuration or the input is wrong, and nothing was done; it holds every fault, with
+place, key, value, rule and remedy. A *run error* (exit code 1): something failed while running. A step that is
+*stopped* (exit code 130) resumes when it is run again, or says what that takes. Messages quote libraries and servers,
+which quote addresses and headers; so each is `redacted`: no secret reaches a terminal or a log.
 """
 
 from __future__ import annotations
@@ -152,33 +149,27 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # characters that the encoding lacks are escaped
             stream.reconfigure(errors="backslashreplace")
+    code, message = 0, ""
     try:
         work()
     except UserError as error:
-        for fault in error.faults:
-            print(f"error: {plain(str(fault))}", file=sys.stderr)
-        return error.exit_code
+        code, message = error.exit_code, "\n".join(f"error: {fault}" for fault in error.faults)
     except RunError as error:
-        print(f"failed: {plain(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and _is_unread():
-            print(f"stopped: the output is no longer read; to resume: {again or SAME_COMMAND}", file=sys.stderr)
-            return UNREAD
-        if isinstance(error, OSError) and error.filename is not None:
-            message = f"failed: cannot read or write {shown(os.fsdecode(error.filename))}: {error.strerror or error}"
-        else:  # unexpected
-            message = traceback.format_exc().rstrip()
-        print(plain(redacted(message)), file=sys.stderr)
-        return RunError.exit_code
+        code, message = error.exit_code, f"failed: {error}"
     except Stopped as stop:
-        print(f"stopped; {stop}", file=sys.stderr)
-        return INTERRUPTED
+        code, message = INTERRUPTED, f"stopped; {stop}"
     except KeyboardInterrupt:
-        print(f"stopped; to resume: {again}" if again else "stopped", file=sys.stderr)
-        return INTERRUPTED
+        code, message = INTERRUPTED, f"stopped; to resume: {again}" if again else "stopped"
+    except Exception as error:
+        code, message = RunError.exit_code, traceback.format_exc().rstrip()  # unexpected
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            code, message = UNREAD, f"stopped: the output is no longer read; to resume: {again or SAME_COMMAND}"
+        elif isinstance(error, OSError) and error.filename is not None:
+            message = f"failed: cannot read or write {shown(os.fsdecode(error.filename))}: {error.strerror or error}"
+    if message:
+        print(plain(redacted(message)), file=sys.stderr)
     _is_unread()
-    return 0
+    return code
 
 
 def _is_unread() -> bool:
