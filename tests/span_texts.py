@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerokara.samples.spans import Ids
+from zerokara.samples.objective import Ids
 
 
 def merged(encoder_input: Ids, target: Ids, sentinels: Ids, end_id: int) -> Ids:

@@ -12,9 +12,7 @@ from tiny import Trained
 
 from zerokara import checkpoint
 from zerokara.config.data import causal
-from zerokara.samples.documents import SampleDocuments
-from zerokara.samples.packed import PackedTokens
-from zerokara.samples.sources import read_sources
+from zerokara.samples.packed import PackedTokens, read_sources
 from zerokara.tokens.layout import TokenPaths
 from zerokara.training.monitoring import metrics
 
@@ -40,7 +38,7 @@ def test_a_bad_batch_is_skipped_and_its_documents_named(
         assert sample["position"] == 37 and sample["loss"] == "nan"
         paths = TokenPaths(forge.settings["output_prefix"])
         sources = read_sources(forge.settings["output_prefix"])
-        touched = SampleDocuments(PackedTokens(paths.train, causal(32)), sources).in_sample(sample["sample"])
+        touched = PackedTokens(paths.train, causal(32)).documents(sample["sample"], sources)
         named = {"source": sources[0].name, "first": touched[0].document, "last": touched[-1].document}
         assert sample["documents"] == [named]
         state = checkpoint.read_state(with_bad_steps.folder / "global_step44")

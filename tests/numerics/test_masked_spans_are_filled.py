@@ -12,7 +12,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
-from zerokara.samples.spans import corrupt, noise_mask
+from zerokara.samples.objective import corrupt, noise_mask
 
 SYMBOLS, FIRST, END, START = 24, 4, 2, 3
 SENTINELS = np.arange(FIRST + SYMBOLS, FIRST + SYMBOLS + 12)

@@ -21,8 +21,7 @@ from zerokara.model import biased_attention, decoder, encoder_decoder, parallel
 from zerokara.model.builder import Model, build
 from zerokara.model.experts import Routing
 from zerokara.samples.objective import Batch
-from zerokara.samples.packed_examples import PackedExamples, PackedRows
-from zerokara.samples.pairs import Pairs
+from zerokara.samples.packed_examples import PackedExamples, PackedRows, Pairs
 from zerokara.training.run import as_tensors
 
 PAD, END, VOCABULARY = 0, 2, 300

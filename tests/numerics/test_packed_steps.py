@@ -22,8 +22,7 @@ from zerokara.config.data import packed
 from zerokara.model import compilation, experts, parallel
 from zerokara.model.builder import Model, build
 from zerokara.model.experts import Routing
-from zerokara.samples.packed_examples import PackedExamples
-from zerokara.samples.pairs import Pairs
+from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.training.run import as_tensors
 
 PAD, END, VOCABULARY = 0, 2, 300

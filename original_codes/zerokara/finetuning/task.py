@@ -29,9 +29,8 @@ from zerokara.examples.reading import find_example_files
 from zerokara.examples.token_files import ExampleTokens
 from zerokara.progress import count_text, log, opening
 from zerokara.samples.example_data import ExampleData
-from zerokara.samples.packed_examples import PackedExamples
+from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.samples.packing import target_length
-from zerokara.samples.pairs import Pairs
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import entropy
 from zerokara.training.launching import Commands, spawn
@@ -93,7 +92,7 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         num_valid_tokens=files.valid.counts.tokens if files.valid else 0,
         name=", ".join(config.train_data),
     )
-    packed, objective = reading.tokens(), Pairs.of_run(config.lengths, encoder, encodes)
+    packed, objective = reading.tokens(), Pairs(config.lengths, encoder.pad_id if encodes else None)
     return PlannedData(
         reading=reading,
         objective=objective,
@@ -116,7 +115,7 @@ def plan_rows(train: SplitFiles, packed: PackedExamples) -> Iterator[tuple[str, 
     counts = train.counts
     kept = f"{counts.kept:,} kept, {counts.cut:,} cut, {counts.dropped:,} dropped, {counts.bad:,} bad"
     yield "examples", f"{train.num_examples:,} training examples in {len(packed):,} sequences ({kept})"
-    learned, padding = f"{packed.learned_share:.1%}", f"{packed.padding_share:.1%}"
+    learned, padding = f"{packed.num_learned_tokens / max(1, packed.num_tokens):.1%}", f"{packed.padding_share:.1%}"
     yield "", f"{learned} of the tokens are learned, {padding} of what is computed is padding"
     if lost := counts.cut_learned_tokens:
         cut = f"{lost:,} tokens of answers were cut away with their questions and are not learned"

@@ -11,16 +11,17 @@ Example, G = 8, m = 2, R = 2 at position 80: rank 0 reads [80 81] then [84 85], 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.objective import Batch
-from zerokara.samples.order import SampleOrder
+from zerokara.samples.order import MixedOrder, SampleOrder
+from zerokara.samples.packed import PackedTokens
+from zerokara.samples.packed_examples import PackedExamples
 
 
 @dataclass(frozen=True)
@@ -47,30 +48,15 @@ class BatchLayout:
         return consumed + offsets[:, rank]
 
 
-class Samples(Protocol):
-    """Samples by number: `packed.PackedTokens`, or `packed_examples.PackedExamples`."""
-
-    def __len__(self) -> int: ...
-
-    def many(self, indices: NDArray[np.int64]) -> Any:
-        """The samples at `indices`, as the objective takes them."""
-
-
-class BatchMaker(Protocol):
-    """An objective (`objective.Objective`), which makes a batch of samples with the keys of each."""
-
-    def __call__(self, samples: Any, keys: NDArray[np.int64], /) -> Batch: ...
-
-
 class Batches:
-    """The micro batches of one rank, as an objective makes them."""
+    """The micro batches of one rank, as an objective makes them of samples and the key of each."""
 
     def __init__(
         self,
-        tokens: Samples,
+        tokens: PackedTokens | PackedExamples,
         order: SampleOrder | MixedOrder,
         layout: BatchLayout,
-        objective: BatchMaker,
+        objective: Callable[[Any, NDArray[np.int64]], Batch],
         rank: int = 0,
     ):
         assert order.num_samples == len(tokens), f"an order of {order.num_samples} for {len(tokens)} samples"

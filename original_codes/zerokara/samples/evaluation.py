@@ -1,16 +1,15 @@
 """Validation batches, in the order of the tokens, so that the loss and bits per byte are exact.
 
-In next-token prediction (`DocumentBatches`) each document is read as step 8 reads it (`windows`): alone, after the
-end-of-document token, in overlapping windows where it is longer than the context, and each of its tokens is predicted
-once. Windows of several documents are packed into one row, with intra-document masking: short ones cost little.
+In next-token prediction (`DocumentBatches`) each document is read as step 8 reads it: alone, after the end-of-document
+token, in overlapping `windows` where it is longer than the context, and each of its tokens is predicted once. Windows
+of several documents are packed into one row, with intra-document masking: short ones cost little.
 
 In span corruption (`SampleBatches`) the tokens are cut into whole samples, the last filled up from the beginning; the
 masked spans depend on the seed and the sample's number, so that every validation masks the same tokens.
 
-The tokens may come in parts (sources, one after another), each of which is packed or cut by itself.
-
-Every rank runs the same number of forward passes, the surplus ones over rows that do not count: ZeRO-3 gathers the
-weights in each, and would wait for a missing rank for ever.
+The tokens may come in parts (sources, one after another), each of which is packed or cut by itself. Every rank runs the
+same number of forward passes, the surplus ones over rows that do not count: ZeRO-3 gathers the weights in each, and
+would wait for a missing rank for ever.
 
 Example, documents [7 8 9 4 5 2] and [6 2], S = 4, start and end 2: windows 2 7 8 9 → 7 8 9 4, then 8 9 4 5 → · · 5 2,
 and 2 6 → 6 2. Each of the first two fills a row, the third is padded.
@@ -19,6 +18,7 @@ and 2 6 → 6 2. Each of the first two fills a row, the third is padded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,45 @@ from numpy.typing import NDArray
 from zerokara.config.data import MIN_CONTEXT
 from zerokara.samples import packing
 from zerokara.samples.objective import Batch, Objective, document_offsets
-from zerokara.samples.windows import Window, stride_of, windows
+from zerokara.samples.packed import document_bounds
 from zerokara.tokens.indexed import IndexedTokens
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a document's tokens; its targets from `first_target` on are scored."""
+
+    document: int
+    begin: int
+    """Index of its first input in the document's tokens (the start token has index 0)."""
+    end: int
+    """Index after its last target."""
+    first_target: int
+
+    @property
+    def num_inputs(self) -> int:
+        """Positions that it takes."""
+        return self.end - self.begin - 1
+
+
+def stride_of(context_length: int, min_context: float) -> int:
+    """Tokens by which windows advance, so that all but the first ones score after `min_context` of the context."""
+    return max(1, round(context_length * (1 - min_context)))
+
+
+def windows(num_tokens: int, context_length: int, stride: int, document: int = 0) -> Iterator[Window]:
+    """Cut a document of `num_tokens` (start and end included) so that each but the first is a target once.
+
+    The first window predicts all its tokens but the start; each further one moves on by a stride and predicts the
+    tokens that are new in it, which then have all the others of the window before them. Example, a context of 4, a
+    stride of 2, tokens 0 … 7: inputs 0 1 2 3 predict 1 2 3 4, inputs 2 3 4 5 predict 5 6, and 3 4 5 6 predict 7.
+    """
+    end = min(num_tokens, context_length + 1)
+    if end > 1:
+        yield Window(document, 0, end, 1)
+    while end < num_tokens:
+        first, end = end, min(num_tokens, end + stride)
+        yield Window(document, end - 1 - context_length, end, first)
 
 
 def evaluation_batches(
@@ -56,8 +93,7 @@ def evaluation_batches(
 
 def _parts(index: IndexedTokens, lengths: Sequence[int], max_tokens: int | None) -> list[NDArray[np.int64]]:
     """Of each part, where its documents begin in the .bin, and the end of the last that is validated, in tokens."""
-    by_sequence = np.concatenate([[0], np.cumsum(index.lengths, dtype=np.int64)])
-    bounds = np.unique(by_sequence[index.document_indices])  # without documents that have no token
+    bounds = np.unique(document_bounds(index))  # without documents that have no token
     parts = []
     for first, end in pairwise(np.cumsum([0, *lengths]).tolist()):
         taken = bounds[np.searchsorted(bounds, first) : np.searchsorted(bounds, end, side="right")]
@@ -74,7 +110,6 @@ class SampleBatches:
 
     def __init__(self, parts: Sequence[NDArray[Any]], objective: Objective):
         self._parts, self._objective = parts, objective
-        self.num_parts = len(parts)
 
     def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
         """The micro batches that `rank` evaluates, each with the part that it counts for; as many on every rank."""
@@ -95,25 +130,35 @@ class DocumentBatches:
     def __init__(self, tokens: NDArray[Any], parts: Sequence[NDArray[np.int64]], seq_len: int, start_id: int):
         """`parts` are the bounds of the documents of each part, in `tokens`; `start_id` precedes every document."""
         self._tokens, self._seq_len, self._start_id = tokens, seq_len, start_id
-        self._parts = [_PackedWindows(bounds, seq_len) for bounds in parts]
-        self.num_parts = len(parts)
+        self._parts = [self._packed(bounds) for bounds in parts]
+
+    def _packed(self, bounds: NDArray[np.int64]) -> list[list[tuple[Window, int]]]:
+        """The windows of each row of some documents, each with the first token of its document."""
+        stride = stride_of(self._seq_len, MIN_CONTEXT)
+        found = [
+            (window, first)
+            for number, (first, end) in enumerate(pairwise(bounds.tolist()))
+            for window in windows(end - first + 1, self._seq_len, stride, number)  # the start token stands before it
+        ]
+        rows = packing.pack([window.num_inputs for window, _ in found], self._seq_len)
+        return [[found[place] for place in rows[row]] for row in range(len(rows))]
 
     def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
         """The micro batches that `rank` evaluates, each with the part that it counts for; as many on every rank."""
-        for number, part in enumerate(self._parts):
-            for start in range(0, len(part.rows), micro_batch_size * num_ranks):
+        for number, rows in enumerate(self._parts):
+            for start in range(0, len(rows), micro_batch_size * num_ranks):
                 first = start + rank * micro_batch_size
-                yield number, self._batch(part, range(first, first + micro_batch_size))
+                own = rows[first : first + micro_batch_size]
+                yield number, self._batch([*own, *[[]] * (micro_batch_size - len(own))])
 
-    def _batch(self, part: _PackedWindows, rows: range) -> Batch:
-        """The windows of some rows; a row beyond the last is padding."""
+    def _batch(self, rows: Sequence[Sequence[tuple[Window, int]]]) -> Batch:
+        """The windows of some rows; a row without any is padding."""
         shape = len(rows), self._seq_len
         inputs, labels = np.full(shape, self._start_id, dtype=np.int64), np.full(shape, self._start_id, dtype=np.int64)
         mask, segments = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.int64)
         for place, row in enumerate(rows):
-            packed = part.windows_in(row)
             at = 0
-            for number, (window, first_token) in enumerate(packed):
+            for number, (window, first_token) in enumerate(row):
                 here = slice(at, at + window.num_inputs)
                 begin = first_token + window.begin  # of the labels: the start token is not in the .bin
                 labels[place, here] = self._tokens[begin : begin + window.num_inputs]
@@ -122,26 +167,5 @@ class DocumentBatches:
                 mask[place, here][window.first_target - window.begin - 1 :] = 1
                 segments[place, here] = number
                 at += window.num_inputs
-            segments[place, at:] = len(packed)
+            segments[place, at:] = len(row)
         return Batch(inputs, labels, mask, segments, document_offsets(segments))
-
-
-class _PackedWindows:
-    """The windows of some documents, and in which row each lies."""
-
-    def __init__(self, bounds: NDArray[np.int64], seq_len: int):
-        self._bounds = bounds
-        lengths, stride = np.diff(bounds).tolist(), stride_of(seq_len, MIN_CONTEXT)
-        self._windows = [
-            window
-            for number, length in enumerate(lengths)
-            for window in windows(length + 1, seq_len, stride, number)  # the start token stands before it
-        ]
-        self.rows = packing.pack([window.num_inputs for window in self._windows], seq_len)
-
-    def windows_in(self, row: int) -> list[tuple[Window, int]]:
-        """The windows in a row, each with the first token of its document; none beyond the last row."""
-        if row >= len(self.rows):
-            return []
-        chosen = [self._windows[number] for number in self.rows[row].tolist()]
-        return [(window, int(self._bounds[window.document])) for window in chosen]

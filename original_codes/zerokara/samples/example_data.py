@@ -16,13 +16,11 @@ import numpy as np
 
 from zerokara.config.data import OrderKind, SampleLengths
 from zerokara.samples import packing
-from zerokara.samples.documents import DocumentId
-from zerokara.samples.mixed_order import MixedStage
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Batch
-from zerokara.samples.order import SampleOrder
-from zerokara.samples.packed_examples import PackedExamples, pair_lengths
-from zerokara.samples.pairs import Pairs
-from zerokara.samples.sources import TokenSource
+from zerokara.samples.order import MixedStage, SampleOrder
+from zerokara.samples.packed import DocumentId, TokenSource, document_bounds
+from zerokara.samples.packed_examples import PackedExamples, Pairs, pair_lengths
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 
 
@@ -81,7 +79,11 @@ class ExampleData:
 
         Rows are longer than in training where an example is.
         """
-        lengths = _with_room(self.lengths, IndexedTokens(prefix, EXAMPLES_STEP), self.is_encoder_decoder)
+        index, lengths = IndexedTokens(prefix, EXAMPLES_STEP), self.lengths
+        if index.num_documents:
+            taken = pair_lengths(index) if self.is_encoder_decoder else (np.diff(document_bounds(index)) - 1,)
+            longest = [packing.rounded_up(int(each.max())) for each in taken]
+            lengths = replace(lengths, input=max(lengths.input, longest[0]), target=max(lengths.target, longest[-1]))
         packed = PackedExamples(prefix, lengths, self.is_encoder_decoder, self.pad_id, self.seed, max_tokens)
         return ExampleBatches(packed, objective)
 
@@ -94,8 +96,6 @@ class ExampleData:
 class ExampleBatches:
     """The rows of validation examples, each once; surplus rows of a rank are padding."""
 
-    num_parts = 1
-
     def __init__(self, packed: PackedExamples, objective: Pairs):
         self.packed, self._objective = packed, objective
 
@@ -106,13 +106,5 @@ class ExampleBatches:
             yield 0, self._objective(self.packed.many(rows, real=rows < len(self.packed)), rows)
 
 
-def _with_room(lengths: SampleLengths, index: IndexedTokens, is_encoder_decoder: bool) -> SampleLengths:
-    """The lengths, raised to those of the longest example."""
-    if not index.num_documents:
-        return lengths
-    if is_encoder_decoder:
-        read, target = (packing.rounded_up(int(each.max())) for each in pair_lengths(index))
-    else:
-        by_sequence = np.concatenate([[0], np.cumsum(index.lengths, dtype=np.int64)])
-        read = target = packing.rounded_up(int(np.diff(by_sequence[index.document_indices]).max()) - 1)
-    return replace(lengths, input=max(lengths.input, read), target=max(lengths.target, target))
+Reading = DataPlan | ExampleData
+"""The training samples of a run and their order: of a corpus, or of the examples of a task."""

@@ -1,6 +1,6 @@
 """Training objectives, a table entry each: tokens of samples → a `Batch` of inputs and labels.
 
-Shapes: b samples, S input positions (of the encoder, where there is one), T predicted positions.
+Shapes: b samples, n raw tokens each, S input positions (of the encoder, where there is one), T predicted positions.
 
 With intra-document masking each position has a *segment*, the number of its document in the sequence: how many
 end-of-document tokens (EOD) there are among the inputs up to it, itself included. As an input, an EOD opens the next
@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from zerokara.config.data import SampleLengths
 from zerokara.config.model import ModelSettings
 from zerokara.errors import Fault, UserError
-from zerokara.samples import spans
+from zerokara.samples.order import GOLDEN, mix, mix_many
 from zerokara.tokenizer.encoder import Encoder
 
 Ids = NDArray[np.int64]
@@ -86,16 +87,13 @@ class Causal:
     """Lengths of one sample."""
     masking_eod_id: int | None = None
     """Id of the EOD with intra-document masking, None without it."""
+    sentinel_ids: ClassVar[list[int]] = []
+    """Control tokens that are predicted all the same: none."""
 
     @classmethod
     def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int, intra_document_masking: bool) -> Causal:
         """The objective of a run, which has no use for the seed."""
         return cls(lengths, encoder.eos_id if intra_document_masking else None)
-
-    @property
-    def sentinel_ids(self) -> list[int]:
-        """Control tokens that are predicted all the same: none."""
-        return []
 
     def __call__(self, tokens: Ids, keys: Ids, real: NDArray[np.bool_] | None = None) -> Batch:
         """Make the batch of `tokens` [b, S + 1], whatever the keys; `real`, like `tokens`, is False on padding."""
@@ -121,7 +119,12 @@ class Causal:
 
 @dataclass(frozen=True)
 class SpanCorruption:
-    """Predict masked spans from the text around them (`spans`)."""
+    """Predict masked spans from the text around them (Raffel et al., 2020).
+
+    Of a sample's n tokens N are noise, in M masked spans; both follow from the length (`config.data`), so that all
+    samples have the same lengths. The encoder input is the text with a sentinel token in place of each masked span, and
+    an end token; the decoder target is each sentinel followed by the tokens of its span, and an end token.
+    """
 
     lengths: SampleLengths
     seed: int
@@ -141,10 +144,8 @@ class SpanCorruption:
         """
         sentinels = encoder.sentinel_ids
         if lengths.num_spans > len(sentinels):
-            rule = (
-                f"has {len(sentinels)} sentinel tokens <extra_id_N>; a sample of {lengths.raw} tokens needs one for "
-                f"each of its {lengths.num_spans} masked spans"
-            )
+            needed = f"a sample of {lengths.raw} tokens needs one for each of its {lengths.num_spans} masked spans"
+            rule = f"has {len(sentinels)} sentinel tokens <extra_id_N>; {needed}"
             remedy = f"train a tokenizer with extra_ids: {max(100, lengths.num_spans)} (step 1), or lower seq_len"
             raise UserError(Fault(str(encoder.model_path), rule, "input_tokenizer_file", remedy=remedy))
         return cls(lengths, seed, np.array(sentinels, dtype=np.int64), encoder.eos_id, encoder.pad_id)
@@ -159,11 +160,12 @@ class SpanCorruption:
 
         `real`, like `tokens`, is False on padding; a sample counts as a whole, if its first token is real.
         """
-        noise = spans.noise_mask(self.lengths, self.seed, keys)
-        inputs, labels = spans.corrupt(tokens, noise, self.sentinels, self.end_id)
+        noise = noise_mask(self.lengths, self.seed, keys)
+        inputs, labels = corrupt(tokens, noise, self.sentinels, self.end_id)
         counts = np.ones(len(tokens), np.bool_) if real is None else real[:, 0]
         mask = np.repeat(counts[:, None].astype(np.float32), labels.shape[1], axis=1)
-        return Batch(inputs, labels, mask, decoder_inputs=_shifted(labels, self.start_id))
+        decoder_inputs = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=self.start_id)
+        return Batch(inputs, labels, mask, decoder_inputs=decoder_inputs)
 
     def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:
         """Expected counts in one sample: its noise tokens, as frequent as in the corpus, each sentinel, the end token.
@@ -192,9 +194,50 @@ class SpanCorruption:
         return Prompt([*ids[-(self.lengths.input - 1) :], self.end_id], [self.start_id])
 
 
-def _shifted(labels: Ids, start_id: int) -> Ids:
-    """The decoder's inputs while it predicts `labels`: the start token, then the labels but for the last."""
-    return np.concatenate([np.full((len(labels), 1), start_id, dtype=np.int64), labels[:, :-1]], axis=1)
+def corrupt(tokens: Ids, noise: NDArray[np.bool_], sentinels: Ids, end_id: int) -> tuple[Ids, Ids]:
+    """Encoder inputs [b, S] and decoder targets [b, T] of `tokens` [b, n], `noise` as `noise_mask` gives it.
+
+    `sentinels` are the ids of <extra_id_0>, <extra_id_1>, …, at least as many as there are spans. Example, with X Y and
+    end E: a b c d e f with c d and f masked gives the encoder input a b X e Y E and the decoder target X c d Y f E.
+    """
+    return _with_sentinels(tokens, noise, sentinels, end_id), _with_sentinels(tokens, ~noise, sentinels, end_id)
+
+
+def noise_mask(lengths: SampleLengths, seed: int, keys: Ids) -> NDArray[np.bool_]:
+    """True where a token is noise, [b, n], for samples of these keys.
+
+    A text begins with a span that is kept, then a masked one, and so on in turn; every way to cut the noise tokens into
+    spans, and the others, is equally likely. SplitMix64 (`order.mix`) draws a number for each position at which a span
+    could end, from the seed and the key, and the spans end at the smallest.
+    """
+    kept = _span_lengths(lengths.raw - lengths.num_noise_tokens, lengths.num_spans, seed, keys, stream=0)
+    noise = _span_lengths(lengths.num_noise_tokens, lengths.num_spans, seed, keys, stream=1)
+    in_turn = np.stack([kept, noise], axis=2).reshape(len(keys), 2 * lengths.num_spans)
+    changes = np.zeros((len(keys), lengths.raw), dtype=np.int64)
+    begins = np.cumsum(in_turn, axis=1)[:, :-1]
+    np.put_along_axis(changes, begins, 1, axis=1)
+    return np.cumsum(changes, axis=1) % 2 == 1
+
+
+def _with_sentinels(tokens: Ids, masked: NDArray[np.bool_], sentinels: Ids, end_id: int) -> Ids:
+    """The tokens that are not masked, a sentinel in place of each masked span, and the end token."""
+    first = masked.copy()
+    first[:, 1:] &= ~masked[:, :-1]
+    number = np.cumsum(first, axis=1) - 1
+    replaced = np.where(first, sentinels[np.maximum(number, 0)], tokens)
+    rest = replaced[~masked | first].reshape(len(tokens), -1)  # as many in each sample
+    return np.concatenate([rest, np.full((len(tokens), 1), end_id, dtype=np.int64)], axis=1)
+
+
+def _span_lengths(num_tokens: int, num_spans: int, seed: int, keys: Ids, stream: int) -> Ids:
+    """Lengths, at least 1 each, of `num_spans` spans of `num_tokens` together, [b, M]; any split is as likely."""
+    if num_spans == 1:
+        return np.full((len(keys), 1), num_tokens, dtype=np.int64)
+    of_key = mix_many(keys.astype(np.uint64) ^ np.uint64(mix(mix(seed + GOLDEN) + stream)))
+    drawn = mix_many(of_key[:, None] + np.arange(1, num_tokens, dtype=np.uint64) * np.uint64(GOLDEN))
+    cuts = np.sort(np.argpartition(drawn, num_spans - 2, axis=1)[:, : num_spans - 1], axis=1) + 1
+    edges = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, num_tokens)))
+    return np.diff(edges, axis=1).astype(np.int64)
 
 
 Objective = Causal | SpanCorruption

@@ -1,21 +1,19 @@
-"""The order in which a run reads its samples: position of the run → (epoch, index of the sample in the epoch).
+"""The order in which a run reads its samples, a pure function: position of the run → (epoch, index of the sample).
 
-Position i lies in epoch i // n. In `sequential` order its index is i mod n. In `shuffle` order it is P(i mod n), where
-P is a permutation of [0, n) fixed by (seed, epoch) and *computed* at the requested point, in O(1) memory: a Feistel
-network over the smallest even number of bits that holds n, walked along its cycle until the value is below n
-(J. Black, P. Rogaway: Ciphers with Arbitrary Finite Domains, 2002). A Feistel network is a permutation whatever its
-round function is, since each round can be undone; a permutation of a larger set, walked along its cycles, is one of
-[0, n). So every process computes the same order, epochs differ, and a longer run keeps the prefix of a shorter one.
-
-The round function and the keys are SplitMix64's (G. Steele, D. Lea, C. Flood: Fast Splittable Pseudorandom Number
-Generators, 2014): with mix() its finaliser and G = 2^64/golden ratio, all modulo 2^64,
-
-    state   = mix(mix(seed + G) + epoch)
-    key_r   = mix(state + (r + 1)·G)                    for the rounds r = 0 … 7
-    round_r : (left, right) → (right, left XOR the top `half` bits of mix(right XOR key_r))
+`SampleOrder` is the order of one stream of samples, `MixedOrder` that of several sources, mixed by weight in stages.
+Nothing is stored: every process computes the same order at any position, in memory that grows neither with the data nor
+with the run, and a longer run keeps the prefix of a shorter one. All pseudo-random numbers are SplitMix64's (G. Steele,
+D. Lea, C. Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 """
 
 from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +24,10 @@ NUM_ROUNDS = 8
 """4 make a strong permutation of a large set (Luby and Rackoff, 1988); sets of a few bits need more."""
 MIN_HALF_BITS = 3
 """Halves below 3 bits have so few round functions that some permutations of 3 or 4 samples never come."""
+BLOCK_SAMPLES = 1024
+"""Positions of a mixture that are shuffled among each other."""
+_BLOCKS_KEPT = 8
+_STAGE_SEEDS, _SOURCE_SEEDS = 1, 2
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio, an odd number whose multiples spread evenly over 64 bits."""
@@ -48,8 +50,22 @@ def mix_many(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
+def derived_seed(seed: int, family: int, number: int) -> int:
+    """An independent seed for each of many things to shuffle."""
+    return mix(mix(mix(seed) + family) + number)
+
+
 class KeyedPermutation:
-    """A pseudo-random permutation of [0, n), fixed by (seed, epoch) and computed point by point."""
+    """A pseudo-random permutation of [0, n), fixed by (seed, epoch) and computed point by point, in O(1) memory.
+
+    It is a Feistel network over the smallest even number of bits that holds n, walked along its cycle until the value
+    is below n (J. Black, P. Rogaway: Ciphers with Arbitrary Finite Domains, 2002). A Feistel network is a permutation
+    whatever its round function is, since each round can be undone. With G = `GOLDEN`, all modulo 2^64::
+
+        state   = mix(mix(seed + G) + epoch)
+        key_r   = mix(state + (r + 1)·G)                    for the rounds r = 0 … 7
+        round_r : (left, right) → (right, left XOR the top `half` bits of mix(right XOR key_r))
+    """
 
     def __init__(self, n: int, seed: int, epoch: int = 0):
         assert n >= 1, f"a permutation of {n} numbers"
@@ -77,7 +93,10 @@ class KeyedPermutation:
 
 
 class SampleOrder:
-    """The declared order of a run over `num_samples` samples an epoch, as a pure function of the position."""
+    """The declared order of a run over n samples an epoch: position i lies in epoch i // n, at i mod n of the epoch.
+
+    In `sequential` order that is the index of the sample, in `shuffle` order its image under the epoch's permutation.
+    """
 
     def __init__(self, num_samples: int, seed: int, kind: OrderKind = "shuffle"):
         assert num_samples >= 1, f"an order of {num_samples} samples"
@@ -92,3 +111,198 @@ class SampleOrder:
                 here = epochs == epoch
                 indices[here] = KeyedPermutation(self.num_samples, self.seed, int(epoch)).at(indices[here])
         return epochs, indices
+
+
+def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
+    """Whole numbers in the same proportion, as small as they can be; 0.1 is taken as the tenth that was written."""
+    exact = [Fraction(str(weight)) for weight in weights]
+    scale = math.lcm(*(weight.denominator for weight in exact))
+    whole = [int(weight * scale) for weight in exact]
+    divisor = math.gcd(*whole) or 1
+    return tuple(weight // divisor for weight in whole)
+
+
+class Apportionment:
+    """The source of each position of a mixture, so that every prefix of it has the proportions of the weights.
+
+    The positions are seats, which the sources are given by the method of Webster and Sainte-Laguë (M. Balinski, H. P.
+    Young: Fair Representation, 1982): the seats of source s have the keys (2n + 1) / w_s for n = 0, 1, 2, …, and all
+    seats are given in ascending order of key, then of source. So of the first p seats source s has about w_s·p / Σw,
+    and exactly that where these are whole numbers; it never loses a seat when p grows; and its seats lie evenly between
+    those of the others. Keys are whole numbers: they are multiplied by the least common multiple of the weights.
+
+    Example, weights 3 and 1: the keys are 1/3, 1, 5/3, 7/3, … and 1, 3, 5, …; the seats go to 0 0 1 0 0 0 1 0 0 0 …
+    """
+
+    def __init__(self, weights: Sequence[int]):
+        assert min(weights) >= 0 and sum(weights) > 0, weights
+        self.weights = tuple(weights)
+        multiple = math.lcm(*(weight for weight in weights if weight))
+        self._steps = [multiple // weight if weight else 0 for weight in weights]
+
+    def seats(self, num: int) -> list[int]:
+        """How many of the first `num` seats each source has; costs as much for the first as for the trillionth.
+
+        Each source is given at once what it has for certain: with 1/λ the key of the last seat, over 2, it has
+        round(w/λ) seats, these sum to `num`, and rounding adds at most 1/2 for each of the k sources, so that
+        1/λ ≥ (num − k/2) / Σw. Fewer than k seats remain, and go to the lowest keys.
+        """
+        total, off = sum(self.weights), sum(weight > 0 for weight in self.weights)
+        counts = [max(0, (weight * (2 * num - off) + total) // (2 * total)) for weight in self.weights]
+        self._give(counts, num - sum(counts))
+        return counts
+
+    def sequence(self, first: int, num: int) -> list[int]:
+        """The source of each of the `num` seats from seat `first` on."""
+        return self._give(self.seats(first), num)
+
+    def _give(self, counts: list[int], num: int) -> list[int]:
+        """Give the next `num` seats to the lowest keys, and count them; returns their sources."""
+        waiting = [((2 * counts[source] + 1) * step, source) for source, step in enumerate(self._steps) if step]
+        heapq.heapify(waiting)
+        given = []
+        for _ in range(num):
+            source = waiting[0][1]
+            given.append(source)
+            counts[source] += 1
+            heapq.heapreplace(waiting, ((2 * counts[source] + 1) * self._steps[source], source))
+        return given
+
+
+@dataclass(frozen=True)
+class MixedStage:
+    """One stage of a mixture."""
+
+    weights: tuple[int, ...]
+    """A whole number for each source."""
+    num_samples: int | None
+    """None for a last stage that is as long as the run."""
+    kind: OrderKind
+    name: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """All that determines the order; the name does not."""
+        return {"weights": list(self.weights), "samples": self.num_samples, "order": self.kind}
+
+
+class _Draws:
+    """The source of each position of one stage, and the number of the draw from that source.
+
+    The sources are the seats of an `Apportionment`. In `sequential` order they are used as they are: every source is
+    read in its own order, evenly mixed. In `shuffle` order they are shuffled within blocks of 1,024 positions: at the
+    end of a block every source has been read in proportion to its weight, and within a block there is no pattern. The
+    last block of a stage of known length is cut short, so that the stage has exactly the seats of its length.
+    """
+
+    def __init__(self, stage: MixedStage, number: int, first: int, before: Sequence[int], seed: int):
+        self.stage, self.first, self.before = stage, first, list(before)
+        self._seats = Apportionment(stage.weights)
+        self._seed = derived_seed(seed, _STAGE_SEEDS, number)
+        self._blocks: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+
+    def counts(self, num: int) -> list[int]:
+        """How many of the stage's first `num` positions each source has."""
+        if self.stage.kind == "sequential" or num % BLOCK_SAMPLES == 0 or num == self.stage.num_samples:
+            return self._seats.seats(num)
+        number, rest = divmod(num, BLOCK_SAMPLES)
+        counts = self._seats.seats(num - rest)
+        in_block = np.bincount(self._block(number)[0][:rest], minlength=len(counts))
+        return [count + more for count, more in zip(counts, in_block.tolist(), strict=True)]
+
+    def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Source and draw of each of `positions`, counted from the beginning of the stage."""
+        sources, draws = np.empty_like(positions), np.empty_like(positions)
+        numbers, offsets = np.divmod(positions, BLOCK_SAMPLES)
+        for number in np.unique(numbers):
+            here = numbers == number
+            block_sources, block_draws = self._block(int(number))
+            sources[here], draws[here] = block_sources[offsets[here]], block_draws[offsets[here]]
+        return sources, draws
+
+    def _block(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Source and draw of each position of a block; the last few that were asked for are kept."""
+        if number in self._blocks:
+            return self._blocks[number]
+        first, size = number * BLOCK_SAMPLES, BLOCK_SAMPLES
+        if self.stage.num_samples is not None:
+            size = min(size, self.stage.num_samples - first)
+        sources = np.array(self._seats.sequence(first, size), dtype=np.int64)
+        if self.stage.kind == "shuffle":
+            sources = sources[KeyedPermutation(size, self._seed, number).at(np.arange(size))]
+        draws = np.empty_like(sources)
+        for source, count in enumerate(self._seats.seats(first)):
+            of_source = np.flatnonzero(sources == source)
+            draws[of_source] = self.before[source] + count + np.arange(len(of_source))
+        while len(self._blocks) >= _BLOCKS_KEPT:
+            del self._blocks[next(iter(self._blocks))]
+        self._blocks[number] = sources, draws
+        return sources, draws
+
+
+class MixedOrder:
+    """The declared order of a run in stages over sources of `samples_per_source` samples.
+
+    A position lies in a stage, which determines its source and the number d of the draw from that source. Draws are
+    counted over the whole run, through all stages, so that no sample of a source is read twice before all were read
+    once: draw d of a source of n samples lies in its epoch d // n, at index d mod n of the epoch, in a `SampleOrder`
+    with a seed of its own for each source. Only a stage of the other order ends an epoch early: it restarts the source,
+    since neither order can continue where the other stopped. So a stage in `sequential` order reads a source from its
+    beginning, whatever shuffled stages have read of it. The last stage may be open.
+    """
+
+    def __init__(self, stages: Sequence[MixedStage], samples_per_source: Sequence[int], seed: int):
+        assert stages and all(stage.num_samples is not None for stage in stages[:-1]), stages
+        self.samples_per_source = tuple(samples_per_source)
+        self.num_samples = sum(samples_per_source)
+        self._first_samples = np.concatenate([[0], np.cumsum(samples_per_source)]).astype(np.int64)
+        self._draws: list[_Draws] = []
+        first, before = 0, [0] * len(self.samples_per_source)
+        kinds: list[OrderKind | None] = [None] * len(self.samples_per_source)
+        for number, stage in enumerate(stages):
+            for source in np.flatnonzero(stage.weights).tolist():
+                num_read = before[source] % self.samples_per_source[source]
+                if num_read and kinds[source] != stage.kind:  # the rest of the epoch is left out
+                    before[source] += self.samples_per_source[source] - num_read
+                kinds[source] = stage.kind
+            self._draws.append(_Draws(stage, number, first, before, seed))
+            if stage.num_samples is not None:
+                seats = self._draws[-1].counts(stage.num_samples)
+                first, before = first + stage.num_samples, [a + b for a, b in zip(before, seats, strict=True)]
+        self.length: int | None = None if stages[-1].num_samples is None else first
+        """Number of positions; None if the last stage is open."""
+        self.firsts = [draws.first for draws in self._draws]
+        """First position of each stage."""
+        self._orders: dict[tuple[int, OrderKind], SampleOrder] = {
+            (source, kind): SampleOrder(samples, derived_seed(seed, _SOURCE_SEEDS, source), kind)
+            for source, samples in enumerate(self.samples_per_source)
+            for kind in ("shuffle", "sequential")
+            if samples
+        }
+
+    def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Epochs of their sources, and indices among the samples of all sources, of the samples at `positions`.
+
+        The positions have one dimension, and may be in any order and in any stages.
+        """
+        assert self.length is None or not len(positions) or positions.max() < self.length, "beyond the last stage"
+        epochs, indices = np.empty_like(positions), np.empty_like(positions)
+        numbers = np.searchsorted(self.firsts, positions, side="right") - 1
+        for number in np.unique(numbers):
+            in_stage = np.flatnonzero(numbers == number)
+            stage = self._draws[number]
+            sources, draws = stage.at(positions[in_stage] - stage.first)
+            for source in np.unique(sources):
+                here = sources == source
+                epochs[in_stage[here]], own = self._orders[int(source), stage.stage.kind].at_many(draws[here])
+                indices[in_stage[here]] = self._first_samples[source] + own
+        return epochs, indices
+
+    def counts_by_stage(self, num: int) -> list[list[int]]:
+        """Of the first `num` positions of the run, how many each stage draws from each source."""
+        ends = [*self.firsts[1:], num]
+        parts = [min(end, num) - draws.first for draws, end in zip(self._draws, ends, strict=True)]
+        return [draws.counts(max(0, part)) for draws, part in zip(self._draws, parts, strict=True)]
+
+    def counts(self, num: int) -> list[int]:
+        """Of the first `num` positions of the run, how many are drawn from each source."""
+        return [sum(column) for column in zip(*self.counts_by_stage(num), strict=True)]

@@ -5,15 +5,17 @@ of S tokens regardless of where documents end, so there is no padding. In next-t
 predicts token j + 1, and the last token of a sample is the first of the next one. T tokens make (T − o) // S samples;
 at most S tokens at the end are not used.
 
-Where sources are mixed by weight, each is cut by itself, so that every sample is of one source; the samples of the
-second source come after those of the first. Example, S = 4, o = 1, parts of 10 and 5 tokens: samples 0 and 1 are
-``tokens[0:5]`` and ``tokens[4:9]``, sample 2 is ``tokens[10:15]``.
+The tokens of each source (an entry of `input_jsonl`) lie together, in the order of step 2's manifest. Where sources are
+mixed by weight, each is cut by itself, so that every sample is of one source; the samples of the second source come
+after those of the first. Example, S = 4, o = 1, parts of 10 and 5 tokens: samples 0 and 1 are ``tokens[0:5]`` and
+``tokens[4:9]``, sample 2 is ``tokens[10:15]``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,64 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerokara import manifest
 from zerokara.config.data import SampleLengths
 from zerokara.errors import Fault, UserError
-from zerokara.tokens.indexed import IndexedTokens
-from zerokara.tokens.layout import bin_path
+from zerokara.tokens.indexed import IndexedTokens, read_header
+from zerokara.tokens.layout import TokenPaths, bin_path
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """The training tokens of one source."""
+
+    name: str
+    """Its entry of `input_jsonl`, as it was when step 2 ran."""
+    first_token: int
+    """Index of its first token in the .bin."""
+    num_tokens: int
+    num_valid_tokens: int = 0
+    """Tokens of its validation documents, which have a .bin of their own, in the same order."""
+
+    @property
+    def end_token(self) -> int:
+        """Index of the next source's first token."""
+        return self.first_token + self.num_tokens
+
+
+@dataclass(frozen=True)
+class DocumentId:
+    """One training document."""
+
+    source: int
+    """Index of the source."""
+    document: int
+    """Index among the source's training documents, in the order of the corpus."""
+
+
+def read_sources(output_prefix: str) -> tuple[TokenSource, ...]:
+    """Read the sources from the manifest of step 2, and check that together they make up the .bin.
+
+    Raises:
+        UserError: step 2 has not finished, or its manifest and the .bin disagree.
+    """
+    paths = TokenPaths(output_prefix)
+    header, data = read_header(paths.train), bin_path(paths.train)
+    sources: list[TokenSource] = []
+    for each in manifest.read(paths.manifest).facts.get("sources", []):
+        first, num_valid_tokens = sources[-1].end_token if sources else 0, each.get("valid", {}).get("tokens", 0)
+        sources.append(TokenSource(each["entry"], first, each["train"]["tokens"], num_valid_tokens))
+    num_tokens, expected = data.stat().st_size // header.id_bytes, sum(source.num_tokens for source in sources)
+    if num_tokens != expected:
+        rule = f"lists {expected:,} training tokens; {data} holds {num_tokens:,}"
+        raise UserError(Fault(str(paths.manifest), rule, remedy="tokenize again: step 2 with --redo"))
+    return tuple(sources)
+
+
+def document_bounds(index: IndexedTokens) -> NDArray[np.int64]:
+    """Where each document begins in the .bin, and the end of the last, in tokens: [documents + 1]."""
+    by_sequence = np.concatenate([[0], np.cumsum(index.lengths, dtype=np.int64)])
+    return by_sequence[index.document_indices]
 
 
 class PackedTokens:
@@ -39,7 +95,8 @@ class PackedTokens:
             UserError: the files are missing or damaged, or hold less than one sequence.
         """
         self.prefix, self.lengths = Path(prefix), lengths
-        self._tokens: NDArray[Any] = IndexedTokens(self.prefix).tokens
+        self._index = IndexedTokens(self.prefix)
+        self._tokens: NDArray[Any] = self._index.tokens
         self.num_tokens = len(self._tokens)
         parts = [self.num_tokens] if parts is None else parts
         assert sum(parts) == self.num_tokens, f"parts of {sum(parts)} tokens of {self.num_tokens}"
@@ -48,7 +105,12 @@ class PackedTokens:
         self._first_samples = [0, *accumulate(self.samples_per_part)][:-1]
         self._first_tokens = [0, *accumulate(parts)][:-1]
         if not self.num_samples:
-            raise UserError(self._too_short(where))
+            data, remedy = str(bin_path(self.prefix)), "give more text (step 2)"
+            rule = f"{data} holds {self.num_tokens:,} tokens, and one sequence takes {lengths.requirement}"
+            if self.num_tokens > lengths.overlap:
+                longest = lengths.input * (self.num_tokens - lengths.overlap) // lengths.raw
+                remedy += f", or set seq_len to at most {longest:,}"
+            raise UserError(Fault(where or data, rule, "seq_len", lengths.input, remedy=remedy))
 
     def __len__(self) -> int:
         return self.num_samples
@@ -69,16 +131,22 @@ class PackedTokens:
         """The samples at `indices`: int64 [len(indices), S + o]."""
         return np.stack([self[int(index)] for index in indices])
 
-    def _too_short(self, where: str) -> Fault:
-        taken, overlap = self.lengths.raw, self.lengths.overlap
-        remedy = "give more text (step 2)"
-        if self.num_tokens > overlap:
-            remedy += f", or set seq_len to at most {self.lengths.input * (self.num_tokens - overlap) // taken:,}"
-        return Fault(
-            where=where or str(bin_path(self.prefix)),
-            key="seq_len",
-            value=self.lengths.input,
-            rule=f"{bin_path(self.prefix)} holds {self.num_tokens:,} tokens, and one sequence takes "
-            f"{self.lengths.requirement}",
-            remedy=remedy,
-        )
+    def documents(self, index: int, sources: Sequence[TokenSource]) -> list[DocumentId]:
+        """The documents of which sample `index` holds a token (an EOD is one), in order.
+
+        A binary search in the .idx finds them with a few dozen reads, even in a terabyte.
+        """
+        firsts, start = [self._document_at(source.first_token) for source in sources], self.first_token(index)
+        last, found = start + self.lengths.raw + self.lengths.overlap - 1, []
+        for document in range(self._document_at(start), self._document_at(last) + 1):
+            source = bisect_right(firsts, document) - 1
+            found.append(DocumentId(source, document - firsts[source]))
+        return found
+
+    def _document_at(self, token: int) -> int:
+        """The document that holds a token of the .bin, counted over all sources."""
+        if token >= self.num_tokens:  # where an empty last source would begin
+            return self._index.num_documents
+        # `bisect` and not numpy's search: the numbers lie unaligned in the .idx, and numpy would copy them all first.
+        sequence = bisect_right(self._index.pointers, token * self._index.dtype.itemsize) - 1
+        return bisect_right(self._index.document_indices, sequence) - 1

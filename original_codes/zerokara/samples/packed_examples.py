@@ -18,13 +18,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.config.data import SampleLengths
 from zerokara.samples import packing
+from zerokara.samples.objective import Batch, Prompt, document_offsets, first_in_segment
+from zerokara.samples.packed import document_bounds
+from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 
 Ids = NDArray[np.int64]
@@ -72,23 +75,27 @@ class PackedExamples:
         self.prefix, self.lengths = Path(prefix), lengths
         self._is_encoder_decoder, self._pad_id = is_encoder_decoder, pad_id
         self._index = IndexedTokens(self.prefix, EXAMPLES_STEP)
-        ends = self._token_offsets()[1:]
-        self.num_examples = len(ends)
+        bounds = document_bounds(self._index)
+        self.num_examples = len(bounds) - 1
         if max_tokens is not None and self.num_examples:
-            self.num_examples = max(1, int(np.searchsorted(ends, max_tokens, side="right")))
-        self._packing = self._packed(seed)
+            self.num_examples = max(1, int(np.searchsorted(bounds[1:], max_tokens, side="right")))
+        if is_encoder_decoder:
+            read, target = (each[: self.num_examples] for each in pair_lengths(self._index))
+            self._packing = packing.pack_pairs(read, target, lengths.input, lengths.target, seed)
+        else:
+            self._packing = packing.pack(np.diff(bounds)[: self.num_examples] - 1, lengths.input, seed)
 
     def __len__(self) -> int:
         return len(self._packing)
 
     def examples(self, row: int) -> list[int]:
         """Numbers of the examples in a row, as they lie there."""
-        return [int(example) for example in self._packing[row]]
+        return self._packing[row].tolist()
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the examples."""
-        return int(self._token_offsets()[self.num_examples])
+        return int(document_bounds(self._index)[self.num_examples])
 
     @property
     def padding_share(self) -> float:
@@ -104,18 +111,13 @@ class PackedExamples:
     @property
     def num_learned_tokens(self) -> int:
         """Labels that are learned, in one epoch."""
-        is_learned = _is_learned(self._index.document_indices[: self.num_examples + 1])
+        is_learned = self._is_learned()
         learned = int(self._index.lengths[: len(is_learned)][is_learned].sum())
         return learned - len(self._learned_and_no_label())
 
-    @property
-    def learned_share(self) -> float:
-        """Share of the examples' tokens that are learned."""
-        return self.num_learned_tokens / max(1, self.num_tokens)
-
     def learned_counts(self, num_ids: int) -> Ids:
         """How often each id is learned in one epoch, [num_ids]."""
-        is_learned = _is_learned(self._index.document_indices[: self.num_examples + 1])
+        is_learned = self._is_learned()
         counts = -np.bincount(self._index.tokens[self._learned_and_no_label()], minlength=num_ids)
         at = 0
         for start in range(0, len(is_learned), _CHUNK):
@@ -127,36 +129,26 @@ class PackedExamples:
 
     def many(self, indices: Sequence[int] | Ids, real: Mask | None = None) -> PackedRows:
         """The rows at `indices`; where `real` (one for each) is False, a row of padding."""
-        num, lengths = len(indices), self.lengths
-        inputs, segments = self._blank(num, lengths.input)
-        labels, decoder_segments = self._blank(num, lengths.target)
-        learned, num_examples = np.zeros(labels.shape, dtype=np.bool_), np.zeros(num, dtype=np.int64)
+        inputs = np.full((len(indices), self.lengths.input), self._pad_id, dtype=np.int64)
+        labels = np.full((len(indices), self.lengths.target), self._pad_id, dtype=np.int64)
+        segments, target_segments = np.zeros_like(inputs), np.zeros_like(labels)
+        learned, num_examples = np.zeros(labels.shape, dtype=np.bool_), np.zeros(len(indices), dtype=np.int64)
         for place, row in enumerate(indices):
-            if real is None or real[place]:
-                arrays = (inputs[place], segments[place], labels[place], learned[place], decoder_segments[place])
-                num_examples[place] = len(self._packing[int(row)])
-                self._fill(self._packing[int(row)], *arrays)
-        of_decoder = decoder_segments if self._is_encoder_decoder else None
+            examples = self.examples(int(row)) if real is None or real[place] else []
+            at = target_at = 0
+            for number, example in enumerate(examples):
+                ids, is_learned = self._example(example)
+                end, first = len(ids) - 1, 1  # a decoder reads all but the last, and predicts all but the first
+                if self._is_encoder_decoder:
+                    end = first = len(ids) - int(is_learned.sum())
+                read, target = slice(at, at + len(ids[:end])), slice(target_at, target_at + len(ids[first:]))
+                inputs[place, read], segments[place, read] = ids[:end], number
+                labels[place, target], target_segments[place, target] = ids[first:], number
+                learned[place, target] = is_learned[first:]
+                at, target_at = read.stop, target.stop
+            segments[place, at:] = target_segments[place, target_at:] = num_examples[place] = len(examples)
+        of_decoder = target_segments if self._is_encoder_decoder else None
         return PackedRows(inputs, segments, labels, learned, num_examples, of_decoder)
-
-    def _fill(
-        self, examples: Ids, inputs: Ids, segments: Ids, labels: Ids, learned: Mask, target_segments: Ids
-    ) -> None:
-        """Write the examples of one row into its arrays, whose lengths are S and T."""
-        at, target_at = 0, 0
-        for number, example in enumerate(examples.tolist()):
-            ids, is_learned = self._example(example)
-            if self._is_encoder_decoder:
-                split = len(ids) - int(is_learned.sum())
-                read, target, target_learned = ids[:split], ids[split:], is_learned[split:]
-            else:
-                read, target, target_learned = ids[:-1], ids[1:], is_learned[1:]
-            end, target_end = at + len(read), target_at + len(target)
-            inputs[at:end], segments[at:end] = read, number
-            labels[target_at:target_end], learned[target_at:target_end] = target, target_learned
-            target_segments[target_at:target_end] = number
-            at, target_at = end, target_end
-        segments[at:] = target_segments[target_at:] = len(examples)
 
     def _example(self, example: int) -> tuple[NDArray[Any], Mask]:
         """The ids of an example, and whether each stands in a learned segment."""
@@ -166,28 +158,17 @@ class PackedExamples:
         ids = self._index.tokens[start : start + int(lengths.sum())]
         return ids, np.repeat(np.arange(end - first) % 2 == 1, lengths)
 
-    def _blank(self, num: int, length: int) -> tuple[Ids, Ids]:
-        return np.full((num, length), self._pad_id, dtype=np.int64), np.zeros((num, length), dtype=np.int64)
-
-    def _token_offsets(self) -> Ids:
-        """Where each example begins in the .bin, and the end of the last, in tokens."""
-        by_sequence = np.concatenate([[0], np.cumsum(self._index.lengths, dtype=np.int64)])
-        return by_sequence[self._index.document_indices]
-
-    def _packed(self, seed: int) -> packing.Packing:
-        if not self._is_encoder_decoder:
-            tokens = np.diff(self._token_offsets())[: self.num_examples]
-            return packing.pack(tokens - 1, self.lengths.input, seed)
-        read, target = pair_lengths(self._index)
-        kept = slice(self.num_examples)
-        return packing.pack_pairs(read[kept], target[kept], self.lengths.input, self.lengths.target, seed)
+    def _is_learned(self) -> Mask:
+        """Of each sequence of the examples, whether it is a learned segment."""
+        firsts = self._index.document_indices[: self.num_examples + 1]
+        counts = np.diff(firsts)
+        is_learned: Mask = (np.arange(int(counts.sum())) - np.repeat(firsts[:-1], counts)) % 2 == 1
+        return is_learned
 
     def _learned_and_no_label(self) -> Ids:
         """Places in the .bin of a decoder's first tokens, which nothing predicts, where nothing is read before them."""
-        firsts = self._index.document_indices[: self.num_examples]
-        if self._is_encoder_decoder:
-            firsts = firsts[:0]
-        return self._token_offsets()[: len(firsts)][self._index.lengths[firsts] == 0]
+        firsts = self._index.document_indices[: 0 if self._is_encoder_decoder else self.num_examples]
+        return document_bounds(self._index)[: len(firsts)][self._index.lengths[firsts] == 0]
 
 
 def pair_lengths(index: IndexedTokens) -> tuple[Ids, Ids]:
@@ -196,8 +177,46 @@ def pair_lengths(index: IndexedTokens) -> tuple[Ids, Ids]:
     return index.lengths[0::2].astype(np.int64), index.lengths[1::2].astype(np.int64)
 
 
-def _is_learned(document_indices: Ids) -> Mask:
-    """Of each sequence of these documents, whether it is a learned segment."""
-    counts = np.diff(document_indices)
-    is_learned: Mask = (np.arange(int(counts.sum())) - np.repeat(document_indices[:-1], counts)) % 2 == 1
-    return is_learned
+@dataclass(frozen=True)
+class Pairs:
+    """The objective of fine-tuning: learn the answers of packed examples, each by itself.
+
+    Attention stays within an example and positions restart, so a packed example is computed as it would be alone.
+    A batch tells the number of examples in each row, and so which positions are padding: a mixture of experts balances
+    the others.
+    """
+
+    lengths: SampleLengths
+    """Lengths of a packed row."""
+    start_id: int | None = None
+    """First input of a decoder with an encoder before it; None for a decoder by itself."""
+
+    sentinel_ids: ClassVar[list[int]] = []
+    """Control tokens that are predicted all the same: none."""
+
+    def __call__(self, rows: PackedRows, keys: Ids) -> Batch:
+        """Make the batch of some rows, whatever the keys."""
+        offsets = decoder_inputs = None
+        if rows.decoder_segments is None:
+            offsets = document_offsets(rows.segments)
+        else:  # in each segment of the target the start token, and all labels but the last
+            assert self.start_id is not None
+            shifted = np.roll(rows.labels, 1, axis=1)
+            decoder_inputs = np.where(first_in_segment(rows.decoder_segments), self.start_id, shifted)
+        return Batch(
+            rows.inputs,
+            rows.labels,
+            rows.learned.astype(np.float32),
+            rows.segments,
+            offsets,
+            decoder_inputs,
+            rows.decoder_segments,
+            rows.num_examples,
+        )
+
+    def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
+        """The ids of what is read; the beginning of a text that is too long is cut off."""
+        if self.start_id is not None:
+            read = encoder.encode(text).tolist()[-(self.lengths.input - 1) :]
+            return Prompt([*read, encoder.eos_id], [self.start_id])
+        return Prompt([], encoder.prompt_ids(text)[-max(1, self.lengths.input - max_new_tokens) :])

@@ -13,7 +13,7 @@ import torch
 
 from zerokara.checkpoint import TrainingState
 from zerokara.progress import bytes_text, count_text, seconds_text
-from zerokara.samples.mixed_order import MixedOrder
+from zerokara.samples.order import MixedOrder
 from zerokara.training import sampling
 from zerokara.training.evaluation import ValidationResult
 from zerokara.training.guards import StepRecord

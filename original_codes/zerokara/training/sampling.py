@@ -27,7 +27,7 @@ from zerokara import markdown
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.durable import write_text
 from zerokara.samples.objective import Objective, prompt_inputs
-from zerokara.samples.pairs import Pairs
+from zerokara.samples.packed_examples import Pairs
 from zerokara.tokenizer.encoder import Encoder
 
 FILE_NAME = "samples.md"

@@ -15,8 +15,7 @@ from torch import Tensor
 from zerokara.config.data import packed
 from zerokara.model.builder import Model, build
 from zerokara.model.experts import PADDING, MixtureOfExperts, Routing, experts_of, statistics
-from zerokara.samples.packed_examples import PackedExamples
-from zerokara.samples.pairs import Pairs
+from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.training.run import as_tensors
 
 ROUTING = Routing(aux_loss_coef=0.3, z_loss_coef=0.2)

@@ -14,10 +14,8 @@ from token_sources import data_plan, sample_at, settings, some_lengths, write_so
 from zerokara.errors import Fault, UserError
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.data_plan import DataPlan
-from zerokara.samples.documents import SampleDocuments
-from zerokara.samples.mixed_order import BLOCK_SAMPLES, derived_seed
 from zerokara.samples.objective import Causal
-from zerokara.samples.order import KeyedPermutation
+from zerokara.samples.order import BLOCK_SAMPLES, KeyedPermutation, derived_seed
 
 SEQ_LEN = 8
 TOTALS = (803, 4005, 330)  # 100, 500 and 41 samples
@@ -92,11 +90,10 @@ def test_what_is_consumed_is_what_was_declared(tmp_path: Path, owner: dict, rank
     assert got == expected
     assert consumed(plan, 900, ranks) == expected[:900]  # a longer run keeps the prefix of a shorter one
     # In documents: of every sample, those that own its tokens.
-    documents = SampleDocuments(plan.tokens(), plan.sources)
     _, indices = plan.order().at_many(np.arange(0, 2800, 7))
     for row, index in zip(got[::7], indices.tolist(), strict=True):
         own = list(dict.fromkeys(owner[token] for token in row))
-        assert [(place.source, place.document) for place in documents.in_sample(index)] == own
+        assert [(place.source, place.document) for place in plan.documents_in(index)] == own
         assert len({source for source, _ in own}) == 1  # no sample mixes sources
 
 

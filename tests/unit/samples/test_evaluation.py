@@ -1,3 +1,5 @@
+"""Validation batches: windows of documents, whole samples, parts and ranks."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,9 +9,8 @@ import pytest
 from span_texts import merged
 
 from zerokara.config import data
-from zerokara.samples.evaluation import SampleBatches, evaluation_batches
+from zerokara.samples.evaluation import SampleBatches, Window, evaluation_batches, stride_of, windows
 from zerokara.samples.objective import Batch, Causal, SpanCorruption
-from zerokara.samples.windows import stride_of
 from zerokara.tokens.indexed import write_documents
 
 END = 2
@@ -122,7 +123,7 @@ def test_texts_with_gaps_cover_every_part_whole(prefix: Path, num_ranks: int, mi
     taken, tokens = made.lengths.raw, [token for document in DOCUMENTS for token in document]
     parts = [tokens[:7], [], tokens[7:]]
     evaluation = evaluation_batches(prefix, made, start_id=2, part_tokens=[7, 0, 10])
-    assert isinstance(evaluation, SampleBatches) and evaluation.num_parts == 3
+    assert isinstance(evaluation, SampleBatches)
     per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
     assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1  # or ranks would wait for each other
     for number, part in enumerate(parts):
@@ -144,3 +145,23 @@ def test_every_validation_asks_for_the_same_words(prefix: Path) -> None:
         return [row for _, batch in batches for row in batch.labels[batch.loss_mask[:, 0] > 0].tolist()]
 
     assert labels(1) == labels(3) and len(labels(1)) == -(-17 // with_gaps().lengths.raw)
+
+
+def test_the_windows_of_the_docstring() -> None:
+    assert list(windows(8, 4, 2)) == [Window(0, 0, 5, 1), Window(0, 2, 7, 5), Window(0, 3, 8, 7)]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 8, 9, 10, 11, 30, 97])
+@pytest.mark.parametrize("stride", [1, 3, 8])
+def test_each_token_is_scored_once_with_enough_context(num_tokens: int, stride: int) -> None:
+    scored = []
+    for window in windows(num_tokens, 8, stride):
+        assert 1 <= window.num_inputs <= 8 and window.begin >= 0
+        for target in range(window.first_target, window.end):
+            scored.append(target)
+            assert target - window.begin >= min(target, 8 - stride + 1)
+    assert scored == list(range(1, num_tokens))
+
+
+def test_the_stride_leaves_the_context_that_is_asked_for() -> None:
+    assert [stride_of(8, 0.5), stride_of(8, 0), stride_of(1, 0.5), stride_of(8, 0.99)] == [4, 8, 1, 1]

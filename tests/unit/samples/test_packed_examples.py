@@ -12,8 +12,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.example_data import ExampleData
 from zerokara.samples.order import SampleOrder
-from zerokara.samples.packed_examples import PackedExamples
-from zerokara.samples.pairs import Pairs
+from zerokara.samples.packed_examples import PackedExamples, Pairs
 
 PAD, END, START = 0, 2, 0
 DECODER, BOTH = packed(32, 32, is_encoder_decoder=False), packed(32, 24, is_encoder_decoder=True)
@@ -44,7 +43,7 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     assert batch.document_offsets is not None and batch.document_offsets.tolist() == [0, 3, 5, 8]
     assert batch.document_offsets.dtype == np.int32 and len(batch.arguments()) == 6
     assert batch.num_examples is not None and batch.num_examples.tolist() == [2]
-    assert packed_rows.padding_share == pytest.approx(3 / 8) and packed_rows.learned_share == pytest.approx(4 / 7)
+    assert packed_rows.padding_share == pytest.approx(3 / 8) and packed_rows.num_learned_tokens == 4
 
 
 def learned_labels(rows: PackedExamples) -> dict[int, list[list[int]]]:

@@ -16,8 +16,8 @@ from configs import config_of
 from zerokara.checkpoint import TrainingState
 from zerokara.config.data import causal
 from zerokara.samples.data_plan import DataPlan
-from zerokara.samples.mixed_order import MixedStage
-from zerokara.samples.sources import TokenSource
+from zerokara.samples.order import MixedStage
+from zerokara.samples.packed import TokenSource
 from zerokara.training.evaluation import ValidationResult
 from zerokara.training.guards import StepRecord
 from zerokara.training.logbook import Logbook, peak_flops

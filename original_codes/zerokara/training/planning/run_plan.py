@@ -23,10 +23,9 @@ from zerokara.errors import RunError, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.evaluation import DocumentBatches, SampleBatches, evaluation_batches
-from zerokara.samples.example_data import ExampleBatches
+from zerokara.samples.example_data import ExampleBatches, Reading
 from zerokara.samples.objective import Objective, objective
-from zerokara.samples.pairs import Pairs
-from zerokara.samples.reading import Reading
+from zerokara.samples.packed_examples import Pairs
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import check_belongs, entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens

@@ -20,11 +20,10 @@ from zerokara.config.optim import ScheduleSettings
 from zerokara.config.settings import resolved
 from zerokara.errors import UserError
 from zerokara.progress import seconds_text
-from zerokara.samples.mixed_order import MixedOrder
-from zerokara.samples.order import SampleOrder
+from zerokara.samples.order import MixedOrder, SampleOrder
 
 if TYPE_CHECKING:  # of examples, for which `count_tokens.py` need not wait
-    from zerokara.samples.reading import Reading
+    from zerokara.samples.example_data import Reading
 
 STARTED_NAME = "ZEROKARA_STARTED"
 """Environment variable in which the launching process tells when it was started, in seconds since 1970."""
