@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from wide_weights import spread_weights
 
-from zerokara.huggingface import families, logit_proof, to_hf, weight_rules
-from zerokara.huggingface.logit_proof import LogitProof
+from zerokara.huggingface import families, to_hf, weight_rules
+from zerokara.huggingface import proof as export_proof
+from zerokara.huggingface.proof import Inputs, LogitProof
 from zerokara.huggingface.transforms import QUERY_KEY_VALUE, Parts, Transform
 from zerokara.huggingface.weight_rules import WeightRule
-from zerokara.huggingface.windows import Windows
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
 
@@ -51,18 +51,18 @@ CASES = [
 """Llama both ways; what is saved in bf16 goes the same way for all."""
 
 
-def windows_and_prompts(shape: ModelShape) -> tuple[Windows, list[Prompt]]:
+def inputs_and_prompts(shape: ModelShape) -> tuple[Inputs, list[Prompt]]:
     generator = torch.Generator().manual_seed(2)
 
-    def texts(*lengths: int) -> list[list[int]]:
-        return [torch.randint(0, shape.vocab_size, (n,), generator=generator).tolist() for n in lengths]
+    def tokens(rows: int, length: int) -> Tensor:
+        return torch.randint(0, shape.vocab_size, (rows, length), generator=generator)
 
-    windows = texts(48, 48, 31, 2)
+    windows = tokens(3, 43)
     if not shape.traits.is_encoder_decoder:
-        heads = (windows[0][:1], windows[1][:1], windows[2][-1:])
-        return Windows(windows), [Prompt([], list(head)) for head in heads]
-    read = texts(30, 48, 5, 17)
-    return Windows(windows, read), [Prompt(text, [SPECIAL.pad]) for text in (read[1], read[2], [7])]
+        return Inputs(windows), [Prompt([], row[:1]) for row in windows.tolist()]
+    read = tokens(3, 48)
+    prompts = [Prompt(text, [SPECIAL.pad]) for text in (read[1].tolist(), read[2, :17].tolist(), [7])]
+    return Inputs(windows, read, torch.ones_like(read)), prompts
 
 
 def export_and_prove(folder: Path, shape: ModelShape, dtype: str = "fp32") -> LogitProof:
@@ -73,8 +73,8 @@ def export_and_prove(folder: Path, shape: ModelShape, dtype: str = "fp32") -> Lo
 
 
 def prove(folder: Path, weights: dict[str, Tensor], shape: ModelShape, dtype: str = "fp32") -> LogitProof:
-    windows, prompts = windows_and_prompts(shape)
-    found, _ = logit_proof.prove(folder, weights, shape, dtype, windows, prompts, num_sampled=1)
+    inputs, prompts = inputs_and_prompts(shape)
+    found, _, _ = export_proof.prove(folder, weights, shape, dtype, inputs, prompts, num_sampled=1)
     return found
 
 
@@ -87,11 +87,10 @@ def rounded(found: LogitProof) -> float:
 def test_logits_arg_max_and_greedy_are_equal(tmp_path: Path, shape: ModelShape, dtype: str) -> None:
     found = export_and_prove(tmp_path / "hf", shape, dtype)
     assert found.faults == [] and found.holds
-    assert found.logit_std > logit_proof.SPREAD and found.notes == []
+    assert found.logit_std > export_proof.SPREAD and found.notes == []
     assert found.max_difference <= rounded(found)
-    assert found.positions == 48 + 48 + 31 + 2
+    assert found.positions == 3 * 43 and found.bf16_positions == 3 * 10
     assert found.greedy_tokens == 3 * (shape.seq_len - 1) >= 3 * 20
-    assert found.bf16_positions == 32
     assert found.tied_output is shape.tie_word_embeddings
     assert found.bf16_max_difference > 1e-3, "bf16 cannot be this exact: it was not computed"
 
@@ -221,7 +220,7 @@ def test_flat_logits_get_a_note(tmp_path: Path) -> None:
     weights = {name: tensor * 0.1 for name, tensor in spread_weights(shape).items()}
     to_hf.write_model(folder, weights, shape, SPECIAL, "fp32", "4GB")
     found = prove(folder, weights, shape)
-    assert found.logit_std < logit_proof.SPREAD and len(found.notes) == 1
+    assert found.logit_std < export_proof.SPREAD and len(found.notes) == 1
 
 
 def test_weights_that_are_no_numbers_do_not_pass(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_broken_twin_fails(
     encoders: dict[str, Encoder], tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], None], what: str
 ) -> None:
     result = proved(encoders[kind], tmp_path, change)
-    assert result.num_failures and result.failures[0].what == what, str(result)
+    assert result.num_failures and result.failures[0].startswith(what), str(result)
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def test_a_broken_twin_fails(
     _break(tmp_path, change)
     result = tokenizer_proof.prove(encoder, tmp_path, _documents(), 100)
     assert not result.ok and result.num_failures > 0, result
-    assert result.failures[0].what == ("decoded text" if change is _lossy_decoder else "ids")
+    assert result.failures[0].startswith("decoded text of" if change is _lossy_decoder else "ids of")
     assert "first failure: " in str(result)
 
 
@@ -202,7 +202,7 @@ def test_control_pieces_that_can_win_fail(train: Train, tmp_path: Path) -> None:
 
     _break(tmp_path, zero)
     result = tokenizer_proof.prove(encoder, tmp_path, ["plain text"], 10)
-    assert {failure.text for failure in result.failures} >= {"<unk>", "<s>", "</s>", "<pad>"}
+    assert all(f"ids of '{name}' at" in " ".join(result.failures) for name in ("<unk>", "<s>", "</s>", "<pad>"))
 
 
 def _unrounded(tmp_path: Path) -> Encoder:
@@ -256,12 +256,12 @@ def test_a_tie_is_the_same_text_with_the_same_score_and_few_are_put_up_with(
 
     other = [short, long] if encoder.encode("へへへへ").tolist() == [long, short] else [long, short]
     few = result_of(other, 2)
-    assert few.ok and few.ties == 2 and few.equal == 2000 and few.tie_examples[0].theirs == other
+    assert few.ok and few.ties == 2 and few.equal == 2000 and str(other)[1:-1] in few.tie_examples[0]
     many = result_of(other, 3)
     assert not many.ok and many.num_failures == 0
     assert "more ties than 0.1% of the lines: tie of 'へへへへ'" in str(many)
     worse = result_of([short] * 4, 1)
-    assert not worse.ok and worse.failures[0].what == "ids"
+    assert not worse.ok and worse.failures[0].startswith("ids")
     assert "ids of 'へへへへ' at token" in str(worse)
 
 

@@ -1,9 +1,9 @@
-"""Prompts → what a model writes after each: greedy, in batches, with stock transformers' key-value cache.
+"""Prompts → what a model writes after each, in batches, with stock transformers' key-value cache: greedy, or sampled.
 
 In: any transformers model that generates (decoder or encoder-decoder), and prompts as ids. Out: for each prompt, in its
 order, the new ids up to the first end token, and whether the model ended by itself.
 
-The result does not depend on the batches, but for the rounding of two logits that are equal: padding is masked, and a
+Greedy results do not depend on the batches, but for the rounding of two logits that are equal: padding is masked, and a
 decoder's stands on the left, so that the last position of each row is the last token of its prompt. (On the right, the
 model would continue the padding.) An encoder's stands on the right, where learned positions need it. Nothing of the
 model's own generation settings is used: a repetition penalty or a second end token would change what is measured.
@@ -13,9 +13,10 @@ Shape suffixes: B batch, S longest prompt, T new tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -42,6 +43,15 @@ class Generated:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn, instead of the arg max."""
+
+    temperature: float
+    top_p: float
+    seed: int
+
+
+@dataclass(frozen=True)
 class _Row:
     """A prompt to be continued by at most `limit` tokens; `number` is its place in the caller's order."""
 
@@ -59,15 +69,16 @@ def generate(
     pad_id: int,
     batch_tokens: int = BATCH_TOKENS,
     batch_size: int = MAX_BATCH_SIZE,
+    sampling: Sampling | None = None,
     give_up: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> list[Generated] | None:
-    """Continue each prompt greedily; None where `give_up` said so, which is asked before each batch.
+    """Continue each prompt; None where `give_up` said so, which is asked before each batch.
 
     For an encoder-decoder a prompt is the encoder's input, with its end token; else it is what stands before the first
     new token. `max_new_tokens` is one limit, or one for each prompt; a decoder's context length limits it further.
     `batch_tokens` caps rows × (longest prompt + new tokens), and so the memory of the cache; a longer prompt is a batch
-    of its own. `progress` advances by one for each prompt.
+    of its own. Without an `eos_id` nothing ends before its limit. `progress` advances by one for each prompt.
 
     Raises:
         RunError: a prompt is empty, or longer than the context; names its number, counted from 0.
@@ -77,12 +88,13 @@ def generate(
     ends = [eos_id] if isinstance(eos_id, int) else list(eos_id)
     rows = _rows(prompts, limits, context_length(model))
     results: dict[int, Generated] = {}
-    with _settings(model, ends, pad_id), torch.inference_mode():
+    with _settings(model, ends, pad_id, sampling), torch.inference_mode():
         for batch in _batches(rows, batch_tokens, batch_size, _num_positions(model)):
             if give_up is not None and give_up():
                 return None
             for row, new in zip(batch, _continued(model, batch, pad_id), strict=True):
-                results[row.number] = _up_to_end(new[: row.limit], ends)
+                ids = list(takewhile(lambda token: token not in ends, new[: row.limit]))
+                results[row.number] = Generated(ids, stopped=len(ids) < row.limit)
             if progress is not None:
                 progress.advance(len(batch))
     return [results[number] for number in range(len(prompts))]
@@ -114,11 +126,8 @@ def _rows(prompts: Sequence[Sequence[int]], limits: Sequence[int], context: int 
     for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         room = limit if context is None else context + 1 - len(prompt)
         if not len(prompt) or room < 1:
-            found = f"has {len(prompt)} tokens"
-            raise RunError(
-                f"prompt {number} {found}; a prompt must have at least one"
-                + ("" if context is None else f", and no more than the context length, {context}")
-            )
+            longest = "" if context is None else f", and no more than the context length, {context}"
+            raise RunError(f"prompt {number} has {len(prompt)} tokens; a prompt must have at least one{longest}")
         rows.append(_Row(number, prompt, min(limit, room)))
     return sorted(rows, key=lambda row: (-len(row.prompt), -row.limit, row.number))
 
@@ -166,33 +175,27 @@ def padded(prompts: Sequence[Sequence[int]], pad_id: int, left: bool) -> tuple[T
     return tokens_BS, mask_BS
 
 
-def _up_to_end(new: Sequence[int], ends: Collection[int]) -> Generated:
-    for at, token in enumerate(new):
-        if token in ends:
-            return Generated(list(new[:at]), True)
-    return Generated(list(new), False)
-
-
 @contextmanager
-def _settings(model: Any, ends: list[int], pad_id: int) -> Iterator[None]:
-    """Give the model greedy settings and nothing else; `generate` merges what it is given with the model's own."""
+def _settings(model: Any, ends: list[int], pad_id: int, sampling: Sampling | None) -> Iterator[None]:
+    """Give the model these settings and nothing else; `generate` merges what it is given with the model's own."""
     from transformers import GenerationConfig
 
     own = model.generation_config
+    start = getattr(own, "decoder_start_token_id", None)
+    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0} if sampling else {}
     model.generation_config = GenerationConfig(
-        do_sample=False,
+        do_sample=sampling is not None,
         use_cache=True,
-        eos_token_id=ends,
+        eos_token_id=ends or None,
         pad_token_id=pad_id,
-        decoder_start_token_id=_start_id(model, own),
+        # Newer files have it in generation_config.json, older ones in config.json.
+        decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None) if start is None else start,
+        **drawn,
     )
     try:
-        yield
+        with torch.random.fork_rng(enabled=sampling is not None):
+            if sampling is not None:
+                torch.manual_seed(sampling.seed)
+            yield
     finally:
         model.generation_config = own
-
-
-def _start_id(model: Any, own: Any) -> int | None:
-    """The first input of the decoder; newer files have it in generation_config.json, older ones in config.json."""
-    start = getattr(own, "decoder_start_token_id", None)
-    return getattr(model.config, "decoder_start_token_id", None) if start is None else start

@@ -37,26 +37,6 @@ MAX_TEXT_CHARACTERS = 100_000
 _BATCH = 256
 
 
-@dataclass(frozen=True)
-class TokenizerDifference:
-    """A text for which the two gave different ids, or decoded them differently."""
-
-    text: str
-    ours: list[int]
-    theirs: list[int]
-    what: str
-    """`ids`, `tie` or `decoded text`."""
-
-    def __str__(self) -> str:
-        place = next(
-            (i for i, (a, b) in enumerate(zip(self.ours, self.theirs, strict=False)) if a != b),
-            min(len(self.ours), len(self.theirs)),
-        )
-        shown = self.text if len(self.text) <= 80 else self.text[:77] + "..."
-        window = slice(max(0, place - 3), place + 5)
-        return f"{self.what} of {shown!r} at token {place}: ours {self.ours[window]}, theirs {self.theirs[window]}"
-
-
 @dataclass
 class TokenizerProof:
     """The result of a comparison."""
@@ -65,16 +45,16 @@ class TokenizerProof:
     """Lines of the given texts that were compared one by one."""
     whole_texts: int = 0
     """Texts of several lines that were also compared as a whole."""
+    hard_texts: int = 0
+    """Hard texts compared; their ties are tolerated, their failures are among the failures."""
     equal: int = 0
     """Lines with the same ids."""
     ties: int = 0
     """Lines that differ by a tie only (unigram)."""
-    tie_examples: list[TokenizerDifference] = field(default_factory=list)
-    failures: list[TokenizerDifference] = field(default_factory=list)
-    """The first differences that are not ties, in the given and the hard texts."""
     num_failures: int = 0
-    hard_texts: int = 0
-    """Hard texts compared; their ties are tolerated, their failures are among the failures."""
+    failures: list[str] = field(default_factory=list)
+    """The first differences that are not ties: of ids, or of the text that they decode to."""
+    tie_examples: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -90,26 +70,38 @@ class TokenizerProof:
             return f"{text}; first failure: {self.failures[0]}"
         return text if self.ok else f"{text}; more ties than {MAX_TIE_SHARE:.1%} of the lines: {self.tie_examples[0]}"
 
+    def as_json(self, examples: bool = False) -> dict[str, Any]:
+        """All counts, and whether the proof holds; `examples` adds texts that differ."""
+        names = ("lines", "whole_texts", "hard_texts", "equal", "ties")
+        counts = {"holds": self.ok, **{name: getattr(self, name) for name in names}, "failures": self.num_failures}
+        return counts | ({"examples": [*self.failures, *self.tie_examples]} if examples else {})
 
-def prove(encoder: Encoder, hf_folder: Path, lines: Iterable[str], max_lines: int = 10_000) -> TokenizerProof:
+
+def prove(encoder: Encoder, hf_folder: Path, texts: Iterable[str], max_lines: int = 10_000) -> TokenizerProof:
     """Compare the two on the hard texts, and on the given texts until `max_lines` lines are done.
 
     A text of several lines is compared line by line and as a whole.
     """
-    proof = TokenizerProof()
-    comparison = _Comparison(encoder, load(hf_folder), proof)
     hard = hard_texts(encoder)
-    proof.hard_texts = len(hard)
-    comparison.compare(hard)
-    comparison.compare_sentinels()
+    proof, theirs, ties = TokenizerProof(hard_texts=len(hard)), load(hf_folder), Ties(encoder)
+    _compare(proof, encoder, theirs, ties, hard)
+    for sentinel in encoder.sentinel_ids:  # as users spell one: its one id, without a space before it
+        text = f"a {encoder.piece(sentinel)} b"
+        ours = [*encoder.encode("a").tolist(), sentinel, *encoder.encode(" b").tolist()]
+        found = list(theirs(text, add_special_tokens=False)["input_ids"])
+        if found != ours:
+            proof.num_failures += 1
+            _keep(proof.failures, "ids", text, ours, found)
+    remaining = iter(texts)
     with Progress("comparing token ids", total=max_lines, unit="line") as progress:
-        texts = iter(lines)
-        while proof.lines < max_lines and (batch := list(islice(texts, _BATCH))):
+        while proof.lines < max_lines and (batch := list(islice(remaining, _BATCH))):
             wholes = [text for text in batch if NEWLINE in text and len(text) <= MAX_TEXT_CHARACTERS]
-            comparison.compare(wholes)
+            _compare(proof, encoder, theirs, ties, wholes)
             proof.whole_texts += len(wholes)
             single = [line for text in batch for line in text.split(NEWLINE)][: max_lines - proof.lines]
-            comparison.compare(single, counted=True)
+            num_equal, num_tied = _compare(proof, encoder, theirs, ties, single)
+            proof.equal += num_equal
+            proof.ties += num_tied
             proof.lines += len(single)
             progress.advance(len(single))
             progress.note(ties=proof.ties, failures=proof.num_failures)
@@ -123,53 +115,27 @@ def load(hf_folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True, trust_remote_code=False)
 
 
-class _Comparison:
-    """Compares texts, and counts equal, tied and different ones in `proof`."""
-
-    def __init__(self, encoder: Encoder, theirs: Any, proof: TokenizerProof) -> None:
-        self._encoder, self._theirs, self._proof = encoder, theirs, proof
-        self._ties = Ties(encoder)
-
-    def compare(self, texts: Sequence[str], *, counted: bool = False) -> None:
-        """Compare the texts; equal ones and ties are counted where `counted`, failures always."""
-        if not texts:
-            return
-        ours = self._encoder.encode_many(texts)
-        # Not verbose: a text longer than the context length is no fault here.
-        asked = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        theirs = self._theirs(list(texts), **asked, return_attention_mask=False)["input_ids"]
-        for text, our_array, their_ids in zip(texts, ours, theirs, strict=True):
-            difference = self._difference(text, our_array.tolist(), their_ids)
-            if difference is None:
-                self._proof.equal += counted
-            elif difference.what == "tie":
-                self._proof.ties += counted
-                _keep(self._proof.tie_examples, difference)
-            else:
-                self._fail(difference)
-
-    def compare_sentinels(self) -> None:
-        """Check that each sentinel token, spelt in a text as users do, is its one id, without a space before it."""
-        for sentinel in self._encoder.sentinel_ids:
-            before, after = self._encoder.encode("a").tolist(), self._encoder.encode(" b").tolist()
-            text, ours = f"a {self._encoder.piece(sentinel)} b", [*before, sentinel, *after]
-            theirs = list(self._theirs(text, add_special_tokens=False)["input_ids"])
-            if theirs != ours:
-                self._fail(TokenizerDifference(text, ours, theirs, "ids"))
-
-    def _fail(self, difference: TokenizerDifference) -> None:
-        self._proof.num_failures += 1
-        _keep(self._proof.failures, difference)
-
-    def _difference(self, text: str, ours: list[int], theirs: list[int]) -> TokenizerDifference | None:
-        if ours != theirs:
-            return TokenizerDifference(text, ours, theirs, "tie" if self._ties.is_tie(ours, theirs) else "ids")
+def _compare(proof: TokenizerProof, encoder: Encoder, theirs: Any, ties: Ties, texts: Sequence[str]) -> tuple[int, int]:
+    """Compare the texts, and keep in `proof` what fails; returns how many are equal, and how many are ties."""
+    num_equal = num_tied = 0
+    # Not verbose: a text longer than the context length is no fault here.
+    asked = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    found = theirs(list(texts), **asked, return_attention_mask=False)["input_ids"] if texts else []
+    for text, our_array, their_ids in zip(texts, encoder.encode_many(texts), found, strict=True):
+        ours = our_array.tolist()
+        if ours != their_ids and ties.is_tie(ours, their_ids):
+            num_tied += 1
+            _keep(proof.tie_examples, "tie", text, ours, their_ids)
+        elif ours != their_ids:
+            proof.num_failures += 1
+            _keep(proof.failures, "ids", text, ours, their_ids)
         # Each decodes <unk> differently, and it is no text of the user anyway.
-        if self._encoder.unk_id not in ours:
-            decoded = self._theirs.decode(theirs, skip_special_tokens=True)
-            if decoded != self._encoder.decode(ours):
-                return TokenizerDifference(text, ours, theirs, "decoded text")
-        return None
+        elif encoder.unk_id not in ours and theirs.decode(ours, skip_special_tokens=True) != encoder.decode(ours):
+            proof.num_failures += 1
+            _keep(proof.failures, "decoded text", text, ours, their_ids)
+        else:
+            num_equal += 1
+    return num_equal, num_tied
 
 
 class Ties:
@@ -197,6 +163,11 @@ class Ties:
         return float(self._scores[array[normal]].sum()), array[~normal].tolist()
 
 
-def _keep(examples: list[TokenizerDifference], difference: TokenizerDifference) -> None:
+def _keep(examples: list[str], what: str, text: str, ours: list[int], theirs: list[int]) -> None:
+    """Keep a text for which the two differ in `what`, with the ids around the first that differs."""
     if len(examples) < MAX_SHOWN:
-        examples.append(difference)
+        pairs = enumerate(zip(ours, theirs, strict=False))
+        place = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+        window = slice(max(0, place - 3), place + 5)
+        shown = text if len(text) <= 80 else text[:77] + "..."
+        examples.append(f"{what} of {shown!r} at token {place}: ours {ours[window]}, theirs {theirs[window]}")

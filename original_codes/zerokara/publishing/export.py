@@ -22,16 +22,16 @@ from zerokara.examples import chat_template
 from zerokara.examples import facts as finetuning
 from zerokara.huggingface import (
     chat_proof,
-    export_proof,
     exported_folder,
     families,
     output_folder,
+    proof,
     to_hf,
     tokenizer_json,
     tokenizer_proof,
 )
 from zerokara.huggingface.checkpoint_source import METRICS_NAME, CheckpointSource
-from zerokara.huggingface.export_proof import ExportProof
+from zerokara.huggingface.proof import ExportProof
 from zerokara.publishing import card
 from zerokara.tokenizer.encoder import Encoder
 
@@ -67,15 +67,15 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
                 own = finetuning.conversations(source.run_dir)
                 chat = chat_proof.prove(encoder, template, partial, documents, own, settings.check_lines)
                 seconds["proof of the chat template"] = _lap(times)
-            logits, continuations = export_proof.prove_logits(
-                partial, source, weights, settings.dtype, encoder, documents, settings.test_prompt_text
+            logits, continuations = proof.prove_model(
+                partial, source, settings.dtype, encoder, documents, settings.test_prompt_text
             )
             seconds["proof of logits"] = _lap(times)
-            proof = ExportProof(logits, token_ids, continuations, chat)
-            if proof.faults:
-                raise _failed(proof, partial, folder)
+            found = ExportProof(logits, continuations, token_ids, chat)
+            if found.faults:
+                raise _failed(found, partial, folder)
             hashes = weight_hashes.result()
-        facts = card.gather(source, encoder, settings.dtype) | proof.as_json()
+        facts = card.gather(source, encoder, settings.dtype) | found.as_json()
         outputs["card"], outputs["curve"] = [partial / "README.md"], [partial / METRICS_NAME]
         name = settings.huggingface_name or folder.name
         text = card.render(facts, name=name, language=settings.language, license=settings.license)
@@ -93,12 +93,12 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         )
 
 
-def _failed(proof: ExportProof, partial: Path, folder: Path) -> RunError:
+def _failed(found: ExportProof, partial: Path, folder: Path) -> RunError:
     """Keep what was written, and its numbers, under another name; returns the error that tells so."""
     kept = durable.unused_name(folder, FAILED_SUFFIX)
-    durable.write_json(partial / "proof.json", proof.as_json(examples=True))
+    durable.write_json(partial / "proof.json", found.as_json(examples=True))
     os.rename(partial, kept)
-    listed = "\n".join(f"  {fault}" for fault in proof.faults)
+    listed = "\n".join(f"  {fault}" for fault in found.faults)
     return RunError(
         f"the exported model does not equal the trained one, so {folder} was not written:\n{listed}\n"
         f"The export is kept in {kept}, with the numbers in proof.json."

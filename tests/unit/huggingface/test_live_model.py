@@ -12,8 +12,8 @@ from wide_weights import spread_weights
 
 from zerokara.errors import RunError
 from zerokara.huggingface import families, transforms
+from zerokara.huggingface.proof import Inputs, trained_logits
 from zerokara.huggingface.stock_model import stock_model_of
-from zerokara.huggingface.streamed_model import StreamedModel
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
 
@@ -31,11 +31,11 @@ def logits_of_both(shape: ModelShape, weights: dict[str, Tensor]) -> tuple[Tenso
     generator = torch.Generator().manual_seed(3)
     tokens_BS = torch.randint(0, shape.vocab_size, (2, 9), generator=generator)
     read_BR = torch.randint(0, shape.vocab_size, (2, 12), generator=generator)
-    ours, stock = StreamedModel(weights, shape, torch.device("cpu")), stock_model_of(shape, weights, SPECIAL)
+    stock = stock_model_of(shape, weights, SPECIAL)
     if not shape.traits.is_encoder_decoder:
-        return ours.logits(tokens_BS), stock(tokens_BS).logits
-    mask_BR = torch.ones_like(read_BR).bool()
-    return ours.logits(tokens_BS, read_BR, mask_BR), stock(input_ids=read_BR, decoder_input_ids=tokens_BS).logits
+        return trained_logits(weights, shape, [Inputs(tokens_BS)])[0], stock(tokens_BS).logits
+    (ours,) = trained_logits(weights, shape, [Inputs(tokens_BS, read_BR, torch.ones_like(read_BR))])
+    return ours, stock(input_ids=read_BR, decoder_input_ids=tokens_BS).logits
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

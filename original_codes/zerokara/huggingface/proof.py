@@ -1,0 +1,375 @@
+"""The proof that an exported folder computes what the trained model computes, without which it does not get its name.
+
+Stock transformers, with the folder read back from disk, and our model, with the weights of the checkpoint rounded as
+the export rounds them, compute the logits of the same samples in fp32, one after the other. transformers also continue
+prompts greedily with their cache; our model reads each prompt with its continuation in one forward pass, where each
+token must be the arg max. Two logits closer to each other than twice the allowed difference between the models are a
+*tie*: either may win, which is counted and is no fault.
+
+A model of any size is proved: the exported one stays in the precision and in the mapped files in which it was saved,
+ours stays in the checkpoint, and a layer of either has fp32 weights only while it computes (`layer_by_layer`).
+
+Shape suffixes: B batch, S sequence, R encoder sequence, V real vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain, islice, takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zerokara.errors import RunError
+from zerokara.huggingface import families, generation, stock_model
+from zerokara.huggingface.chat_proof import ChatProof
+from zerokara.huggingface.checkpoint_source import CheckpointSource
+from zerokara.huggingface.generation import Sampling
+from zerokara.huggingface.layer_by_layer import device, layer_by_layer
+from zerokara.huggingface.tokenizer_proof import TokenizerProof
+from zerokara.model import builder, parallel
+from zerokara.model.shapes import ModelShape
+from zerokara.samples.objective import Objective, Prompt, objective, prompt_inputs
+from zerokara.tokenizer.encoder import Encoder
+
+TOLERANCE = 1e-4
+"""Largest allowed difference of a logit. Rounding of fp32 alone gives about 1e-6 to 1e-5 at logits of some units (fp32
+has 7 digits, and some thousand terms are added in another order); any wrong rule gives 0.1 and more."""
+SPREAD = 0.5
+"""Standard deviation of the logits below which equality means little: flat logits agree whatever the rules do."""
+MIN_POSITIONS, MAX_POSITIONS = 128, 2048
+"""Tokens compared: a wrong rule shows at every one of them."""
+FLOPS_BUDGET = 0.3e12
+"""For one forward pass over all of them: three seconds on two cores."""
+LOGITS_BUDGET = 32_000_000
+"""Logits held in memory at once, 128 MB of fp32: with a large vocabulary fewer tokens are compared."""
+BF16_SHARE = 4
+"""bf16 is only reported, and slow on processors without instructions for it: one position in four."""
+MIN_NEW_TOKENS, MAX_NEW_TOKENS = 20, 60
+WEIGHTS_BUDGET = 24e9
+"""Weights that a continuation may read: 24 tokens of a model of a billion take ten seconds on two cores."""
+SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=1234)
+_CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
+"""Besides the user's prompts, the first tokens of this many windows are continued greedily."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Token ids that both models read."""
+
+    tokens_BS: Tensor
+    """Of the model, or of its decoder if it has an encoder."""
+    encoder_BR: Tensor | None = None
+    encoder_mask_BR: Tensor | None = None
+    """0 on the padding after the encoder's ids."""
+
+    def first(self, positions: int) -> Inputs:
+        """The first positions of each row: the models are causal."""
+        return replace(self, tokens_BS=self.tokens_BS[:, :positions])
+
+    def on_device(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The three, where the proof computes: on a GPU if there is one."""
+        encoder = self.encoder_BR, self.encoder_mask_BR
+        return self.tokens_BS.to(device()), *(None if each is None else each.to(device()) for each in encoder)
+
+
+@dataclass(frozen=True)
+class LogitProof:
+    """The comparison in numbers; the proof holds when `faults` is empty."""
+
+    positions: int
+    tolerance: float
+    max_difference: float
+    worst: str
+    """Where the largest difference is."""
+    logit_std: float
+    argmax_ties: int
+    greedy_prompts: int
+    greedy_tokens: int
+    greedy_ties: int
+    tied_output: bool
+    """Whether embedding and output matrix are one tensor in the loaded model."""
+    bf16_positions: int
+    bf16_max_difference: float
+    """Stock transformers computing in bf16 against the trained weights in fp32: the error of bf16."""
+    bf16_argmax_equal: float
+    """Top-1 agreement: share of positions."""
+    notes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether there are no faults."""
+        return not self.faults
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """One prompt and its continuations, which do not repeat it."""
+
+    prompt: str
+    greedy: str
+    sampled: str
+
+
+@dataclass(frozen=True)
+class ExportProof:
+    """The proofs of a folder: of its model, of its tokenizer and, where it has one, of its chat template."""
+
+    logits: LogitProof
+    continuations: list[Continuation]
+    """Of the user's prompts."""
+    token_ids: TokenizerProof
+    chat: ChatProof | None = None
+
+    @property
+    def faults(self) -> list[str]:
+        """Everything that speaks against the export; empty when all proofs hold."""
+        token_ids = [] if self.token_ids.ok else [f"token ids: {self.token_ids}"]
+        chat = [] if self.chat is None or self.chat.ok else [f"chat template: {self.chat}"]
+        return [*self.logits.faults, *token_ids, *chat]
+
+    def as_json(self, examples: bool = False) -> dict[str, Any]:
+        """Facts for the manifest; `examples` adds differing lines of the corpus, which are not for everyone."""
+        proof = {
+            "holds": not self.faults,
+            "logits": {"holds": self.logits.holds, **asdict(self.logits)},
+            "token_ids": self.token_ids.as_json(examples),
+            **({"chat": self.chat.as_json(examples)} if self.chat else {}),
+        }
+        return {"proof": proof, "samples": [asdict(each) for each in self.continuations]}
+
+
+def prove_model(
+    folder: Path,
+    source: CheckpointSource,
+    dtype: str,
+    encoder: Encoder,
+    documents: Iterable[str],
+    prompts: Sequence[str],
+) -> tuple[LogitProof, list[Continuation]]:
+    """Compare the exported model with the trained one, on `documents`; also returns the continuations of `prompts`.
+
+    Raises:
+        RunError: there is no text to compare on.
+    """
+    shape, config = source.shape, source.config
+    made = objective(config, encoder, config.seed, config.intra_document_masking)
+    # Documents as in training: each starts after the end of another.
+    inputs = windows(([encoder.eos_id, *encoder.encode(document).tolist()] for document in documents), shape, made)
+    new_tokens = num_new_tokens(shape)
+    head = min(_CORPUS_PROMPT_TOKENS, max(1, shape.seq_len - new_tokens))
+    rows = inputs.tokens_BS[:_CORPUS_PROMPTS].tolist()
+    if inputs.encoder_BR is None:
+        of_corpus = [Prompt([], row[:head]) for row in rows]
+    else:
+        texts = inputs.encoder_BR[:_CORPUS_PROMPTS].tolist()
+        of_corpus = [Prompt(text, row[:1]) for text, row in zip(texts, rows, strict=True)]
+    all_prompts = [*(made.prompt(encoder, prompt, new_tokens) for prompt in prompts), *of_corpus]
+    proof, greedy, sampled = prove(
+        folder, source.weights(), shape, dtype, inputs, all_prompts, num_sampled=len(prompts)
+    )
+
+    def text(tokens: list[int]) -> str:
+        return encoder.decode_continuation(list(takewhile(lambda token: token != encoder.eos_id, tokens)))
+
+    written = zip(prompts, greedy[: len(prompts)], sampled, strict=True)
+    return proof, [Continuation(prompt, text(first), text(second)) for prompt, first, second in written]
+
+
+def windows(documents: Iterable[Sequence[int]], shape: ModelShape, made: Objective) -> Inputs:
+    """Samples as in training, from the beginning of the text, as many as the budgets of time and memory allow.
+
+    Raises:
+        RunError: the documents hold less than two tokens.
+    """
+    affordable = int(FLOPS_BUDGET / (2 * shape.num_parameters()))
+    budget = min(MAX_POSITIONS, max(2, LOGITS_BUDGET // shape.padded_vocab_size), max(MIN_POSITIONS, affordable))
+    length = made.lengths.raw + made.lengths.overlap
+    most = max(1, budget // made.lengths.target) * length
+    stream = np.fromiter(islice(chain.from_iterable(documents), most), dtype=np.int64)
+    if len(stream) < 2:
+        raise RunError("the proof has no text: check_corpus gave no document of at least two tokens")
+    keys = np.arange(-(-len(stream) // length))
+    batch = made(np.resize(stream, (len(keys), length)), keys)  # a last sample that is cut short begins anew
+    if batch.decoder_inputs is None:
+        return Inputs(torch.from_numpy(batch.inputs)).first(budget)
+    encoder = torch.from_numpy(batch.inputs)
+    return Inputs(torch.from_numpy(batch.decoder_inputs), encoder, torch.ones_like(encoder)).first(budget)
+
+
+def num_new_tokens(shape: ModelShape) -> int:
+    """Length of the continuations: as the budget allows, and so that some of a prompt fits before it."""
+    affordable = int(WEIGHTS_BUDGET / shape.num_parameters())
+    return min(max(MIN_NEW_TOKENS, min(MAX_NEW_TOKENS, affordable)), shape.seq_len - 1)
+
+
+def prove(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    shape: ModelShape,
+    dtype: str,
+    inputs: Inputs,
+    prompts: Sequence[Prompt],
+    num_sampled: int,
+) -> tuple[LogitProof, list[list[int]], list[list[int]]]:
+    """Compare the exported `folder`, saved in `dtype`, with the trained `weights`.
+
+    Also returns the ids that follow each prompt greedily, and those that follow the first `num_sampled` by sampling.
+    """
+    exported = _exported(folder, shape, dtype, inputs, prompts, num_sampled)
+    rows, named = prompt_inputs(prompts, [tokens[:-1] for tokens in exported.greedy], pad_id=0)
+    after = Inputs(torch.from_numpy(rows))
+    if (decoder := named.get("decoder_input_ids_BT")) is not None:
+        after = Inputs(torch.from_numpy(decoder), after.tokens_BS, torch.from_numpy(named["encoder_attention_mask_BS"]))
+    saved_as = families.TORCH_DTYPES[dtype]
+    expected_BSV, after_BSV = trained_logits(weights, shape, [inputs, after], saved_as)
+    bf16_BSV = exported.bf16_BSV
+    unrounded_BSV = expected_BSV[:, : bf16_BSV.shape[1]]
+    if saved_as != torch.float32:
+        (unrounded_BSV,) = trained_logits(weights, shape, [inputs.first(bf16_BSV.shape[1])])
+
+    faults = list(exported.faults)
+    difference, worst = _largest_difference(exported.logits_BSV, expected_BSV)
+    if not difference < TOLERANCE:
+        faults.append(f"logits differ by {difference:.3g}, at most {TOLERANCE:g} is allowed; {worst}")
+    greedy_ties, greedy_faults = compare_greedy(prompts, exported.greedy, after_BSV, 2 * TOLERANCE)
+    std = float(expected_BSV.std())
+    flat = f"the logits' standard deviation is {std:.2f}: equality means little for logits this flat"
+    bf16_equal_BS = bf16_BSV.argmax(-1) == unrounded_BSV.argmax(-1)
+    proof = LogitProof(
+        positions=inputs.tokens_BS.numel(),
+        tolerance=TOLERANCE,
+        max_difference=difference,
+        worst=worst,
+        logit_std=std,
+        # Where no logit differs by more than the tolerance, two that change their order are a tie.
+        argmax_ties=int((exported.logits_BSV.argmax(-1) != expected_BSV.argmax(-1)).sum()),
+        greedy_prompts=len(exported.greedy),
+        greedy_tokens=sum(map(len, exported.greedy)),
+        greedy_ties=greedy_ties,
+        tied_output=exported.is_tied,
+        bf16_positions=bf16_equal_BS.numel(),
+        bf16_max_difference=_largest_difference(bf16_BSV, unrounded_BSV)[0],
+        bf16_argmax_equal=float(bf16_equal_BS.float().mean()),
+        notes=[flat] if std < SPREAD else [],
+        faults=faults + greedy_faults,
+    )
+    return proof, exported.greedy, exported.sampled
+
+
+@dataclass(frozen=True)
+class _Exported:
+    """What stock transformers make of an exported folder."""
+
+    faults: list[str]
+    """Keys that loading reports as missing, unexpected, or of another shape, and what differs from our shape."""
+    is_tied: bool
+    logits_BSV: Tensor
+    bf16_BSV: Tensor
+    """Of the first positions, computed in bf16 throughout."""
+    greedy: list[list[int]]
+    sampled: list[list[int]]
+
+
+def _exported(
+    folder: Path, shape: ModelShape, dtype: str, inputs: Inputs, prompts: Sequence[Prompt], num_sampled: int
+) -> _Exported:
+    """Load the folder and compute; the model is gone from memory afterwards."""
+    family = families.FAMILIES[shape.architecture]
+    model, loading_faults = stock_model.load(folder, families.TORCH_DTYPES[dtype], family)
+    model = model.to(device()).eval()
+    faults = [f"loading reports {fault}" for fault in loading_faults]
+    is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    for name, value, must in (
+        ("tied output matrix", is_tied, shape.tie_word_embeddings),
+        ("tie_word_embeddings in config.json", family.config_is_tied(model.config), shape.tie_word_embeddings),
+        ("vocabulary", model.config.vocab_size, shape.vocab_size),
+    ):
+        if value != must:
+            faults.append(f"{name} is {value}, must be {must}")
+    new_tokens = num_new_tokens(shape)
+    pad_id = model.generation_config.pad_token_id or 0
+    continued = partial(generation.generate, model, max_new_tokens=new_tokens, eos_id=(), pad_id=pad_id)
+    texts = [prompt.encoder_ids or prompt.decoder_ids for prompt in prompts]
+    passes = 1 + new_tokens * (2 if num_sampled else 1)
+    with layer_by_layer(model, lambda _, parameter: parameter.detach().float(), "proof, exported model", passes):
+        logits_BSV = _stock_logits(model, inputs)
+        greedy = continued(texts)
+        # Nothing can be drawn by logits that are no numbers; that these fail is said by the comparison.
+        sampled = continued(texts[:num_sampled], sampling=SAMPLING if logits_BSV.isfinite().all() else None)
+    bf16_BSV = _stock_logits(model.to(torch.bfloat16), inputs.first(max(1, inputs.tokens_BS.shape[1] // BF16_SHARE)))
+    return _Exported(
+        faults, is_tied, logits_BSV, bf16_BSV, [each.ids for each in greedy or ()], [each.ids for each in sampled or ()]
+    )
+
+
+def _stock_logits(model: Any, inputs: Inputs) -> Tensor:
+    tokens_BS, encoder_BR, mask_BR = inputs.on_device()
+    with torch.inference_mode():
+        if encoder_BR is None:
+            return model(tokens_BS).logits.float().cpu()
+        return model(encoder_BR, attention_mask=mask_BR, decoder_input_ids=tokens_BS).logits.float().cpu()
+
+
+def trained_logits(
+    weights: Mapping[str, Tensor], shape: ModelShape, texts: Sequence[Inputs], rounded_to: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """Logits [B, S, V] in fp32 of our model, without the rows that pad the vocabulary; of its weights, rounded."""
+    parallel.start_alone()
+    with torch.device("meta"):
+        model = builder.build(shape).eval()
+    found = []
+    with (
+        layer_by_layer(model, lambda name, _: weights[name].to(rounded_to).float(), "proof, trained model", len(texts)),
+        torch.inference_mode(),
+    ):
+        for tokens_BS, encoder_BR, mask_BR in (inputs.on_device() for inputs in texts):
+            if encoder_BR is None:
+                logits = model(tokens_BS)
+            else:
+                logits = model(encoder_BR, decoder_input_ids_BT=tokens_BS, encoder_attention_mask_BS=mask_BR)
+            found.append(logits[..., : shape.vocab_size].float().cpu())
+    return found
+
+
+def _largest_difference(found_BSV: Tensor, expected_BSV: Tensor) -> tuple[float, str]:
+    """The largest difference and where it is; infinite when the shapes or a number are wrong."""
+    if found_BSV.shape != expected_BSV.shape:
+        return float("inf"), f"logits have shape {list(found_BSV.shape)}, must have {list(expected_BSV.shape)}"
+    difference_BSV = (found_BSV - expected_BSV).abs().nan_to_num(nan=float("inf"))
+    at = tuple(int(index) for index in torch.unravel_index(difference_BSV.argmax(), difference_BSV.shape))
+    return float(difference_BSV[at]), (
+        f"worst at sample {at[0]}, position {at[1]}, logit of token {at[2]}: {float(found_BSV[at]):.6g} exported, "
+        f"{float(expected_BSV[at]):.6g} trained"
+    )
+
+
+def compare_greedy(
+    prompts: Sequence[Prompt], greedy: Sequence[list[int]], after_BSV: Tensor, tie: float
+) -> tuple[int, list[str]]:
+    """Compare each token that transformers chose with the arg max of our model there; returns ties and faults.
+
+    `after_BSV`: the logits of each prompt with what was generated after it.
+    """
+    ties, faults = 0, []
+    for prompt, tokens, logits_SV in zip(prompts, greedy, after_BSV, strict=True):
+        start = len(prompt.decoder_ids) - 1
+        for at, (token, row_V) in enumerate(zip(tokens, logits_SV[start : start + len(tokens)], strict=True)):
+            best = int(row_V.argmax())
+            if token == best:
+                continue
+            if token < len(row_V) and float(row_V[best] - row_V[token]) <= tie:
+                ties += 1
+                continue
+            faults.append(
+                f"greedy continuation of {prompt.encoder_ids or prompt.decoder_ids} differs at token {at}: "
+                f"{token} exported, {best} trained"
+            )
+            break  # after a wrong token the two read different text
+    return ties, faults
