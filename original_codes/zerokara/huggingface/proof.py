@@ -72,11 +72,6 @@ class Inputs:
         """The first positions of each row: the models are causal."""
         return replace(self, tokens_BS=self.tokens_BS[:, :positions])
 
-    def on_device(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The three, where the proof computes: on a GPU if there is one."""
-        encoder = self.encoder_BR, self.encoder_mask_BR
-        return self.tokens_BS.to(device()), *(None if each is None else each.to(device()) for each in encoder)
-
 
 @dataclass(frozen=True)
 class LogitProof:
@@ -310,10 +305,11 @@ def _exported(
 
 
 def _stock_logits(model: Any, inputs: Inputs) -> Tensor:
-    tokens_BS, encoder_BR, mask_BR = inputs.on_device()
+    tokens_BS = inputs.tokens_BS.to(device())
     with torch.inference_mode():
-        if encoder_BR is None:
+        if inputs.encoder_BR is None or inputs.encoder_mask_BR is None:
             return model(tokens_BS).logits.float().cpu()
+        encoder_BR, mask_BR = inputs.encoder_BR.to(device()), inputs.encoder_mask_BR.to(device())
         return model(encoder_BR, attention_mask=mask_BR, decoder_input_ids=tokens_BS).logits.float().cpu()
 
 
@@ -329,10 +325,12 @@ def trained_logits(
         layer_by_layer(model, lambda name, _: weights[name].to(rounded_to).float(), "proof, trained model", len(texts)),
         torch.inference_mode(),
     ):
-        for tokens_BS, encoder_BR, mask_BR in (inputs.on_device() for inputs in texts):
-            if encoder_BR is None:
+        for inputs in texts:
+            tokens_BS = inputs.tokens_BS.to(device())
+            if inputs.encoder_BR is None or inputs.encoder_mask_BR is None:
                 logits = model(tokens_BS)
             else:
+                encoder_BR, mask_BR = inputs.encoder_BR.to(device()), inputs.encoder_mask_BR.to(device())
                 logits = model(encoder_BR, decoder_input_ids_BT=tokens_BS, encoder_attention_mask_BS=mask_BR)
             found.append(logits[..., : shape.vocab_size].float().cpu())
     return found

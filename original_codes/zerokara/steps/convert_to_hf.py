@@ -12,7 +12,7 @@ from typing import Any
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, unused_name
-from zerokara.huggingface import check_corpus, checkpoint_source, exported_folder, output_folder
+from zerokara.huggingface import checkpoint_source, exported_folder, output_folder, real_text
 from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.encoder import Encoder
@@ -36,7 +36,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         return
     preflight.check(config, preflight.of_export(config))
     output_folder.check_space(config, source)
-    files = check_corpus.files_for(config, source.config)
+    files = real_text.files_for(config, source.config)
     opening(f"step 4 convert: {source.folder} ({source.shape.size_text}) → {folder} ({config.dtype}), then the proofs")
     if others := output_folder.to_keep(folder):
         names = f"{', '.join(others[:5])}{' …' if others[5:] else ''}"
@@ -48,7 +48,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     from zerokara.publishing import export  # torch and transformers: everything that can be checked without is checked
 
     encoder = Encoder(source.tokenizer_path)
-    documents = check_corpus.documents(files, source.config, config.check_lines, encoder)
+    documents = real_text.documents(files, source.config, config.check_lines, encoder)
     made = export.export(source, config, documents)
     _print_samples(made.facts["samples"], is_encoder_decoder)
     summary("step 4 convert: done", _rows(made))
