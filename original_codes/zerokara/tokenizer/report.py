@@ -28,6 +28,7 @@ from zerokara.tokenizer.sampling import SourceTexts
 
 NUM_LISTED = 50
 OURS = "this one"
+HELD_OUT = "held-out text"
 _MAX_EXAMPLES = 4
 """Lines shown of a source, fewer where there are many sources and tokenizers."""
 _EXAMPLES_IN_ALL = 40
@@ -50,7 +51,7 @@ class SourceReport:
 
     source: str
     measured_on: str
-    """`held-out text` or `text offered to the training`."""
+    """`HELD_OUT`, or `text offered to the training`."""
     tokenizers: dict[str, Measures]
     """By the name of the tokenizer, ours first."""
     examples: list[Example] = field(default_factory=list)
@@ -70,7 +71,7 @@ class PieceLength:
 
     characters: int
     pieces: int
-    """Pieces of this many characters in the vocabulary."""
+    """In the vocabulary."""
     tokens: int
     """Tokens that were such pieces, in the text over which the use was counted."""
 
@@ -137,31 +138,40 @@ class Report:
         ours = self.all_sources[OURS]
         if not ours.tokens:
             return "There was no text to measure on."
-        others = [name for name in self.all_sources if name != OURS]
+        others = {name: measures for name, measures in self.all_sources.items() if name != OURS}
         if not others:
             return (
                 f"{_amounts(ours)}. No other tokenizer was measured: to compare with well-known ones, name some in "
                 "compare_with (such as hf://openai-community/gpt2, downloaded before) and run step 1 again with --redo."
             )
-        lossless = sorted(
-            (name for name in others if self.all_sources[name].is_lossless), key=lambda n: self.all_sources[n].tokens
-        )
+        lossless = sorted((name for name in others if others[name].is_lossless), key=lambda name: others[name].tokens)
         sentences = [f"{_amounts(ours)}."]
         if lossless:
-            sentences.append(f"For the same text it needs {_listed([_beside(self, ours, name) for name in lossless])}.")
-            sentences += [_rank(ours, [self.all_sources[name] for name in lossless])] if ours.is_lossless else []
+            *first, last = [self._beside(name) for name in lossless]
+            sentences.append(f"For the same text it needs {', '.join(first)}{' and ' if first else ''}{last}.")
+        better = sum(others[name].tokens < ours.tokens for name in lossless)
         if not ours.is_lossless:
             sentences.append(f"It changes {_changed(ours)} of the lines itself, which saves tokens.")
-        lossy = [
-            f"{self.tokenizer_labels[name]} ({_changed(self.all_sources[name])})"
-            for name in others
-            if name not in lossless
-        ]
-        if lossy:
-            sentences.append(f"Not comparable, because lines do not decode to what they were: {', '.join(lossy)}.")
-        if lossless and any(source.measured_on != "held-out text" for source in self.sources):
+        elif better:
+            verb = f"compress{'es' * (better == 1)}"
+            sentences.append(f"{better} of the {len(lossless)} others that give the text back exactly {verb} better.")
+        elif lossless:
+            sentences.append("No other tokenizer here that gives the text back exactly compresses better.")
+        if lossy := [name for name in others if name not in lossless]:
+            shares = ", ".join(f"{self.tokenizer_labels[name]} ({_changed(others[name])})" for name in lossy)
+            sentences.append(f"Not comparable, because lines do not decode to what they were: {shares}.")
+        if lossless and any(source.measured_on != HELD_OUT for source in self.sources):
             sentences.append("Some of this text was offered to its own training, which flatters it.")
         return " ".join(sentences)
+
+    def _beside(self, name: str) -> str:
+        theirs = self.all_sources[name]
+        difference = self.all_sources[OURS].tokens / theirs.tokens - 1
+        size = f"{self.tokenizers[name].vocab_size:,} pieces, {_amounts(theirs)}"
+        label = f"{self.tokenizer_labels[name]} ({size})"
+        if abs(difference) < _EQUAL:
+            return f"as many tokens as {label}"
+        return f"{abs(difference):.0%} {'more' if difference > 0 else 'fewer'} tokens than {label}"
 
     def rows(self) -> list[tuple[str, str]]:
         """The rows of the step's summary: one for each source and tokenizer."""
@@ -170,8 +180,7 @@ class Report:
             label = self.source_labels[source.source]
             for name, one in source.tokenizers.items():
                 row = f"{label} · {self.tokenizer_labels[name]}" if source.tokenizers.keys() - {OURS} else label
-                rates = one.rates()
-                fertility = one.tokens_per_word
+                rates, fertility = one.rates(), one.tokens_per_word
                 per_word = "tokens/word n/a" if fertility is None else f"{fertility:.3f} tokens/word"
                 text = (
                     f"{rates['characters_per_token']:.3f} characters/token, "
@@ -206,8 +215,8 @@ def make(
     num_examples = max(1, min(_MAX_EXAMPLES, _EXAMPLES_IN_ALL // max(len(sources) * len(tokenizers), 1)))
     reports = []
     text_bytes = sum(len(text.encode()) for body in texts for text in body.texts)
-    total_bytes = text_bytes * len(tokenizers) + measuring.sample_bytes(sentences)
-    with Progress("measuring", total=total_bytes, unit="B") as progress:
+    sample_bytes = min(sentences.stat().st_size, measuring.MAX_USAGE_BYTES)
+    with Progress("measuring", total=text_bytes * len(tokenizers) + sample_bytes, unit="B") as progress:
         for source, body in zip(sources, texts, strict=True):
             before = used[OURS].copy()
             measures = {n: measuring.measure(each, body.texts, used[n], progress) for n, each in tokenizers.items()}
@@ -217,10 +226,10 @@ def make(
             if body.held_out:  # Else the sample holds this text, and counts it.
                 usage += used[OURS] - before
                 usage_bytes += measures[OURS].bytes
-            measured_on = "held-out text" if body.held_out else "text offered to the training"
-            lines = measuring.example_lines(body.texts, num_examples)
+            measured_on = HELD_OUT if body.held_out else "text offered to the training"
             examples = [
-                Example(line, {n: measuring.cells(each, line) for n, each in tokenizers.items()}) for line in lines
+                Example(line, {n: measuring.cells(each, line) for n, each in tokenizers.items()})
+                for line in measuring.example_lines(body.texts, num_examples)
             ]
             reports.append(SourceReport(source, measured_on, measures, examples))
         usage_bytes += measuring.count_sample(ours, sentences, usage, progress)
@@ -236,39 +245,6 @@ def make(
         sample=sample,
         word=measuring.word_text(analyser),
     )
-
-
-def _amounts(measures: Measures) -> str:
-    fertility = measures.tokens_per_word
-    per_word = "" if fertility is None else f", {fertility:.2f} tokens per word"
-    return f"{measures.rates()['bytes_per_token']:.3f} bytes per token{per_word}"
-
-
-def _beside(report: Report, ours: Measures, name: str) -> str:
-    theirs = report.all_sources[name]
-    difference = ours.tokens / theirs.tokens - 1
-    size = f"{report.tokenizers[name].vocab_size:,} pieces, {_amounts(theirs)}"
-    label = f"{report.tokenizer_labels[name]} ({size})"
-    if abs(difference) < _EQUAL:
-        return f"as many tokens as {label}"
-    return f"{abs(difference):.0%} {'more' if difference > 0 else 'fewer'} tokens than {label}"
-
-
-def _rank(ours: Measures, others: list[Measures]) -> str:
-    better = sum(one.tokens < ours.tokens for one in others)
-    if not better:
-        return "No other tokenizer here that gives the text back exactly compresses better."
-    return (
-        f"{better} of the {len(others)} others that give the text back exactly compress{'es' * (better == 1)} better."
-    )
-
-
-def _changed(measures: Measures) -> str:
-    return f"{measures.round_trip_failures / max(measures.lines, 1):.0%}"
-
-
-def _listed(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _of_pieces(ours: MeasuredTokenizer, model: ModelFile, usage: Counts) -> dict[str, Any]:
@@ -288,12 +264,19 @@ def _of_pieces(ours: MeasuredTokenizer, model: ModelFile, usage: Counts) -> dict
     }
 
 
+def _amounts(measures: Measures) -> str:
+    fertility = measures.tokens_per_word
+    per_word = "" if fertility is None else f", {fertility:.2f} tokens per word"
+    return f"{measures.rates()['bytes_per_token']:.3f} bytes per token{per_word}"
+
+
+def _changed(measures: Measures) -> str:
+    return f"{measures.round_trip_failures / max(measures.lines, 1):.0%}"
+
+
 def _labels(names: Sequence[str]) -> dict[str, str]:
     """The last part of each path, where that is unique; of a tokenizer's usual file the name of its folder."""
-    short = [_last_part(name) for name in names]
+    short = []
+    for path in map(PurePosixPath, names):
+        short.append((path.parent.name if path.name in IN_FOLDER else path.name) or str(path))
     return {name: last if short.count(last) == 1 else name for name, last in zip(names, short, strict=True)}
-
-
-def _last_part(name: str) -> str:
-    path = PurePosixPath(name)
-    return path.parent.name or name if path.name in IN_FOLDER else path.name or name

@@ -5,10 +5,6 @@ In: a tokenizer and texts. Out: sums and rates, the number of times each id was 
 Every tokenizer is measured alike: text is split into lines, each line is encoded by itself, and a line end counts as
 one token. For a tokenizer that would join line ends with their neighbours (byte-level BPE may have pieces such as
 "):\\n") that is a few tokens more than it would need on the whole text.
-
-A word is what white space separates, punctuation included: nothing needs to be installed for that, and papers that
-publish fertilities count so too. Text in scripts that are written without spaces has no such words: it counts only
-where an analyser finds its morphemes (`pre_segment`), else its fertility is n/a.
 """
 
 from __future__ import annotations
@@ -126,7 +122,7 @@ def measure(
     tokenizer: MeasuredTokenizer, texts: Sequence[str], used: Counts | None = None, progress: Progress | None = None
 ) -> Measures:
     """Measure a tokenizer on texts; adds the uses of each id to `used`, and advances the progress by bytes."""
-    counts = np.zeros(len(tokenizer.pieces), dtype=np.int64)
+    counts, unknown_ids = np.zeros(len(tokenizer.pieces), dtype=np.int64), tokenizer.unknown_ids
     measures = Measures(line_end_tokens=sum(text.count("\n") for text in texts))
     lines = (line for text in texts for line in text.split("\n"))
     while batch := list(islice(lines, _BATCH_LINES)):
@@ -137,14 +133,14 @@ def measure(
         batch_bytes = sum(len(line.encode()) for line in batch)
         measures.bytes += batch_bytes
         measures.characters += sum(map(len, batch))
-        for line, back in zip(batch, tokenizer.decode(ids), strict=True):
-            if back != line:
-                measures.round_trip_failures += 1
-                if len(measures.failure_examples) < _MAX_FAILURES_SHOWN:
-                    measures.failure_examples.append(line[:100])
-        if batch_counts[tokenizer.kinds == TokenKind.UNKNOWN].any():
-            with_unknown = ((tokenizer.kinds[line_ids] == TokenKind.UNKNOWN).any() for line_ids in ids)
-            measures.unknown_characters += sum(map(tokenizer.unknown_characters, compress(batch, with_unknown)))
+        changed = [line for line, back in zip(batch, tokenizer.decode(ids), strict=True) if back != line]
+        measures.round_trip_failures += len(changed)
+        room = _MAX_FAILURES_SHOWN - len(measures.failure_examples)
+        measures.failure_examples += [line[:100] for line in changed[:room]]
+        if batch_counts[list(unknown_ids)].any():
+            for line in compress(batch, (not unknown_ids.isdisjoint(line_ids.tolist()) for line_ids in ids)):
+                spans = [span for span in tokenizer.spans(line) if span.id in unknown_ids]
+                measures.unknown_characters += len({i for span in spans for i in range(span.start, span.end)})
         if progress is not None:
             progress.advance(batch_bytes)
     measures.characters += measures.line_end_tokens
@@ -155,11 +151,6 @@ def measure(
     if used is not None:
         used += counts
     return measures
-
-
-def sample_bytes(sentences: Path) -> int:
-    """Bytes of the file that `count_sample` will read, about."""
-    return min(sentences.stat().st_size, MAX_USAGE_BYTES)
 
 
 def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, used: Counts, progress: Progress | None = None) -> int:
@@ -177,6 +168,10 @@ def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, used: Counts, pr
     return total
 
 
+def _count(ids: Sequence[Ids], size: int) -> Counts:
+    return np.bincount(np.concatenate(ids), minlength=size).astype(np.int64)
+
+
 def total(measures: Sequence[Measures]) -> Measures:
     """The measures of several bodies of text as one; without words where one body has none."""
     summed = Measures(words=0 if all(one.words is not None for one in measures) else None)
@@ -188,7 +183,11 @@ def total(measures: Sequence[Measures]) -> Measures:
 
 
 def count_words(texts: Sequence[str], analyser: Analyser | None = None) -> int | None:
-    """Number of words in the texts; None where they cannot be told apart."""
+    """Number of words in the texts; None where they cannot be told apart.
+
+    A word is what white space separates, punctuation included, as in papers that publish fertilities. Text in scripts
+    that are written without spaces counts only where an analyser finds its morphemes (`pre_segment`).
+    """
     words, characters, unspaced, kana = 0, 0, 0, 0
     for text in texts:
         found = text.split()
@@ -230,8 +229,13 @@ def example_lines(texts: Sequence[str], number: int) -> list[str]:
     whole = [line for line in worded if EXAMPLE_CHARACTERS / 4 <= len(line) <= EXAMPLE_CHARACTERS]
     candidates = whole if len(whole) >= number else worded or [line for line in lines if line]
     number = min(number, len(candidates))
-    chosen = [candidates[(2 * i + 1) * len(candidates) // (2 * number)] for i in range(number)]
-    return [_shortened(line) for line in chosen]
+    chosen = []
+    for i in range(number):
+        line = candidates[(2 * i + 1) * len(candidates) // (2 * number)]
+        head = line[:EXAMPLE_CHARACTERS]
+        has_space = " " in head[EXAMPLE_CHARACTERS // 2 :]
+        chosen.append(head.rsplit(" ", 1)[0] if head != line and has_space else head)
+    return chosen
 
 
 def cells(tokenizer: MeasuredTokenizer, line: str) -> list[Cell]:
@@ -247,25 +251,8 @@ def cells(tokenizer: MeasuredTokenizer, line: str) -> list[Cell]:
     made, done = [], 0
     for start, end, ids in groups:
         made += [Cell(line[done:start], [], "dropped")] if start > done else []
-        made.append(Cell(line[start:end], [tokenizer.pieces[i] for i in ids], _cell_kind(tokenizer, ids)))
+        kinds = {TokenKind(tokenizer.kinds[i]).name.lower() for i in ids}
+        worst = next(kind for kind in ("unknown", "byte", "piece", "character") if kind in kinds)
+        made.append(Cell(line[start:end], [tokenizer.pieces[i] for i in ids], worst))
         done = end
     return [*made, Cell(line[done:], [], "dropped")] if done < len(line) else made
-
-
-def _cell_kind(tokenizer: MeasuredTokenizer, ids: list[int]) -> str:
-    kinds = {TokenKind(tokenizer.kinds[i]) for i in ids}
-    worst = next(
-        kind for kind in (TokenKind.UNKNOWN, TokenKind.BYTE, TokenKind.PIECE, TokenKind.CHARACTER) if kind in kinds
-    )
-    return worst.name.lower()
-
-
-def _shortened(line: str) -> str:
-    if len(line) <= EXAMPLE_CHARACTERS:
-        return line
-    head = line[:EXAMPLE_CHARACTERS]
-    return head.rsplit(" ", 1)[0] if " " in head[EXAMPLE_CHARACTERS // 2 :] else head
-
-
-def _count(ids: Sequence[Ids], size: int) -> Counts:
-    return np.bincount(np.concatenate(ids), minlength=size).astype(np.int64)

@@ -1,20 +1,16 @@
 """SentencePiece's and Hugging Face's tokenizers behind one interface, so that all are measured alike.
 
 In: a SentencePiece `.model` file, a Hugging Face `tokenizer.json`, or a folder or downloaded repository that holds one.
-Out: a `MeasuredTokenizer` that encodes lines, decodes ids, tells which characters of a line each token stands for, and
-knows what kind of token every id is. Nothing is added to a text: no <s>, no [CLS], no padding; text that spells a
-special token is text.
-
-Byte tokens are byte-fallback pieces (<0xE3>), and in byte-level BPE (GPT-2's kind, whose vocabulary spells bytes in a
-table of 256 characters) all tokens whose bytes are no whole characters.
-
+Out: a `MeasuredTokenizer`. Nothing is added to a text: no <s>, no [CLS], no padding; text that spells a special token
+is text. Each vendor's own library encodes: tokenizers would take two to four times as long for a SentencePiece model,
+and not every one has an equal `tokenizer.json`.
 Source: sentencepiece 0.2.3; the format of tokenizers 0.23's `tokenizer.json`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -30,7 +26,7 @@ from tokenizers import Tokenizer
 
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import Ids
-from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, Piece, PieceType
+from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, PieceType
 
 HUB_PREFIX = "hf://"
 IN_FOLDER = ("tokenizer.json", "tokenizer.model", "spiece.model")
@@ -48,16 +44,16 @@ _PROBE = "a 1 龘 \U0001f600"
 
 
 class TokenKind(IntEnum):
-    """What a token stands for."""
+    """What a token stands for: several characters, one whole character, a part of one, text without a piece.
+
+    A part is a byte-fallback piece (<0xE3>), and in byte-level BPE (GPT-2's kind, whose vocabulary spells bytes in a
+    table of 256 characters) any token whose bytes are no whole characters.
+    """
 
     PIECE = 0
-    """Several characters."""
     CHARACTER = 1
-    """One whole character."""
     BYTE = 2
-    """A part of a character."""
     UNKNOWN = 3
-    """Text that the tokenizer cannot represent."""
 
 
 class Span(NamedTuple):
@@ -107,92 +103,13 @@ class MeasuredTokenizer:
         kinds[list(self.unknown_ids)] = TokenKind.UNKNOWN
         return kinds
 
-    def unknown_characters(self, line: str) -> int:
-        """Characters of a line that are under unknown tokens."""
-        unknown = (span for span in self.spans(line) if span.id in self.unknown_ids)
-        return len({position for span in unknown for position in range(span.start, span.end)})
 
-
-def _sentencepiece(content: bytes) -> MeasuredTokenizer:
-    """A SentencePiece model of any kind, also one that training could not use."""
-    processor = sentencepiece.SentencePieceProcessor()
-    processor.LoadFromSerializedProto(content)
-    model = ModelFile(content)
-    kind = "unigram" if model.is_unigram else "BPE" if model.is_bpe else "word or character"
-
-    def content_of(piece: Piece) -> bytes | None:
-        if piece.type is PieceType.BYTE:
-            return _PART_OF_CHARACTER
-        without_text = piece.type in (PieceType.CONTROL, PieceType.UNKNOWN)
-        return None if without_text else piece.text.replace(SPACE_MARK, " ").encode()
-
-    def spans(line: str) -> list[Span]:
-        made = processor.EncodeAsOffsetMapping(line)
-        return [Span(i, start, end) for i, (start, end) in zip(made["ids"], made["offsets"], strict=True)]
-
-    return MeasuredTokenizer(
-        description=f"SentencePiece {kind}" + (", byte fallback" if model.byte_fallback else ""),
-        vocab_size=len(model.pieces),
-        pieces=[piece.text for piece in model.pieces],
-        contents=[content_of(piece) for piece in model.pieces],
-        unknown_ids={i for i, piece in enumerate(model.pieces) if piece.type is PieceType.UNKNOWN},
-        encode=lambda lines: list(processor.EncodeAsNumpy(lines, num_threads=1)),
-        decode=lambda ids: list(processor.Decode([line.tolist() for line in ids], num_threads=1)),
-        spans=spans,
-    )
-
-
-def _hugging_face(content: bytes) -> MeasuredTokenizer:
-    """The contents of a `tokenizer.json`: BPE, byte-level BPE, Unigram, WordPiece or whole words."""
-    settings = orjson.loads(content)
-    # Nothing is to be added or truncated; the last would also change offsets (`trim_offsets`).
-    settings.update(truncation=None, padding=None, post_processor=None)
-    vendor = Tokenizer.from_str(orjson.dumps(settings).decode())
-    vendor.encode_special_tokens = True  # text that spells a special token is text
-    vendor.encode(_PROBE, add_special_tokens=False)
-    parts = {part["type"]: part for part in _parts(settings)}
-    model = settings["model"]
-    description = f"Hugging Face {model.get('type', 'tokenizer')}" + (", byte-level" if "ByteLevel" in parts else "")
-    vocabulary = vendor.get_vocab(with_added_tokens=True)
-    pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
-    for piece, i in vocabulary.items():
-        pieces[i] = piece
-    contents: list[bytes | None] = [_spelt_by(piece, model, parts) for piece in pieces]
-    for token in settings.get("added_tokens") or []:
-        contents[token["id"]] = None if token["special"] else pieces[token["id"]].encode()
-    unknown = _unknown_ids(model, vocabulary)
-    for i in unknown:
-        contents[i] = None
-
-    def encode(lines: list[str]) -> list[Ids]:
-        made = vendor.encode_batch_fast(lines, add_special_tokens=False)
-        return [np.array(line.ids, dtype=np.int32) for line in made]
-
-    def spans(line: str) -> list[Span]:
-        made = vendor.encode(line, add_special_tokens=False)
-        return [Span(i, start, end) for i, (start, end) in zip(made.ids, made.offsets, strict=True)]
-
-    return MeasuredTokenizer(
-        description=description + (", byte fallback" if model.get("byte_fallback") else ""),
-        vocab_size=len(vocabulary),
-        pieces=pieces,
-        contents=contents,
-        unknown_ids=unknown,
-        encode=encode,
-        decode=lambda ids: list(vendor.decode_batch([line.tolist() for line in ids], skip_special_tokens=False)),
-        spans=spans,
-    )
-
-
-def _spelt_by(piece: str, model: dict[str, Any], parts: dict[str, dict[str, Any]]) -> bytes:
-    """The bytes of the text that a piece of a `tokenizer.json` stands for."""
-    if "ByteLevel" in parts and all(character in _BYTES for character in piece):
-        return bytes(_BYTES[character] for character in piece)
-    if model.get("byte_fallback") and _BYTE_PIECE.fullmatch(piece):
-        return _PART_OF_CHARACTER
-    text = piece.removeprefix(model.get("continuing_subword_prefix") or "")
-    text = text.removesuffix(model.get("end_of_word_suffix") or "")
-    return text.replace(parts.get("Metaspace", {}).get("replacement", SPACE_MARK), " ").encode()
+def _num_characters(content: bytes) -> int:
+    """The number of characters, or 0 where the bytes are no whole characters."""
+    try:
+        return len(content.decode())
+    except UnicodeDecodeError:
+        return 0
 
 
 def find_file(name: str) -> Path:
@@ -228,41 +145,89 @@ def open_tokenizer(name: str | Path) -> MeasuredTokenizer:
         UserError: it cannot be opened.
     """
     path = find_file(str(name))
-    if path.suffix != ".json":
-        try:
-            return _sentencepiece(path.read_bytes())
-        except (OSError, RuntimeError) as error:
-            raise UserError(Fault(str(name), f"is not a SentencePiece model that can be opened ({error})")) from error
+    is_json = path.suffix == ".json"
     try:
-        return _hugging_face(path.read_bytes())
-    except Exception as error:  # the vendor raises nothing narrower
-        rule = f"is not a Hugging Face tokenizer.json that can be opened ({error})"
-        raise UserError(Fault(str(name), rule)) from error
+        return _hugging_face(path.read_bytes()) if is_json else _sentencepiece(path.read_bytes())
+    except Exception as error:  # tokenizers raises nothing narrower
+        kind = "Hugging Face tokenizer.json" if is_json else "SentencePiece model"
+        raise UserError(Fault(str(name), f"is not a {kind} that can be opened ({error})")) from error
 
 
-def _parts(settings: object) -> Iterator[dict[str, Any]]:
-    """Every part of a `tokenizer.json` that has a type, save the tokens and the model's vocabulary."""
-    if isinstance(settings, dict):
-        if isinstance(settings.get("type"), str):
-            yield settings
-        for key, value in settings.items():
-            if key not in ("added_tokens", "vocab", "merges"):
-                yield from _parts(value)
-    elif isinstance(settings, list):
-        for value in settings:
-            yield from _parts(value)
+def _sentencepiece(content: bytes) -> MeasuredTokenizer:
+    """A SentencePiece model of any kind, also one that training could not use."""
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(content)
+    model = ModelFile(content)
+    kind = "unigram" if model.is_unigram else "BPE" if model.is_bpe else "word or character"
+    without_text = dict.fromkeys((PieceType.CONTROL, PieceType.UNKNOWN)) | {PieceType.BYTE: _PART_OF_CHARACTER}
+
+    def spans(line: str) -> list[Span]:
+        made = processor.EncodeAsOffsetMapping(line)
+        return [Span(i, start, end) for i, (start, end) in zip(made["ids"], made["offsets"], strict=True)]
+
+    return MeasuredTokenizer(
+        description=f"SentencePiece {kind}" + (", byte fallback" if model.byte_fallback else ""),
+        vocab_size=len(model.pieces),
+        pieces=[piece.text for piece in model.pieces],
+        contents=[without_text.get(piece.type, piece.text.replace(SPACE_MARK, " ").encode()) for piece in model.pieces],
+        unknown_ids={i for i, piece in enumerate(model.pieces) if piece.type is PieceType.UNKNOWN},
+        encode=lambda lines: list(processor.EncodeAsNumpy(lines, num_threads=1)),
+        decode=lambda ids: list(processor.Decode([line.tolist() for line in ids], num_threads=1)),
+        spans=spans,
+    )
 
 
-def _unknown_ids(model: dict[str, Any], vocabulary: dict[str, int]) -> set[int]:
-    """The id of the unknown token: Unigram names it by id, the others by text, and byte-level BPE has none."""
-    token = model.get("unk_token")
-    found = {model.get("unk_id"), None if token is None else vocabulary.get(token)}
-    return {i for i in found if i is not None}
+def _hugging_face(content: bytes) -> MeasuredTokenizer:
+    """The contents of a `tokenizer.json`: BPE, byte-level BPE, Unigram, WordPiece or whole words."""
+    settings = orjson.loads(content)
+    # Nothing is to be added or truncated; the last would also change offsets (`trim_offsets`).
+    settings.update(truncation=None, padding=None, post_processor=None)
+    vendor = Tokenizer.from_str(orjson.dumps(settings).decode())
+    vendor.encode_special_tokens = True  # text that spells a special token is text
+    vendor.encode(_PROBE, add_special_tokens=False)
+    model = settings["model"]
+    parts: dict[str, dict[str, Any]] = {}
+    for key, sequence in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")):
+        part = settings.get(key) or {}
+        parts |= {each["type"]: each for each in part.get(sequence, [part]) if each}
+    description = f"Hugging Face {model.get('type', 'tokenizer')}" + (", byte-level" if "ByteLevel" in parts else "")
+    vocabulary = vendor.get_vocab(with_added_tokens=True)
+    pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
+    for piece, i in vocabulary.items():
+        pieces[i] = piece
+    contents: list[bytes | None] = [_spelt_by(piece, model, parts) for piece in pieces]
+    for token in settings.get("added_tokens") or []:
+        contents[token["id"]] = None if token["special"] else pieces[token["id"]].encode()
+    # Unigram names its unknown token by id, the others by text, and byte-level BPE has none.
+    named = (model.get("unk_id"), vocabulary.get(model.get("unk_token")))
+    unknown = {i for i in named if i is not None}
+    for i in unknown:
+        contents[i] = None
+
+    def spans(line: str) -> list[Span]:
+        made = vendor.encode(line, add_special_tokens=False)
+        return [Span(i, start, end) for i, (start, end) in zip(made.ids, made.offsets, strict=True)]
+
+    return MeasuredTokenizer(
+        description=description + (", byte fallback" if model.get("byte_fallback") else ""),
+        vocab_size=len(vocabulary),
+        pieces=pieces,
+        contents=contents,
+        unknown_ids=unknown,
+        encode=lambda lines: [
+            np.array(made.ids, dtype=np.int32) for made in vendor.encode_batch_fast(lines, add_special_tokens=False)
+        ],
+        decode=lambda ids: list(vendor.decode_batch([line.tolist() for line in ids], skip_special_tokens=False)),
+        spans=spans,
+    )
 
 
-def _num_characters(content: bytes) -> int:
-    """The number of characters, or 0 where the bytes are no whole characters."""
-    try:
-        return len(content.decode())
-    except UnicodeDecodeError:
-        return 0
+def _spelt_by(piece: str, model: dict[str, Any], parts: dict[str, dict[str, Any]]) -> bytes:
+    """The bytes of the text that a piece of a `tokenizer.json` stands for."""
+    if "ByteLevel" in parts and all(character in _BYTES for character in piece):
+        return bytes(_BYTES[character] for character in piece)
+    if model.get("byte_fallback") and _BYTE_PIECE.fullmatch(piece):
+        return _PART_OF_CHARACTER
+    text = piece.removeprefix(model.get("continuing_subword_prefix") or "")
+    text = text.removesuffix(model.get("end_of_word_suffix") or "")
+    return text.replace(parts.get("Metaspace", {}).get("replacement", SPACE_MARK), " ").encode()
