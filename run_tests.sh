@@ -66,7 +66,7 @@ aside=$(mktemp)
     failed=0
     taskset -c "$others" $python -m pytest -p no:cacheprovider "${numerics[@]/#/--ignore=}" \
         tests/numerics tests/faults || failed=$?
-    part "clients" taskset -c "$others" bash tests/clients/run.sh transformers4 ctranslate2 llama_cpp trl harness || failed=$?
+    part "clients" taskset -c "$others" bash tests/clients/run.sh transformers4 ctranslate2 llama_cpp trl harness s3 || failed=$?
     exit $failed
 } >"$aside" 2>&1 &
 half=$!

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Proves that other people's clients read an export as we do. Installs them into .clients, beside .venv and out of its
-# way (some 0.5 GB, the first time), then runs the tests of this folder.
+# Proves that other people's clients read an export as we do, and that step 2 reads from an object store. Installs what
+# that takes into .clients, beside .venv and out of its way (some 0.6 GB, the first time), then runs the tests of this
+# folder.
 #
 #   bash tests/clients/run.sh                       all clients
 #   bash tests/clients/run.sh transformers4         one or several: transformers4 ctranslate2 llama_cpp trl harness
-#                                                   transformers_js (this one needs Node.js, and is left out without)
+#                                                   s3 transformers_js (this one needs Node.js, and is left out without)
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$here/../.."
@@ -52,7 +53,7 @@ javascript() { # javascript FOLDER LOCK
 
 clients=("$@")
 if ((!$#)); then
-    clients=(transformers4 ctranslate2 llama_cpp trl harness)
+    clients=(transformers4 ctranslate2 llama_cpp trl harness s3)
     if command -v npm >/dev/null; then clients+=(transformers_js); else echo "transformers_js is left out: no npm here"; fi
 fi
 tests=()
@@ -62,6 +63,7 @@ for client in "${clients[@]}"; do
     case $client in
         transformers4) packages transformers4 tests/clients/requirements-transformers4.lock ;;
         harness) packages harness tests/clients/requirements-harness.lock ;;
+        s3) packages s3 tests/clients/requirements-s3.lock ;;
         transformers_js) javascript transformers.js tests/clients/requirements-javascript.lock ;;
         trl) packages training tests/clients/requirements-training.lock ;;&
         ctranslate2 | llama_cpp) packages inference tests/clients/requirements-inference.lock ;;&
