@@ -13,16 +13,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerokara import manifest, markdown
+from zerokara import manifest, markdown, progress
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.errors import UserError
 from zerokara.examples import facts as finetuning_facts
-from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.tokens.layout import TokenPaths
 
 if TYPE_CHECKING:  # all that the card's text needs is imported without them
-    from huggingface_hub import EvalResult
-
     from zerokara.huggingface.checkpoint_source import CheckpointSource
     from zerokara.tokenizer.encoder import Encoder
 
@@ -38,7 +35,9 @@ def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, 
     from zerokara.huggingface.families import FAMILIES
 
     shape, state, curve = source.shape, source.state, source.metrics()
-    family = FAMILIES[shape.architecture]
+    family, tuned = FAMILIES[shape.architecture], finetuning_facts.read(source.run_dir)
+    if tuned and tuned.test and tuned.test.checkpoint != source.folder.name:
+        tuned = replace(tuned, test=None, baselines={})  # the test is one of another checkpoint
     settings = (*_TRAINING_SETTINGS, *(_SPAN_CORRUPTION_SETTINGS if shape.traits.is_encoder_decoder else ()))
     return {
         "model": {
@@ -61,7 +60,7 @@ def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, 
             "settings": {name: getattr(source.config, name) for name in settings},
             "curve": {name: _first_and_last(curve, name) for name in ("loss", "valid_loss", "valid_bits_per_byte")},
         },
-        "finetuning": _finetuning(source),
+        "finetuning": asdict(tuned) if tuned else None,
         "data": _data(source),
         "tokenizer": {"vocab_size": encoder.vocab_size, "sha256": encoder.sha256},
     }
@@ -70,14 +69,6 @@ def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, 
 def _first_and_last(curve: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     points = [{"step": line["step"], "value": line[name]} for line in curve if line.get(name) is not None]
     return [points[0], points[-1]] if points else []
-
-
-def _finetuning(source: CheckpointSource) -> dict[str, Any] | None:
-    """The facts of a fine-tuning; without its test, if that was one of another checkpoint."""
-    found = finetuning_facts.read(source.run_dir)
-    if found and found.test and found.test.checkpoint != source.folder.name:
-        found = replace(found, test=None, baselines={})
-    return asdict(found) if found else None
 
 
 def _data(source: CheckpointSource) -> dict[str, Any]:
@@ -98,54 +89,42 @@ def _data(source: CheckpointSource) -> dict[str, Any]:
 
 def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license: str) -> str:
     """Write the card; `name` is the repository (``user/name``) or the folder to load the model from."""
-    from huggingface_hub import ModelCard, ModelCardData
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     facts = {"data": None, "finetuning": None, "samples": [], **facts}
     model, finetuning, samples, title = facts["model"], facts["finetuning"], facts["samples"], name.rpartition("/")[2]
+    is_causal = model["task"] == "text-generation"  # text2text-generation has no pipeline since transformers 5
     tags = ["zerokara", "fine-tuned" if finetuning else "pretrained-from-scratch"]
     tags += ["conversational"] if model.get("converses") else []
-    data = ModelCardData(language=list(language), license=license, library_name="transformers")
-    if model["task"] == "text-generation":
-        data.pipeline_tag, data.tags = model["task"], tags
-    else:  # text2text-generation has no pipeline since transformers 5
-        data.tags = [*tags, model["task"]]
-    if finetuning and finetuning["test"]:
-        data.model_name, data.eval_results = title, [_eval_result(finetuning, model["task"])]
+    tags += [] if is_causal else [model["task"]]
+    data = ModelCardData(language=list(language), license=license, library_name="transformers", tags=tags)
+    data.pipeline_tag = model["task"] if is_causal else None
+    if finetuning and (test := finetuning["test"]):
+        metric = finetuning["metric"]
+        unit = "in nats per token, " if metric == "loss" else ""
+        interval = "" if test["low"] is None else f"95 % interval {test['low']:.4f} to {test['high']:.4f}, "
+        result = EvalResult(
+            task_type=model["task"],
+            dataset_type="held-out",
+            dataset_name=finetuning["task"],
+            dataset_split="test",
+            metric_type={"macro_f1": "f1"}.get(metric, metric),  # the Hub's name
+            metric_name=f"{metric.replace('_', ' ')} ({unit}{interval}n = {test['num_examples']:,})",
+            metric_value=test["value"],
+        )
+        data.model_name, data.eval_results = title, [result]
     card = ModelCard.from_template(
         data,
         str(Path(__file__).with_name("model_card.md.jinja")),
         **facts,
         title=title,
-        languages=", ".join(language),
-        licence=license,
         usage=usage(model, name, samples[0]["prompt"] if samples else "…"),
         is_rotary=ARCHITECTURES[model["architecture"]].positions == "rotary",
         number="{:,}".format,
-        inline=markdown.inline,
-        indented=markdown.indented,
-        bytes_text=bytes_text,
-        count_text=count_text,
-        seconds_text=seconds_text,
+        markdown=markdown,
+        progress=progress,
     )
     return f"{card}\n"
-
-
-def _eval_result(finetuning: dict[str, Any], task: str) -> EvalResult:
-    """The result of the test, as the Hub shows it beside the model."""
-    from huggingface_hub import EvalResult
-
-    metric, test = finetuning["metric"], finetuning["test"]
-    unit = "in nats per token, " if metric == "loss" else ""
-    interval = "" if test["low"] is None else f"95 % interval {test['low']:.4f} to {test['high']:.4f}, "
-    return EvalResult(
-        task_type=task,
-        dataset_type="held-out",
-        dataset_name=finetuning["task"],
-        dataset_split="test",
-        metric_type={"macro_f1": "f1"}.get(metric, metric),  # the Hub's name
-        metric_name=f"{metric.replace('_', ' ')} ({unit}{interval}n = {test['num_examples']:,})",
-        metric_value=test["value"],
-    )
 
 
 def usage(model: dict[str, Any], name: str, prompt: str) -> list[str]:
@@ -153,8 +132,7 @@ def usage(model: dict[str, Any], name: str, prompt: str) -> list[str]:
 
     No pipeline: transformers 5 has none for encoder-decoders. They run under transformers 4 and 5 alike.
     """
-    auto_class, is_encoder_decoder = model["auto_class"], model["task"] != "text-generation"
-    asked = json.dumps(prompt, ensure_ascii=False)
+    auto_class, asked = model["auto_class"], json.dumps(prompt, ensure_ascii=False)
     inputs = f'tokenizer({asked}, return_tensors="pt")'
     if model.get("converses"):
         options = 'add_generation_prompt=True, return_tensors="pt", return_dict=True'
@@ -167,5 +145,5 @@ def usage(model: dict[str, Any], name: str, prompt: str) -> list[str]:
         f"inputs = {inputs}",
         "output = model.generate(**inputs, max_new_tokens=50, do_sample=True, top_p=0.95)",
         # Sentinel tokens are special tokens, and tell which masked span the text after them fills.
-        f"print(tokenizer.decode(output[0], skip_special_tokens={not is_encoder_decoder}))",
+        f"print(tokenizer.decode(output[0], skip_special_tokens={model['task'] == 'text-generation'}))",
     ]

@@ -31,11 +31,8 @@ from zerokara.huggingface import (
     tokenizer_proof,
 )
 from zerokara.huggingface.checkpoint_source import METRICS_NAME, CheckpointSource
-from zerokara.huggingface.proof import ExportProof
 from zerokara.publishing import card
 from zerokara.tokenizer.encoder import Encoder
-
-FAILED_SUFFIX = ".failed"
 
 
 def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequence[str]) -> manifest.Manifest:
@@ -71,7 +68,7 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
                 partial, source, settings.dtype, encoder, documents, settings.test_prompt_text
             )
             seconds["proof of logits"] = _lap(times)
-            found = ExportProof(logits, continuations, token_ids, chat)
+            found = proof.ExportProof(logits, continuations, token_ids, chat)
             if found.faults:
                 raise _failed(found, partial, folder)
             hashes = weight_hashes.result()
@@ -93,9 +90,9 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         )
 
 
-def _failed(found: ExportProof, partial: Path, folder: Path) -> RunError:
+def _failed(found: proof.ExportProof, partial: Path, folder: Path) -> RunError:
     """Keep what was written, and its numbers, under another name; returns the error that tells so."""
-    kept = durable.unused_name(folder, FAILED_SUFFIX)
+    kept = durable.unused_name(folder, ".failed")
     durable.write_json(partial / "proof.json", found.as_json(examples=True))
     os.rename(partial, kept)
     listed = "\n".join(f"  {fault}" for fault in found.faults)

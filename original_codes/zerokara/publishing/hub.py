@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from glob import escape
 from logging import LogRecord
 from pathlib import Path
-from typing import Any
 
 import httpx2
 from huggingface_hub import HfApi, constants, set_client_factory
@@ -128,7 +127,7 @@ def differences(folder: Path, files: Sequence[FileRecord], remote: Mapping[str, 
 
 
 def _api() -> HfApi:
-    def client() -> Any:
+    def client() -> httpx2.Client:
         made = default_client_factory()
         # Seconds to connect, for one piece to be sent or to come, and for a free connection.
         made.timeout = (CONNECT_SECONDS, ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS)
@@ -141,10 +140,8 @@ def _api() -> HfApi:
     set_client_factory(client)
     for handler in logging.get_logger().handlers:
         handler.addFilter(without_secrets)
-    if sys.stderr.isatty():
-        logging.set_verbosity_warning()
-    else:  # no bars, but a line about the progress every 30 seconds
-        logging.set_verbosity_info()
+    logging.set_verbosity_info()  # where there is no terminal, a line about the progress every 30 seconds
+    if not sys.stderr.isatty():
         disable_progress_bars()
     return HfApi(library_name="zerokara")
 
@@ -166,12 +163,12 @@ def _errors_explained(repository: str, account: Sequence[str]) -> Iterator[None]
     except (HfHubHTTPError, httpx2.HTTPError, RuntimeError, ValueError, OSError) as error:
         # Errors in its upload threads are wrapped in a RuntimeError.
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+        message = f"the upload to {repository} failed ({type(cause).__name__}: {cause})"
         if isinstance(cause, HfHubHTTPError):
-            raise RunError(f"{_refusal(cause, repository, account)}. {_AGAIN}") from error
-        if isinstance(cause, httpx2.HTTPError):
-            message = f"the Hub cannot be reached at {constants.ENDPOINT} ({type(cause).__name__}: {cause})"
-            raise RunError(f"{message}; check the network or the proxy. {_AGAIN}") from error
-        raise RunError(f"the upload to {repository} failed ({type(cause).__name__}: {cause}). {_AGAIN}") from error
+            message = _refusal(cause, repository, account)
+        elif isinstance(cause, httpx2.HTTPError):
+            message += f", {constants.ENDPOINT} cannot be reached: check the network or the proxy"
+        raise RunError(f"{message}. {_AGAIN}") from error
 
 
 def _refusal(error: HfHubHTTPError, repository: str, account: Sequence[str]) -> str:
