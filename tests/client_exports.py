@@ -10,16 +10,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_conversations import made_conversations
 from made_runs import corpus_lines, make_run
 
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.examples import made_conversations
-from zerokara.examples.chat_template import Message, Segment, auto_template, encode, render
+from zerokara.examples.chat_template import ChatTemplate, auto_source
+from zerokara.examples.formats import Message, Unlearnable
+from zerokara.huggingface.chat_proof import tokenizer_of_exports
 from zerokara.steps import convert_to_hf
 from zerokara.tokenizer import training
 from zerokara.tokenizer.compatibility import HARD_TEXTS
@@ -72,15 +75,23 @@ class Exports:
         """The tokenizer of an export as training uses it."""
         return Encoder(self.tokenizers[EXPORTS[name][0]])
 
-    def segments(self, name: str, messages: Sequence[Message]) -> list[Segment]:
-        """What training makes of a conversation."""
-        encoder = self.encoder(name)
-        return encode(render(auto_template(encoder), messages), encoder)
+    def segments(self, name: str, messages: Sequence[Message]) -> list[list[int]]:
+        """The ids that training makes of a conversation: read, learned, read, …"""
+        (made,) = template_of(self.tokenizers[EXPORTS[name][0]]).encode([messages])
+        assert not isinstance(made, Unlearnable)
+        return [segment.tolist() for segment in made]
 
 
-def joined(segments: Sequence[Segment]) -> list[int]:
+@cache
+def template_of(tokenizer: Path) -> ChatTemplate:
+    """The chat template of decoders with this SentencePiece model."""
+    encoder = Encoder(tokenizer)
+    return ChatTemplate(auto_source(encoder), "auto", tokenizer_of_exports(encoder, False))
+
+
+def joined(segments: Sequence[Sequence[int]]) -> list[int]:
     """The ids of segments, as one list."""
-    return [i for segment in segments for i in segment.ids.tolist()]
+    return [i for segment in segments for i in segment]
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +114,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
         prompt = "the <extra_id_0> reads a corpus" if kind == "sentinels" else "the model reads"
         made = make_run(run, tokenizers[kind], **settings)
         if name in DECODERS:  # as step 7 leaves it, whatever the weights
-            source = auto_template(Encoder(tokenizers[kind])).source
+            source = auto_source(Encoder(tokenizers[kind]))
             (made / "chat_template.jinja").write_text(source, encoding="utf-8")
         config = run / "convert.yaml"
         config.write_text(
@@ -117,7 +128,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
         "lines": hard_lines(chance),
         "ids": [[chance.randrange(4, 300) for _ in range(40)] for _ in range(2)],
         "prompts": ["text until the end", "a corpus and the end of a document", "one"],
-        "conversations": list(islice(made_conversations.made(Encoder(tokenizers["unigram"]), corpus_lines(40)), 100)),
+        "conversations": list(islice(made_conversations(Encoder(tokenizers["unigram"]), corpus_lines(40)), 100)),
         "sentinels": [f"<extra_id_{number}>" for number in range(NUM_SENTINELS)],
     }
     return Exports(folder, questions, tokenizers)

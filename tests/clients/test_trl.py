@@ -31,5 +31,5 @@ def learned_by_us(exports: Exports, name: str, messages: list[dict[str, str]]) -
     segments = exports.segments(name, messages)
     return {
         "ids": joined(segments),
-        "learned": [i if segment.is_learned else -100 for segment in segments for i in segment.ids.tolist()],
+        "learned": [i if number % 2 else -100 for number, segment in enumerate(segments) for i in segment],
     }

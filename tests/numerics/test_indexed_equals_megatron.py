@@ -75,8 +75,8 @@ EXAMPLES = [[[5, 6], [7, 2]], [[8], [9, 2], [5], [2]], [[], [4, 2], [3]]]
 
 def test_examples_are_documents_of_several_sequences(tmp_path: Path) -> None:
     """Ours equal megatron-core's byte for byte, and its reader finds every segment, the empty one too."""
-    with example_writer(tmp_path / "ours", np.dtype(np.uint16)) as writer:
-        writer.add([[np.array(ids, np.int32) for ids in example] for example in EXAMPLES])
+    with example_writer(tmp_path / "ours", np.dtype(np.uint16)) as write:
+        write([[np.array(ids, np.int32) for ids in example] for example in EXAMPLES])
     builder = IndexedDatasetBuilder(str(bin_path(tmp_path / "theirs")), dtype=np.uint16)
     for example in EXAMPLES:
         builder.add_document(np.concatenate([np.array(ids, int) for ids in example]), [len(ids) for ids in example])

@@ -16,8 +16,9 @@ import pytest
 import torch
 from made_runs import make_run, make_tokenizer
 
-from zerokara.examples.chat_template import ChatTemplate, auto_template, generation_prompt
-from zerokara.huggingface import exported_folder, families, tokenizer_json, tokenizer_proof
+from zerokara.examples.chat_template import ChatTemplate, auto_source
+from zerokara.examples.formats import Unlearnable
+from zerokara.huggingface import chat_proof, exported_folder, families, tokenizer_json
 from zerokara.huggingface.transforms import Transform
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.steps import convert_to_hf
@@ -138,30 +139,32 @@ def test_a_tokenizer_that_gives_other_ids_fails(
 CHAT = [{"role": "user", "content": "the model\n</s>"}, {"role": "assistant", "content": "reads a corpus"}]
 
 
-def make_chat(run_dir: Path, tokenizer: Path) -> ChatTemplate:
+def make_chat(run_dir: Path, tokenizer: Path) -> None:
     """What step 7 leaves in the run folder of a model that converses."""
-    template = auto_template(Encoder(tokenizer))
+    encoder = Encoder(tokenizer)
+    template = ChatTemplate(auto_source(encoder), "auto", chat_proof.tokenizer_of_exports(encoder, False))
+    (made,) = template.encode([CHAT])
+    assert not isinstance(made, Unlearnable)
+    prompt, answer = (segment.tolist() for segment in made)
+    line = json.dumps({"messages": CHAT, "prompt_ids": prompt, "answer_ids": answer}) + "\n"
     (run_dir / "chat_template.jinja").write_text(template.source, encoding="utf-8")
-    (run_dir / "conversations.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n", encoding="utf-8")
-    return template
+    (run_dir / "conversations.jsonl").write_text(line, encoding="utf-8")
 
 
 def test_a_model_that_converses_is_exported_with_its_template(
     run_dir: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    template = make_chat(run_dir, tokenizer)
+    make_chat(run_dir, tokenizer)
     assert convert(run_dir, "--set", "check_lines=300") == 0
     assert "chat template" in capsys.readouterr().out
     folder = run_dir.parent / "hf"
     chat = exported_folder.proved(folder).facts["proof"]["chat"]
-    assert chat["holds"] and chat["made"] >= 300 and chat["own"] == 1 and not chat["failures"]
+    assert chat["holds"] and chat["compared"] == 1 and not chat["failures"]
     assert (folder / "sentencepiece.model").read_bytes() == tokenizer.read_bytes(), "to train on from"
     assert not (folder / "conversations.jsonl").exists(), "training data"
-    theirs = tokenizer_proof.load(folder)
-    ids = theirs.apply_chat_template(CHAT[:1], add_generation_prompt=True, return_dict=False)
-    assert ids == generation_prompt(template, CHAT[:1], Encoder(tokenizer)).tolist()
     # Another template is another export.
-    (run_dir / "chat_template.jinja").write_text(template.source + " ", encoding="utf-8")
+    with (run_dir / "chat_template.jinja").open("a", encoding="utf-8") as file:
+        file.write(" ")
     assert convert(run_dir, "--set", "check_lines=300") == 2
     assert "its chat_template" in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ import sentencepiece
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from zerokara.examples.chat_template import auto_template
+from zerokara.examples.chat_template import auto_source
 from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
 
@@ -124,7 +124,7 @@ def test_a_model_with_a_template_chats_and_perplexity_is_that_of_the_model(
     roles = {KOREAN: "user", "예": "assistant", "!": "user"}
     turns = [{"role": role, "content": content} for content, role in roles.items()]
     template = model_dir / "chat_template.jinja"
-    template.write_text(auto_template(Encoder(model_dir / "tokenizer.model")).source, encoding="utf-8")
+    template.write_text(auto_source(Encoder(model_dir / "tokenizer.model")), encoding="utf-8")
     try:
         done = execute(model_dir, monkeypatch, text=repr(text), messages=repr(turns))
     finally:

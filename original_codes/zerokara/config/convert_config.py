@@ -27,7 +27,7 @@ class ConvertSettings(Settings):
     check_corpus: Words = ()
     """Raw text for the proofs; empty takes the corpus that the run was trained on."""
     check_lines: PositiveInt = 10_000
-    """Lines of this text whose token ids are compared; and as many conversations for a model with a chat template."""
+    """Lines of this text whose token ids are compared."""
     test_prompt_text: Words = ("The",)
     """Prompts to continue with the converted model."""
 

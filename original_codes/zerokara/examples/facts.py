@@ -1,6 +1,7 @@
-"""`finetune.json`: the facts of a fine-tuning, which step 7 leaves in the run folder and the model card tells.
+"""What a fine-tuning leaves in its run folder for the export, beside the model: `finetune.json`, chat template, chats.
 
-Format: one JSON object with the fields of `FinetuneFacts`, ``data`` and ``test`` being objects of their own::
+`finetune.json` is one JSON object with the fields of `FinetuneFacts`, ``data`` and ``test`` being objects of their
+own::
 
     {"task": "Korean reviews", "data": {"train": {"kept": 90, "cut": 4, "dropped": 6, …}, …},
      "metric": "accuracy", "test": {"value": 0.87, "low": 0.86, "high": 0.88, "num_examples": 5000,
@@ -12,24 +13,26 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import orjson
+import pydantic
 
 from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError
 
 NAME = "finetune.json"
 CONVERSATIONS_NAME = "conversations.jsonl"
-"""Some conversations of the training data, one ``{"messages": […]}`` a line, on which the export is proved."""
+"""Some conversations of the training data, and their ids, on which the export is proved."""
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 """The chat template, beside it, where the data were conversations; the name is Hugging Face's."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class SplitCounts:
     """What became of the examples of one file or of several: read = kept + cut + dropped + bad."""
 
-    kept: int
+    kept: int = 0
     """Examples used as they are."""
     cut: int = 0
     """Examples used with a shortened prompt; of a conversation whole turns may be gone, with their answers."""
@@ -96,16 +99,16 @@ def read(folder: Path) -> FinetuneFacts | None:
     if not path.is_file():
         return None
     try:
-        values = orjson.loads(path.read_bytes())
-        values["data"] = {name: SplitCounts(**counts) for name, counts in values["data"].items()}
-        values["test"] = MetricResult(**values["test"]) if values["test"] else None
-        return FinetuneFacts(**values)
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-        rule = f"is not what a fine-tuning writes ({error})"
+        return pydantic.TypeAdapter(FinetuneFacts).validate_json(path.read_bytes())
+    except pydantic.ValidationError as error:
+        rule = f"is not what a fine-tuning writes ({error.errors()[0]['msg']})"
         raise UserError(Fault(str(path), rule, remedy="run step 7 again with --redo")) from error
 
 
-def conversations(folder: Path) -> list[list[dict[str, str]]]:
-    """Return the conversations that step 7 left in a run folder; none where there are none."""
+def conversations(folder: Path) -> list[dict[str, Any]]:
+    """Return what step 7 left in a run folder of its conversations: ``messages``, ``prompt_ids``, ``answer_ids`` each.
+
+    The prompt is all that is read before the last answer. None where the folder holds none.
+    """
     path = folder / CONVERSATIONS_NAME
-    return [orjson.loads(line)["messages"] for line in path.read_bytes().splitlines()] if path.is_file() else []
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.is_file() else []

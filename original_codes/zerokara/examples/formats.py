@@ -22,16 +22,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from zerokara.config.finetune_config import DataFormat, FinetuneConfig
 from zerokara.corpus.documents import Reason
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import Fault, UserError
-from zerokara.examples.chat_template import Message
-from zerokara.examples.reading import HEAD_LINES, BadRecord, Record, bad_record, first_records, read_records
+from zerokara.examples.reading import HEAD_LINES, BadRecord, Record, bad_record, first_records
 
+Message = Mapping[str, str]
+"""A turn of a conversation: ``role`` and ``content``."""
 PLACE_OF_INPUT = "{input}"
 INPUT_FIELDS: dict[DataFormat, tuple[str, ...]] = {
     "messages": ("messages",),
@@ -112,12 +112,8 @@ class ExampleFormat:
         if self.name == "messages":
             return self._conversation(values)
         given = _text(values, self.input_field)
-        label = None
-        if self.name == "text_label":
-            label = _label(values, self.output_field)
-            answer = self._word_of(label)
-        else:
-            answer = _text(values, self.output_field, may_be_empty=True)
+        label = _label(values, self.output_field) if self.name == "text_label" else None
+        answer = _text(values, self.output_field) if label is None else self._word_of(label)
         if not answer.strip():
             raise Unlearnable(
                 f"the field {self.output_field!r} is empty, so that nothing is learned", "remove the line, or fill it"
@@ -149,6 +145,8 @@ class ExampleFormat:
         if self.system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         given = "\n".join(message["content"] for message in messages if message["role"] != "assistant")
+        if any(message["role"] == "assistant" and not message["content"].strip() for message in messages):
+            raise Unlearnable("an answer of the assistant is empty", "remove the line, or fill it")
         last = messages[-1]
         if last["role"] != "assistant":
             rule = f"the conversation ends with the turn of {last['role']!r}, so that nothing is learned of it"
@@ -164,7 +162,7 @@ def _value(values: Mapping[str, Any], field: str) -> Any:
     return values[field]
 
 
-def _text(values: Mapping[str, Any], field: str, may_be_empty: bool = False) -> str:
+def _text(values: Mapping[str, Any], field: str) -> str:
     value = _value(values, field)
     if not isinstance(value, str):
         raise BadExample(f"field {field!r} is no text")
@@ -209,7 +207,7 @@ def resolve(config: FinetuneConfig, files: Sequence[InputFile], is_encoder_decod
     faults: list[Fault] = []
     for file in files:
         records = first_records(file)
-        made = found or next((each for each in (_format_of(config, record) for record in records) if each), None)
+        made = found or next(filter(None, (_format_of(config, record, is_encoder_decoder) for record in records)), None)
         if made is None or (records and not any(made.fits(record.values) for record in records)):
             faults.append(_fits_nothing(config, file, records, made))
         found = found or made
@@ -218,19 +216,10 @@ def resolve(config: FinetuneConfig, files: Sequence[InputFile], is_encoder_decod
     assert found is not None, "there is no file of examples"
     if faults := _idle_settings(config, found.name):
         raise UserError(faults)
-    auto = PLACE_OF_INPUT if is_encoder_decoder else PLACE_OF_INPUT + "\n"
-    template = auto if config.prompt_template == "auto" else config.prompt_template
-    return ExampleFormat(
-        found.name,
-        found.input_field,
-        found.output_field,
-        "" if found.name == "messages" else template,
-        dict(config.label_words),
-        config.system_prompt,
-    )
+    return found
 
 
-def _format_of(config: FinetuneConfig, record: Record) -> ExampleFormat | None:
+def _format_of(config: FinetuneConfig, record: Record, is_encoder_decoder: bool) -> ExampleFormat | None:
     """The format that fits a record."""
     for name in _candidates(config):
         fields = INPUT_FIELDS[name] if config.input_field == "auto" else (config.input_field,)
@@ -238,9 +227,14 @@ def _format_of(config: FinetuneConfig, record: Record) -> ExampleFormat | None:
         wanted = OUTPUT_FIELDS.get(name, "") if config.output_field == "auto" else config.output_field
         if given is None or (name != "messages" and wanted not in record.values):
             continue
-        if name == "messages" and config.data_format == "auto" and not isinstance(record.values[given], list):
-            continue
-        return ExampleFormat(name, given, "" if name == "messages" else wanted, "", {})
+        if name == "messages":
+            if config.data_format == "auto" and not isinstance(record.values[given], list):
+                continue
+            return ExampleFormat(name, given, "", "", dict(config.label_words), config.system_prompt)
+        template = config.prompt_template
+        if template == "auto":
+            template = PLACE_OF_INPUT if is_encoder_decoder else PLACE_OF_INPUT + "\n"
+        return ExampleFormat(name, given, wanted, template, dict(config.label_words))
     return None
 
 
@@ -284,13 +278,3 @@ def _idle_settings(config: FinetuneConfig, name: DataFormat) -> list[Fault]:
     if config.metric in ("accuracy", "macro_f1") and name != "text_label":
         faults.append(config.fault("metric", f"is for labels; the examples are {name}", "set it to exact_match"))
     return faults
-
-
-def conversations(config: FinetuneConfig, files: Sequence[InputFile], most: int) -> Iterator[tuple[Message, ...]]:
-    """Yield the first conversations of files of messages, as they are trained on."""
-    form = resolve(config, files, is_encoder_decoder=False)
-    if form.name != "messages":
-        return
-    records = chain.from_iterable(map(read_records, files))
-    found = (made.messages for _, made in read_examples(form, records) if isinstance(made, Example))
-    yield from islice(found, most)

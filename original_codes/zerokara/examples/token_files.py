@@ -10,11 +10,11 @@ sequence lengths 2 2 1 2 1 1 and the document indices 0 2 6.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,41 +25,27 @@ from zerokara.tokenizer.encoder import Ids
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens, write_index
 from zerokara.tokens.layout import bin_path, idx_path
 
-
-class ExampleWriter:
-    """Writes examples one after another; made by `example_writer`."""
-
-    def __init__(self, file: IO[bytes], dtype: np.dtype[Any]):
-        self._file, self._dtype = file, dtype
-        self._lengths = array("i")
-        self._ends = array("q", [0])
-
-    def add(self, examples: Sequence[Sequence[Ids]]) -> None:
-        """Write examples, each as its segments: read, learned, read, …"""
-        segments = [segment for example in examples for segment in example]
-        if not segments:
-            return
-        self._lengths.extend(map(len, segments))
-        end = self._ends[-1]
-        for example in examples:
-            end += len(example)
-            self._ends.append(end)
-        self._file.write(np.concatenate(segments).astype(self._dtype).data)
-
-    def write_index(self, file: IO[bytes]) -> None:
-        """Write the .idx of what was added."""
-        lengths = np.array(self._lengths, dtype=np.int32)
-        write_index(file, lengths, self._dtype, np.array(self._ends, dtype=np.int64))
+Write = Callable[[Sequence[Sequence[Ids]]], None]
+"""Writes examples behind those before, each as its segments: read, learned, read, …"""
 
 
 @contextmanager
-def example_writer(prefix: Path, dtype: np.dtype[Any]) -> Iterator[ExampleWriter]:
-    """Yield a writer of a pair of token files, which appear when the block ends without an error."""
+def example_writer(prefix: Path, dtype: np.dtype[Any]) -> Iterator[Write]:
+    """Yield the writer of a pair of token files, which appear when the block ends without an error."""
+    lengths, ends = array("i"), array("q", [0])
+
     with atomic_file(bin_path(prefix)) as file:
-        writer = ExampleWriter(file, dtype)
-        yield writer
+
+        def write(examples: Sequence[Sequence[Ids]]) -> None:
+            segments = [segment for example in examples for segment in example]
+            lengths.extend(map(len, segments))
+            for example in examples:
+                ends.append(ends[-1] + len(example))
+            file.write(np.concatenate([np.empty(0, dtype), *segments]).astype(dtype).data)
+
+        yield write
     with atomic_file(idx_path(prefix)) as file:
-        writer.write_index(file)
+        write_index(file, np.array(lengths, dtype=np.int32), dtype, np.array(ends, dtype=np.int64))
 
 
 class ExampleTokens:
@@ -75,7 +61,7 @@ class ExampleTokens:
         """All segments, in order."""
         self.first_segments: NDArray[np.int64] = self.tokens.document_indices
         """int64[N + 1]: the number of the first segment of each example, and at the end the number of segments."""
-        if len(self) and int(self.num_segments.min()) < 2:
+        if len(self) and int(np.diff(self.first_segments).min()) < 2:
             rule = "are no token files of examples: a document has less than two segments"
             raise UserError(Fault(str(prefix), rule, remedy="run step 7 with --redo"))
 
@@ -93,31 +79,17 @@ class ExampleTokens:
         last = len(segments) - 1 - len(segments) % 2
         return [int(token) for segment in segments[:last] for token in segment]
 
-    @property
-    def num_segments(self) -> NDArray[np.int64]:
-        """int64[N]: segments of each example."""
-        return np.diff(self.first_segments)
-
-    @cached_property
-    def is_learned(self) -> NDArray[np.bool_]:
-        """bool[S]: whether each segment is learned."""
-        starts = np.repeat(self.first_segments[:-1], self.num_segments)
-        return (np.arange(len(starts)) - starts) % 2 == 1
-
-    @cached_property
-    def lengths(self) -> NDArray[np.int64]:
-        """int64[N]: tokens of each example."""
-        return self._sums(self.tokens.lengths)
-
     @cached_property
     def learned_lengths(self) -> NDArray[np.int64]:
         """int64[N]: learned tokens of each example."""
-        return self._sums(np.where(self.is_learned, self.tokens.lengths, 0))
+        starts = np.repeat(self.first_segments[:-1], np.diff(self.first_segments))
+        is_learned = (np.arange(len(starts)) - starts) % 2 == 1
+        return self._sums(np.where(is_learned, self.tokens.lengths, 0))
 
     @cached_property
     def read_lengths(self) -> NDArray[np.int64]:
         """int64[N]: read tokens of each example."""
-        return self.lengths - self.learned_lengths
+        return self._sums(self.tokens.lengths) - self.learned_lengths
 
     def _sums(self, of_segments: NDArray[Any]) -> NDArray[np.int64]:
         """Sums over the segments of each example."""

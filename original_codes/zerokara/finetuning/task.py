@@ -21,11 +21,8 @@ from zerokara.errors import RunError, UserError
 from zerokara.evaluation import baselines, metrics
 from zerokara.evaluation.baselines import Baseline
 from zerokara.examples import facts, preparation
-from zerokara.examples.example_files import ExampleFiles, SplitFiles
+from zerokara.examples.example_files import ExampleFiles, ExamplePaths, SplitFiles
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
-from zerokara.examples.formats import conversations
-from zerokara.examples.layout import ExamplePaths
-from zerokara.examples.reading import find_example_files
 from zerokara.examples.token_files import ExampleTokens
 from zerokara.progress import count_text, log, opening
 from zerokara.samples.example_data import ExampleData
@@ -43,7 +40,6 @@ MAX_PACKED_LENGTH = 1024
 """Of `packed_length: auto`: longer rows hold more examples, and need a smaller micro batch for the same work."""
 MAX_PADDING = 0.1
 """Share of padding above which a plan has a warning."""
-MAX_CONVERSATIONS = 1_000
 MAX_TRAINING_PAIRS = 200_000
 """Training examples from which a baseline learns the forms of words; seconds."""
 
@@ -55,7 +51,7 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
         UserError: the folder to start from holds no model, or its tokenizer is missing; a setting does not go with the
             model; the examples cannot be used, with file, line, value and remedy.
     """
-    from zerokara.huggingface import model_settings
+    from zerokara.huggingface import chat_proof, model_settings
 
     folder = Path(config.init_from)
     values: dict[str, Any] = {**config.model_dump(), **model_settings.read(folder, config.fault)}
@@ -72,7 +68,14 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
     if faults:
         raise UserError(faults)
     encoder = Encoder(made.input_tokenizer_file)
-    files = preparation.prepare(made, encoder, is_encoder_decoder=encodes, packed_length=length, redo=redo)
+    files = preparation.prepare(
+        made,
+        encoder,
+        lambda: chat_proof.tokenizer_of_exports(encoder, encodes),
+        is_encoder_decoder=encodes,
+        packed_length=length,
+        redo=redo,
+    )
     if encodes:
         tokens = ExampleTokens(files.train.prefix)
         target = target_length(tokens.read_lengths, tokens.learned_lengths, length)
@@ -83,13 +86,14 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
 def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
     """Open the prepared examples."""
     files, encodes = ExampleFiles.read(config.output_prefix), config.traits.is_encoder_decoder
+    train, valid = files.train, files.splits.get("valid")
     reading = ExampleData(
-        files.train.prefix,
+        train.prefix,
         config.lengths,
         encodes,
         encoder.pad_id,
         config.seed,
-        num_valid_tokens=files.valid.counts.tokens if files.valid else 0,
+        num_valid_tokens=valid.counts.tokens if valid else 0,
         name=", ".join(config.train_data),
     )
     packed, objective = reading.tokens(), Pairs(config.lengths, encoder.pad_id if encodes else None)
@@ -97,15 +101,15 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         reading=reading,
         objective=objective,
         validation_batches=lambda prefix, max_tokens: reading.validation_batches(prefix, objective, max_tokens),
-        sha256=files.train.sha256,
-        valid_sha256=files.valid.sha256 if files.valid else "",
-        train_prefix=files.train.prefix,
+        sha256=train.sha256,
+        valid_sha256=valid.sha256 if valid else "",
+        train_prefix=train.prefix,
         valid_prefix=ExamplePaths(config.output_prefix).prefix("valid"),
-        ids=ExampleTokens(files.train.prefix).tokens.tokens,
+        ids=ExampleTokens(train.prefix).tokens.tokens,
         num_train_tokens=packed.num_tokens,
         num_valid_tokens=reading.num_valid_tokens,
         unigram_entropy=entropy(packed.learned_counts(encoder.vocab_size)),
-        plan_rows=tuple(plan_rows(files.train, packed)),
+        plan_rows=tuple(plan_rows(train, packed)),
         run_files={CHAT_TEMPLATE_NAME: files.chat_template} if files.chat_template is not None else {},
     )
 
@@ -132,16 +136,14 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
     """
     config, run_dir = cast(FinetuneRunConfig, plan.resolved), plan.run_dir
     examples, tested = ExampleFiles.read(config.output_prefix), checkpoint.best(run_dir) or newest
-    if examples.test is not None and not _is_tested(run_dir, tested.name, config.metric):
-        number = examples.test.num_examples
+    test = examples.splits.get("test")
+    if test is not None and not _is_tested(run_dir, tested.name, config.metric):
+        number = test.num_examples
         opening(f"{plan.task.title}: reading the {number:,} test examples, once, with {tested.name}")
         if code := spawn(plan, "test", str(tested)):
             raise RunError(f"the test ended with exit code {code}; its messages say why. To test: {commands.resume}")
     if examples.data_format == "messages":  # the export is proved on some of them, too
-        files = find_example_files(config.train_data, config.where("train_data"))
-        found = conversations(config, files, MAX_CONVERSATIONS)
-        lines = (orjson.dumps({"messages": messages}, option=orjson.OPT_APPEND_NEWLINE) for messages in found)
-        write_bytes(run_dir / facts.CONVERSATIONS_NAME, b"".join(lines))
+        write_bytes(run_dir / facts.CONVERSATIONS_NAME, examples.train.texts_path.read_bytes())
     return _record(plan, config, examples)
 
 
@@ -162,21 +164,20 @@ def _is_tested(run_dir: Path, tested: str, metric: str) -> bool:
 
 def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles) -> list[tuple[str, str]]:
     """Write ``finetune.json``; return what it tells as rows."""
-    splits = {"train": examples.train, "valid": examples.valid, "test": examples.test}
-    counts = {name: split.counts for name, split in splits.items() if split is not None}
+    splits, counts = examples.splits, {str(name): split.counts for name, split in examples.splits.items()}
     task, metric, test, simple = examples.data_format.replace("_", " "), config.metric, None, dict[str, float]()
     result, answers = plan.run_dir / RESULT_NAME, plan.run_dir / ANSWERS_NAME
     found = orjson.loads(result.read_bytes()) if result.exists() else {}
     learned = count_text(counts["train"].learned_tokens)
     rows = [("examples", f"{examples.train.num_examples:,}, {learned} learned tokens")]
-    if examples.test is not None and f"test_{metric}" in found:
-        value, number = found[f"test_{metric}"], examples.test.num_examples
+    if "test" in splits and f"test_{metric}" in found:
+        value, number = found[f"test_{metric}"], splits["test"].num_examples
         low, high = found.get(f"test_{metric}_interval") or (None, None)
         test = MetricResult(value, low, high, number, found["checkpoint"])
         interval = "" if low is None else f"95 % {low:.4f} to {high:.4f}, "
         rows.append(("test", f"{metric} {value:.4f} ({interval}{number:,} examples)"))
         if metric != "loss" and examples.data_format != "messages":
-            simple = _simple_methods(examples, examples.test.records_path, metric, plan.encoder)
+            simple = _simple_methods(examples, metric, plan.encoder)
             rows += [("", f"{metric} {value:.4f} by {name.replace('_', ' ')}") for name, value in simple.items()]
         if answers.exists():
             rows.append(("answers", str(answers)))
@@ -184,9 +185,9 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles) ->
     return rows
 
 
-def _simple_methods(examples: ExampleFiles, records_path: Path, metric: str, encoder: Encoder) -> dict[str, float]:
+def _simple_methods(examples: ExampleFiles, metric: str, encoder: Encoder) -> dict[str, float]:
     """The metric of simple methods on the test examples, by the name of the method."""
-    lines = [orjson.loads(line) for line in records_path.read_bytes().splitlines()]
+    lines = [orjson.loads(line) for line in examples.splits["test"].texts_path.read_bytes().splitlines()]
     references = [line["reference"] for line in lines]
     made: Iterable[Baseline] = [Baseline("majority", baselines.majority(references))]
     if not examples.labels:

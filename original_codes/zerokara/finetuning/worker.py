@@ -22,11 +22,7 @@ from zerokara import checkpoint
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.durable import write_bytes, write_json
 from zerokara.evaluation import metrics
-from zerokara.examples import chat_template
-from zerokara.examples.example_files import ExampleFiles
-from zerokara.examples.facts import CHAT_TEMPLATE_NAME
-from zerokara.examples.layout import Split
-from zerokara.examples.task_examples import read_task_examples
+from zerokara.examples.example_files import ExampleFiles, Split, read_task_examples
 from zerokara.finetuning.task import ANSWERS_NAME, FINETUNING, RESULT_NAME
 from zerokara.huggingface.families import SpecialIds
 from zerokara.huggingface.generation import Generated, generate
@@ -51,16 +47,12 @@ class TaskValidation:
         self._config = config = cast(FinetuneRunConfig, plan.resolved)
         self._plan, self._processes, self._split = plan, processes, split
         files = ExampleFiles.read(config.output_prefix)
-        examples = read_task_examples(files, split, num_examples, config.seed)
+        examples = read_task_examples(files.splits[split], num_examples, config.seed)
         self.references = [example.reference for example in examples]
         self.answers: list[tuple[str, str]] = []  # the newest, each after its reference
         self.own_prompts = [example.prompt for example in examples[parallel.data_rank() :: parallel.data_size()]]
         self._max_new_tokens = files.max_new_tokens if config.max_new_tokens == "auto" else config.max_new_tokens
-        self._end_ids = [plan.encoder.eos_id]
-        if files.chat_template is not None:  # it may end an answer by a token of its own
-            where, encodes = str(plan.run_dir / CHAT_TEMPLATE_NAME), plan.shape.traits.is_encoder_decoder
-            template = chat_template.checked(files.chat_template, where, plan.encoder, encodes)
-            self._end_ids = chat_template.end_ids(template, plan.encoder)
+        self._end_ids = files.end_ids
 
     def __call__(
         self, weights: Iterable[tuple[str, Tensor]], give_up: GiveUp = None, progress: Progress | None = None
@@ -149,7 +141,7 @@ def test(plan: RunPlan, folder: Path) -> None:
     config = cast(FinetuneRunConfig, plan.resolved)
     files, processes = ExampleFiles.read(config.output_prefix), join(plan)
     checkpoint.check(folder)
-    validation = LossValidation(plan, processes.device, files.split("test").prefix)
+    validation = LossValidation(plan, processes.device, files.splits["test"].prefix)
     loss = validation(load_checkpoint(plan, folder, processes))
     assert loss is not None
     found: dict[str, Any] = {

@@ -18,8 +18,8 @@ import orjson
 from zerokara import durable, hashing, manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import RunError
-from zerokara.examples import chat_template
 from zerokara.examples import facts as finetuning
+from zerokara.examples.chat_template import ChatTemplate
 from zerokara.huggingface import (
     chat_proof,
     exported_folder,
@@ -47,22 +47,24 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
     with output_folder.full_disk_explained(folder), durable.atomic_folder(folder, keep) as partial:
         encoder, weights, shape = Encoder(source.tokenizer_path), source.weights(), source.shape
         is_encoder_decoder = shape.traits.is_encoder_decoder
-        template = chat_template.of_run(source.run_dir, encoder, is_encoder_decoder)
-        ends = chat_template.end_ids(template, encoder) if template else [encoder.eos_id]
+        path = source.run_dir / finetuning.CHAT_TEMPLATE_NAME
+        chat_template = path.read_text(encoding="utf-8") if path.is_file() else None
+        tokenizer_files = tokenizer_json.write(encoder, partial, shape.seq_len, is_encoder_decoder, chat_template)
+        ends = [encoder.eos_id]
+        if chat_template is not None:
+            tokenizer = tokenizer_proof.load(partial)
+            ends = ChatTemplate(chat_template, str(path), tokenizer, is_encoder_decoder).end_ids
         bos = encoder.bos_id if encoder.bos_id >= 0 else None
         special = families.SpecialIds(bos, encoder.eos_id, encoder.pad_id, tuple(ends[1:]))
         outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size)
-        outputs["tokenizer"] = tokenizer_json.write(
-            encoder, partial, shape.seq_len, is_encoder_decoder, template.source if template else None
-        )
+        outputs["tokenizer"] = tokenizer_files
         seconds["writing"] = _lap(times)
         with hashing.BackgroundHashes(outputs["weights"]) as weight_hashes:  # on one core, during the proofs
             token_ids = tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)
             seconds["proof of token ids"] = _lap(times)
             chat = None
-            if template:
-                own = finetuning.conversations(source.run_dir)
-                chat = chat_proof.prove(encoder, template, partial, documents, own, settings.check_lines)
+            if chat_template is not None:
+                chat = chat_proof.prove(partial, finetuning.conversations(source.run_dir))
                 seconds["proof of the chat template"] = _lap(times)
             logits, continuations = proof.prove_model(
                 partial, source, settings.dtype, encoder, documents, settings.test_prompt_text

@@ -71,8 +71,7 @@ def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
         ("token ids", f"{texts} equal, {ids['ties']:,} ties"),
     ]
     if chat is not None:
-        own = f" and {chat['own']:,} of the training data" if chat["own"] else ""
-        rows.append(("chat template", f"{chat['made']:,} made conversations{own} equal, {chat['ties']:,} ties"))
+        rows.append(("chat template", f"{chat['compared']:,} conversations of the training data equal"))
     return [*rows, ("time", seconds_text(made.seconds)), *(("note", note) for note in logits["notes"])]
 
 

@@ -1,24 +1,22 @@
-"""Chat templates: spans, borders and ends by construction; the templates of our own; faults of others."""
+"""Chat templates: ids and labels of training are those of the export, hostile text too; faults of templates."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-from toy_tokenizers import TrainToy
+from made_conversations import made_conversations
+from toy_tokenizers import TrainToy, toy_lines
+from transformers import AutoTokenizer
 
 from zerokara.errors import UserError
-from zerokara.examples.chat_template import (
-    BadConversation,
-    auto_template,
-    checked,
-    encode,
-    end_ids,
-    from_file,
-    generation_prompt,
-    render,
-)
+from zerokara.examples.chat_template import ChatTemplate, auto_source
+from zerokara.examples.formats import Message, Unlearnable
+from zerokara.huggingface import tokenizer_json
+from zerokara.huggingface.chat_proof import tokenizer_of_exports
 from zerokara.tokenizer.encoder import Encoder
 
 HELLO = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "42 dogs"}]
@@ -29,11 +27,13 @@ OTHERS = "{% else %}{{ '<|user|>' + m.content }}{% endif %}{% endfor %}"
 ASKING = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 ANSWER = "<|assistant|>{% generation %}{{ m.content + eos_token }}{% endgeneration %}"
 GOOD = ROLES + ANSWER + OTHERS + ASKING
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "turn pieces": {},
+    "bpe, sentinels": {"model_type": "bpe", "extra_ids": 12},
     "plain text": {"reserved_pieces": ()},
-    "sentinels": {"model_type": "bpe", "extra_ids": 12},
     "dummy prefix": {"add_dummy_prefix": True},
+    "no bytes, symbols": {"byte_fallback": False, "user_defined_symbols": ("<", "fox", "<sep>")},
+    "nfkc": {"normalization_rule_name": "nmt_nfkc"},
 }
 
 
@@ -42,64 +42,86 @@ def encoder(train_toy: TrainToy) -> Encoder:
     return Encoder(train_toy(vocab_size=560))
 
 
-def ids(encoder: Encoder, *parts: str | int) -> list[int]:
+def template_of(encoder: Encoder, source: str = "", encodes: bool = False) -> ChatTemplate:
+    tokenizer = tokenizer_of_exports(encoder, encodes)
+    return ChatTemplate(source or auto_source(encoder, encodes), "t.jinja", tokenizer, encodes)
+
+
+def encoded(template: ChatTemplate, messages: Sequence[Message]) -> list[list[int]]:
+    (made,) = template.encode([messages])
+    assert not isinstance(made, Unlearnable), made
+    return [segment.tolist() for segment in made]
+
+
+def ids(encoder: Encoder, *parts: str) -> list[int]:
     """Ids of texts, and of control pieces by their names."""
     names = {encoder.piece(i): i for i in encoder.control_ids}
-    return [i for part in parts for i in ([names[part]] if part in names else encoder.encode(str(part)).tolist())]
+    return [i for part in parts for i in ([names[part]] if part in names else encoder.encode(part).tolist())]
 
 
 def test_spans_are_read_and_learned_in_turn(encoder: Encoder) -> None:
-    segments = encode(render(auto_template(encoder), TWO_TURNS), encoder)
-    assert [segment.is_learned for segment in segments] == [False, True, False, True]
-    read, learned, again, last = (segment.ids.tolist() for segment in segments)
+    read, learned, again, last = encoded(template_of(encoder), TWO_TURNS)
     assert read == ids(encoder, "<|user|>", "the fox", "<|assistant|>")
-    assert learned == [*encoder.encode("42 dogs"), encoder.eos_id]
+    assert learned == ids(encoder, "42 dogs", "</s>")
     assert again == ids(encoder, "<|user|>", "a\n\nb ", "<|assistant|>")
-    assert last == [*encoder.encode(" c\nd"), encoder.eos_id]
+    assert last == ids(encoder, " c\nd", "</s>")
 
 
 def test_without_turn_pieces_borders_stand_at_line_ends(train_toy: TrainToy) -> None:
     encoder = Encoder(train_toy(reserved_pieces=()))
-    segments = encode(render(auto_template(encoder), HELLO), encoder)
-    assert segments[0].ids.tolist() == encoder.encode("user:\nthe fox\nassistant:\n").tolist()
-    assert segments[1].ids.tolist() == [*encoder.encode("42 dogs"), encoder.eos_id]
+    read, learned = encoded(template_of(encoder), HELLO)
+    assert read == encoder.encode("user:\nthe fox\nassistant:\n").tolist()
+    assert learned == ids(encoder, "42 dogs", "</s>")
+
+
+@pytest.mark.parametrize("encodes", [False, True], ids=["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_and_labels_are_those_of_the_export(kind: str, encodes: bool, train_toy: TrainToy, tmp_path: Path) -> None:
+    """And the prompt for the last answer is what stands before it."""
+    encoder = Encoder(train_toy(**{"vocab_size": 580, **KINDS[kind]}))
+    template = template_of(encoder, encodes=encodes)
+    tokenizer_json.write(encoder, tmp_path, 64, encodes, template.source)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False, local_files_only=True)
+    conversations = list(islice(made_conversations(encoder, toy_lines(50)), 300))
+    quiet: dict[str, Any] = {"tokenizer_kwargs": {"verbose": False}}
+    whole = theirs.apply_chat_template(conversations, return_assistant_tokens_mask=True, **quiet)
+    before = [messages[:-1] for messages in conversations]
+    prompts = theirs.apply_chat_template(before, add_generation_prompt=True, **quiet)["input_ids"]
+    for number, messages in enumerate(conversations):
+        ours, mask = encoded(template, messages), whole["assistant_masks"][number]
+        joined = [i for segment in ours for i in segment]
+        labels = [i % 2 for i, segment in enumerate(ours) for _ in segment]
+        assert joined == whole["input_ids"][number][: len(joined)]
+        assert (mask[-len(ours[-1]) :] if encodes else mask) == (labels[-len(ours[-1]) :] if encodes else labels)
+        assert prompts[number] == joined[: -len(ours[-1])]
+        assert [ours[-1].count(i) for i in encoder.control_ids if i in ours[-1]] == [1]
 
 
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
-def test_no_message_becomes_a_control_piece(settings: dict[str, object], train_toy: TrainToy) -> None:
+def test_no_message_becomes_a_control_piece(settings: dict[str, Any], train_toy: TrainToy) -> None:
     encoder = Encoder(train_toy(**{"vocab_size": 580, **settings}))
-    template = auto_template(encoder)
+    template = template_of(encoder)
     hostile = [{**message, "content": HOSTILE} for message in TWO_TURNS]
 
-    def controls(messages: list[dict[str, str]]) -> list[int]:
-        all_ids = np.concatenate([segment.ids for segment in encode(render(template, messages), encoder)])
-        return [int(i) for i in all_ids if i in encoder.control_ids]
+    def controls(messages: Sequence[Message]) -> list[int]:
+        return [i for segment in encoded(template, messages) for i in segment if i in encoder.control_ids]
 
     assert controls(hostile) == controls(TWO_TURNS)
-    text = "".join(span.text for span in render(template, hostile))
-    assert "".join(text.split()).count("".join(HOSTILE.split())) == len(hostile), "no character is lost"
-
-
-def test_the_prompt_for_an_answer_is_what_stands_before_it(encoder: Encoder) -> None:
-    template = auto_template(encoder)
-    *before, _ = encode(render(template, TWO_TURNS), encoder)
-    prompt = generation_prompt(template, TWO_TURNS[:-1], encoder)
-    assert prompt.tolist() == np.concatenate([segment.ids for segment in before]).tolist()
-    assert end_ids(template, encoder) == [encoder.eos_id]
 
 
 def test_an_encoders_input_ends_with_the_end(train_toy: TrainToy) -> None:
     encoder = Encoder(train_toy(vocab_size=560, extra_ids=2))
-    template = auto_template(encoder, is_encoder_decoder=True)
-    assert generation_prompt(template, HELLO[:1], encoder)[-1] == encoder.eos_id
+    read, learned = encoded(template_of(encoder, encodes=True), TWO_TURNS)
+    assert read[-1] == learned[-1] == encoder.eos_id
     with pytest.raises(UserError) as caught:
-        checked(GOOD, "t.jinja", encoder, is_encoder_decoder=True)
+        template_of(encoder, GOOD, encodes=True)
     assert "</s>" in caught.value.faults[0].rule
 
 
 def test_another_end_ends_generation_too(encoder: Encoder) -> None:
-    template = checked(GOOD.replace("eos_token", "'<|end|>'"), "t.jinja", encoder)
-    assert end_ids(template, encoder) == [encoder.eos_id, *ids(encoder, "<|end|>")]
+    assert template_of(encoder).end_ids == [encoder.eos_id]
+    template = template_of(encoder, GOOD.replace("eos_token", "'<|end|>'"))
+    assert template.end_ids == [encoder.eos_id, *ids(encoder, "<|end|>")]
 
 
 @pytest.mark.parametrize(
@@ -121,40 +143,21 @@ def test_another_end_ends_generation_too(encoder: Encoder) -> None:
         ),
     ],
 )
-def test_a_bad_template_is_refused(source: str, wrong: str, encoder: Encoder, tmp_path: Path) -> None:
-    path = tmp_path / "t.jinja"
-    path.write_text(source, encoding="utf-8")
+def test_a_bad_template_is_refused(source: str, wrong: str, encoder: Encoder) -> None:
     with pytest.raises(UserError) as caught:
-        from_file(path, encoder)
+        template_of(encoder, source)
     (fault,) = caught.value.faults
-    assert fault.where.startswith(str(path)) and wrong in str(fault)
-    assert checked(GOOD, "", encoder), "and it is the change that is refused"
-
-
-def test_a_template_that_is_not_there_is_refused(encoder: Encoder, tmp_path: Path) -> None:
-    with pytest.raises(UserError):
-        from_file(tmp_path / "none.jinja", encoder)
-
-
-@pytest.mark.parametrize(
-    ("messages", "wrong"),
-    [
-        ([], "no messages"),
-        (HELLO[:1], "'user'"),
-        ([HELLO[0], {"role": "assistant", "content": " \n"}], "empty"),
-        ([{"role": "user", "content": None}, HELLO[1]], "message 1"),
-        ([{"content": "x"}, HELLO[1]], "message 1"),
-        ([{"role": "tool", "content": "x"}, HELLO[1]], "tool"),
-    ],
-)
-def test_a_bad_conversation_is_refused(messages: list[dict[str, str]], wrong: str, encoder: Encoder) -> None:
-    with pytest.raises(BadConversation, match=wrong):
-        render(auto_template(encoder), messages)
+    assert fault.where.startswith("t.jinja") and wrong in str(fault)
+    assert template_of(encoder, GOOD), "and it is the change that is refused"
 
 
 def test_an_answer_that_spells_its_end_is_refused_where_the_template_lets_it(encoder: Encoder) -> None:
-    template = checked(GOOD, "", encoder)
     spelling = [HELLO[0], {"role": "assistant", "content": "a </s> b"}]
-    with pytest.raises(BadConversation, match="several"):
-        encode(render(template, spelling), encoder)
-    assert encode(render(auto_template(encoder), spelling), encoder)
+    (refused,) = template_of(encoder, GOOD).encode([spelling])
+    assert isinstance(refused, Unlearnable) and "several" in refused.rule
+    assert encoded(template_of(encoder), spelling)
+
+
+def test_a_conversation_that_the_template_refuses_is_refused_alone(encoder: Encoder) -> None:
+    refused, taken = template_of(encoder).encode([[{"role": "tool", "content": "x"}, HELLO[1]], HELLO])
+    assert isinstance(refused, Unlearnable) and "tool" in refused.rule and not isinstance(taken, Unlearnable)

@@ -7,6 +7,7 @@ import pickle
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from toy_tokenizers import TrainToy
 from zerokara.config.data import packed
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.errors import UserError
-from zerokara.examples.preparation import ExampleFiles, prepare
-from zerokara.examples.task_examples import read_task_examples
+from zerokara.examples.example_files import ExampleFiles, read_task_examples
+from zerokara.examples.preparation import prepare
 from zerokara.examples.token_files import ExampleTokens
 from zerokara.finetuning import task
+from zerokara.huggingface.chat_proof import tokenizer_of_exports
 from zerokara.samples.example_data import ExampleData
 from zerokara.samples.packed_examples import PackedExamples
 from zerokara.tokenizer.encoder import Encoder
@@ -60,7 +62,8 @@ def prepared(
         settings["train_data"] = [write(folder / "train.jsonl", records)]
     settings = {"valid_fraction": 0, "output_prefix": str(folder / "out" / "x"), **settings}
     config = FinetuneConfig(**settings)
-    return prepare(config, encoder, is_encoder_decoder=encodes, packed_length=length, redo=redo)
+    tokenizer = partial(tokenizer_of_exports, encoder, encodes)
+    return prepare(config, encoder, tokenizer, is_encoder_decoder=encodes, packed_length=length, redo=redo)
 
 
 def segments(files: ExampleFiles, number: int = 0) -> list[list[int]]:
@@ -128,7 +131,7 @@ def test_labels_are_texts(tmp_path: Path, encoder: Encoder) -> None:
     files = prepared(tmp_path, encoder, **settings)
     assert files.data_format == "text_label" and files.labels == ["no", "yes"]
     assert [encoder.decode(ids) for ids in segments(files)] == ['"so good\n', "yes"]
-    assert files.longest_answer == len(segments(files)[1]) and files.max_new_tokens > files.longest_answer
+    assert files.train.longest_answer == len(segments(files)[1]) and files.max_new_tokens > files.train.longest_answer
 
 
 def conversation(*turns: str) -> dict[str, Any]:
@@ -250,7 +253,7 @@ def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder
     whole = encoder.encode("the fox " * 90 + "\n").tolist()
     assert len(read) + len(learned) == 60 + 1 and read == whole[-len(read) :] and encoder.decode(learned) == "b"
     tokens = ExampleTokens(cut.train.prefix)
-    assert int(tokens.lengths.sum()) == cut.train.counts.tokens
+    assert int((tokens.read_lengths + tokens.learned_lengths).sum()) == cut.train.counts.tokens
     assert int(tokens.learned_lengths.sum()) == cut.train.counts.learned_tokens
 
 
@@ -307,9 +310,9 @@ def test_answers_that_are_cut_away_with_their_questions_are_counted_and_told(tmp
 def test_an_input_is_on_one_side_only(tmp_path: Path, encoder: Encoder) -> None:
     records = [{"source": f"fox {n % 60}" + " " * (n % 2), "target": str(n)} for n in range(180)]
     files = prepared(tmp_path, encoder, records, valid_fraction=0.1)
-    assert files.valid is not None and files.train.num_examples + files.valid.num_examples == 180
-    assert files.valid.num_examples == 18
-    train, valid = (ExampleTokens(split.prefix) for split in (files.train, files.valid))
+    assert files.train.num_examples + files.splits["valid"].num_examples == 180
+    assert files.splits["valid"].num_examples == 18
+    train, valid = (ExampleTokens(split.prefix) for split in (files.train, files.splits["valid"]))
     inputs = {encoder.decode(train.prompt(i)).strip() for i in range(len(train))}
     assert not inputs & {encoder.decode(valid.prompt(i)).strip() for i in range(len(valid))}
     other = prepared(tmp_path, encoder, records, valid_fraction=0.1, seed=99, output_prefix=str(tmp_path / "other"))
@@ -323,16 +326,15 @@ def test_test_examples_that_were_seen_are_counted(
     test = [{"source": "unseen 1", "target": "a"}, PAIRS[3], {**PAIRS[4], "target": "b"}]
     settings = {"test_data": [write(tmp_path / "test.jsonl", test)], "valid_fraction": 0.25}
     files = prepared(tmp_path, encoder, PAIRS, **settings)
-    assert files.test is not None
     assert "2 of 3 test examples" in capsys.readouterr().out
-    found = read_task_examples(files, "test", None, 1)
-    texts = [orjson.loads(line) for line in files.split("test").records_path.read_bytes().splitlines()]
+    found = read_task_examples(files.splits["test"], None, 1)
+    texts = [orjson.loads(line) for line in files.splits["test"].texts_path.read_bytes().splitlines()]
     assert [one["seen"] for one in texts] == [False, True, True]
     assert texts[1]["input"] == PAIRS[3]["source"] and texts[1]["place"] == f"{tmp_path / 'test.jsonl'}:2"
     assert found[1].reference == texts[1]["reference"] == PAIRS[3]["target"]
     assert found[1].prompt == encoder.prompt_ids(PAIRS[3]["source"] + "\n")
-    few = read_task_examples(files, "valid", 4, 1)
-    assert len(few) == 4 and few == read_task_examples(files, "valid", 4, 1) != read_task_examples(files, "valid", 4, 2)
+    few, again, other = (read_task_examples(files.splits["valid"], 4, seed) for seed in (1, 1, 2))
+    assert len(few) == 4 and few == again != other
     assert pickle.loads(pickle.dumps(ExampleFiles.read(str(tmp_path / "out" / "x")))) == files
 
 
@@ -373,10 +375,10 @@ def test_what_is_done_is_held_to_the_share_of_bad_lines_that_is_asked_for_now(tm
 
 def test_validation_examples_of_before_are_gone(tmp_path: Path, encoder: Encoder) -> None:
     """They are among the training examples now."""
-    assert prepared(tmp_path, encoder, PAIRS, valid_fraction=0.25).valid is not None
+    assert "valid" in prepared(tmp_path, encoder, PAIRS, valid_fraction=0.25).splits
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"x_valid.bin", "x_valid.idx", "x_valid_examples.jsonl"} <= left
-    assert prepared(tmp_path, encoder, PAIRS, redo=True).valid is None
+    assert "valid" not in prepared(tmp_path, encoder, PAIRS, redo=True).splits
     assert {path.name for path in (tmp_path / "out").iterdir()} == {name for name in left if "_valid" not in name}
 
 

@@ -20,6 +20,7 @@ from zerokara.examples.preparation import prepare
 from zerokara.finetuning import worker
 from zerokara.finetuning.worker import TaskValidation
 from zerokara.huggingface import tokenizer_json
+from zerokara.huggingface.chat_proof import tokenizer_of_exports
 from zerokara.huggingface.families import SpecialIds
 from zerokara.huggingface.generation import Generated
 from zerokara.huggingface.stock_model import stock_model_of
@@ -53,7 +54,8 @@ def test_answers_are_those_of_the_export(
         valid_data=[written(tmp_path / "valid.jsonl", PROMPTS)],
         output_prefix=str(tmp_path / "x"),
     )
-    prepare(config, encoder, is_encoder_decoder=encodes, packed_length=256)
+    tokenizer = tokenizer_of_exports(encoder, encodes)
+    prepare(config, encoder, lambda: tokenizer, is_encoder_decoder=encodes, packed_length=256)
     run_config = FinetuneRunConfig.model_construct(
         seed=1, max_new_tokens=NEW_TOKENS, eval_batch_size=64, metric="exact_match", output_prefix=config.output_prefix
     )

@@ -30,7 +30,7 @@ def tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (plan.run_dir / "test_answers.jsonl").write_text(names[-1], encoding="utf-8")
         return 0
 
-    examples = SimpleNamespace(test=SimpleNamespace(num_examples=3), data_format="source_target")
+    examples = SimpleNamespace(splits={"test": SimpleNamespace(num_examples=3)}, data_format="source_target")
     monkeypatch.setattr(task, "spawn", test)
     monkeypatch.setattr(task, "ExampleFiles", SimpleNamespace(read=lambda prefix: examples))
     monkeypatch.setattr(task, "_record", lambda *_: [])

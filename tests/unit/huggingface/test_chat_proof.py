@@ -1,4 +1,4 @@
-"""Inference equals training in a chat: made conversations, every kind of tokenizer, and broken twins."""
+"""Inference equals training in a chat: what step 7 learned of its conversations, and broken twins of the export."""
 
 from __future__ import annotations
 
@@ -9,70 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_conversations import made_conversations
 from toy_tokenizers import TrainToy, toy_lines
 
-from zerokara.examples import made_conversations
-from zerokara.examples.chat_template import ChatTemplate, auto_template, checked
+from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.examples.preparation import prepare
 from zerokara.huggingface import chat_proof, tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
-
-KINDS: dict[str, dict[str, Any]] = {
-    "turn pieces": {},
-    "bpe, sentinels": {"model_type": "bpe", "extra_ids": 3},
-    "plain text": {"reserved_pieces": ()},
-    "dummy prefix": {"add_dummy_prefix": True},
-    "no bytes, symbols": {"byte_fallback": False, "user_defined_symbols": ("<", "fox", "<sep>")},
-    "nfkc": {"normalization_rule_name": "nmt_nfkc"},
-}
-NAIVE = (
-    "{% for m in messages %}{{ '<|' + m.role + '|>' }}{% if m.role == 'assistant' %}"
-    "{% generation %}{{ m.content + '<|end|>' }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-"""As most templates are: it leaves the names of control pieces in a message, which become these pieces."""
-
-
-@pytest.fixture
-def encoder(train_toy: TrainToy) -> Encoder:
-    return Encoder(train_toy(vocab_size=560))
-
-
-def proved(encoder: Encoder, template: ChatTemplate, folder: Path, wanted: int = 300) -> chat_proof.ChatProof:
-    return chat_proof.prove(encoder, template, folder, toy_lines(50), [], wanted)
-
-
-@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
-def test_every_kind_of_tokenizer_gives_the_ids_of_training(
-    settings: dict[str, Any], train_toy: TrainToy, tmp_path: Path
-) -> None:
-    encoder = Encoder(train_toy(**{"vocab_size": 580, **settings}))
-    template = auto_template(encoder)
-    tokenizer_json.write(encoder, tmp_path, 64, chat_template=template.source)
-    proof = proved(encoder, template, tmp_path)
-    assert proof.ok and proof.made >= 300 and not proof.refused and not proof.ties, str(proof)
-
-
-def test_an_encoder_decoder_too(train_toy: TrainToy, tmp_path: Path) -> None:
-    encoder = Encoder(train_toy(vocab_size=560, extra_ids=3))
-    template = auto_template(encoder, is_encoder_decoder=True)
-    tokenizer_json.write(encoder, tmp_path, 64, is_encoder_decoder=True, chat_template=template.source)
-    assert proved(encoder, template, tmp_path).ok
-
-
-def test_what_training_refuses_is_counted_and_not_compared(encoder: Encoder, tmp_path: Path) -> None:
-    template = checked(NAIVE, "", encoder)
-    tokenizer_json.write(encoder, tmp_path, 64, chat_template=template.source)
-    proof = proved(encoder, template, tmp_path)
-    assert proof.ok and proof.refused > 50
-    other = checked(NAIVE.replace("<|end|>'", "</s>'"), "", encoder)
-    assert not proved(encoder, other, tmp_path).ok, "the exported template has another end"
-
-
-def test_too_few_conversations_are_no_proof(encoder: Encoder, tmp_path: Path) -> None:
-    template = checked(NAIVE.replace("m.content }}", "m.content if m.content|length < 12 else 1 // 0 }}"), "", encoder)
-    tokenizer_json.write(encoder, tmp_path, 64, chat_template=template.source)
-    proof = proved(encoder, template, tmp_path)
-    assert not proof.num_failures and not proof.ok and "fewer" in str(proof)
 
 
 def edit_json(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
@@ -115,21 +58,22 @@ BROKEN: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
-def test_a_broken_export_is_found(change: Callable[[Path], None], encoder: Encoder, tmp_path: Path) -> None:
-    template = auto_template(encoder)
-    tokenizer_json.write(encoder, tmp_path, 64, chat_template=template.source)
-    change(tmp_path)
-    proof = proved(encoder, template, tmp_path, wanted=50)
-    assert not proof.ok and proof.failures and "at token" in str(proof)
-
-
-def test_the_conversations_made_are_hostile(encoder: Encoder) -> None:
-    made = list(islice(made_conversations.made(encoder, ["a line of the user's"]), 2000))
-    assert made == list(islice(made_conversations.made(encoder, ["a line of the user's"]), 2000))
-    exchanges = {sum(message["role"] == "assistant" for message in messages) for messages in made}
-    assert exchanges == set(range(1, 7))
-    assert {messages[0]["role"] for messages in made} == {"user", "system"}
-    text = "\0".join(message["content"] for messages in made for message in messages)
-    names = [encoder.piece(i) for i in encoder.control_ids]
-    assert all(name in text for name in [*names, "a line of the user's", "{{ eos_token }}", "\nassistant:\n"])
+@pytest.mark.parametrize("encodes", [False, True], ids=["decoder", "encoder-decoder"])
+def test_an_export_is_held_to_what_was_trained(encodes: bool, train_toy: TrainToy, tmp_path: Path) -> None:
+    encoder = Encoder(train_toy(vocab_size=560))
+    conversations = islice(made_conversations(encoder, toy_lines(50)), 60)
+    data = tmp_path / "train.jsonl"
+    lines = (json.dumps({"messages": messages}).replace("\\u0000", "0") + "\n" for messages in conversations)
+    data.write_text("".join(lines), encoding="utf-8")
+    config = FinetuneConfig(train_data=[str(data)], valid_fraction=0, output_prefix=str(tmp_path / "out" / "x"))
+    tokenizer = chat_proof.tokenizer_of_exports(encoder, encodes)
+    files = prepare(config, encoder, lambda: tokenizer, is_encoder_decoder=encodes, packed_length=9999)
+    trained = [json.loads(line) for line in files.train.texts_path.read_bytes().splitlines()]
+    tokenizer_json.write(encoder, tmp_path, 64, encodes, files.chat_template)
+    proof = chat_proof.prove(tmp_path, trained)
+    assert proof.ok and proof.compared == 60, str(proof)
+    for name, change in ({} if encodes else BROKEN).items():
+        tokenizer_json.write(encoder, tmp_path, 64, encodes, files.chat_template)
+        change(tmp_path)
+        proof = chat_proof.prove(tmp_path, trained)
+        assert not proof.ok and "at token" in str(proof), name

@@ -153,7 +153,7 @@ def finetuned(facts: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     made.write(tmp_path)
     assert read(tmp_path) == made
     facts["model"]["converses"] = True
-    facts["proof"]["chat"] = {"made": 10112, "own": 700, "ties": 0}
+    facts["proof"]["chat"] = {"compared": 700}
     return facts | {"finetuning": asdict(made)}
 
 
@@ -163,7 +163,7 @@ def test_a_fine_tuned_model_tells_its_task_its_data_and_its_metric(finetuned: di
         "fine-tuned from me\\|base on 9,040 examples for: Korean reviews.",
         "| train | 9,000 | 40 | 12 | 7 | 123,456 | 4,321 | 56 |", "| test | 500 | 0 | 3 | 0 |",
         "| **this model** | 87.12% | 85.10% to 88.99% |", "| character 3-grams | 86.10% |", "| majority | 33.50% |",
-        "500 examples of the test data", "10,112 made conversations and 700 of the training data",
+        "500 examples of the test data", "700 conversations of the training data: equal.",
     ):  # fmt: skip
         assert words in text, words
     assert "pretrained from scratch" not in text
