@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.compatibility import hard_texts
+from zerokara.tokenizer.encoder import Encoder
 
 LETTERS = ("a", "the ", " word", "42", "日本", "へ", "ê", "👩‍👩‍👧", "\ufeff", "▁")
 SPACES = (" ", "  ", "\n", "\n\n", "\t", "\r\n", "\u3000", "\u2028", "\0")
