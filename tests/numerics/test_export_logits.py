@@ -181,8 +181,8 @@ def test_another_rotary_base_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     family = families.FAMILIES["llama"]
     other = replace(
         family,
-        config_values=lambda shape: (
-            family.config_values(shape) | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+        fixed_values=lambda shape: (
+            family.fixed_values(shape) | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
         ),
     )
     monkeypatch.setitem(families.FAMILIES, "llama", other)

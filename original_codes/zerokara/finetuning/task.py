@@ -51,12 +51,12 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
         UserError: the folder to start from holds no model, or its tokenizer is missing; a setting does not go with the
             model; the examples cannot be used, with file, line, value and remedy.
     """
-    from zerokara.huggingface import chat_proof, model_settings
+    from zerokara.huggingface import chat_proof, from_hf
 
     folder = Path(config.init_from)
-    values: dict[str, Any] = {**config.model_dump(), **model_settings.read(folder, config.fault)}
+    values: dict[str, Any] = {**config.model_dump(), **from_hf.settings_of(folder, config.fault)}
     if config.input_tokenizer_file == "auto":
-        values["input_tokenizer_file"] = model_settings.tokenizer_of(folder, config.fault)
+        values["input_tokenizer_file"] = from_hf.tokenizer_of(folder, config.fault)
     if config.packed_length == "auto":
         values["packed_length"] = min(values["seq_len"], MAX_PACKED_LENGTH)
     made, length = FinetuneRunConfig(**values, intra_document_masking=True), values["packed_length"]

@@ -1,17 +1,17 @@
-"""The table of families: the weight rules and the Hugging Face class and configuration of each architecture."""
+"""The table of families, and what follows from it for a model: its rules, and its configuration and tensors there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from types import ModuleType
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zerokara.config.architectures import ARCHITECTURES
-from zerokara.huggingface import gpt2, llama, mixtral, qwen3, qwen3_moe, switch, t5, weight_rules
+from zerokara.huggingface import weight_rules
+from zerokara.huggingface.gpt2 import GPT2
+from zerokara.huggingface.llama import LLAMA, MIXTRAL, QWEN3, QWEN3_MOE
+from zerokara.huggingface.t5 import SWITCH, T5
 from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
@@ -21,40 +21,15 @@ UNTIED_OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), VOCABULAR
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class Family:
-    """One architecture as Hugging Face knows it."""
-
-    model_type: str
-    """transformers' name of the configuration class."""
-    class_name: str
-    rules: tuple[WeightRule, ...]
-    config_values: Callable[[ModelShape], dict[str, Any]]
-    settings: dict[str, str]
-    """Keys of these values ↔ keys of config.yaml; values without an entry are fixed for the family."""
-    description: str
-    """For the model card."""
-    is_encoder_decoder: bool
-    older_names: Mapping[str, str] = field(default_factory=dict)
-    """Keys of config.json, dotted where nested → the top-level names under which older clients look for the values."""
-    copies: tuple[str, ...] = ()
-    """Names under which the class has its embedding again; in no file, unless `stores_copies`."""
-    stores_copies: bool = False
-    """Whether the file of an untied model must hold them: transformers would initialise them at random."""
-    config_is_tied: Callable[[Any], bool] = lambda config: bool(config.tie_word_embeddings)
-    """Whether a loaded configuration says that embedding and output matrix are tied."""
-    moe_layers: Callable[[Any], tuple[int, ...]] = lambda _: ()
-    """The layers with experts that a loaded configuration says, where a setting of ours says it (`moe_layers`)."""
-
-    @property
-    def auto_class(self) -> str:
-        """transformers' name of the auto class that loads it."""
-        return "AutoModelForSeq2SeqLM" if self.is_encoder_decoder else "AutoModelForCausalLM"
-
-    @property
-    def task(self) -> str:
-        """The Hub's name of the task."""
-        return "text2text-generation" if self.is_encoder_decoder else "text-generation"
+FAMILIES = {
+    "llama": LLAMA,
+    "qwen3": QWEN3,
+    "gpt2": GPT2,
+    "mixtral": MIXTRAL,
+    "qwen3_moe": QWEN3_MOE,
+    "switch": SWITCH,
+    "t5": T5,
+}
 
 
 @dataclass(frozen=True)
@@ -67,50 +42,6 @@ class SpecialIds:
     pad: int
     other_ends: tuple[int, ...] = ()
     """Ids besides eos at which generation stops: the ends of a chat template's answers."""
-
-
-def _family(architecture: str, module: ModuleType, description: str, model_type: str = "", **more: Any) -> Family:
-    """The entry of the family that `module` of this room defines; transformers may call it otherwise."""
-    return Family(
-        model_type or architecture,
-        module.CLASS_NAME,
-        module.RULES,
-        module.config_values,
-        module.SETTINGS,
-        description,
-        ARCHITECTURES[architecture].is_encoder_decoder,
-        getattr(module, "OLDER_NAMES", {}),
-        **({"moe_layers": module.moe_layers} if hasattr(module, "moe_layers") else {}),
-        **more,
-    )
-
-
-FAMILIES = {
-    "llama": _family("llama", llama, "Llama-like: RMSNorm, SwiGLU, rotary positions, grouped-query attention"),
-    "qwen3": _family("qwen3", qwen3, "Qwen3-like: RMSNorm, QK-norm, SwiGLU, rotary positions, grouped-query attention"),
-    "gpt2": _family("gpt2", gpt2, "GPT-2-like: LayerNorm, GELU, learned positions"),
-    "mixtral": _family(
-        "mixtral", mixtral, "Mixtral-like: Llama with a mixture of experts in each layer, top-k routing"
-    ),
-    "qwen3_moe": _family(
-        "qwen3_moe", qwen3_moe, "Qwen3-MoE-like: Qwen3 with a mixture of experts in its MoE layers, top-k routing"
-    ),
-    "switch": _family(
-        "switch",
-        switch,
-        "Switch Transformer: T5 with a mixture of experts in its MoE layers, top-1 routing",
-        "switch_transformers",
-        copies=t5.COPIES,
-        stores_copies=True,
-    ),
-    "t5": _family(
-        "t5",
-        t5,
-        "T5 version 1.1: encoder-decoder, RMSNorm, gated GELU, relative position bias",
-        copies=t5.COPIES,
-        config_is_tied=t5.config_is_tied,
-    ),
-}
 
 
 def rules_for(shape: ModelShape) -> list[WeightRule]:

@@ -1,8 +1,9 @@
 """A Hugging Face folder as the model that a training starts from (`init_from`).
 
 Its configuration must equal ours, setting by setting, and its tokenizer must map every id to the same piece as ours:
-otherwise its weights mean nothing here. Both are checked before training starts. The weights are converted by the
-inverses of the rules that export them, so that a round trip loses no bit.
+otherwise its weights mean nothing here. Both are checked before training starts; `settings_of` reads the settings from
+the folder, so that nobody has to copy them. The weights are converted by the inverses of the rules that export them, so
+that a round trip loses no bit.
 
 A folder may come from anyone, and nothing in it is run: no code that its files name (``auto_map``), and no pickle,
 since loading one runs a program. Weights are read from safetensors alone.
@@ -21,8 +22,10 @@ import torch
 from torch import Tensor
 
 from zerokara.checkpoint import folders
+from zerokara.config.model import ModelSettings
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, stock_model, tokenizer_proof, weight_rules
+from zerokara.huggingface.tokenizer_json import MODEL_FILE, SENTENCEPIECE_FILE
 from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
@@ -34,6 +37,13 @@ _OF_TRAINING = {
 _MAX_REASON = 300
 """Characters of a message of transformers, which may quote a whole file."""
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+TOKENIZER_NAMES = (SENTENCEPIECE_FILE, MODEL_FILE, "spiece.model")
+"""Under which a folder may hold its SentencePiece model: ours, Llama's, T5's."""
+_T5_CONTEXT = 512
+"""Of the T5 models, whose configuration has no context length: relative positions know none."""
+_MOST_CONTEXT = 10**6
+"""A greater `model_max_length` is a tokenizer's way of saying that it has none."""
 
 SettingFault = Callable[..., Fault]
 """`Settings.fault`: key, rule, remedy → the fault of a setting, with its place and value."""
@@ -51,14 +61,12 @@ def check_source(
     """
     if reason := shape.traits.no_class:
         raise UserError(fault("init_from", f"has no class for architecture {shape.architecture}: {reason}"))
-    if not (folder / "config.json").is_file():
-        raise UserError(fault("init_from", *no_model(folder)))
-    hf_config = read_config(folder)
+    hf_config = _config_of(folder, fault)
     family = families.FAMILIES[shape.architecture]
     if hf_config.model_type != family.model_type:
-        known = [name for name, each in families.FAMILIES.items() if each.model_type == hf_config.model_type]
-        remedy = f"set architecture: {known[0]}" if known else f"known architectures: {', '.join(families.FAMILIES)}"
-        raise UserError(fault("architecture", f"{folder} holds a model of type {hf_config.model_type}", remedy))
+        rule = f"{folder} holds a model of type {hf_config.model_type}"
+        name = _architecture(hf_config)
+        raise UserError(fault("architecture", rule, f"set architecture: {name}" if name else _known()))
     if unsafe := _unsafe_weights(folder, hf_config):
         raise UserError(fault("init_from", unsafe, _to_safetensors(folder, family.auto_class)))
     if broken := [f"{path.name} ({reason})" for path in _weight_files(folder) if (reason := _unreadable(path))]:
@@ -70,11 +78,6 @@ def check_source(
     ]
     if faults:
         raise UserError(faults)
-
-
-def weights(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
-    """The weights of `folder` by our parameter names, in fp32; as `open_weights`."""
-    return dict(open_weights(folder, shape))
 
 
 def open_weights(folder: Path, shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
@@ -96,7 +99,7 @@ def open_weights(folder: Path, shape: ModelShape) -> Iterator[tuple[str, Tensor]
         if rule.transform in (VOCABULARY, COPIED_VOCABULARY):
             theirs[name] = _fitted(theirs[name], shape.vocab_size)
     del model
-    return _converted(table, theirs, shape)
+    return weight_rules.from_hf(table, theirs, shape)
 
 
 def names(shape: ModelShape) -> list[str]:
@@ -104,19 +107,12 @@ def names(shape: ModelShape) -> list[str]:
     return [rule.ours for rule in families.rules_for(shape)]
 
 
-def _converted(
-    table: list[weight_rules.WeightRule], theirs: dict[str, Tensor], shape: ModelShape
-) -> Iterator[tuple[str, Tensor]]:
-    for rule in table:
-        yield from weight_rules.from_hf([rule], {name: theirs.pop(name) for name in rule.hf}, shape)
-
-
 def num_surplus_rows(folder: Path, shape: ModelShape) -> int:
     """Rows of the folder's embedding after our last id, which no token uses (`check_source`) and `weights` drops.
 
     T5's has 32,128 rows for 32,100 ids, so that it can be split among processes.
     """
-    return max(0, int(read_config(folder).vocab_size) - shape.vocab_size)
+    return max(0, int(_read_config(folder).vocab_size) - shape.vocab_size)
 
 
 def _fitted(rows_VD: Tensor, vocab_size: int) -> Tensor:
@@ -127,17 +123,84 @@ def _fitted(rows_VD: Tensor, vocab_size: int) -> Tensor:
     return torch.cat((rows_VD, rows_VD.mean(dim=0, keepdim=True).expand(missing, -1)))
 
 
-def no_model(folder: Path) -> tuple[str, str]:
-    """Return what is wrong with a folder without config.json, and the remedy."""
+def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
+    """Return the settings of `ModelSettings` that make the model of a folder; `fault` is of the setting `init_from`.
+
+    What a family fixes (an activation, a scale) is not read here: `check_source` compares the whole configuration.
+
+    Raises:
+        UserError: the folder holds no model, or one of an unknown family.
+    """
+    config = _config_of(folder, fault)
+    name = _architecture(config)
+    if name is None:
+        raise UserError(fault("init_from", f"holds a model of type {config.model_type}", _known()))
+    family = families.FAMILIES[name]
+    found = {
+        ours: _value_of(config, key) for key, ours in family.settings.items() if ours in ModelSettings.model_fields
+    }
+    if (head_dim := getattr(config, "head_dim", None)) is not None:
+        found["head_dim"] = head_dim
+    values = {ours: value for ours, value in found.items() if value is not None}
+    if "ffn_hidden_size" not in values and "moe_ffn_hidden_size" in values:  # every layer has experts
+        values["ffn_hidden_size"] = values["moe_ffn_hidden_size"]
+    if layers := family.moe_layers(config):
+        values["moe_layers"] = layers
+    if "seq_len" not in values:
+        values["seq_len"] = _context_length(folder)
+    return {**values, "architecture": name, "tie_word_embeddings": family.config_is_tied(config)}
+
+
+def tokenizer_of(folder: Path, fault: SettingFault) -> str:
+    """Return the path of a folder's SentencePiece model.
+
+    Raises:
+        UserError: it holds none.
+    """
+    for name in TOKENIZER_NAMES:
+        if (folder / name).is_file():
+            return str(folder / name)
+    rule = f"is auto, and {folder} holds none of {', '.join(TOKENIZER_NAMES)}"
+    remedy = "export the model again (step 4), or name the tokenizer.model with which it was trained"
+    raise UserError(fault("input_tokenizer_file", rule, remedy))
+
+
+def _context_length(folder: Path) -> int:
+    """The context length that the tokenizer says, for a model whose configuration has none."""
+    path = folder / "tokenizer_config.json"
+    try:
+        longest = orjson.loads(path.read_bytes()).get("model_max_length")
+    except (OSError, orjson.JSONDecodeError, AttributeError) as error:
+        raise UserError(Fault(str(path), f"cannot be read: {error}", remedy="download the folder again")) from error
+    return int(longest) if isinstance(longest, int | float) and 0 < longest <= _MOST_CONTEXT else _T5_CONTEXT
+
+
+def _architecture(config: Any) -> str | None:
+    """Our name of the family of a loaded configuration."""
+    return next((name for name, each in families.FAMILIES.items() if each.model_type == config.model_type), None)
+
+
+def _known() -> str:
+    return f"known architectures: {', '.join(families.FAMILIES)}"
+
+
+def _config_of(folder: Path, fault: SettingFault) -> Any:
+    """The configuration of a folder that holds a model.
+
+    Raises:
+        UserError: it holds none, or one that transformers cannot read.
+    """
+    if (folder / "config.json").is_file():
+        return _read_config(folder)
     run_dir = folder.parent if folder.name.startswith("global_step") else folder
     if (run_dir / folders.IDENTITY_NAME).exists() or folders.all_steps(run_dir):
         remedy = "export it with step 4 (bash 4_convert_to_HF.sh), and name the folder that it writes"
-        return "is a run folder of step 3, not a Hugging Face model", remedy
+        raise UserError(fault("init_from", "is a run folder of step 3, not a Hugging Face model", remedy))
     remedy = "name a folder with config.json, *.safetensors and a tokenizer; download one with: hf download NAME"
-    return "holds no Hugging Face model", remedy
+    raise UserError(fault("init_from", "holds no Hugging Face model", remedy))
 
 
-def read_config(folder: Path) -> Any:
+def _read_config(folder: Path) -> Any:
     """Return the configuration of a folder as transformers loads it.
 
     Raises:
@@ -152,7 +215,7 @@ def read_config(folder: Path) -> Any:
         raise UserError(Fault(where=str(folder / "config.json"), rule=rule)) from error
 
 
-def value_of(hf_config: Any, key: str) -> Any:
+def _value_of(hf_config: Any, key: str) -> Any:
     """The value at a key, dotted where nested, of a loaded configuration; None if it has none."""
     value: Any = hf_config
     for name in key.split("."):
@@ -227,7 +290,7 @@ def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: 
     for key, expected in _flat(ours):
         if key in _OF_TRAINING:
             continue
-        value = value_of(hf_config, key)
+        value = _value_of(hf_config, key)
         may_be_longer = key == "max_position_embeddings" and value >= expected
         if value == expected or may_be_longer:
             continue

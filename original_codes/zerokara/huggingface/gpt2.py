@@ -1,4 +1,4 @@
-"""The GPT-2-like family ↔ ``GPT2LMHeadModel`` (transformers 5.23): weight rules and configuration.
+"""The GPT-2-like family ↔ ``GPT2LMHeadModel`` (transformers 5.23).
 
 LayerNorm, learned positions, tanh GELU (``gelu_new``), biases everywhere. Hugging Face's GPT-2 keeps its matrices in
 ``Conv1D`` layers, that is transposed.
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerokara.huggingface.config_names import setting_values
 from zerokara.huggingface.transforms import JOINED_QUERY_KEY_VALUE, SAME, TRANSPOSED, VOCABULARY, Transform
-from zerokara.huggingface.weight_rules import WeightRule
+from zerokara.huggingface.weight_rules import Family, WeightRule
 from zerokara.model.shapes import ModelShape
 
-CLASS_NAME = "GPT2LMHeadModel"
 _OURS, _HF = "decoder.layers.{i}.", "transformer.h.{i}."
 
 
@@ -23,38 +21,8 @@ def _weight_and_bias(
     return WeightRule(f"{ours}.weight", (f"{hf}.weight",), weight), WeightRule(f"{ours}.bias", (f"{hf}.bias",), bias)
 
 
-RULES = (
-    WeightRule("embedding.word_embeddings.weight", ("transformer.wte.weight",), VOCABULARY),
-    WeightRule("embedding.position_embeddings.weight", ("transformer.wpe.weight",)),
-    *_weight_and_bias(_OURS + "input_layernorm", _HF + "ln_1"),
-    *_weight_and_bias(
-        _OURS + "self_attention.linear_qkv", _HF + "attn.c_attn", JOINED_QUERY_KEY_VALUE, JOINED_QUERY_KEY_VALUE
-    ),
-    *_weight_and_bias(_OURS + "self_attention.linear_proj", _HF + "attn.c_proj", TRANSPOSED),
-    *_weight_and_bias(_OURS + "pre_mlp_layernorm", _HF + "ln_2"),
-    *_weight_and_bias(_OURS + "mlp.linear_fc1", _HF + "mlp.c_fc", TRANSPOSED),
-    *_weight_and_bias(_OURS + "mlp.linear_fc2", _HF + "mlp.c_proj", TRANSPOSED),
-    *_weight_and_bias("decoder.final_layernorm", "transformer.ln_f"),
-)
-
-
-SETTINGS = {
-    "n_positions": "seq_len",
-    "n_embd": "hidden_size",
-    "n_layer": "num_layers",
-    "n_head": "num_attn_heads",
-    "n_inner": "ffn_hidden_size",
-    "layer_norm_epsilon": "norm_epsilon",
-}
-"""Keys of ``GPT2Config`` and of config.yaml."""
-OLDER_NAMES = {"n_positions": "n_ctx"}
-"""The context length as llama.cpp and the first transformers call it."""
-
-
-def config_values(shape: ModelShape) -> dict[str, Any]:
-    """The arguments of ``GPT2Config``."""
+def _config_values(shape: ModelShape) -> dict[str, Any]:
     return {
-        **setting_values(SETTINGS, shape),
         "activation_function": "gelu_new",
         # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
         "resid_pdrop": 0.0,
@@ -62,3 +30,33 @@ def config_values(shape: ModelShape) -> dict[str, Any]:
         "attn_pdrop": 0.0,
         "initializer_range": shape.init_std,
     }
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    class_name="GPT2LMHeadModel",
+    description="GPT-2-like: LayerNorm, GELU, learned positions",
+    rules=(
+        WeightRule("embedding.word_embeddings.weight", ("transformer.wte.weight",), VOCABULARY),
+        WeightRule("embedding.position_embeddings.weight", ("transformer.wpe.weight",)),
+        *_weight_and_bias(_OURS + "input_layernorm", _HF + "ln_1"),
+        *_weight_and_bias(
+            _OURS + "self_attention.linear_qkv", _HF + "attn.c_attn", JOINED_QUERY_KEY_VALUE, JOINED_QUERY_KEY_VALUE
+        ),
+        *_weight_and_bias(_OURS + "self_attention.linear_proj", _HF + "attn.c_proj", TRANSPOSED),
+        *_weight_and_bias(_OURS + "pre_mlp_layernorm", _HF + "ln_2"),
+        *_weight_and_bias(_OURS + "mlp.linear_fc1", _HF + "mlp.c_fc", TRANSPOSED),
+        *_weight_and_bias(_OURS + "mlp.linear_fc2", _HF + "mlp.c_proj", TRANSPOSED),
+        *_weight_and_bias("decoder.final_layernorm", "transformer.ln_f"),
+    ),
+    settings={
+        "n_positions": "seq_len",
+        "n_embd": "hidden_size",
+        "n_layer": "num_layers",
+        "n_head": "num_attn_heads",
+        "n_inner": "ffn_hidden_size",
+        "layer_norm_epsilon": "norm_epsilon",
+    },
+    fixed_values=_config_values,
+    older_names={"n_positions": "n_ctx"},  # the context length as llama.cpp and the first transformers call it
+)

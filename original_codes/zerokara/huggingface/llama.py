@@ -1,58 +1,25 @@
-"""The Llama-like family ↔ ``LlamaForCausalLM`` (transformers 5.23): weight rules and configuration.
+"""The Llama-like families ↔ transformers 5.23: Llama, Qwen3 (with QK-norm), and both with a mixture of experts.
 
 Rotary positions need no rule: megatron-core with ``rotary_interleaved`` off and Hugging Face both rotate the first half
-of a head against its second half. RMSNorm, SwiGLU, grouped-query attention, no biases.
+of a head against its second half. RMSNorm, SwiGLU, grouped-query attention, no biases, full attention in all layers.
+Files hold one tensor for each matrix of each expert, as those of the original models: transformers and other clients
+stack them when they load them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
-from zerokara.huggingface.config_names import setting_values
-from zerokara.huggingface.transforms import GATE_AND_UP, QUERY_KEY_VALUE, VOCABULARY
-from zerokara.huggingface.weight_rules import WeightRule
+from zerokara.huggingface.transforms import EXPERTS, EXPERTS_GATE_AND_UP, GATE_AND_UP, QUERY_KEY_VALUE, VOCABULARY
+from zerokara.huggingface.weight_rules import Family, WeightRule
 from zerokara.model.shapes import ModelShape
 
-CLASS_NAME = "LlamaForCausalLM"
 _OURS, _HF = "decoder.layers.{i}.", "model.layers.{i}."
 
-RULES = (
-    WeightRule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), VOCABULARY),
-    WeightRule(_OURS + "input_layernorm.weight", (_HF + "input_layernorm.weight",)),
-    WeightRule(
-        _OURS + "self_attention.linear_qkv.weight",
-        (_HF + "self_attn.q_proj.weight", _HF + "self_attn.k_proj.weight", _HF + "self_attn.v_proj.weight"),
-        QUERY_KEY_VALUE,
-    ),
-    WeightRule(_OURS + "self_attention.linear_proj.weight", (_HF + "self_attn.o_proj.weight",)),
-    WeightRule(_OURS + "pre_mlp_layernorm.weight", (_HF + "post_attention_layernorm.weight",)),
-    WeightRule(
-        _OURS + "mlp.linear_fc1.weight", (_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"), GATE_AND_UP
-    ),
-    WeightRule(_OURS + "mlp.linear_fc2.weight", (_HF + "mlp.down_proj.weight",)),
-    WeightRule("decoder.final_layernorm.weight", ("model.norm.weight",)),
-)
 
-
-SETTINGS = {
-    "hidden_size": "hidden_size",
-    "intermediate_size": "ffn_hidden_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_attn_heads",
-    "num_key_value_heads": "num_kv_heads",
-    "max_position_embeddings": "seq_len",
-    "rms_norm_eps": "norm_epsilon",
-    "rope_parameters.rope_theta": "rope_theta",
-}
-"""Keys of ``LlamaConfig`` and of config.yaml."""
-OLDER_NAMES = {"rope_parameters.rope_theta": "rope_theta"}
-"""transformers 4 and llama.cpp read this key, and without it silently take a default (1e4; for Mixtral 1e6)."""
-
-
-def config_values(shape: ModelShape) -> dict[str, Any]:
-    """The arguments of ``LlamaConfig``."""
+def _llama_values(shape: ModelShape) -> dict[str, Any]:
     return {
-        **setting_values(SETTINGS, shape),
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
         "initializer_range": shape.init_std,
@@ -60,3 +27,134 @@ def config_values(shape: ModelShape) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
     }
+
+
+LLAMA = Family(
+    model_type="llama",
+    class_name="LlamaForCausalLM",
+    description="Llama-like: RMSNorm, SwiGLU, rotary positions, grouped-query attention",
+    rules=(
+        WeightRule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), VOCABULARY),
+        WeightRule(_OURS + "input_layernorm.weight", (_HF + "input_layernorm.weight",)),
+        WeightRule(
+            _OURS + "self_attention.linear_qkv.weight",
+            (_HF + "self_attn.q_proj.weight", _HF + "self_attn.k_proj.weight", _HF + "self_attn.v_proj.weight"),
+            QUERY_KEY_VALUE,
+        ),
+        WeightRule(_OURS + "self_attention.linear_proj.weight", (_HF + "self_attn.o_proj.weight",)),
+        WeightRule(_OURS + "pre_mlp_layernorm.weight", (_HF + "post_attention_layernorm.weight",)),
+        WeightRule(
+            _OURS + "mlp.linear_fc1.weight", (_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"), GATE_AND_UP
+        ),
+        WeightRule(_OURS + "mlp.linear_fc2.weight", (_HF + "mlp.down_proj.weight",)),
+        WeightRule("decoder.final_layernorm.weight", ("model.norm.weight",)),
+    ),
+    settings={
+        "hidden_size": "hidden_size",
+        "intermediate_size": "ffn_hidden_size",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_attn_heads",
+        "num_key_value_heads": "num_kv_heads",
+        "max_position_embeddings": "seq_len",
+        "rms_norm_eps": "norm_epsilon",
+        "rope_parameters.rope_theta": "rope_theta",
+    },
+    fixed_values=_llama_values,
+    # transformers 4 and llama.cpp read this key, and without it silently take a default (1e4; for Mixtral 1e6).
+    older_names={"rope_parameters.rope_theta": "rope_theta"},
+)
+
+
+def _qwen3_values(shape: ModelShape) -> dict[str, Any]:
+    values = _llama_values(shape)
+    del values["mlp_bias"]  # Qwen3Config has no such key
+    return {**values, "use_sliding_window": False}
+
+
+QWEN3 = replace(
+    LLAMA,
+    model_type="qwen3",
+    class_name="Qwen3ForCausalLM",
+    description="Qwen3-like: RMSNorm, QK-norm, SwiGLU, rotary positions, grouped-query attention",
+    rules=(
+        *LLAMA.rules,
+        WeightRule(_OURS + "self_attention.q_layernorm.weight", (_HF + "self_attn.q_norm.weight",)),
+        WeightRule(_OURS + "self_attention.k_layernorm.weight", (_HF + "self_attn.k_norm.weight",)),
+    ),
+    fixed_values=_qwen3_values,
+)
+
+
+def _experts(
+    block: str, gate: str, up: str, down: str, layers: Literal["all", "sparse"] = "all"
+) -> tuple[WeightRule, ...]:
+    """The rules of router and experts, in the class's names of their module and matrices."""
+    expert = f"{_HF}{block}.experts.{{e}}"
+    gates_and_ups = (f"{expert}.{gate}.weight", f"{expert}.{up}.weight")
+    return (
+        WeightRule(_OURS + "mlp.router.weight", (f"{_HF}{block}.gate.weight",), layers=layers),
+        WeightRule(_OURS + "mlp.experts_fc1.weight", gates_and_ups, EXPERTS_GATE_AND_UP, layers),
+        WeightRule(_OURS + "mlp.experts_fc2.weight", (f"{expert}.{down}.weight",), EXPERTS, layers),
+    )
+
+
+def _mixtral_values(shape: ModelShape) -> dict[str, Any]:
+    values = _llama_values(shape)
+    del values["mlp_bias"], values["attention_bias"]  # MixtralConfig has no such keys
+    return {**values, "sliding_window": None, "router_jitter_noise": 0.0}
+
+
+MIXTRAL = replace(
+    LLAMA,
+    model_type="mixtral",
+    class_name="MixtralForCausalLM",
+    description="Mixtral-like: Llama with a mixture of experts in each layer, top-k routing",
+    rules=(
+        *(rule for rule in LLAMA.rules if ".mlp." not in rule.ours),
+        *_experts("block_sparse_moe", "w1", "w3", "w2"),
+    ),
+    settings={
+        **LLAMA.settings,
+        "intermediate_size": "moe_ffn_hidden_size",
+        "num_local_experts": "num_experts",
+        "num_experts_per_tok": "experts_per_token",
+    },
+    fixed_values=_mixtral_values,
+)
+
+
+def _qwen3_moe_values(shape: ModelShape) -> dict[str, Any]:
+    return {
+        **_qwen3_values(shape),
+        "norm_topk_prob": shape.experts_per_token > 1,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [layer for layer in range(shape.num_layers) if layer not in shape.moe_layers],
+    }
+
+
+def _qwen3_moe_layers(config: Any) -> tuple[int, ...]:
+    step = config.decoder_sparse_step
+    listed = config.mlp_only_layers or []
+    return tuple(n for n in range(config.num_hidden_layers) if n not in listed and (n + 1) % step == 0)
+
+
+QWEN3_MOE = replace(
+    QWEN3,
+    model_type="qwen3_moe",
+    class_name="Qwen3MoeForCausalLM",
+    description="Qwen3-MoE-like: Qwen3 with a mixture of experts in its MoE layers, top-k routing",
+    rules=(
+        *(replace(rule, layers="dense") if ".mlp." in rule.ours else rule for rule in QWEN3.rules),
+        *_experts("mlp", "gate_proj", "up_proj", "down_proj", layers="sparse"),
+    ),
+    settings={
+        **QWEN3.settings,
+        "moe_intermediate_size": "moe_ffn_hidden_size",
+        "num_experts": "num_experts",
+        "num_experts_per_tok": "experts_per_token",
+    },
+    fixed_values=_qwen3_moe_values,
+    # transformers 4 reads the second name of this key only, and without it builds 128 experts.
+    older_names={**QWEN3.older_names, "num_local_experts": "num_experts"},
+    moe_layers=_qwen3_moe_layers,
+)

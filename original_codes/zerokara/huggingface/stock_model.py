@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zerokara.errors import RunError
 from zerokara.huggingface import families, weight_rules
-from zerokara.huggingface.families import Family
+from zerokara.huggingface.weight_rules import Family
 from zerokara.model.shapes import ModelShape
 
 

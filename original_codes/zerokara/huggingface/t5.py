@@ -1,25 +1,27 @@
-"""The T5 family, version 1.1 ↔ ``T5ForConditionalGeneration`` (transformers 5.23): weight rules and configuration.
+"""T5 version 1.1 ↔ ``T5ForConditionalGeneration``, and with experts ↔ ``SwitchTransformersForConditionalGeneration``
+(transformers 5.23).
 
-RMSNorm, gated tanh GELU (``gelu_new``), no biases, unscaled attention scores, one relative position bias in the first
-layer of each stack. Hugging Face keeps one embedding under three names, of which the file needs one.
+RMSNorm, gated tanh GELU (``gelu_new``; Switch has no gate), no biases, unscaled attention scores, one relative position
+bias in the first layer of each stack. Hugging Face keeps one embedding under three names, of which the file needs one.
 
 transformers takes ``tie_word_embeddings`` of a T5 as whether hidden states are scaled down before the output matrix
 (``scale_decoder_outputs``), and then sets it to true; whether the matrix is tied follows from the tensors in the file.
 So config.json states the truth, and `config_is_tied` reads the scaling of the loaded configuration.
+
+Switch's class has only a number of sparse layers, and puts them at 1, 1 + n, 1 + 2n, …; ``expert_capacity``, the most
+tokens of a text that an expert takes, is set so high that none is dropped.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from zerokara.huggingface.config_names import setting_values
-from zerokara.huggingface.transforms import GATE_AND_UP, KEY_VALUE, QUERY_KEY_VALUE, SAME, VOCABULARY, Transform
-from zerokara.huggingface.weight_rules import WeightRule
+from zerokara.huggingface.transforms import EXPERTS, GATE_AND_UP, KEY_VALUE, QUERY_KEY_VALUE, VOCABULARY, Transform
+from zerokara.huggingface.weight_rules import Family, WeightRule
 from zerokara.model.shapes import ModelShape
 
-CLASS_NAME = "T5ForConditionalGeneration"
-COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-"""Names under which the class has ``shared.weight`` again."""
+_UNBOUNDED = 1 << 20
+_CROSS_ATTENTION = "decoder.layers.{i}.cross_attention"
 
 
 def _attention(ours: str, hf: str, inputs: tuple[str, str, Transform]) -> tuple[WeightRule, ...]:
@@ -53,37 +55,8 @@ def _stack(name: str) -> tuple[WeightRule, ...]:
     )
 
 
-_CROSS_ATTENTION = "decoder.layers.{i}.cross_attention"
-
-RULES = (
-    WeightRule("embedding.word_embeddings.weight", ("shared.weight",), VOCABULARY),
-    *_stack("encoder"),
-    *_feed_forward("encoder.layers.{i}", "encoder.block.{i}.layer.1"),
-    *_stack("decoder"),
-    WeightRule("decoder.layers.{i}.pre_cross_attn_layernorm.weight", ("decoder.block.{i}.layer.1.layer_norm.weight",)),
-    WeightRule(f"{_CROSS_ATTENTION}.linear_q.weight", ("decoder.block.{i}.layer.1.EncDecAttention.q.weight",), SAME),
-    *_attention(_CROSS_ATTENTION, "decoder.block.{i}.layer.1.EncDecAttention", ("linear_kv", "kv", KEY_VALUE)),
-    *_feed_forward("decoder.layers.{i}", "decoder.block.{i}.layer.2"),
-)
-
-
-SETTINGS = {
-    "d_model": "hidden_size",
-    "d_kv": "head_dim",
-    "d_ff": "ffn_hidden_size",
-    "num_layers": "num_layers",
-    "num_heads": "num_attn_heads",
-    "relative_attention_num_buckets": "relative_attention_num_buckets",
-    "relative_attention_max_distance": "relative_attention_max_distance",
-    "layer_norm_epsilon": "norm_epsilon",
-}
-"""Keys of ``T5Config`` and of config.yaml."""
-
-
-def config_values(shape: ModelShape) -> dict[str, Any]:
-    """The arguments of ``T5Config``."""
+def _t5_values(shape: ModelShape) -> dict[str, Any]:
     return {
-        **setting_values(SETTINGS, shape),
         "num_decoder_layers": shape.num_layers,
         # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
         "dropout_rate": 0.0,
@@ -92,6 +65,87 @@ def config_values(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def config_is_tied(config: Any) -> bool:
-    """Whether a loaded configuration says that embedding and output matrix are tied."""
-    return bool(config.scale_decoder_outputs)
+T5 = Family(
+    model_type="t5",
+    class_name="T5ForConditionalGeneration",
+    description="T5 version 1.1: encoder-decoder, RMSNorm, gated GELU, relative position bias",
+    is_encoder_decoder=True,
+    rules=(
+        WeightRule("embedding.word_embeddings.weight", ("shared.weight",), VOCABULARY),
+        *_stack("encoder"),
+        *_feed_forward("encoder.layers.{i}", "encoder.block.{i}.layer.1"),
+        *_stack("decoder"),
+        WeightRule(
+            "decoder.layers.{i}.pre_cross_attn_layernorm.weight", ("decoder.block.{i}.layer.1.layer_norm.weight",)
+        ),
+        WeightRule(f"{_CROSS_ATTENTION}.linear_q.weight", ("decoder.block.{i}.layer.1.EncDecAttention.q.weight",)),
+        *_attention(_CROSS_ATTENTION, "decoder.block.{i}.layer.1.EncDecAttention", ("linear_kv", "kv", KEY_VALUE)),
+        *_feed_forward("decoder.layers.{i}", "decoder.block.{i}.layer.2"),
+    ),
+    settings={
+        "d_model": "hidden_size",
+        "d_kv": "head_dim",
+        "d_ff": "ffn_hidden_size",
+        "num_layers": "num_layers",
+        "num_heads": "num_attn_heads",
+        "relative_attention_num_buckets": "relative_attention_num_buckets",
+        "relative_attention_max_distance": "relative_attention_max_distance",
+        "layer_norm_epsilon": "norm_epsilon",
+    },
+    fixed_values=_t5_values,
+    copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+    config_is_tied=lambda config: bool(config.scale_decoder_outputs),
+)
+
+
+def _switch_feed_forward(ours: str, hf: str) -> tuple[WeightRule, ...]:
+    expert = f"{hf}.mlp.experts.expert_{{e}}"
+    return (
+        WeightRule(f"{ours}.pre_mlp_layernorm.weight", (f"{hf}.layer_norm.weight",)),
+        WeightRule(f"{ours}.mlp.linear_fc1.weight", (f"{hf}.mlp.wi.weight",), layers="dense"),
+        WeightRule(f"{ours}.mlp.linear_fc2.weight", (f"{hf}.mlp.wo.weight",), layers="dense"),
+        WeightRule(f"{ours}.mlp.router.weight", (f"{hf}.mlp.router.classifier.weight",), layers="sparse"),
+        WeightRule(f"{ours}.mlp.experts_fc1.weight", (f"{expert}.wi.weight",), EXPERTS, layers="sparse"),
+        WeightRule(f"{ours}.mlp.experts_fc2.weight", (f"{expert}.wo.weight",), EXPERTS, layers="sparse"),
+    )
+
+
+def _switch_values(shape: ModelShape) -> dict[str, Any]:
+    """The values of a class whose dense layers and experts have the same feed-forward size."""
+    values = _t5_values(shape)
+    del values["feed_forward_proj"]
+    return {
+        **values,
+        "dense_act_fn": "gelu_new",
+        "num_sparse_encoder_layers": len(shape.moe_layers),
+        "num_sparse_decoder_layers": len(shape.moe_layers),
+        "expert_capacity": _UNBOUNDED,
+        "router_bias": False,
+        "router_jitter_noise": 0.0,
+        "router_dtype": "float32",
+    }
+
+
+def _switch_moe_layers(config: Any) -> tuple[int, ...]:
+    if not config.num_sparse_encoder_layers:
+        return ()
+    step = config.num_layers // config.num_sparse_encoder_layers
+    return tuple(layer for layer in range(config.num_layers) if step == 1 or layer % step == 1)
+
+
+SWITCH = Family(
+    model_type="switch_transformers",
+    class_name="SwitchTransformersForConditionalGeneration",
+    description="Switch Transformer: T5 with a mixture of experts in its MoE layers, top-1 routing",
+    is_encoder_decoder=True,
+    rules=(
+        *(rule for rule in T5.rules if "mlp" not in rule.ours),
+        *_switch_feed_forward("encoder.layers.{i}", "encoder.block.{i}.layer.1"),
+        *_switch_feed_forward("decoder.layers.{i}", "decoder.block.{i}.layer.2"),
+    ),
+    settings={**T5.settings, "num_experts": "num_experts"},
+    fixed_values=_switch_values,
+    copies=T5.copies,
+    stores_copies=True,
+    moe_layers=_switch_moe_layers,
+)

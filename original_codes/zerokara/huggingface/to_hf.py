@@ -1,17 +1,38 @@
-"""Our weights → the model files of a Hugging Face folder: ``model*.safetensors`` (and index), ``config.json``,
-``generation_config.json``."""
+"""Our weights → the model files of a Hugging Face folder: ``config.json``, ``generation_config.json`` and
+``model.safetensors``, or shards ``model-*.safetensors`` and their index.
+
+Tensors are converted and written one at a time, so that writing needs memory for one tensor only (the library's own
+`save_file` takes all tensors of a file at once). The index is JSON with ``metadata.total_size`` (bytes) and
+``weight_map`` (tensor name → file).
+
+transformers 5 renamed some keys of config.json and writes only the new names. An older client (transformers 4,
+llama.cpp's converter, vLLM) that does not find its key takes its own default, often without a warning. So each such
+value is written under both names (compared, value by value, with transformers 4.57.6 and llama.cpp, October 2026).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import orjson
+import torch
+from huggingface_hub import constants
 from torch import Tensor
 
+from zerokara.checkpoint.tensor_file import TensorWriter, nbytes
 from zerokara.durable import write_json
-from zerokara.huggingface import config_names, families, shards, weight_rules
+from zerokara.huggingface import families, weight_rules
+from zerokara.huggingface.weight_rules import Shapes
 from zerokara.model.shapes import ModelShape
+from zerokara.progress import Progress
+
+OLDER_NAMES_OF_ALL = {"dtype": "torch_dtype"}
+"""Without it transformers before 4.56, and programs that read the file themselves, load in fp32."""
 
 
 def write_model(
@@ -24,10 +45,9 @@ def write_model(
 ) -> dict[str, list[Path]]:
     """Write weights and configurations into `folder`; returns the files by kind (``weights``, ``config``).
 
-    The weights are converted and written one tensor at a time.
-
     Raises:
         RunError: the weights do not fit the rules; lists every tensor at fault.
+        OSError: the disk is full, or cannot be written; names the file.
     """
     from transformers import GenerationConfig
 
@@ -36,11 +56,11 @@ def write_model(
     weight_rules.check(rules, {name: tuple(tensor.shape) for name, tensor in weights.items()}, hf_shapes, shape)
     in_order = {name: hf_shapes[name] for rule in rules for name in rule.hf}
     tensors = weight_rules.to_hf(rules, weights, shape)
-    files = shards.write(folder, tensors, in_order, families.TORCH_DTYPES[dtype], max_shard_size)
+    files = write_weights(folder, tensors, in_order, families.TORCH_DTYPES[dtype], max_shard_size)
     config.save_pretrained(folder)
     config_path = folder / "config.json"
     older_names = families.FAMILIES[shape.architecture].older_names
-    write_json(config_path, config_names.with_older_names(orjson.loads(config_path.read_bytes()), older_names))
+    write_json(config_path, with_older_names(orjson.loads(config_path.read_bytes()), older_names))
     GenerationConfig(
         bos_token_id=special.bos,
         eos_token_id=[special.eos, *special.other_ends] if special.other_ends else special.eos,
@@ -48,3 +68,69 @@ def write_model(
         decoder_start_token_id=getattr(config, "decoder_start_token_id", None),
     ).save_pretrained(folder)
     return {"weights": files, "config": [config_path, folder / "generation_config.json"]}
+
+
+def with_older_names(values: Mapping[str, Any], older_names: Mapping[str, str]) -> dict[str, Any]:
+    """The content of config.json with each value under its older name as well, sorted by key.
+
+    Raises:
+        KeyError: there is no value to copy: transformers no longer writes the newer name.
+    """
+    copies = {
+        older: reduce(lambda value, key: value[key], newer.split("."), values)
+        for newer, older in (OLDER_NAMES_OF_ALL | dict(older_names)).items()
+    }
+    return dict(sorted({**values, **copies}.items()))
+
+
+def write_weights(
+    folder: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    shapes: Shapes,
+    dtype: torch.dtype,
+    max_shard_size: str,
+) -> list[Path]:
+    """Write all `tensors`, rounded to `dtype`, and return the files.
+
+    `shapes` announces the tensors in their order.
+
+    Raises:
+        OSError: the disk is full, or cannot be written; names the file.
+    """
+    plan = _shards(shapes, dtype, max_shard_size)
+    coming = iter(tensors)
+    total = sum(nbytes(shape, dtype) for shape in shapes.values())
+    with Progress("writing weights", total, unit="B") as progress:
+        for file, inside in plan.items():
+            with TensorWriter(folder / file, inside, dtype) as writer:
+                for name, tensor in islice(coming, len(inside)):
+                    writer.write(name, tensor)
+                    progress.advance(nbytes(inside[name], dtype))
+    files = [folder / file for file in plan]
+    if len(files) > 1:
+        index = folder / constants.SAFETENSORS_INDEX_FILE
+        weight_map = {name: file for file, inside in plan.items() for name in inside}
+        write_json(index, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+        files.append(index)
+    return files
+
+
+def _shards(shapes: Shapes, dtype: torch.dtype, max_shard_size: str) -> dict[str, Shapes]:
+    """File → shapes of the tensors in it. A file is filled before the next is opened, so tensors keep their order.
+
+    (huggingface_hub's own split moves a tensor above the limit before earlier ones.)
+    """
+    number, unit = re.fullmatch(r"([0-9.]+)(KB|MB|GB)", max_shard_size).groups()  # type: ignore[union-attr]
+    limit = int(float(number) * {"KB": 10**3, "MB": 10**6, "GB": 10**9}[unit])  # the units in which transformers counts
+    parts: list[dict[str, tuple[int, ...]]] = [{}]
+    room = limit
+    for name, shape in shapes.items():
+        size = nbytes(shape, dtype)
+        if size > room and parts[-1]:
+            parts.append({})
+            room = limit
+        parts[-1][name] = shape
+        room -= size
+    suffixes = ["" if len(parts) == 1 else f"-{number:05d}-of-{len(parts):05d}" for number in range(1, len(parts) + 1)]
+    pattern = constants.SAFETENSORS_WEIGHTS_FILE_PATTERN
+    return {pattern.format(suffix=suffix): part for suffix, part in zip(suffixes, parts, strict=True)}

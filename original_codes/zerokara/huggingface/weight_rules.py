@@ -1,4 +1,4 @@
-"""The weight rules: one table per family, from which both directions and the check of completeness derive.
+"""The weight rules: one table in each `Family`, from which both directions and the check of completeness derive.
 
 A rule names one of our tensors (megatron-core's parameter names, as checkpoints hold them), the Hugging Face tensors
 made of it, and the inverse pair of transforms between them. ``{i}`` stands for each layer, ``{e}`` for each expert.
@@ -9,9 +9,10 @@ and every shape as expected.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -43,6 +44,51 @@ class WeightRule:
         return replace(self, ours=self.ours.replace("{i}", number), hf=tuple(each))
 
 
+@dataclass(frozen=True)
+class Family:
+    """One architecture as Hugging Face knows it."""
+
+    model_type: str
+    """transformers' name of the configuration class."""
+    class_name: str
+    description: str
+    """For the model card."""
+    rules: tuple[WeightRule, ...]
+    settings: Mapping[str, str]
+    """Keys of the configuration, dotted where nested ↔ keys of config.yaml."""
+    fixed_values: Callable[[ModelShape], dict[str, Any]]
+    """The other values of the configuration: what the family fixes, or computes from several settings."""
+    is_encoder_decoder: bool = False
+    older_names: Mapping[str, str] = field(default_factory=dict)
+    """Keys of config.json, dotted where nested → the top-level names under which older clients look for the values."""
+    copies: tuple[str, ...] = ()
+    """Names under which the class has its embedding again; in no file, unless `stores_copies`."""
+    stores_copies: bool = False
+    """Whether the file of an untied model must hold them: transformers would initialise them at random."""
+    config_is_tied: Callable[[Any], bool] = lambda config: bool(config.tie_word_embeddings)
+    """Whether a loaded configuration says that embedding and output matrix are tied."""
+    moe_layers: Callable[[Any], tuple[int, ...]] = lambda _: ()
+    """The layers with experts that a loaded configuration says, where a setting of ours says it (`moe_layers`)."""
+
+    @property
+    def auto_class(self) -> str:
+        """transformers' name of the auto class that loads it."""
+        return "AutoModelForSeq2SeqLM" if self.is_encoder_decoder else "AutoModelForCausalLM"
+
+    @property
+    def task(self) -> str:
+        """The Hub's name of the task."""
+        return "text2text-generation" if self.is_encoder_decoder else "text-generation"
+
+    def config_values(self, shape: ModelShape) -> dict[str, Any]:
+        """The arguments of the configuration class."""
+        values: dict[str, Any] = {}
+        for dotted, setting in self.settings.items():
+            *outer, key = dotted.split(".")
+            reduce(lambda inner, name: inner.setdefault(name, {}), outer, values)[key] = getattr(shape, setting)
+        return values | self.fixed_values(shape)
+
+
 def expand(
     table: Iterable[WeightRule], num_layers: int, moe_layers: Collection[int] = (), num_experts: int = 0
 ) -> list[WeightRule]:
@@ -69,11 +115,11 @@ def to_hf(
 
 
 def from_hf(
-    rules: Iterable[WeightRule], weights: Mapping[str, Tensor], shape: ModelShape
+    rules: Iterable[WeightRule], weights: dict[str, Tensor], shape: ModelShape
 ) -> Iterator[tuple[str, Tensor]]:
-    """Convert back, tensor by tensor; rows that pad the vocabulary are zero."""
+    """Convert back, tensor by tensor, each taken out of `weights`; rows that pad the vocabulary are zero."""
     for rule in rules:
-        yield rule.ours, rule.transform.from_hf(tuple(weights[name] for name in rule.hf), shape)
+        yield rule.ours, rule.transform.from_hf(tuple(weights.pop(name) for name in rule.hf), shape)
 
 
 def check(rules: Iterable[WeightRule], ours: Shapes, hf: Shapes, shape: ModelShape) -> None:

@@ -18,7 +18,7 @@ from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.huggingface import families, from_hf, model_settings, to_hf, tokenizer_json
+from zerokara.huggingface import families, from_hf, to_hf, tokenizer_json
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
@@ -84,7 +84,7 @@ def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
     settings = exported(tmp_path / "hf", encoder, f"architecture={architecture}", f"tie_word_embeddings={tied}", *heads)
     check(settings, encoder)
     shape = ModelShape.from_config(settings, encoder.vocab_size)
-    weights = from_hf.weights(tmp_path / "hf", shape)
+    weights = dict(from_hf.open_weights(tmp_path / "hf", shape))
     parallel.start_alone()
     assert weights.keys() == dict(builder.build(shape).named_parameters()).keys()
     (tmp_path / "back").mkdir()
@@ -105,7 +105,7 @@ def test_embeddings_that_are_not_shared_are_refused(tmp_path: Path, encoder: Enc
     given = ("architecture=switch", "num_experts=2")
     settings = exported(tmp_path, encoder, *given, shared=False)
     with pytest.raises(RunError, match="encoder and decoder"):
-        from_hf.weights(tmp_path, ModelShape.from_config(settings, encoder.vocab_size))
+        dict(from_hf.open_weights(tmp_path, ModelShape.from_config(settings, encoder.vocab_size)))
 
 
 def test_experts_must_be_those_of_the_model(tmp_path: Path, encoder: Encoder) -> None:
@@ -182,7 +182,7 @@ def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) 
     assert "pytorch_model.bin" in fault.rule
     assert "AutoModelForCausalLM as M" in fault.remedy and f"set init_from: {folder}-safetensors" in fault.remedy
     with pytest.raises(OSError, match=r"no file named model\.safetensors"):
-        from_hf.weights(folder, shape)
+        dict(from_hf.open_weights(folder, shape))
 
     index = folder / "model.safetensors.index.json"
     for part in ("pytorch_model.bin", "../model.safetensors", 3):
@@ -247,7 +247,7 @@ def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) 
         values = json.loads((folder / name).read_text(encoding="utf-8"))
         (folder / name).write_text(json.dumps({**values, "auto_map": brought}), encoding="utf-8")
     check(settings, encoder)
-    from_hf.weights(folder, ModelShape.from_config(settings, encoder.vocab_size))
+    dict(from_hf.open_weights(folder, ModelShape.from_config(settings, encoder.vocab_size)))
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**values, "model_type": "evil"}), encoding="utf-8")
     assert fault_of(settings, encoder, None).where == str(folder / "config.json")
@@ -277,7 +277,7 @@ def test_added_pieces_start_as_the_mean(tmp_path: Path, encoder: Encoder) -> Non
     assert "resize_vocabulary: mean" in caught.value.faults[0].remedy
     settings = settings_of(tmp_path, "tie_word_embeddings=false", "resize_vocabulary=mean")
     check(settings, encoder, extended)
-    plain, weights = from_hf.weights(tmp_path, shape), from_hf.weights(tmp_path, extended)
+    plain, weights = dict(from_hf.open_weights(tmp_path, shape)), dict(from_hf.open_weights(tmp_path, extended))
     for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
         old = plain[name][:500]
         assert torch.equal(weights[name][:500], old) and old.std() > 0
@@ -305,7 +305,7 @@ def test_the_settings_of_a_model_are_read_from_its_folder(
 ) -> None:
     changed = [f"architecture={architecture}", f"tie_word_embeddings={tied}", *VARIANTS.get(architecture, [])]
     made = exported(tmp_path, encoder, *changed)
-    values = model_settings.read(tmp_path, made.fault)
+    values = from_hf.settings_of(tmp_path, made.fault)
     found = PretrainConfig(**values, init_from=str(tmp_path))
     shape, expected = (ModelShape.from_config(each, encoder.vocab_size) for each in (found, made))
     assert replace(shape, raw_len=0, target_len=0, init_std=0) == replace(expected, raw_len=0, target_len=0, init_std=0)
@@ -315,19 +315,19 @@ def test_the_settings_of_a_model_are_read_from_its_folder(
 def test_a_folder_of_another_kind_has_no_settings(encoder: Encoder, tmp_path: Path) -> None:
     config = settings_of(tmp_path)
     with pytest.raises(UserError) as caught:
-        model_settings.read(tmp_path, config.fault)
+        from_hf.settings_of(tmp_path, config.fault)
     assert [fault.key for fault in caught.value.faults] == ["init_from"]
     transformers.BertConfig(num_hidden_layers=1).save_pretrained(tmp_path)
     with pytest.raises(UserError) as caught:
-        model_settings.read(tmp_path, config.fault)
+        from_hf.settings_of(tmp_path, config.fault)
     assert "bert" in caught.value.faults[0].rule
 
 
 def test_the_tokenizer_of_a_folder_is_found_by_any_of_its_names(tmp_path: Path) -> None:
     config = settings_of(tmp_path)
     with pytest.raises(UserError) as caught:
-        model_settings.tokenizer_of(tmp_path, config.fault)
+        from_hf.tokenizer_of(tmp_path, config.fault)
     assert [fault.key for fault in caught.value.faults] == ["input_tokenizer_file"]
-    for name in reversed(model_settings.TOKENIZER_NAMES):
+    for name in reversed(from_hf.TOKENIZER_NAMES):
         (tmp_path / name).touch()
-        assert model_settings.tokenizer_of(tmp_path, config.fault) == str(tmp_path / name)
+        assert from_hf.tokenizer_of(tmp_path, config.fault) == str(tmp_path / name)

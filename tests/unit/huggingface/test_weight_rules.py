@@ -96,7 +96,7 @@ def test_there_and_back_is_bit_equal_and_fills_exactly_what_hugging_face_keeps(a
         if copy in theirs:
             theirs[copy] = theirs["shared.weight"]
     table = families.rules_for(shape)
-    ours = dict(weight_rules.from_hf(table, theirs, shape))
+    ours = dict(weight_rules.from_hf(table, dict(theirs), shape))
     weight_rules.check(table, {name: tuple(tensor.shape) for name, tensor in ours.items()}, expected, shape)
     again = dict(weight_rules.to_hf(table, ours, shape))
     assert again.keys() == expected.keys() and ("lm_head.weight" in again) is not tied
