@@ -114,9 +114,7 @@ def to_hf(
         yield from zip(rule.hf, rule.transform.to_hf(weights[rule.ours], shape), strict=True)
 
 
-def from_hf(
-    rules: Iterable[WeightRule], weights: dict[str, Tensor], shape: ModelShape
-) -> Iterator[tuple[str, Tensor]]:
+def from_hf(rules: Iterable[WeightRule], weights: dict[str, Tensor], shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
     """Convert back, tensor by tensor, each taken out of `weights`; rows that pad the vocabulary are zero."""
     for rule in rules:
         yield rule.ours, rule.transform.from_hf(tuple(weights.pop(name) for name in rule.hf), shape)
