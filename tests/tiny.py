@@ -66,7 +66,7 @@ def make_data(folder: Path, num_documents: int = 150, num_sentinels: int = 0, **
         normalization_rule_name="identity",
         minloglevel=2,
     )
-    model = ModelFile.read(folder / "tokenizer.model")
+    model = ModelFile((folder / "tokenizer.model").read_bytes())
     model.append_sentinels(num_sentinels)
     (folder / "tokenizer.model").write_bytes(model.to_bytes())
     settings = {

@@ -5,8 +5,6 @@ Step 2 checks a model before any work; hard texts are part of each proof that tw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import NUM_T5_SENTINELS, Encoder
 from zerokara.tokenizer.model_file import PieceType
@@ -55,29 +53,22 @@ HARD_TEXTS = (
 
 
 def hard_texts(encoder: Encoder) -> list[str]:
-    """Texts on which two implementations are likeliest to differ, for this tokenizer."""
-    return [*HARD_TEXTS, *_spelling_specials(encoder), *_holding_symbols(encoder)]
+    """Texts on which two implementations are likeliest to differ, for this tokenizer.
 
-
-def _holding_symbols(encoder: Encoder) -> Iterator[str]:
-    """Texts that hold the user's symbols: alone, doubled, cut short, inside words and lines."""
-    symbols = [
-        piece.text for piece in encoder.model.pieces if piece.type is PieceType.USER_DEFINED and piece.text != NEWLINE
-    ]
-    for symbol in symbols[:MAX_SYMBOLS]:
-        yield from (symbol, symbol + symbol, f"a{symbol}b", f"one {symbol} two  {symbol}")
-        yield f"{symbol[:-1]} {symbol[1:]}"
-        yield f"{symbol}\n{symbol} \n {symbol}日本{symbol}"
-    yield "".join(symbols)
-    yield " ".join(symbols)
-
-
-def _spelling_specials(encoder: Encoder) -> Iterator[str]:
-    """Texts that spell the control tokens, alone and inside words."""
+    Beside `HARD_TEXTS`: texts that spell the control tokens, alone and inside words; and texts that hold the user's
+    symbols, alone, doubled, cut short, inside words and lines.
+    """
     names = [encoder.piece(i) for i in sorted({*encoder.control_ids, encoder.unk_id})]
-    yield from names[:6]
-    yield " ".join(names)
-    yield "x".join(names) + "\n" + "".join(names) + "<EOD>"
+    texts = [*HARD_TEXTS, *names[:6], " ".join(names), "x".join(names) + "\n" + "".join(names) + "<EOD>"]
+    symbols = [text for text in _texts_of(encoder, PieceType.USER_DEFINED) if text != NEWLINE]
+    for symbol in symbols[:MAX_SYMBOLS]:
+        texts += [symbol, symbol + symbol, f"a{symbol}b", f"one {symbol} two  {symbol}", f"{symbol[:-1]} {symbol[1:]}"]
+        texts.append(f"{symbol}\n{symbol} \n {symbol}日本{symbol}")
+    return [*texts, "".join(symbols), " ".join(symbols)]
+
+
+def _texts_of(encoder: Encoder, kind: PieceType) -> list[str]:
+    return [piece.text for piece in encoder.model.pieces if piece.type is kind]
 
 
 def check_exportable(encoder: Encoder) -> None:
@@ -86,31 +77,28 @@ def check_exportable(encoder: Encoder) -> None:
     Raises:
         UserError: it cannot; names every rule of the model that Hugging Face's tokenizers cannot follow.
     """
+
+    def first_of(texts: list[str]) -> str:
+        return ", ".join(map(repr, texts[:3])) + (f", … {len(texts):,} in all" if texts[3:] else "")
+
     model = encoder.model
     line_end = {NEWLINE} if encoder.by_line else set()
-    user_defined = [piece.text for piece in model.pieces if piece.type is PieceType.USER_DEFINED]
-    symbols = [text for text in user_defined if text not in line_end]
-    unused = [piece.text for piece in model.pieces if piece.type is PieceType.UNUSED]
-    rules = []
-    if not (model.is_unigram or model.is_bpe):
-        rules.append("is neither a unigram nor a BPE model")
-    if model.whitespace_as_suffix:
-        rules.append("puts spaces at the end of pieces (treat_whitespace_as_suffix)")
-    if model.add_dummy_prefix and symbols:
-        rules.append(f"has both a dummy prefix and user-defined symbols ({_first_of(symbols)})")
-    if model.remove_extra_whitespaces and symbols:
-        rules.append(f"drops repeated spaces and has user-defined symbols ({_first_of(symbols)})")
-    if unused:
-        rules.append(f"has pieces marked as unused ({_first_of(unused)})")
-    if rules:
-        remedy = "use another tokenizer, or train one with step 1"
-        reason = "which a Hugging Face tokenizer cannot do exactly, so that no export could be proved"
-        raise UserError([Fault(str(encoder.model_path), f"{rule}, {reason}", remedy=remedy) for rule in rules])
-
-
-def _first_of(texts: list[str]) -> str:
-    """The first three, as Python writes them."""
-    return ", ".join(map(repr, texts[:3])) + (f", … {len(texts):,} in all" if texts[3:] else "")
+    symbols = [text for text in _texts_of(encoder, PieceType.USER_DEFINED) if text not in line_end]
+    unused = _texts_of(encoder, PieceType.UNUSED)
+    rules = {
+        "is neither a unigram nor a BPE model": not (model.is_unigram or model.is_bpe),
+        "puts spaces at the end of pieces (treat_whitespace_as_suffix)": model.whitespace_as_suffix,
+        f"has both a dummy prefix and user-defined symbols ({first_of(symbols)})": model.add_dummy_prefix and symbols,
+        f"drops repeated spaces and has user-defined symbols ({first_of(symbols)})": (
+            model.remove_extra_whitespaces and symbols
+        ),
+        f"has pieces marked as unused ({first_of(unused)})": unused,
+    }
+    remedy = "use another tokenizer, or train one with step 1"
+    reason = "which a Hugging Face tokenizer cannot do exactly, so that no export could be proved"
+    where = str(encoder.model_path)
+    if faults := [Fault(where, f"{rule}, {reason}", remedy=remedy) for rule, broken in rules.items() if broken]:
+        raise UserError(faults)
 
 
 def notes(encoder: Encoder) -> list[str]:

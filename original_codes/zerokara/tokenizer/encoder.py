@@ -7,18 +7,8 @@ the piece "\\n". Lines, because SentencePiece's unigram search adds scores in fl
 tokens the rounding now and then picks another segmentation than on the line alone, and then no second implementation
 (Hugging Face's, in float64) could agree with it. Only "\\n" ends a line: "\\r", U+2028 and form feeds are characters
 like any other. With any other tokenizer the ids are SentencePiece's for the whole document, on which the models that go
-with it were trained (`units`). Control pieces are of type CONTROL, which SentencePiece never matches in text: a text
-that spells "</s>" is text.
-
-A model that step 1 did not make needs an end-of-document piece (`</s>`) and ids for line ends: a piece, bytes (Llama 2:
-<0x0A>), or, where normalisation makes a line end a space (T5), that. A missing `<pad>` is no fault (`Encoder.pad_id`).
-Google's T5 models (spiece.model; `<pad>` 0, `</s>` 1, `<unk>` 2, no `<s>`) hold no sentinels: whoever opens one appends
-100 to its pieces, <extra_id_0> last (t5/seqio `SentencePieceVocabulary(extra_ids=100)`, transformers 5.23
-`T5Tokenizer`). So do we; the file and its hash stay what they are.
-
-A call for each line takes a third longer than one for the whole text, so lines are encoded in *runs*, where the ids are
-the same: no piece crosses a line end, so the lines of a run affect each other's segmentation only through rounding, and
-sums are exact as long as they are small enough (`Lines.limit`). BPE adds nothing up; its runs are of any length.
+with it were trained. Control pieces are never matched in text: a text that spells "</s>" is text. `units` says how a
+text is cut into the *runs* that are encoded in one call.
 
 Source: sentencepiece 0.2.3, `SentencePieceProcessor`. Measured: a list call builds a thread pool, which pays over some
 hundred documents and makes one short document five times slower; the Python layer around a call takes longer than
@@ -45,6 +35,9 @@ Joined = tuple[Ids, list[int]]
 """The ids of documents, concatenated, each with its end-of-document id; the UTF-8 bytes of each text."""
 
 NUM_T5_SENTINELS = 100
+"""Google's T5 models (spiece.model) hold no sentinels: whoever opens one appends these to its pieces, <extra_id_0> last
+(t5/seqio `SentencePieceVocabulary(extra_ids=100)`, transformers 5.23 `T5Tokenizer`). So do we; the file and its hash
+stay what they are."""
 
 
 class Encoder:
@@ -57,8 +50,10 @@ class Encoder:
     def __init__(self, model_path: str | Path, run_characters: int | None = None) -> None:
         """`run_characters` is the property of that name, where another process has computed it."""
         self.model_path = Path(model_path)
-        self._content, self._processor, self._model = _opened(self.model_path)
-        self.adds_sentinels = self._model is not self._content
+        self.model_bytes = self.model_path.read_bytes() if self.model_path.is_file() else b""
+        """The bytes of the model file."""
+        self._processor, self._model = _opened(self.model_bytes, str(self.model_path))
+        self.adds_sentinels = self._model is not self.model_bytes
         """Whether the last ids are T5's sentinel tokens, which are not in the file."""
         self.vocab_size: int = self._processor.GetPieceSize()
         self.unk_id: int = self._processor.unk_id()
@@ -70,8 +65,6 @@ class Encoder:
         """<unk> where the model has no <pad>, because </s> ends every text, and <unk> is in no text worth learning."""
         self.newline_id: int = self._processor.PieceToId("\n")
         """The id of the piece "\\n"; `unk_id` where there is none."""
-        if faults := _faults(self._processor, str(self.model_path)):
-            raise UserError(faults)
         self._end = np.int32(self.eos_id).tobytes()
         self._line_ids, self._batch_ids = _buffer_methods(self._processor)
         self._unit = unit_of(self._processor)
@@ -90,8 +83,7 @@ class Encoder:
 
     def encode(self, text: str) -> Ids:
         """Return the ids of one document, without the end-of-document id."""
-        line_ids = self._line_ids
-        return np.frombuffer(self._unit.join([line_ids(run) for run in self._runs(text)]), dtype=np.int32)
+        return np.frombuffer(self._unit.join([self._line_ids(run) for run in self._runs(text)]), dtype=np.int32)
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Return the ids of a prompt; an empty prompt is </s>, after which training has a new document."""
@@ -177,12 +169,7 @@ class Encoder:
     @cached_property
     def sha256(self) -> str:
         """The content hash of the model file, which identifies the tokenizer of token files and runs."""
-        return hashlib.sha256(self._content).hexdigest()
-
-    @property
-    def model_bytes(self) -> bytes:
-        """The bytes of the model file."""
-        return self._content
+        return hashlib.sha256(self.model_bytes).hexdigest()
 
     def __reduce__(self) -> tuple[type["Encoder"], tuple[Path, int]]:
         return Encoder, (self.model_path, self.run_characters)
@@ -202,31 +189,21 @@ def _buffer_methods(processor: Any) -> tuple[Callable[[str], Any], Callable[[lis
     return lambda line: one(line, *_PLAIN), lambda lines: many(lines, 1, None, *_PLAIN)
 
 
-def _opened(path: Path) -> tuple[bytes, Any, bytes]:
-    """The file's content, its processor, and the model that this has open: with T5's sentinel tokens where missing."""
-    content = path.read_bytes() if path.is_file() else b""
+def _opened(content: bytes, where: str) -> tuple[Any, bytes]:
+    """The processor of a model file, and the model that it has open: with T5's sentinel tokens where they are missing.
+
+    It needs an end-of-document piece and ids for line ends: a piece, bytes (Llama 2: <0x0A>), or, where normalisation
+    makes a line end a space (T5), that. A missing <pad> is no fault (`Encoder.pad_id`).
+    """
     if not content:
-        raise UserError(
-            Fault(str(path), "there is no such tokenizer file, or it is empty", remedy="make one with step 1")
-        )
+        rule = "there is no such tokenizer file, or it is empty"
+        raise UserError(Fault(where, rule, remedy="make one with step 1"))
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)
     except RuntimeError as error:
-        raise UserError(
-            Fault(str(path), f"is not a SentencePiece model ({error})", remedy="make one with step 1")
-        ) from error
-    if _lacks_t5_sentinels(processor):
-        model = ModelFile(content)
-        model.append_sentinels(NUM_T5_SENTINELS)
-        with_sentinels = model.to_bytes()
-        processor.LoadFromSerializedProto(with_sentinels)
-        return content, processor, with_sentinels
-    return content, processor, content
-
-
-def _faults(processor: Any, where: str) -> list[Fault]:
-    """What makes a model unusable for training."""
+        rule = f"is not a SentencePiece model ({error})"
+        raise UserError(Fault(where, rule, remedy="make one with step 1")) from error
     found = []
     if processor.eos_id() < 0:
         remedy = "use a tokenizer that has one, or train one with step 1"
@@ -237,11 +214,13 @@ def _faults(processor: Any, where: str) -> list[Fault]:
             "(byte_fallback), and no normalisation that makes it a space (nmt_nfkc)"
         )
         found.append(Fault(where, rule, remedy="use a tokenizer that has one of these, or train one with step 1"))
-    return found
-
-
-def _lacks_t5_sentinels(processor: Any) -> bool:
-    """Whether it is laid out as Google's T5 models are, and has no sentinel pieces."""
+    if found:
+        raise UserError(found)
     special = (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id())
-    names = ("<extra_id_0>", "\u2581<extra_id_0>")
-    return special == (0, 1, 2, -1) and all(processor.PieceToId(name) == processor.unk_id() for name in names)
+    sentinels = [processor.PieceToId(name) for name in ("<extra_id_0>", "\u2581<extra_id_0>")]
+    if special == (0, 1, 2, -1) and sentinels == [processor.unk_id()] * 2:
+        model = ModelFile(content)
+        model.append_sentinels(NUM_T5_SENTINELS)
+        content = model.to_bytes()
+        processor.LoadFromSerializedProto(content)
+    return processor, content

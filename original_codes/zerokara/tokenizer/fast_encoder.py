@@ -122,11 +122,17 @@ def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Enc
 
     The sample is as much of `texts` as fits a corpus of `corpus_bytes`.
     """
-    faster = "gigatoken, which is faster for BPE,"
-    if encoder.model.is_unigram:
+    model, faster, untried = encoder.model, "gigatoken, which is faster for BPE,", ""
+    if model.is_unigram:
         return sentencepiece_itself(encoder, "the fastest for unigram")
-    if reason := _reason_against(encoder.model, encoder.by_line):
-        return sentencepiece_itself(encoder, f"{faster} is not used: {reason}")
+    if not model.is_bpe:
+        untried = "is neither unigram nor BPE"
+    elif not model.byte_fallback:
+        untried = "has no byte fallback"
+    elif model.add_dummy_prefix and (encoder.by_line or model.remove_extra_whitespaces):
+        untried = f"puts a space before every {'line' if encoder.by_line else 'text that it has trimmed'}"
+    if untried:
+        return sentencepiece_itself(encoder, f"{faster} is not used: the model {untried}")
     try:
         fast = FastEncoder(encoder.model_path, encoder)
     except Exception as error:  # Whatever keeps it from loading, the work can be done without it.
@@ -144,17 +150,6 @@ def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Enc
     size = sum(map(len, sample))
     reason = f"proved equal to SentencePiece on {len(sample):,} texts of {size:,} characters; checked while it works"
     return EncoderChoice(fast, f"gigatoken {version('gigatoken')}", reason)
-
-
-def _reason_against(model: ModelFile, by_line: bool) -> str:
-    """Why a model is outside what gigatoken was tried with; empty where it is not."""
-    if not model.is_bpe:
-        return "the model is neither unigram nor BPE"
-    if not model.byte_fallback:
-        return "the model has no byte fallback"
-    if model.add_dummy_prefix and (by_line or model.remove_extra_whitespaces):
-        return f"the model puts a space before every {'line' if by_line else 'text that it has trimmed'}"
-    return ""
 
 
 def _first_difference(encoder: Encoder, fast: FastEncoder, texts: Sequence[str]) -> str | None:

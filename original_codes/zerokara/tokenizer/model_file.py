@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from sentencepiece import sentencepiece_model_pb2 as messages
@@ -55,69 +54,33 @@ class Piece(NamedTuple):
 
 
 class ModelFile:
-    """The contents of a `.model` file."""
+    """The contents of a `.model` file that is known to be one, because an encoder or the trainer made or opened it."""
 
     def __init__(self, content: bytes) -> None:
         self._proto: Any = messages.ModelProto()
         self._proto.ParseFromString(content)
-
-    @classmethod
-    def read(cls, path: Path) -> ModelFile:
-        """Read a file that is known to be a model, because an encoder has opened it."""
-        return cls(path.read_bytes())
+        trainer, normalizer = self._proto.trainer_spec, self._proto.normalizer_spec
+        self.is_unigram: bool = trainer.model_type == messages.TrainerSpec.UNIGRAM
+        self.is_bpe: bool = trainer.model_type == messages.TrainerSpec.BPE
+        self.byte_fallback: bool = trainer.byte_fallback
+        """Whether characters without a piece are spelt in bytes."""
+        self.whitespace_as_suffix: bool = trainer.treat_whitespace_as_suffix
+        """Whether pieces end with the space mark instead of starting with it."""
+        self.id_of: dict[str, int] = {name: getattr(trainer, f"{name}_id") for name in ("unk", "bos", "eos", "pad")}
+        """The ids of the special pieces; -1 where there is none."""
+        self.add_dummy_prefix: bool = normalizer.add_dummy_prefix
+        """Whether a space is put before each line; may be changed."""
+        self.remove_extra_whitespaces: bool = normalizer.remove_extra_whitespaces
+        """Whether leading, trailing and repeated spaces are dropped."""
+        self.normalization: str = normalizer.name
+        """Name of the normalisation rule."""
+        self.charsmap: bytes = normalizer.precompiled_charsmap
+        """The compiled normalisation table; empty for `identity`."""
 
     @cached_property
     def pieces(self) -> list[Piece]:
         """All pieces, in the order of their ids."""
         return [Piece(piece.piece, piece.score, _TYPES[piece.type]) for piece in self._proto.pieces]
-
-    @property
-    def is_unigram(self) -> bool:
-        return bool(self._proto.trainer_spec.model_type == messages.TrainerSpec.UNIGRAM)
-
-    @property
-    def is_bpe(self) -> bool:
-        return bool(self._proto.trainer_spec.model_type == messages.TrainerSpec.BPE)
-
-    @property
-    def byte_fallback(self) -> bool:
-        """Whether characters without a piece are spelt in bytes."""
-        return bool(self._proto.trainer_spec.byte_fallback)
-
-    @property
-    def add_dummy_prefix(self) -> bool:
-        """Whether a space is put before each line."""
-        return bool(self._proto.normalizer_spec.add_dummy_prefix)
-
-    @add_dummy_prefix.setter
-    def add_dummy_prefix(self, value: bool) -> None:
-        self._proto.normalizer_spec.add_dummy_prefix = value
-
-    @property
-    def remove_extra_whitespaces(self) -> bool:
-        """Whether leading, trailing and repeated spaces are dropped."""
-        return bool(self._proto.normalizer_spec.remove_extra_whitespaces)
-
-    @property
-    def whitespace_as_suffix(self) -> bool:
-        """Whether pieces end with the space mark instead of starting with it."""
-        return bool(self._proto.trainer_spec.treat_whitespace_as_suffix)
-
-    @property
-    def normalization(self) -> str:
-        """Name of the normalisation rule."""
-        return str(self._proto.normalizer_spec.name)
-
-    @property
-    def charsmap(self) -> bytes:
-        """The compiled normalisation table; empty for `identity`."""
-        return bytes(self._proto.normalizer_spec.precompiled_charsmap)
-
-    @property
-    def id_of(self) -> dict[str, int]:
-        """The ids of the special pieces by name (unk, bos, eos, pad); -1 where there is none."""
-        spec = self._proto.trainer_spec
-        return {"unk": spec.unk_id, "bos": spec.bos_id, "eos": spec.eos_id, "pad": spec.pad_id}
 
     def set_scores(self, scores: Mapping[int, float]) -> None:
         """Replace the scores of pieces, by id."""
@@ -143,12 +106,10 @@ class ModelFile:
 
     def to_bytes(self) -> bytes:
         """The file's content."""
+        self._proto.normalizer_spec.add_dummy_prefix = self.add_dummy_prefix
         return bytes(self._proto.SerializeToString(deterministic=True))
 
     def vocabulary_text(self) -> str:
         """The content of `tokenizer.vocab`: one piece per line, with its score; line ends and tabs are escaped."""
-        return "".join(f"{_escaped(piece.text)}\t{piece.score:.6g}\n" for piece in self.pieces)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+        escapes = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
+        return "".join(f"{piece.text.translate(escapes)}\t{piece.score:.6g}\n" for piece in self.pieces)

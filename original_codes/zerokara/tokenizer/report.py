@@ -240,7 +240,7 @@ def make(
         all_sources={name: measuring.total([report.tokenizers[name] for report in reports]) for name in tokenizers},
         usage_bytes=usage_bytes,
         usage_tokens=int(usage.sum()),
-        **_of_pieces(ours, ModelFile.read(model_path), usage),
+        **_of_pieces(ours, ModelFile(model_path.read_bytes()), usage),
         coverage={name: measuring.coverage(each, used[name]) for name, each in tokenizers.items()},
         sample=sample,
         word=measuring.word_text(analyser),

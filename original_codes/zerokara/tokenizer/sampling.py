@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.corpus.documents import HARMLESS, BadLine
+from zerokara.corpus.documents import HARMLESS, Document
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import ranges, read
 from zerokara.errors import UserError
@@ -117,31 +117,21 @@ def draw(
         UserError: no document, or a larger share of bad ones than `max_bad_fraction`.
     """
     num_sources = max(file.source for file in files) + 1
-    report, bad = SampleReport(), Counter[str]()
-    training = _Reservoir(sample_bytes)
+    report, training = SampleReport(), _Reservoir(sample_bytes)
     held_out = [_Reservoir(min(HELD_OUT_BYTES, sample_bytes // 10)) for _ in range(num_sources)]
     offered = [_Reservoir(OFFERED_BYTES) for _ in range(num_sources)]
-    first_bad: list[BadLine] = []
     keys, order = random.Random(config.seed), 0
-    for item in _items(config, files):
-        if isinstance(item, BadLine):
-            bad[item.reason.value] += item.documents
-            first_bad += [item] if item.reason not in HARMLESS and len(first_bad) < 3 else []
-            continue
-        source, text = item
-        report.documents += 1
+    for source, text in _documents(config, files, report):
         for passage in passages_of(text):
             order += 1
             held_key, key, content = keys.random(), keys.random(), passage.encode()
-            report.bytes_offered += len(content) - content.count(b"\n")
+            report.bytes_offered += _text_bytes(content)
             if held_key < HELD_OUT_SHARE:
-                for back_order, back in held_out[source].offer(held_key / HELD_OUT_SHARE, order, content):
-                    training.offer(key, back_order, back)
+                for back in held_out[source].offer(held_key / HELD_OUT_SHARE, order, content):
+                    training.offer(key, *back)
             else:
                 training.offer(key, order, content)
             offered[source].offer(key, order, content)
-    report.bad_lines = dict(bad.most_common())
-    _check_bad(config, report.documents, bad, first_bad)
     sources = []
     for reservoir, fallback in zip(held_out, offered, strict=True):
         enough = reservoir.bytes >= HELD_OUT_MIN_BYTES
@@ -149,24 +139,43 @@ def draw(
         report.held_out_bytes_by_source.append(sum(_text_bytes(passage) for _, passage in passages) if enough else 0)
         measured = passages if enough else fallback.drain()
         sources.append(SourceTexts([passage.decode() for _, passage in measured], enough))
-        for back_order, back in [] if enough else passages:
-            training.offer(keys.random(), back_order, back)
+        for back in [] if enough else passages:
+            training.offer(keys.random(), *back)
     report.bytes_held_out = sum(report.held_out_bytes_by_source)
     _write(training.drain(), sentences, report)
     return sources, report
 
 
-def _items(config: TokenizerConfig, files: Sequence[InputFile]) -> Iterator[tuple[int, str] | BadLine]:
+def _documents(config: TokenizerConfig, files: Sequence[InputFile], report: SampleReport) -> Iterator[tuple[int, str]]:
+    """The source and the text of each document; counts them and the bad lines, whose share is checked at the end."""
+    bad, first_bad = Counter[str](), list[str]()
     with Progress("reading the corpus", total=sum(file.bytes for file in files), unit="B") as progress:
         for part in ranges(files, RANGE_BYTES, config.txt_document):
             reader = read(part, config.text_field, config.txt_document)
             done = 0
             for item in reader:
-                yield item if isinstance(item, BadLine) else (item.file.source, item.text)
+                if isinstance(item, Document):
+                    report.documents += 1
+                    yield item.file.source, item.text
+                else:
+                    bad[item.reason.value] += item.documents
+                    if item.reason not in HARMLESS and len(first_bad) < 3:
+                        first_bad.append(f"{item.file.name} byte {item.offset}: {item.reason.value}")
                 if reader.disk_bytes - done > 1_000_000:
                     progress.advance(reader.disk_bytes - done)
                     done = reader.disk_bytes
             progress.advance(part.bytes - done)
+    report.bad_lines = dict(bad.most_common())
+    harmful = sum(count for reason, count in bad.items() if reason not in HARMLESS)
+    total = report.documents + harmful
+    if harmful > config.max_bad_fraction * total:
+        rule = (
+            f"{harmful:,} of {total:,} documents ({harmful / total:.2%}) cannot be read, more than "
+            f"max_bad_fraction = {config.max_bad_fraction:.2%}: {'; '.join(first_bad)}"
+        )
+        raise UserError(config.fault("input", rule, "repair the files or raise max_bad_fraction"))
+    if not report.documents:
+        raise UserError(config.fault("input", "there is no document with text in these files"))
 
 
 def passages_of(text: str) -> Iterator[str]:
@@ -199,25 +208,17 @@ def split_line(line: str, limit: int = SENTENCE_BYTES) -> list[str]:
         while content[end] & 0xC0 == 0x80:  # inside a character
             end -= 1
         window = content[start:end].decode()
-        cut = _last_end(_SENTENCE_END, window) or _last_end(_SPACE, window) or len(window)
-        parts.append(window[:cut])
+        ends = (max((match.end() for match in each.finditer(window)), default=0) for each in (_SENTENCE_END, _SPACE))
+        parts.append(window[: next(filter(None, ends), len(window))])
         start += len(parts[-1].encode())
     return [*parts, content[start:].decode()] if parts else [line]
-
-
-def _last_end(pattern: re.Pattern[str], text: str) -> int:
-    end = 0
-    for match in pattern.finditer(text):
-        end = match.end()
-    return end
 
 
 def sentences_of(text: str) -> Iterator[str]:
     """The training sentences of a text: its lines, split where too long or at reserved characters."""
     for line in text.split("\n"):
-        for part in RESERVED.split(line) if RESERVED.search(line) else [line]:
-            if part:
-                yield from split_line(part)
+        for part in filter(None, RESERVED.split(line)):
+            yield from split_line(part)
 
 
 def _text_bytes(passage: bytes) -> int:
@@ -234,23 +235,7 @@ def _write(passages: list[tuple[int, bytes]], path: Path, report: SampleReport) 
             text = passage.decode()
             reserved += sum(len(match.encode()) for match in RESERVED.findall(text))
             for sentence in sentences_of(text):
-                content = sentence.encode()
                 report.sentences += 1
-                report.bytes_used += len(content)
-                file.write(content + b"\n")
+                report.bytes_used += file.write(f"{sentence}\n".encode()) - 1
     if reserved:
         report.dropped_bytes["character reserved by SentencePiece (U+2585, NUL)"] = reserved
-
-
-def _check_bad(config: TokenizerConfig, documents: int, bad: Counter[str], first: list[BadLine]) -> None:
-    harmful = sum(count for reason, count in bad.items() if reason not in HARMLESS)
-    if harmful > config.max_bad_fraction * (documents + harmful):
-        examples = "; ".join(f"{line.file.name} byte {line.offset}: {line.reason.value}" for line in first)
-        share = harmful / (documents + harmful)
-        rule = (
-            f"{harmful:,} of {documents + harmful:,} documents ({share:.2%}) cannot be read, more than "
-            f"max_bad_fraction = {config.max_bad_fraction:.2%}: {examples}"
-        )
-        raise UserError(config.fault("input", rule, "repair the files or raise max_bad_fraction"))
-    if not documents:
-        raise UserError(config.fault("input", "there is no document with text in these files"))

@@ -116,7 +116,7 @@ class _TrainingJob:
             raise UserError(_too_small(self.config, int(smallest[1]) + self.config.num_appended_pieces))
         if end.code:
             raise RunError(f"SentencePiece's training failed: {end.last_line}; its log is {self.log.name}")
-        return ModelFile.read(model_path), end.peak_memory_bytes
+        return ModelFile(model_path.read_bytes()), end.peak_memory_bytes
 
     def _options(self, vocab_size: int) -> dict[str, Any]:
         """The keyword arguments of SentencePiece's trainer."""

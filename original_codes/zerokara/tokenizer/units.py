@@ -1,14 +1,13 @@
 """The unit of text whose ids SentencePiece defines: a line for the tokenizers of step 1, else a whole document.
 
-Both split a text into *runs*, each encoded in one call, and join the ids of the runs. In: text. Out: texts to encode;
-then, from the buffers of int32 ids that SentencePiece gave for them, the ids of the whole.
+Both split a text into *runs*, each encoded in one call, since a call for each line takes a third longer, and join the
+buffers of int32 ids that SentencePiece gave for them.
 
-- `Lines`: a document's ids are those of its lines, each by itself, joined by the id of the piece "\\n" (`encoder` says
-  why). A run holds several lines where the ids are the same, and not the line ends between runs.
-- `Documents`: a document's ids are SentencePiece's own for the whole text, as in the training of the models that use
-  that tokenizer. The text begins with the dummy prefix, if there is one, and its lines do not. A long text is still
-  split before line ends where no piece spans them (`limit`): later runs begin with their line end, so that the prefix
-  is a token of its own before it, which is removed from their ids again.
+- `Lines`: a run holds several lines where their ids are the same as alone: no piece crosses a line end, so the lines of
+  a run affect each other only through rounding, and sums are exact as long as they are small enough.
+- `Documents`: a document's ids are SentencePiece's own for the whole text. It begins with the dummy prefix, if there is
+  one, and its lines do not. A long text is still split before line ends where no piece spans them: later runs begin
+  with their line end, so that the prefix is a token of its own before it, which is removed from their ids again.
 """
 
 from __future__ import annotations
@@ -61,20 +60,8 @@ class Lines:
         return int(_EXACT_TOTAL / (UNKNOWN_PENALTY - scores.min()))
 
     def runs(self, text: str, limit: int) -> list[str]:
-        """Split at line ends into runs of lines; a longer line is a run by itself."""
-        if len(text) <= limit:
-            return [text]
-        if not limit:
-            return text.split(NEWLINE)
-        runs, start = [], 0
-        while len(text) - start > limit:
-            end = text.rfind(NEWLINE, start, start + limit + 1)
-            end = text.find(NEWLINE, start + limit) if end < 0 else end
-            if end < 0:
-                break
-            runs.append(text[start:end])
-            start = end + 1
-        return [*runs, text[start:]]
+        """Split at line ends into runs of lines, without the line ends between them."""
+        return _runs(text, limit, 1) if limit else text.split(NEWLINE)
 
     def join(self, ids: Sequence[Any]) -> Any:
         """Join with the id of the line end."""
@@ -111,15 +98,7 @@ class Documents:
 
     def runs(self, text: str, limit: int) -> list[str]:
         """Split before line ends; later runs begin with theirs."""
-        runs, start = [], 0
-        while len(text) - start > limit:
-            end = text.rfind(NEWLINE, start + 1, start + limit + 1)
-            end = text.find(NEWLINE, start + limit + 1) if end < 0 else end
-            if end < 0:
-                break
-            runs.append(text[start:end])
-            start = end
-        return [*runs, text[start:]]
+        return _runs(text, limit, 0)
 
     def join(self, ids: Sequence[Any]) -> Any:
         """Concatenate, without the prefix that SentencePiece put before the later ones."""
@@ -148,6 +127,23 @@ def unit_of(processor: Any) -> TextUnit:
         return Documents(processor.DecodeIds, processor.EncodeAsIds(NEWLINE))
     prefixes_lines = processor.EncodeAsIds("a") != processor.EncodeAsIds("\na")[1:]
     return Lines(processor.DecodeIds, len(_FIRST_PIECES) - 1, prefixes_lines)
+
+
+def _runs(text: str, limit: int, skipped: int) -> list[str]:
+    """Split a text at line ends into runs of up to `limit` characters; a longer line is a run by itself.
+
+    `skipped` is 1 where the line ends between the runs are left out, 0 where the later runs begin with theirs.
+    """
+    runs, start = [], 0
+    while len(text) - start > limit:
+        first = start + 1 - skipped  # the line end with which a run begins does not end it
+        end = text.rfind(NEWLINE, first, start + limit + 1)
+        end = text.find(NEWLINE, first + limit) if end < 0 else end
+        if end < 0:
+            break
+        runs.append(text[start:end])
+        start = end + skipped
+    return [*runs, text[start:]]
 
 
 def _crosses_lines(model: ModelFile) -> bool:
