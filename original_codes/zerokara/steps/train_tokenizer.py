@@ -57,7 +57,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         "vocab_size": built.report.vocab_size,
         "sample": asdict(built.sample),
         "sample_bytes": budget.sample_bytes,
-        "num_threads": built.trained.num_threads,
+        "num_threads": training.num_threads(config),
         "estimated_memory_bytes": budget.peak_bytes,
         "peak_memory_bytes": built.trained.peak_memory_bytes,
         "analyser": analyser.versions() if analyser else {},

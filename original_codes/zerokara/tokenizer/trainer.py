@@ -1,10 +1,9 @@
 """SentencePiece's trainer in a process of its own, whose log is kept and shown as progress.
 
-A separate process, because the trainer writes to the standard error of the whole process, takes many times the memory
-of the sample, and aborts when there is not enough: so its output goes to a log, its memory is given back, and its abort
-becomes an error message. That process (`python -m zerokara.tokenizer.trainer`) imports SentencePiece and little else.
-Source: the log of sentencepiece 0.2.3, whose trainer is silent for minutes in some phases (suffixes, pruning); the
-progress then shows every few seconds how long the training has taken.
+The trainer writes to the standard error of the whole process, takes many times the memory of the sample, and aborts
+when there is not enough: so its output goes to a log, its memory is given back, and its abort becomes an error message.
+That process (`python -m zerokara.tokenizer.trainer`) imports SentencePiece and little else.
+Source: the log of sentencepiece 0.2.3, which is silent for minutes in some phases (suffixes, pruning).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from zerokara.resources import end_with_parent
 
@@ -44,21 +43,11 @@ _MERGE_LINE = re.compile(r"Added: freq=\d+ size=(\d+)")
 BEAT_SECONDS = 1.0
 
 
-class TrainerEnd(NamedTuple):
-    """How a training ended."""
-
-    code: int
-    """Exit code; negative for a signal."""
-    last_line: str
-    """Of its log."""
-    peak_memory_bytes: int
-    """Of its process; 0 where it failed."""
-
-
-def run(options: dict[str, Any], sentences: Path, model: Path, vocab_size: int, log: IO[str]) -> TrainerEnd:
+def run(options: dict[str, Any], sentences: Path, model: Path, vocab_size: int, log: IO[str]) -> tuple[int, str, int]:
     """Train on a file with one sentence per line, and write the file `model`; the trainer's output goes to `log`.
 
-    `options` are the keyword arguments of SentencePiece's trainer; the progress counts up to `vocab_size`.
+    `options` are the keyword arguments of SentencePiece's trainer; the progress counts up to `vocab_size`. Return the
+    exit code (negative for a signal), the last line of the log, and the peak memory in bytes (0 where it failed).
     """
     job = {"sentences": str(sentences), "model": str(model), "options": options, "parent": os.getpid()}
     job_path = model.with_suffix(".json")
@@ -79,7 +68,7 @@ def run(options: dict[str, Any], sentences: Path, model: Path, vocab_size: int, 
     finally:
         process.kill()
         process.communicate()
-    return TrainerEnd(code, last_line, 0 if code else int(printed))
+    return code, last_line, 0 if code else int(printed)
 
 
 def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[str]) -> str:
@@ -87,9 +76,8 @@ def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[
     from zerokara.progress import Progress  # tqdm: three megabytes that the trainer's process does without
 
     last, done = "", 0
-    is_bpe = model_type == "bpe"
-    total = float(vocab_size) if is_bpe else None
-    with Progress(f"training {model_type}", total=total, unit="piece" if is_bpe else "round") as progress:
+    total, unit = (float(vocab_size), "piece") if model_type == "bpe" else (None, "round")
+    with Progress(f"training {model_type}", total=total, unit=unit) as progress:
         for line in _lines(trainer_output):
             if not line:
                 progress.beat()

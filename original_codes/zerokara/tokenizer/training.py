@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,20 +46,16 @@ _BLOCK_LINES = 32
 Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class TrainedModel:
-    """A new model, and the memory and threads of its training."""
+class TrainedModel(NamedTuple):
+    """A new model, and the memory of its training."""
 
     model: bytes
     peak_memory_bytes: int
-    num_threads: int
 
 
 def num_threads(config: TokenizerConfig) -> int:
     """The threads to train with."""
-    if config.num_threads == "auto":
-        return min(available_cores(), MAX_THREADS)
-    return config.num_threads
+    return min(available_cores(), MAX_THREADS) if config.num_threads == "auto" else config.num_threads
 
 
 def train(
@@ -75,11 +70,42 @@ def train(
             characters; names the largest or the smallest size that works.
         RunError: SentencePiece failed.
     """
-    with open(log_path, "a", encoding="utf-8") as trainer_log:
-        job = _TrainingJob(config, sentences, morphemes, work_dir, trainer_log)
-        model, peak = job.run(config.vocab_size)
-        if len(model.pieces) < config.vocab_size - config.num_appended_pieces:
-            raise UserError(_too_large(job, model))
+    size, appended = sentences.stat().st_size, config.num_appended_pieces
+    model_path = work_dir / "trained.model"
+
+    def run(vocab_size: int) -> tuple[ModelFile, int]:
+        """Train once; return the model and the peak memory in bytes."""
+        options = _options(config, vocab_size, morphemes is not None)
+        with open(log_path, "a", encoding="utf-8") as log_file:
+            code, last_line, peak = trainer.run(options, morphemes or sentences, model_path, vocab_size, log_file)
+        if code < 0:
+            raise RunError(
+                f"SentencePiece's training was killed by signal {-code}, which most often means that memory ran out "
+                f"({bytes_text(size)} of sentences); set sample_bytes to half of that and run again"
+            )
+        if code and not size:
+            raise UserError(config.fault("input", "there is no text to train on in these files"))
+        if code and (smallest := _TOO_SMALL.search(last_line)):
+            raise UserError(_too_small(config, int(smallest[1]) + appended))
+        if code:
+            raise RunError(f"SentencePiece's training failed: {last_line}; its log is {log_path}")
+        return ModelFile(model_path.read_bytes()), peak
+
+    model, peak = run(config.vocab_size)
+    largest = len(model.pieces) + appended
+    if largest < config.vocab_size:
+        # For unigram a smaller target prunes more candidates, so that it is tried; BPE stops at the same merges.
+        while model.is_unigram and largest > config.num_fixed_pieces + 1:
+            log(
+                f"  vocab_size = {config.vocab_size:,} is more than this text supports, which gave {largest:,} pieces; "
+                f"training again to see whether {largest:,} works"
+            )
+            again = len(run(largest)[0].pieces) + appended
+            if again >= largest:
+                break
+            largest = again
+        rule = f"is larger than the sample ({bytes_text(size)} of text) supports; the largest that works is {largest}"
+        raise UserError(config.fault("vocab_size", rule, f"set {largest} or less, or train on more text"))
     # It was off where the text holds the spaces at the beginnings of sentences already.
     model.add_dummy_prefix = config.add_dummy_prefix
     if model.is_unigram:
@@ -88,68 +114,36 @@ def train(
         model.round_scores()
     model.append_controls(config.reserved_pieces)
     model.append_sentinels(config.extra_ids)
-    return TrainedModel(model.to_bytes(), peak, num_threads(config))
+    return TrainedModel(model.to_bytes(), peak)
 
 
-@dataclass(frozen=True)
-class _TrainingJob:
-    """What a training needs beside the size of the vocabulary."""
-
-    config: TokenizerConfig
-    sentences: Path
-    morphemes: Path | None
-    work_dir: Path
-    log: IO[str]
-
-    def run(self, vocab_size: int) -> tuple[ModelFile, int]:
-        """Train once; return the model and the peak memory in bytes."""
-        options, model_path = self._options(vocab_size), self.work_dir / "trained.model"
-        end = trainer.run(options, self.morphemes or self.sentences, model_path, vocab_size, self.log)
-        if end.code < 0:
-            raise RunError(
-                f"SentencePiece's training was killed by signal {-end.code}, which most often means that memory ran "
-                f"out ({self.text_size()} of sentences); set sample_bytes to half of that and run again"
-            )
-        if end.code and not self.sentences.stat().st_size:
-            raise UserError(self.config.fault("input", "there is no text to train on in these files"))
-        if end.code and (smallest := _TOO_SMALL.search(end.last_line)):
-            raise UserError(_too_small(self.config, int(smallest[1]) + self.config.num_appended_pieces))
-        if end.code:
-            raise RunError(f"SentencePiece's training failed: {end.last_line}; its log is {self.log.name}")
-        return ModelFile(model_path.read_bytes()), end.peak_memory_bytes
-
-    def _options(self, vocab_size: int) -> dict[str, Any]:
-        """The keyword arguments of SentencePiece's trainer."""
-        config = self.config
-        return {
-            "model_type": config.model_type,
-            "vocab_size": vocab_size - config.num_appended_pieces,
-            # A vocabulary smaller than asked for is reported by `train`, with the size that works.
-            "hard_vocab_limit": False,
-            "character_coverage": config.character_coverage,
-            "required_chars": _required_characters(config),
-            "byte_fallback": config.byte_fallback,
-            "split_digits": config.split_digits,
-            "normalization_rule_name": config.normalization_rule_name,
-            "add_dummy_prefix": config.add_dummy_prefix and self.morphemes is None,
-            "remove_extra_whitespaces": False,
-            "allow_whitespace_only_pieces": True,
-            "user_defined_symbols": [NEWLINE, *config.user_defined_symbols],
-            "unk_id": 0,
-            "bos_id": 1,
-            "eos_id": 2,
-            "pad_id": 3,
-            "max_sentence_length": SENTENCE_BYTES,
-            "seed_sentencepiece_size": max(_LEAST_SEEDS, SEEDS_PER_PIECE * vocab_size),
-            "num_sub_iterations": 1,
-            "shrinking_factor": trainer.SHRINKING,
-            "num_threads": num_threads(config),
-            "minloglevel": 0,
-        }
-
-    def text_size(self) -> str:
-        """The size of the sentences, to be read."""
-        return bytes_text(self.sentences.stat().st_size)
+def _options(config: TokenizerConfig, vocab_size: int, has_morphemes: bool) -> dict[str, Any]:
+    """The keyword arguments of SentencePiece's trainer."""
+    return {
+        "model_type": config.model_type,
+        "vocab_size": vocab_size - config.num_appended_pieces,
+        # A vocabulary smaller than asked for is reported by `train`, with the size that works.
+        "hard_vocab_limit": False,
+        "character_coverage": config.character_coverage,
+        "required_chars": _required_characters(config),
+        "byte_fallback": config.byte_fallback,
+        "split_digits": config.split_digits,
+        "normalization_rule_name": config.normalization_rule_name,
+        "add_dummy_prefix": config.add_dummy_prefix and not has_morphemes,
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+        "user_defined_symbols": [NEWLINE, *config.user_defined_symbols],
+        "unk_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+        "pad_id": 3,
+        "max_sentence_length": SENTENCE_BYTES,
+        "seed_sentencepiece_size": max(_LEAST_SEEDS, SEEDS_PER_PIECE * vocab_size),
+        "num_sub_iterations": 1,
+        "shrinking_factor": trainer.SHRINKING,
+        "num_threads": num_threads(config),
+        "minloglevel": 0,
+    }
 
 
 def _required_characters(config: TokenizerConfig) -> str:
@@ -167,27 +161,6 @@ def _required_characters(config: TokenizerConfig) -> str:
         names.append("\t\r")
     # A symbol of one character is its piece, and SentencePiece allows no second one.
     return "".join(sorted(set("".join(names)) - set(config.user_defined_symbols)))
-
-
-def _too_large(job: _TrainingJob, model: ModelFile) -> Fault:
-    """The fault, with the largest size that works.
-
-    For unigram that is found by training again, since a smaller target prunes more candidates; BPE stops at the same
-    merges.
-    """
-    config = job.config
-    largest = len(model.pieces) + config.num_appended_pieces
-    while config.model_type == "unigram" and largest > config.num_fixed_pieces + 1:
-        log(
-            f"  vocab_size = {config.vocab_size:,} is more than this text supports, which gave {largest:,} pieces; "
-            f"training again to see whether {largest:,} works"
-        )
-        again = len(job.run(largest)[0].pieces) + config.num_appended_pieces
-        if again >= largest:
-            break
-        largest = again
-    rule = f"is larger than the sample ({job.text_size()} of text) supports; the largest that works is {largest}"
-    return config.fault("vocab_size", rule, f"set {largest} or less, or train on more text")
 
 
 def _too_small(config: TokenizerConfig, smallest: int) -> Fault:
@@ -230,27 +203,22 @@ def _count_crossings(
     """The uses of each piece in the text, and its uses across a boundary."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.to_bytes())
     lengths = np.array([piece.num_bytes for piece in model.pieces], dtype=np.int64)
-    uses, crossings = np.zeros_like(lengths), np.zeros_like(lengths)
-    for lines, boundaries in _blocks(sentences, morphemes, model.add_dummy_prefix):
-        ids = np.concatenate(processor.EncodeAsNumpy(lines, num_threads=1)).astype(np.int64)
-        ends = np.cumsum(lengths[ids])
-        progress.advance(sum(len(line.encode()) + 1 for line in lines))
-        if processor.unk_id() in ids or ends[-1] != boundaries[-1]:
-            continue  # An unknown token, of a model without byte_fallback, may stand for any length.
-        within = np.searchsorted(boundaries, ends, "left") - np.searchsorted(boundaries, ends - lengths[ids], "right")
-        uses += np.bincount(ids, minlength=len(uses))
-        crossings += np.bincount(ids[within > 0], minlength=len(uses))
-    return uses, crossings
-
-
-def _blocks(sentences: Path, morphemes: Path, has_prefix: bool) -> Iterator[tuple[list[str], Integers]]:
-    """Blocks of sentences, and the offsets in them, joined, where morphemes end."""
-    left = MAX_RESCORED_BYTES
+    uses, crossings, left = np.zeros_like(lengths), np.zeros_like(lengths), MAX_RESCORED_BYTES
     with open(sentences, "rb") as whole, open(morphemes, "rb") as parts:
-        while left > 0 and (block := [line for _, line in zip(range(_BLOCK_LINES), whole, strict=False)]):
-            left -= sum(map(len, block))
-            size = sum(len(line) - 1 + has_prefix for line in block)
-            ends = [0]
-            while ends[-1] < size:
-                ends.append(ends[-1] + len(parts.readline()) - 1)
-            yield [line[:-1].decode() for line in block], np.array(ends[1:], dtype=np.int64)
+        while left > 0 and (block := list(islice(whole, _BLOCK_LINES))):
+            block_bytes = sum(map(len, block))
+            left -= block_bytes
+            progress.advance(block_bytes)
+            boundaries = [0]  # the offsets in the block, without line ends, where morphemes end
+            while boundaries[-1] < block_bytes - len(block) * (not model.add_dummy_prefix):
+                boundaries.append(boundaries[-1] + len(parts.readline()) - 1)
+            lines = [line[:-1].decode() for line in block]
+            ids = np.concatenate(processor.EncodeAsNumpy(lines, num_threads=1)).astype(np.int64)
+            ends = np.cumsum(lengths[ids])
+            if processor.unk_id() in ids or ends[-1] != boundaries[-1]:
+                continue  # An unknown token, of a model without byte_fallback, may stand for any length.
+            starts_after = np.searchsorted(boundaries[1:], ends - lengths[ids], "right")
+            within = np.searchsorted(boundaries[1:], ends, "left") - starts_after
+            uses += np.bincount(ids, minlength=len(uses))
+            crossings += np.bincount(ids[within > 0], minlength=len(uses))
+    return uses, crossings
