@@ -21,34 +21,14 @@ from markupsafe import Markup
 from zerokara.progress import bytes_text, plural
 from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokenizer.report import Report
-from zerokara.tokenizer.report_measures import Coverage, Measures
+from zerokara.tokenizer.report_measures import Coverage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SERIES_COLOURS = 6
 """Colours of the tokenizers, ours first (--s0 to --s5 of the page)."""
-NUM_PIECE_COLOURS = 5
-"""Colours that neighbouring pieces take in turn (.p0 to .p4 of the page)."""
 _NUM_UNUSED_SHOWN = 50
-_TOKEN_KINDS = (
-    ("k-piece", "several characters", "piece_tokens"),
-    ("k-character", "a single character", "character_tokens"),
-    ("k-byte", "part of a character (bytes)", "byte_tokens"),
-    ("k-unknown", "unknown", "unknown_tokens"),
-    ("k-line", "line end", "line_end_tokens"),
-)
-"""Class on the page, name, and field of `Measures`."""
-_COLUMNS = {
-    "chars/token": ("characters_per_token", ".4f"),
-    "bytes/token": ("bytes_per_token", ".4f"),
-    "tokens/word": ("tokens_per_word", ".4f"),
-    "single chars": ("single_character_rate", ".4%"),
-    "byte fallback": ("byte_fallback_rate", ".4%"),
-    "unknown": ("unknown_rate", ".4%"),
-    "unknown text": ("unknown_character_rate", ".4%"),
-}
-"""Columns of the text: the key of `Measures.rates`, and how it is written."""
 _SPACES = {" ": "·", "\t": "→", "\u3000": "□", "\u00a0": "⍽"}
 """The mark drawn over a space to make it visible; the space itself stays, to break lines at and to copy."""
 
@@ -98,9 +78,7 @@ def page(report: Report) -> str:
         report=report,
         largest=max((m.rates()["bytes_per_token"] for _, _, m in measures), default=0),
         changed=[each for each in measures if each[2].failure_examples],
-        token_kinds=_TOKEN_KINDS,
         num_series=SERIES_COLOURS,
-        num_piece_colours=NUM_PIECE_COLOURS,
         piece_length_chart=Markup(length_chart(lengths)),
         coverage_chart=Markup(coverage_chart(list(report.coverage.values()))) if any(report.coverage.values()) else "",
         frequent=[(piece, f"{count:,}", f"{count / tokens:.2%}") for piece, count in report.most_frequent],
@@ -111,7 +89,7 @@ def page(report: Report) -> str:
 
 def text(report: Report) -> str:
     """The report as plain text."""
-    return _template("report.txt.jinja").render(report=report, table=_table)
+    return _template("report.txt.jinja").render(report=report)
 
 
 def _template(name: str) -> Template:
@@ -136,20 +114,6 @@ def _template(name: str) -> Template:
     }
     environment.globals["plural"] = plural
     return environment.get_template(name)
-
-
-def _table(measures: dict[str, Measures], labels: dict[str, str]) -> str:
-    """The measures of each tokenizer in aligned columns."""
-    rows: list[tuple[str, ...]] = [("tokenizer", "tokens", *_COLUMNS, "lines changed")]
-    for name, m in measures.items():
-        rates = m.rates()
-        values = ["n/a" if rates[key] is None else format(rates[key], form) for key, form in _COLUMNS.values()]
-        rows.append((labels[name], f"{m.tokens:,}", *values, f"{m.round_trip_failures:,}"))
-    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(["", name.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, others, strict=True))])
-        for name, *cells in rows
-    )
 
 
 def segments(text: str) -> Iterator[tuple[str, str, str]]:

@@ -14,12 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import sentencepiece
 from tokenizers import Tokenizer
@@ -43,17 +41,12 @@ _PROBE = "a 1 龘 \U0001f600"
 """Text on which a tokenizer that cannot encode (a WordPiece without its unknown token) fails."""
 
 
-class TokenKind(IntEnum):
-    """What a token stands for: several characters, one whole character, a part of one, text without a piece.
+TokenKind = IntEnum("TokenKind", ("PIECE", "CHARACTER", "BYTE", "UNKNOWN"), start=0)
+"""What a token stands for: several characters, one whole character, a part of one, text without a piece.
 
-    A part is a byte-fallback piece (<0xE3>), and in byte-level BPE (GPT-2's kind, whose vocabulary spells bytes in a
-    table of 256 characters) any token whose bytes are no whole characters.
-    """
-
-    PIECE = 0
-    CHARACTER = 1
-    BYTE = 2
-    UNKNOWN = 3
+A part is a byte-fallback piece (<0xE3>), and in byte-level BPE (GPT-2's kind, whose vocabulary spells bytes in a table
+of 256 characters) any token whose bytes are no whole characters.
+"""
 
 
 class Span(NamedTuple):
@@ -64,7 +57,7 @@ class Span(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class MeasuredTokenizer:
     """A tokenizer to measure. Ids are below `len(pieces)`."""
 
@@ -84,32 +77,18 @@ class MeasuredTokenizer:
     spans: Callable[[str], list[Span]]
     """The tokens of a line with their positions."""
 
-    @cached_property
-    def piece_bytes(self) -> npt.NDArray[np.int32]:
+    def __post_init__(self) -> None:
+        contents = [content or b"" for content in self.contents]
+        texts = [content.decode(errors="ignore") for content in contents]
+        self.piece_bytes = np.array([len(content) for content in contents])
         """By id: UTF-8 bytes of the piece's text; for byte tokens their number of bytes."""
-        return np.array([len(content or b"") for content in self.contents], dtype=np.int32)
-
-    @cached_property
-    def piece_characters(self) -> npt.NDArray[np.int32]:
+        is_text = [text.encode() == content for text, content in zip(texts, contents, strict=True)]
+        self.piece_characters = np.array([len(text) for text in texts]) * is_text
         """By id: characters of the piece's text; 0 for bytes, the unknown token and control pieces."""
-        return np.array([_num_characters(content or b"") for content in self.contents], dtype=np.int32)
-
-    @cached_property
-    def kinds(self) -> npt.NDArray[np.int8]:
+        self.kinds = np.where(self.piece_characters == 1, TokenKind.CHARACTER, TokenKind.PIECE)
         """By id: the `TokenKind`."""
-        kinds = np.full(len(self.pieces), TokenKind.PIECE, dtype=np.int8)
-        kinds[self.piece_characters == 1] = TokenKind.CHARACTER
-        kinds[(self.piece_characters == 0) & (self.piece_bytes > 0)] = TokenKind.BYTE
-        kinds[list(self.unknown_ids)] = TokenKind.UNKNOWN
-        return kinds
-
-
-def _num_characters(content: bytes) -> int:
-    """The number of characters, or 0 where the bytes are no whole characters."""
-    try:
-        return len(content.decode())
-    except UnicodeDecodeError:
-        return 0
+        self.kinds[(self.piece_characters == 0) & (self.piece_bytes > 0)] = TokenKind.BYTE
+        self.kinds[list(self.unknown_ids)] = TokenKind.UNKNOWN
 
 
 def find_file(name: str) -> Path:
@@ -131,9 +110,8 @@ def find_file(name: str) -> Path:
     path = Path(name)
     if not path.is_dir():
         return path
-    for inside in IN_FOLDER:
-        if (path / inside).is_file():
-            return path / inside
+    if found := next((path / inside for inside in IN_FOLDER if (path / inside).is_file()), None):
+        return found
     remedy = "name a folder that does, or the file itself"
     raise UserError(Fault(name, f"the folder holds no {' and no '.join(IN_FOLDER)}", remedy=remedy))
 
@@ -163,7 +141,7 @@ def _sentencepiece(content: bytes) -> MeasuredTokenizer:
 
     def spans(line: str) -> list[Span]:
         made = processor.EncodeAsOffsetMapping(line)
-        return [Span(i, start, end) for i, (start, end) in zip(made["ids"], made["offsets"], strict=True)]
+        return [Span(i, *offsets) for i, offsets in zip(made["ids"], made["offsets"], strict=True)]
 
     return MeasuredTokenizer(
         description=f"SentencePiece {kind}" + (", byte fallback" if model.byte_fallback else ""),
@@ -206,7 +184,7 @@ def _hugging_face(content: bytes) -> MeasuredTokenizer:
 
     def spans(line: str) -> list[Span]:
         made = vendor.encode(line, add_special_tokens=False)
-        return [Span(i, start, end) for i, (start, end) in zip(made.ids, made.offsets, strict=True)]
+        return [Span(i, *offsets) for i, offsets in zip(made.ids, made.offsets, strict=True)]
 
     return MeasuredTokenizer(
         description=description + (", byte fallback" if model.get("byte_fallback") else ""),
