@@ -76,6 +76,8 @@ class CheckpointSource:
 def find(settings: ConvertSettings) -> CheckpointSource:
     """Find the checkpoint that `input_model_dir` names, and check the exported parts of it by content.
 
+    In a run folder that is the newest complete one; of a fine-tuning the one that was tested, the best by its metric.
+
     Raises:
         UserError: no such folder, no complete checkpoint, a damaged one, or another tokenizer than in training.
     """
@@ -83,27 +85,14 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     if not given.is_dir():
         remedy = "name a run folder (output_model_dir of step 3) or one global_stepN folder in it"
         raise UserError(settings.fault("input_model_dir", "there is no such folder", remedy))
+    folder: Path | None = None
     if _CHECKPOINT_NAME.fullmatch(given.resolve().name):
         folder = given.resolve()
+    elif (given / RESOLVED_NAME).is_file() and load_run(given / RESOLVED_NAME).packs_examples:
+        folder = checkpoint.best(given)
+    if folder is not None:
         checkpoint.check(folder, EXPORTED_PARTS)
-    else:
-        folder = _best_of_finetuning(given) or _newest(settings, given)
-    return _opened(folder)
-
-
-def _best_of_finetuning(run_dir: Path) -> Path | None:
-    """The checkpoint that a fine-tuning was tested with: the best by its metric. None for a pretraining.
-
-    Raises:
-        UserError: it is damaged.
-    """
-    resolved = run_dir / RESOLVED_NAME
-    if not resolved.is_file() or not load_run(resolved).packs_examples:
-        return None
-    best = checkpoint.best(run_dir)
-    if best is not None:
-        checkpoint.check(best, EXPORTED_PARTS)
-    return best
+    return _opened(folder or _newest(settings, given))
 
 
 def _newest(settings: ConvertSettings, run_dir: Path) -> Path:

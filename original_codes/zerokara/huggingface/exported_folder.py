@@ -1,25 +1,35 @@
-"""An exported folder as steps 4 and 6 find it: its manifest, its proof, and whether its files are unchanged.
+"""The folder of an export: what step 4 may replace there, and what steps 4 and 6 find in it: manifest, proof, files.
 
-No torch here: the upload starts in well under a second.
+No torch here: the upload, and what step 4 checks first, start in well under a second.
 """
 
 from __future__ import annotations
 
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerokara import hashing, manifest
-from zerokara.errors import Fault, UserError
+from zerokara.durable import PARTIAL_SUFFIX
+from zerokara.errors import Fault, RunError, UserError
 from zerokara.examples import facts
+from zerokara.progress import bytes_text
 
 if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
-    from zerokara.config.convert_config import ConvertConfig
+    from zerokara.config.convert_config import ConvertConfig, ConvertSettings
     from zerokara.huggingface.checkpoint_source import CheckpointSource
 
 STEP = "convert"
 MANIFEST_NAME = "manifest.json"
 UPLOAD_RECORD_NAME = "upload.manifest.json"
 """What step 6 leaves beside the model; it is not uploaded."""
+_KEY = "output_tokenizer_and_model_dir"
+_BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2}
+_OTHER_BYTES = 64 * 2**20
+"""For everything but the weights: tokenizer, training curve, model card."""
 _REMEDY = "run step 4 again with --redo"
 
 
@@ -37,6 +47,92 @@ def work(source: CheckpointSource, settings: ConvertConfig) -> manifest.StepSpec
         settings={name: getattr(settings, name) for name in names},
         inputs=inputs,
         key_of=lambda name: f"input_model_dir (its {name})" if name in inputs else name,
+    )
+
+
+def check_place(settings: ConvertSettings, source: CheckpointSource) -> None:
+    """Check that Hugging Face has a class for the model, and that the output folder may be written, or replaced.
+
+    Raises:
+        UserError: there is no class; the folder holds something that step 4 did not write, or the run itself.
+    """
+    architecture, reason = source.shape.architecture, source.shape.traits.no_class
+    if reason:
+        rule = f"has architecture {architecture}, for which Hugging Face has no class: {reason}"
+        remedy = "it can only be trained and evaluated here; for a model to export, train architecture: switch or t5"
+        raise UserError(Fault(str(source.folder), rule, remedy=remedy))
+    folder = Path(settings.output_tokenizer_and_model_dir)
+    inside = {source.run_dir.resolve(), *source.run_dir.resolve().parents}
+    if folder.resolve() in inside:
+        raise UserError(settings.fault(_KEY, f"holds the run {source.run_dir} itself", "choose another folder"))
+    if folder.is_mount():
+        rule = "is a mount point, which cannot be replaced"
+        raise UserError(settings.fault(_KEY, rule, f"name a folder in it, {folder}/hf"))
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    path = folder / MANIFEST_NAME
+    if not path.exists() or manifest.read(path).step != STEP:
+        rule = "holds files that step 4 did not write, and would replace"
+        raise UserError(settings.fault(_KEY, rule, "choose another folder, or empty this one"))
+
+
+def check_space(settings: ConvertSettings, source: CheckpointSource) -> None:
+    """Check that the export fits on the disk; a folder to be replaced stays until the new one is complete.
+
+    Raises:
+        UserError: there is too little room; says how much is missing.
+    """
+    folder = Path(settings.output_tokenizer_and_model_dir).absolute()
+    weights = source.shape.num_parameters(padded=False) * _BYTES_PER_WEIGHT[settings.dtype]
+    needed = weights + _OTHER_BYTES
+    leftover = folder.with_name(folder.name + PARTIAL_SUFFIX)  # of a killed run; deleted first
+    free = _free_bytes(folder) + sum(file.stat().st_size for file in leftover.rglob("*") if file.is_file())
+    if free < needed:
+        rule = (
+            f"the disk has {bytes_text(free)} free there, and the export needs {bytes_text(needed)} "
+            f"({bytes_text(weights)} of weights in {settings.dtype})"
+        )
+        remedy = f"free {bytes_text(needed - free)}, or choose a folder on another disk"
+        raise UserError(settings.fault(_KEY, rule, remedy))
+
+
+@contextmanager
+def full_disk_explained(folder: Path) -> Iterator[None]:
+    """Turn the system's error about a full disk into an explanation; `folder` did not appear then.
+
+    Raises:
+        RunError: the disk, the quota or the file size limit is exhausted.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        at = f" at {error.filename}" if error.filename else ""
+        raise RunError(
+            f"no room for the export{at}: {error.strerror}. The unfinished export was deleted, and "
+            f"{bytes_text(_free_bytes(folder.absolute()))} are free in {folder.absolute().parent} now; make room and "
+            f"run the same command again, or set {_KEY} to a folder on another disk"
+        ) from error
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(next(place for place in folder.parents if place.exists())).free
+
+
+def to_keep(folder: Path) -> list[str]:
+    """Files of an export to be replaced that step 4 did not write, or that were changed since."""
+    record = folder / MANIFEST_NAME
+    if not record.exists():
+        return []
+    ours = {one.path: one for one in files(manifest.read(record))}
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return sorted(
+        name
+        for name in found
+        if name not in (MANIFEST_NAME, UPLOAD_RECORD_NAME)
+        and not name.startswith(".cache/")  # of huggingface_hub
+        and (name not in ours or not manifest.is_unchanged(ours[name], record))
     )
 
 

@@ -3,29 +3,18 @@
 In: an encoder, and a chat template where there is one. Out: `tokenizer.json` (tokenizers 0.23's format, written by us
 field by field), `tokenizer_config.json` (keys that transformers 4 and 5 read alike), `chat_template.jinja`, and the
 SentencePiece model itself: always as `sentencepiece.model`, from which step 7 trains on, and as `tokenizer.model` for
-llama.cpp, where that gives the same ids. Nothing is imported from the vendor here; `tokenizer_proof` loads the files
-with it and compares.
+llama.cpp, where that gives the same ids. `tokenizer_proof` loads the files and compares.
 
-How each part of SentencePiece (0.2.3) maps to tokenizers, and the traps:
+How SentencePiece (0.2.3) maps to tokenizers (the traps stand beside the code):
 
-- The line end and the user's symbols are *added tokens*, not special, not normalised. Text is cut at these before
-  anything else, so every line is normalised and encoded by itself, which is how `Encoder` defines ids. With the
-  dummy prefix, `Prepend` then puts one space before each line and none before an empty one, as the encoder does. (The
-  known trap, words after "\\n" that gain or lose their "▁", comes from ids defined over whole documents.)
-- No pre-tokeniser: SentencePiece segments a line as a whole, pieces may hold spaces in their middle. (One exception:
-  `_split_special_names`.)
-- Models that step 1 did not make have ids of whole documents (`units`): "\\n" is not special, and the prefix stands
-  only at the start of a text, where `Prepend` puts it. Where SentencePiece drops repeated spaces, so does the
-  normaliser here, by the same rules: all but one before the prefix is put, and the space marks at the end too.
-- Control pieces, <unk> and byte pieces stand in the vocabulary by name. SentencePiece never matches those names in
-  text. For Unigram they get a score that never wins (any other would make text that spells "<0x41>" a byte);
-  for BPE no merge makes them.
-- BPE merges pairs by the rank of the piece that they make. tokenizers ranks pairs: all pairs that make one piece follow
-  each other, the shorter left part first, which in runs of one character takes the leftmost pair as SentencePiece does.
-- Normalisation is the model's own compiled table, which SentencePiece reads by longest match, tokenizers by single
-  characters (in a cluster with a combining mark it can even lose the mark). So the vendor's NFKC, and lower case for
-  the rules that fold case, do nearly all of it first. Every single character comes out the same, and so does all
-  ordinary text; heaps of combining marks may not, and then the proof says so. The default, `identity`, is exact.
+- The line end and the user's symbols are *added tokens*: text is cut at these before anything else, so every line is
+  normalised and encoded by itself, which is how `Encoder` defines ids. In models that step 1 did not make (`units`),
+  "\\n" is not special, and the dummy prefix stands only at the start of a text.
+- No pre-tokeniser: SentencePiece segments a line as a whole. (One exception: `_split_special_names`.)
+- Control pieces, <unk> and byte pieces stand in the vocabulary by name, which never matches in a text.
+- Normalisation is the model's own compiled table. SentencePiece reads it by longest match, tokenizers by single
+  characters, so the vendor's NFKC does nearly all of it first. Every single character comes out the same, and so does
+  all ordinary text; heaps of combining marks may not, and then the proof says so. The default, `identity`, is exact.
 """
 
 from __future__ import annotations
@@ -40,13 +29,12 @@ from zerokara.durable import write_bytes, write_json, write_text
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, Piece, PieceType
+from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, PieceType
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MODEL_FILE = "tokenizer.model"
 SENTENCEPIECE_FILE = "sentencepiece.model"
-"""The model for our own `Encoder`. Other programs leave it alone: transformers 4.57 and 5.23 look for this name only
-for RemBERT, llama.cpp's converter looks for `tokenizer.model`, CTranslate2 copies the files that it is told."""
+"""The model for our own `Encoder`, under a name that no client looks for (transformers only for RemBERT)."""
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 """The generic class, which transformers 4 knows by this name and transformers 5 takes for its `TokenizersBackend`: it
 reads tokenizer.json as it is, where `LlamaTokenizer` and its like would build another one from the vocabulary."""
@@ -77,7 +65,7 @@ def write(
     end = encoder.piece(encoder.eos_id) if is_encoder_decoder else None
     paths = [folder / name for name in TOKENIZER_FILES]
     write_json(paths[0], content(model, end, encoder.by_line))
-    write_json(paths[1], _tokenizer_config(encoder, model, model_max_length, is_encoder_decoder))
+    write_json(paths[1], _tokenizer_config(encoder, model_max_length, is_encoder_decoder))
     for name in (SENTENCEPIECE_FILE, *([MODEL_FILE] if is_for_llama_cpp(encoder) else [])):
         paths.append(folder / name)
         write_bytes(paths[-1], encoder.model_bytes)
@@ -131,21 +119,25 @@ def _template(model: ModelFile, end: str | None) -> dict[str, Any]:
 
 def _added_tokens(model: ModelFile) -> list[dict[str, Any]]:
     kinds = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
-
-    def settings(piece: Piece) -> dict[str, Any]:
-        # A masked span includes the space before it, so "The <extra_id_0> barks." has no space token of its own.
-        is_sentinel = piece.type is PieceType.CONTROL and piece.text.startswith("<extra_id_")
-        # A symbol of spaces (Gemma's) is found among the marks that stand for them, which normalisation makes.
-        return {"single_word": False, "lstrip": is_sentinel, "rstrip": False, "normalized": SPACE_MARK in piece.text}
-
     return [
-        {"id": i, "content": piece.text, **settings(piece), "special": piece.type is not PieceType.USER_DEFINED}
+        {
+            "id": i,
+            "content": piece.text,
+            "single_word": False,
+            # A masked span includes the space before it, so "The <extra_id_0> barks." has no space token of its own.
+            "lstrip": piece.type is PieceType.CONTROL and piece.text.startswith("<extra_id_"),
+            "rstrip": False,
+            # A symbol of spaces (Gemma's) is found among the marks that stand for them, which normalisation makes.
+            "normalized": SPACE_MARK in piece.text,
+            "special": piece.type is not PieceType.USER_DEFINED,
+        }
         for i, piece in enumerate(model.pieces)
         if piece.type in kinds
     ]
 
 
 def _normalizer(model: ModelFile) -> dict[str, Any]:
+    """SentencePiece's steps; repeated spaces are dropped before the prefix is put, the space marks at the end after."""
     steps: list[dict[str, Any]] = []
     if model.charsmap:
         # The rules named nmt keep the full-width tilde, which NFKC would not: it is replaced meanwhile.
@@ -155,21 +147,18 @@ def _normalizer(model: ModelFile) -> dict[str, Any]:
         table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode("ascii")}
         steps += [*tilde, {"type": "NFKC"}, *fold, *back, table]
     if model.remove_extra_whitespaces:
-        steps += [_replace_all(" {2,}", " "), _replace_all(r"\A ", "")]
+        steps += [_replace(" {2,}", " ", "Regex"), _replace(r"\A ", "", "Regex")]
     if model.add_dummy_prefix:
         steps.append({"type": "Prepend", "prepend": SPACE_MARK})
     steps.append(_replace(" ", SPACE_MARK))
     if model.remove_extra_whitespaces:
-        steps.append(_replace_all(rf"{SPACE_MARK}+\z", ""))
+        steps.append(_replace(rf"{SPACE_MARK}+\z", "", "Regex"))
     return {"type": "Sequence", "normalizers": steps}
 
 
-def _replace(text: str, by: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"String": text}, "content": by}
-
-
-def _replace_all(regex: str, by: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"Regex": regex}, "content": by}
+def _replace(text: str, by: str, kind: str = "String") -> dict[str, Any]:
+    """Replace a text, or what a regular expression matches (`kind`: ``Regex``)."""
+    return {"type": "Replace", "pattern": {kind: text}, "content": by}
 
 
 def _split_special_names(model: ModelFile) -> dict[str, Any] | None:
@@ -207,11 +196,12 @@ def _decoder(model: ModelFile, by_line: bool) -> dict[str, Any]:
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     elif model.add_dummy_prefix:
         # "^" is the start of every line in tokenizers' regular expressions (Oniguruma).
-        steps.append(_replace_all("^ ", ""))
+        steps.append(_replace("^ ", "", "Regex"))
     return {"type": "Sequence", "decoders": steps}
 
 
 def _unigram(model: ModelFile) -> dict[str, Any]:
+    """Pieces that are no text get a score that never wins: any other would make text that spells "<0x41>" a byte."""
     normal = [piece.score for piece in model.pieces if piece.type is PieceType.NORMAL]
     unknown = min(normal) - _UNKNOWN_PENALTY
     longest = max(len(piece.text) for piece in model.pieces)
@@ -219,20 +209,26 @@ def _unigram(model: ModelFile) -> dict[str, Any]:
     # also becomes the lowest score, from which tokenizers derives that of unknown characters; the number of those is
     # the same in every segmentation, so that changes none.
     never = float(int(unknown - _UNKNOWN_PENALTY) * (longest + 1))
-    scores = {PieceType.NORMAL: None, PieceType.USER_DEFINED: _SYMBOL_SCORE}
-    vocabulary = []
-    for piece in model.pieces:
-        score = scores.get(piece.type, never)
-        vocabulary.append([piece.text, piece.score if score is None else score])
-    return {
-        "type": "Unigram",
-        "unk_id": model.id_of["unk"],
-        "vocab": vocabulary,
-        "byte_fallback": model.byte_fallback,
-    }
+    fixed = {PieceType.USER_DEFINED: _SYMBOL_SCORE}
+    vocabulary = [
+        [piece.text, piece.score if piece.type is PieceType.NORMAL else fixed.get(piece.type, never)]
+        for piece in model.pieces
+    ]
+    byte_fallback = model.byte_fallback
+    return {"type": "Unigram", "unk_id": model.id_of["unk"], "vocab": vocabulary, "byte_fallback": byte_fallback}
 
 
 def _bpe(model: ModelFile) -> dict[str, Any]:
+    """SentencePiece merges pairs by the rank of the piece that they make, tokenizers by the rank of the pair.
+
+    All pairs that make one piece follow each other, the shorter left part first, which in runs of one character takes
+    the leftmost pair as SentencePiece does. No pair makes the name of a control or byte piece.
+    """
+    scores = {piece.text: piece.score for piece in model.pieces if piece.type is PieceType.NORMAL}
+    merges: list[list[str]] = []
+    for text in sorted((text for text in scores if len(text) > 1), key=lambda text: -scores[text]):
+        cuts = ((text[:i], text[i:]) for i in range(1, len(text)))
+        merges.extend([left, right] for left, right in cuts if left in scores and right in scores)
     return {
         "type": "BPE",
         "dropout": None,
@@ -243,22 +239,12 @@ def _bpe(model: ModelFile) -> dict[str, Any]:
         "byte_fallback": model.byte_fallback,
         "ignore_merges": False,
         "vocab": {piece.text: i for i, piece in enumerate(model.pieces)},
-        "merges": _merges(model),
+        "merges": merges,
     }
 
 
-def _merges(model: ModelFile) -> list[list[str]]:
-    scores = {piece.text: piece.score for piece in model.pieces if piece.type is PieceType.NORMAL}
-    merges: list[list[str]] = []
-    for text in sorted((text for text in scores if len(text) > 1), key=lambda text: -scores[text]):
-        cuts = ((text[:i], text[i:]) for i in range(1, len(text)))
-        merges.extend([left, right] for left, right in cuts if left in scores and right in scores)
-    return merges
-
-
-def _tokenizer_config(
-    encoder: Encoder, model: ModelFile, model_max_length: int, is_encoder_decoder: bool
-) -> dict[str, Any]:
+def _tokenizer_config(encoder: Encoder, model_max_length: int, is_encoder_decoder: bool) -> dict[str, Any]:
+    model = encoder.model
     named = {encoder.bos_id, encoder.eos_id, encoder.unk_id, encoder.pad_id}
     extra = [piece.text for i, piece in enumerate(model.pieces) if piece.type is PieceType.CONTROL and i not in named]
     return {

@@ -24,7 +24,6 @@ from zerokara.huggingface import (
     chat_proof,
     exported_folder,
     families,
-    output_folder,
     proof,
     to_hf,
     tokenizer_json,
@@ -43,8 +42,8 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
     """
     times, seconds = [time.monotonic()], {}
     folder = Path(settings.output_tokenizer_and_model_dir)
-    keep = durable.ASIDE_ENDING if output_folder.to_keep(folder) else ""
-    with output_folder.full_disk_explained(folder), durable.atomic_folder(folder, keep) as partial:
+    keep = durable.ASIDE_ENDING if exported_folder.to_keep(folder) else ""
+    with exported_folder.full_disk_explained(folder), durable.atomic_folder(folder, keep) as partial:
         encoder, weights, shape = Encoder(source.tokenizer_path), source.weights(), source.shape
         is_encoder_decoder = shape.traits.is_encoder_decoder
         path = source.run_dir / finetuning.CHAT_TEMPLATE_NAME

@@ -12,7 +12,7 @@ from typing import Any
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, unused_name
-from zerokara.huggingface import checkpoint_source, exported_folder, output_folder, real_text
+from zerokara.huggingface import checkpoint_source, exported_folder, real_text
 from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.encoder import Encoder
@@ -22,8 +22,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     """Do step 4, or say that it is done, or what it would do."""
     folder = Path(config.output_tokenizer_and_model_dir)
     source = checkpoint_source.find(config)
-    output_folder.check_class(source)
-    output_folder.check_place(config, source)
+    exported_folder.check_place(config, source)
     is_encoder_decoder = source.shape.traits.is_encoder_decoder
     upload = command.next_command("6_upload.py", options, config, flags=["--dry-run"])
     following = f"next: try {folder} in {notebook_for(is_encoder_decoder)}, or list what an upload would send: {upload}"
@@ -35,10 +34,10 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         print(following)
         return
     preflight.check(config, preflight.of_export(config))
-    output_folder.check_space(config, source)
+    exported_folder.check_space(config, source)
     files = real_text.files_for(config, source.config)
     opening(f"step 4 convert: {source.folder} ({source.shape.size_text}) → {folder} ({config.dtype}), then the proofs")
-    if others := output_folder.to_keep(folder):
+    if others := exported_folder.to_keep(folder):
         names = f"{', '.join(others[:5])}{' …' if others[5:] else ''}"
         kept = unused_name(folder, ASIDE_ENDING)
         print(f"  {folder} holds files that step 4 did not write, or that were changed: {names}; it is kept as {kept}")

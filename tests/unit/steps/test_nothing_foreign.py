@@ -15,7 +15,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault
-from zerokara.huggingface import output_folder
+from zerokara.huggingface import exported_folder
 from zerokara.huggingface.exported_folder import STEP
 from zerokara.steps import preflight, tokenize, train_tokenizer
 from zerokara.tokenizer import sampling
@@ -210,8 +210,8 @@ def test_what_somebody_wrote_into_an_export_is_found(tmp_path: Path) -> None:
     manifest.write(tmp_path / "manifest.json", manifest.StepSpec(STEP, {}), made, {}, 1.0)
     (tmp_path / "upload.manifest.json").touch()
     (tmp_path / "model.safetensors").touch()  # copied: another time of change, the same content
-    assert output_folder.to_keep(tmp_path) == output_folder.to_keep(tmp_path / "new") == []
+    assert exported_folder.to_keep(tmp_path) == exported_folder.to_keep(tmp_path / "new") == []
     (tmp_path / "README.md").write_text("mine", encoding="utf-8")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").touch()
-    assert output_folder.to_keep(tmp_path) == ["README.md", "notes/a.txt"]
+    assert exported_folder.to_keep(tmp_path) == ["README.md", "notes/a.txt"]

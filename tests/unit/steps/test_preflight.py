@@ -16,13 +16,14 @@ import pytest
 from configs import config_of
 
 from zerokara import manifest
+from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
-from zerokara.huggingface import output_folder
+from zerokara.huggingface import exported_folder
 from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
 from zerokara.steps import preflight, tokenize, train, train_tokenizer, upload
 from zerokara.tokens.layout import TokenPaths
@@ -138,9 +139,10 @@ def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path) ->
     assert printed(tmp_path) == printed(tmp_path / "new" / "newer") == []
     assert printed(tmp_path / "file") == printed(tmp_path / "file" / "x") == ["output_tokenizer_and_model_dir"]
     assert printed(Path("/proc")) == ["output_tokenizer_and_model_dir"], "a mount point"
-    source: Any = SimpleNamespace(run_dir=tmp_path / "run")
+    shape = SimpleNamespace(architecture="llama", traits=ARCHITECTURES["llama"])
+    source: Any = SimpleNamespace(run_dir=tmp_path / "run", shape=shape)
     with pytest.raises(UserError, match="mount point"):
-        output_folder.check_place(ConvertConfig(output_tokenizer_and_model_dir="/proc"), source)
+        exported_folder.check_place(ConvertConfig(output_tokenizer_and_model_dir="/proc"), source)
 
 
 def test_a_line_is_told_all_of_them_at_once(tmp_path: Path) -> None:
