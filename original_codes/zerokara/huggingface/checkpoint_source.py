@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,14 +63,10 @@ class CheckpointSource:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl`` up to this checkpoint."""
         path = self.run_dir / METRICS_NAME
-        if not path.exists():
-            return []
-        lines = []
-        for text in path.read_bytes().splitlines():
-            try:
+        lines: list[dict[str, Any]] = []
+        for text in path.read_bytes().splitlines() if path.exists() else ():
+            with suppress(orjson.JSONDecodeError):  # a line truncated by a crash
                 lines.append(orjson.loads(text))
-            except orjson.JSONDecodeError:  # a line truncated by a crash
-                continue
         return [line for line in lines if line.get("step", 0) <= self.state.step]
 
 
@@ -85,6 +82,7 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     if not given.is_dir():
         remedy = "name a run folder (output_model_dir of step 3) or one global_stepN folder in it"
         raise UserError(settings.fault("input_model_dir", "there is no such folder", remedy))
+    skipped: list[str] = []
     folder: Path | None = None
     if _CHECKPOINT_NAME.fullmatch(given.resolve().name):
         folder = given.resolve()
@@ -92,33 +90,25 @@ def find(settings: ConvertSettings) -> CheckpointSource:
         folder = checkpoint.best(given)
     if folder is not None:
         checkpoint.check(folder, EXPORTED_PARTS)
-    return _opened(folder or _newest(settings, given))
-
-
-def _newest(settings: ConvertSettings, run_dir: Path) -> Path:
-    skipped: list[str] = []
-    newest = checkpoint.newest_complete(run_dir, skipped.append, EXPORTED_PARTS)
+    else:
+        folder = checkpoint.newest_complete(given, skipped.append, EXPORTED_PARTS)
     for message in skipped:
         print(message)
-    if newest is None:
+    if folder is None:
         rule = "no checkpoint in it is complete" if skipped else "there is no checkpoint (global_stepN) in it"
         remedy = "run step 3 until it has saved one (save_interval), or name another run folder"
         raise UserError(settings.fault("input_model_dir", rule, remedy))
-    return newest
-
-
-def _opened(folder: Path) -> CheckpointSource:
     run_dir = folder.parent
     missing = [name for name in (TOKENIZER_NAME, RESOLVED_NAME) if not (run_dir / name).is_file()]
     if missing:
-        remedy = "keep the checkpoint in the run folder where step 3 wrote it"
-        rule = "is missing next to the checkpoint"
-        raise UserError([Fault(where=str(run_dir / name), rule=rule, remedy=remedy) for name in missing])
-    state = checkpoint.read_state(folder)
-    sha256 = hashing.sha256_of(run_dir / TOKENIZER_NAME)
-    if sha256 != state.tokenizer_sha256:
-        rule = (
-            f"is not the tokenizer of {folder.name}: sha256 {sha256[:12]}, trained with {state.tokenizer_sha256[:12]}"
+        rule, remedy = (
+            "is missing next to the checkpoint",
+            "keep the checkpoint in the run folder where step 3 wrote it",
         )
+        raise UserError([Fault(where=str(run_dir / name), rule=rule, remedy=remedy) for name in missing])
+    state, sha256 = checkpoint.read_state(folder), hashing.sha256_of(run_dir / TOKENIZER_NAME)
+    if sha256 != state.tokenizer_sha256:
+        trained = f"sha256 {sha256[:12]}, trained with {state.tokenizer_sha256[:12]}"
+        rule = f"is not the tokenizer of {folder.name}: {trained}"
         raise UserError(Fault(where=str(run_dir / TOKENIZER_NAME), rule=rule, remedy="put the right file back"))
     return CheckpointSource(run_dir, folder, state, load_run(run_dir / RESOLVED_NAME))

@@ -36,7 +36,6 @@ _OF_TRAINING = {
 """Values that change neither weights nor results of a model, only its training."""
 _MAX_REASON = 300
 """Characters of a message of transformers, which may quote a whole file."""
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 TOKENIZER_NAMES = (SENTENCEPIECE_FILE, MODEL_FILE, "spiece.model")
 """Under which a folder may hold its SentencePiece model: ours, Llama's, T5's."""
@@ -67,11 +66,7 @@ def check_source(
         rule = f"{folder} holds a model of type {hf_config.model_type}"
         name = _architecture(hf_config)
         raise UserError(fault("architecture", rule, f"set architecture: {name}" if name else _known()))
-    if unsafe := _unsafe_weights(folder, hf_config):
-        raise UserError(fault("init_from", unsafe, _to_safetensors(folder, family.auto_class)))
-    if broken := [f"{path.name} ({reason})" for path in _weight_files(folder) if (reason := _unreadable(path))]:
-        rule = f"holds weights that cannot be read: {', '.join(broken[:3])}"
-        raise UserError(fault("init_from", rule, "download the folder again"))
+    _check_weights(folder, hf_config, family.auto_class, fault)
     faults = [
         *_differing_settings(folder, shape, hf_config, fault),
         *_differing_pieces(folder, hf_config.vocab_size, encoder, shape.vocab_size, extends_vocabulary, fault),
@@ -96,8 +91,10 @@ def open_weights(folder: Path, shape: ModelShape) -> Iterator[tuple[str, Tensor]
         name, *_ = rule.hf
         if rule.transform is COPIED_VOCABULARY and any(not theirs[copy].equal(theirs[name]) for copy in rule.hf):
             raise RunError(f"{folder}: encoder and decoder have different embeddings; ours share one")
-        if rule.transform in (VOCABULARY, COPIED_VOCABULARY):
-            theirs[name] = _fitted(theirs[name], shape.vocab_size)
+        if rule.transform in (VOCABULARY, COPIED_VOCABULARY):  # one row for each id; further ones are the mean
+            rows_VD = theirs[name][: shape.vocab_size]
+            mean_VD = theirs[name].mean(dim=0, keepdim=True).expand(shape.vocab_size - len(rows_VD), -1)
+            theirs[name] = torch.cat((rows_VD, mean_VD)) if len(mean_VD) else rows_VD
     del model
     return weight_rules.from_hf(table, theirs, shape)
 
@@ -113,14 +110,6 @@ def num_surplus_rows(folder: Path, shape: ModelShape) -> int:
     T5's has 32,128 rows for 32,100 ids, so that it can be split among processes.
     """
     return max(0, int(_read_config(folder).vocab_size) - shape.vocab_size)
-
-
-def _fitted(rows_VD: Tensor, vocab_size: int) -> Tensor:
-    """One row for each id: surplus rows are dropped, missing ones are the mean of the others."""
-    missing = vocab_size - len(rows_VD)
-    if missing <= 0:
-        return rows_VD[:vocab_size]
-    return torch.cat((rows_VD, rows_VD.mean(dim=0, keepdim=True).expand(missing, -1)))
 
 
 def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
@@ -230,55 +219,49 @@ def _one_line(error: Exception) -> str:
     return message if len(message) <= _MAX_REASON else f"{message[:_MAX_REASON]}…"
 
 
-def _unsafe_weights(folder: Path, hf_config: Any) -> str:
-    """Why the weights cannot be read as safetensors, or an empty text."""
-    if named := getattr(hf_config, "transformers_weights", None):
-        return f"names another weights file in config.json ({named}); only model.safetensors is read"
-    if (folder / _WHOLE).is_file():
-        return ""
-    if (folder / _INDEX).is_file():
-        try:
-            parts = [str(path.relative_to(folder)) for path in _weight_files(folder)]
-        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-            return f"holds a malformed {_INDEX}, without a weight_map that names the file of each tensor"
-        other = [part for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", part)]
-        return (
-            f"lists files in {_INDEX} that are not safetensors files next to it: {', '.join(other[:3])}"
-            if other
-            else ""
-        )
-    pickles = sorted(path.name for ending in ("bin", "pt", "pth", "ckpt") for path in folder.glob(f"*.{ending}"))
-    if pickles:
-        return f"holds its weights in a pickle ({pickles[0]}), which can run any program when it is loaded"
-    return f"holds no weights: neither {_WHOLE} nor {_INDEX}"
+def _check_weights(folder: Path, hf_config: Any, auto_class: str, fault: SettingFault) -> None:
+    """Check that the weights are in safetensors files, and that these can be read, by their headers, which have sizes.
 
-
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / _WHOLE).is_file():
-        return [folder / _WHOLE]
-    parts = orjson.loads((folder / _INDEX).read_bytes())["weight_map"].values()
-    return sorted({folder / str(part) for part in parts})
-
-
-def _unreadable(path: Path) -> str:
-    """Why a file cannot be read, by its header, which has its size; or an empty text."""
+    Raises:
+        UserError: they are not; says how they become so.
+    """
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(path, "pt"):
-            return ""
-    except (OSError, SafetensorError) as error:
-        return _one_line(error)
-
-
-def _to_safetensors(folder: Path, auto_class: str) -> str:
-    to = f"{folder}-safetensors"
-    code = f"from transformers import {auto_class} as M; M.from_pretrained({str(folder)!r}).save_pretrained({to!r})"
-    return (
-        "download the model's *.safetensors (most models on the Hub have them), or, if you trust its author, convert "
-        f"it once: {shlex.join(['.venv/bin/python', '-c', code])}, copy its tokenizer there too, and set "
-        f"init_from: {to}"
-    )
+    unsafe, parts, index = "", ["model.safetensors"], folder / "model.safetensors.index.json"
+    pickles = sorted(path.name for ending in ("bin", "pt", "pth", "ckpt") for path in folder.glob(f"*.{ending}"))
+    if named := getattr(hf_config, "transformers_weights", None):
+        unsafe = f"names another weights file in config.json ({named}); only model.safetensors is read"
+    elif index.is_file() and not (folder / parts[0]).is_file():
+        try:
+            parts = sorted({str(part) for part in orjson.loads(index.read_bytes())["weight_map"].values()})
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+            unsafe = f"holds a malformed {index.name}, without a weight_map that names the file of each tensor"
+        if other := [part for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", part)]:
+            listed = ", ".join(other[:3])
+            unsafe = f"lists files in {index.name} that are not safetensors files next to it: {listed}"
+    elif not (folder / parts[0]).is_file() and pickles:
+        unsafe = f"holds its weights in a pickle ({pickles[0]}), which can run any program when it is loaded"
+    elif not (folder / parts[0]).is_file():
+        unsafe = f"holds no weights: neither {parts[0]} nor {index.name}"
+    if unsafe:
+        to = f"{folder}-safetensors"
+        code = f"from transformers import {auto_class} as M; M.from_pretrained({str(folder)!r}).save_pretrained({to!r})"
+        remedy = (
+            "download the model's *.safetensors (most models on the Hub have them), or, if you trust its author, "
+            f"convert it once: {shlex.join(['.venv/bin/python', '-c', code])}, copy its tokenizer there too, and set "
+            f"init_from: {to}"
+        )
+        raise UserError(fault("init_from", unsafe, remedy))
+    broken = []
+    for part in parts:
+        try:
+            with safe_open(folder / part, "pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            broken.append(f"{part} ({_one_line(error)})")
+    if broken:
+        rule = f"holds weights that cannot be read: {', '.join(broken[:3])}"
+        raise UserError(fault("init_from", rule, "download the folder again"))
 
 
 def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: SettingFault) -> Iterator[Fault]:
