@@ -39,7 +39,10 @@ def layer_by_layer(
         had = [(module, key, own) for module in modules for key, own in module._parameters.items() if own is not None]
         with torch.inference_mode(False), torch.no_grad():
             # Shared parameters stay one. megatron-core chooses its linear function by `requires_grad`, as in training.
-            full = {id(own): Parameter(content(names[id(own)], own).to(device()), own.requires_grad) for *_, own in had}
+            full = {
+                id(own): Parameter(content(names[id(own)], own).float().to(device()), own.requires_grad)
+                for *_, own in had
+            }
         for module, key, own in had:
             module._parameters[key] = full[id(own)]
         return had

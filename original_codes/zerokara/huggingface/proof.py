@@ -15,7 +15,7 @@ Shape suffixes: B batch, S sequence, R encoder sequence, V real vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, islice, takewhile
 from pathlib import Path
@@ -34,7 +34,7 @@ from zerokara.huggingface.layer_by_layer import device, layer_by_layer
 from zerokara.huggingface.tokenizer_proof import TokenizerProof
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
-from zerokara.samples.objective import Objective, Prompt, objective, prompt_inputs
+from zerokara.samples.objective import Objective, Prompt, objective
 from zerokara.tokenizer.encoder import Encoder
 
 TOLERANCE = 1e-4
@@ -56,21 +56,6 @@ WEIGHTS_BUDGET = 24e9
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=1234)
 _CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
 """Besides the user's prompts, the first tokens of this many windows are continued greedily."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Token ids that both models read."""
-
-    tokens_BS: Tensor
-    """Of the model, or of its decoder if it has an encoder."""
-    encoder_BR: Tensor | None = None
-    encoder_mask_BR: Tensor | None = None
-    """0 on the padding after the encoder's ids."""
-
-    def first(self, positions: int) -> Inputs:
-        """The first positions of each row: the models are causal."""
-        return replace(self, tokens_BS=self.tokens_BS[:, :positions])
 
 
 @dataclass(frozen=True)
@@ -97,28 +82,14 @@ class LogitProof:
     notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    @property
-    def holds(self) -> bool:
-        """Whether there are no faults."""
-        return not self.faults
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """One prompt and its continuations, which do not repeat it."""
-
-    prompt: str
-    greedy: str
-    sampled: str
-
 
 @dataclass(frozen=True)
 class ExportProof:
     """The proofs of a folder: of its model, of its tokenizer and, where it has one, of its chat template."""
 
     logits: LogitProof
-    continuations: list[Continuation]
-    """Of the user's prompts."""
+    samples: list[dict[str, str]]
+    """Each prompt of the user, and its greedy and sampled continuation, which do not repeat it."""
     token_ids: TokenizerProof
     chat: ChatProof | None = None
 
@@ -133,11 +104,11 @@ class ExportProof:
         """Facts for the manifest; `examples` adds differing lines of the corpus, which are not for everyone."""
         proof = {
             "holds": not self.faults,
-            "logits": {"holds": self.logits.holds, **asdict(self.logits)},
+            "logits": {"holds": not self.logits.faults, **asdict(self.logits)},
             "token_ids": self.token_ids.as_json(examples),
             **({"chat": self.chat.as_json(examples)} if self.chat else {}),
         }
-        return {"proof": proof, "samples": [asdict(each) for each in self.continuations]}
+        return {"proof": proof, "samples": self.samples}
 
 
 def prove_model(
@@ -147,8 +118,8 @@ def prove_model(
     encoder: Encoder,
     documents: Iterable[str],
     prompts: Sequence[str],
-) -> tuple[LogitProof, list[Continuation]]:
-    """Compare the exported model with the trained one, on `documents`; also returns the continuations of `prompts`.
+) -> tuple[LogitProof, list[dict[str, str]]]:
+    """Compare the exported model with the trained one, on `documents`; also returns the samples after `prompts`.
 
     Raises:
         RunError: there is no text to compare on.
@@ -156,28 +127,21 @@ def prove_model(
     shape, config = source.shape, source.config
     made = objective(config, encoder, config.seed, config.intra_document_masking)
     # Documents as in training: each starts after the end of another.
-    inputs = windows(([encoder.eos_id, *encoder.encode(document).tolist()] for document in documents), shape, made)
+    texts = windows(([encoder.eos_id, *encoder.encode(document).tolist()] for document in documents), shape, made)
     new_tokens = num_new_tokens(shape)
-    head = min(_CORPUS_PROMPT_TOKENS, max(1, shape.seq_len - new_tokens))
-    rows = inputs.tokens_BS[:_CORPUS_PROMPTS].tolist()
-    if inputs.encoder_BR is None:
-        of_corpus = [Prompt([], row[:head]) for row in rows]
-    else:
-        texts = inputs.encoder_BR[:_CORPUS_PROMPTS].tolist()
-        of_corpus = [Prompt(text, row[:1]) for text, row in zip(texts, rows, strict=True)]
-    all_prompts = [*(made.prompt(encoder, prompt, new_tokens) for prompt in prompts), *of_corpus]
-    proof, greedy, sampled = prove(
-        folder, source.weights(), shape, dtype, inputs, all_prompts, num_sampled=len(prompts)
-    )
+    head = 1 if shape.traits.is_encoder_decoder else min(_CORPUS_PROMPT_TOKENS, max(1, shape.seq_len - new_tokens))
+    all_prompts = [made.prompt(encoder, prompt, new_tokens) for prompt in prompts]
+    all_prompts += _first(texts[:_CORPUS_PROMPTS], head)
+    proof, greedy, sampled = prove(folder, source.weights(), shape, dtype, texts, all_prompts, len(prompts))
 
     def text(tokens: list[int]) -> str:
         return encoder.decode_continuation(list(takewhile(lambda token: token != encoder.eos_id, tokens)))
 
     written = zip(prompts, greedy[: len(prompts)], sampled, strict=True)
-    return proof, [Continuation(prompt, text(first), text(second)) for prompt, first, second in written]
+    return proof, [{"prompt": prompt, "greedy": text(one), "sampled": text(other)} for prompt, one, other in written]
 
 
-def windows(documents: Iterable[Sequence[int]], shape: ModelShape, made: Objective) -> Inputs:
+def windows(documents: Iterable[Sequence[int]], shape: ModelShape, made: Objective) -> list[Prompt]:
     """Samples as in training, from the beginning of the text, as many as the budgets of time and memory allow.
 
     Raises:
@@ -193,9 +157,14 @@ def windows(documents: Iterable[Sequence[int]], shape: ModelShape, made: Objecti
     keys = np.arange(-(-len(stream) // length))
     batch = made(np.resize(stream, (len(keys), length)), keys)  # a last sample that is cut short begins anew
     if batch.decoder_inputs is None:
-        return Inputs(torch.from_numpy(batch.inputs)).first(budget)
-    encoder = torch.from_numpy(batch.inputs)
-    return Inputs(torch.from_numpy(batch.decoder_inputs), encoder, torch.ones_like(encoder)).first(budget)
+        return _first([Prompt([], ids) for ids in batch.inputs.tolist()], budget)
+    pairs = zip(batch.inputs.tolist(), batch.decoder_inputs.tolist(), strict=True)
+    return _first([Prompt(*pair) for pair in pairs], budget)
+
+
+def _first(texts: Sequence[Prompt], positions: int) -> list[Prompt]:
+    """The first positions of each text, or of what the decoder reads: the models are causal."""
+    return [Prompt(text.encoder_ids, text.decoder_ids[:positions]) for text in texts]
 
 
 def num_new_tokens(shape: ModelShape) -> int:
@@ -209,25 +178,23 @@ def prove(
     weights: Mapping[str, Tensor],
     shape: ModelShape,
     dtype: str,
-    inputs: Inputs,
+    texts: Sequence[Prompt],
     prompts: Sequence[Prompt],
     num_sampled: int,
 ) -> tuple[LogitProof, list[list[int]], list[list[int]]]:
-    """Compare the exported `folder`, saved in `dtype`, with the trained `weights`.
+    """Compare the exported `folder`, saved in `dtype`, with the trained `weights`, on `texts` of one length.
 
     Also returns the ids that follow each prompt greedily, and those that follow the first `num_sampled` by sampling.
     """
-    exported = _exported(folder, shape, dtype, inputs, prompts, num_sampled)
-    rows, named = prompt_inputs(prompts, [tokens[:-1] for tokens in exported.greedy], pad_id=0)
-    after = Inputs(torch.from_numpy(rows))
-    if (decoder := named.get("decoder_input_ids_BT")) is not None:
-        after = Inputs(torch.from_numpy(decoder), after.tokens_BS, torch.from_numpy(named["encoder_attention_mask_BS"]))
+    exported = _exported(folder, shape, dtype, texts, prompts, num_sampled)
+    pairs = zip(prompts, exported.greedy, strict=True)
+    after = [Prompt(prompt.encoder_ids, [*prompt.decoder_ids, *tokens[:-1]]) for prompt, tokens in pairs]
     saved_as = families.TORCH_DTYPES[dtype]
-    expected_BSV, after_BSV = trained_logits(weights, shape, [inputs, after], saved_as)
+    expected_BSV, after_BSV = trained_logits(weights, shape, [texts, after], saved_as)
     bf16_BSV = exported.bf16_BSV
     unrounded_BSV = expected_BSV[:, : bf16_BSV.shape[1]]
     if saved_as != torch.float32:
-        (unrounded_BSV,) = trained_logits(weights, shape, [inputs.first(bf16_BSV.shape[1])])
+        (unrounded_BSV,) = trained_logits(weights, shape, [_first(texts, bf16_BSV.shape[1])])
 
     faults = list(exported.faults)
     difference, worst = _largest_difference(exported.logits_BSV, expected_BSV)
@@ -238,7 +205,7 @@ def prove(
     flat = f"the logits' standard deviation is {std:.2f}: equality means little for logits this flat"
     bf16_equal_BS = bf16_BSV.argmax(-1) == unrounded_BSV.argmax(-1)
     proof = LogitProof(
-        positions=inputs.tokens_BS.numel(),
+        positions=sum(len(text.decoder_ids) for text in texts),
         tolerance=TOLERANCE,
         max_difference=difference,
         worst=worst,
@@ -273,7 +240,7 @@ class _Exported:
 
 
 def _exported(
-    folder: Path, shape: ModelShape, dtype: str, inputs: Inputs, prompts: Sequence[Prompt], num_sampled: int
+    folder: Path, shape: ModelShape, dtype: str, texts: Sequence[Prompt], prompts: Sequence[Prompt], num_sampled: int
 ) -> _Exported:
     """Load the folder and compute; the model is gone from memory afterwards."""
     family = families.FAMILIES[shape.architecture]
@@ -291,30 +258,40 @@ def _exported(
     new_tokens = num_new_tokens(shape)
     pad_id = model.generation_config.pad_token_id or 0
     continued = partial(generation.generate, model, max_new_tokens=new_tokens, eos_id=(), pad_id=pad_id)
-    texts = [prompt.encoder_ids or prompt.decoder_ids for prompt in prompts]
+    rows = [prompt.encoder_ids or prompt.decoder_ids for prompt in prompts]
     passes = 1 + new_tokens * (2 if num_sampled else 1)
-    with layer_by_layer(model, lambda _, parameter: parameter.detach().float(), "proof, exported model", passes):
-        logits_BSV = _stock_logits(model, inputs)
-        greedy = continued(texts)
+    with layer_by_layer(model, lambda _, parameter: parameter.detach(), "proof, exported model", passes):
+        logits_BSV = _stock_logits(model, texts)
+        greedy = continued(rows)
         # Nothing can be drawn by logits that are no numbers; that these fail is said by the comparison.
-        sampled = continued(texts[:num_sampled], sampling=SAMPLING if logits_BSV.isfinite().all() else None)
-    bf16_BSV = _stock_logits(model.to(torch.bfloat16), inputs.first(max(1, inputs.tokens_BS.shape[1] // BF16_SHARE)))
+        sampled = continued(rows[:num_sampled], sampling=SAMPLING if logits_BSV.isfinite().all() else None)
+    bf16_BSV = _stock_logits(model.to(torch.bfloat16), _first(texts, max(1, logits_BSV.shape[1] // BF16_SHARE)))
     return _Exported(
         faults, is_tied, logits_BSV, bf16_BSV, [each.ids for each in greedy or ()], [each.ids for each in sampled or ()]
     )
 
 
-def _stock_logits(model: Any, inputs: Inputs) -> Tensor:
-    tokens_BS = inputs.tokens_BS.to(device())
+def _stock_logits(model: Any, texts: Sequence[Prompt]) -> Tensor:
+    ids, *of_decoder = _arguments(texts)
+    named = dict(zip(("attention_mask", "decoder_input_ids"), of_decoder, strict=False))
     with torch.inference_mode():
-        if inputs.encoder_BR is None or inputs.encoder_mask_BR is None:
-            return model(tokens_BS).logits.float().cpu()
-        encoder_BR, mask_BR = inputs.encoder_BR.to(device()), inputs.encoder_mask_BR.to(device())
-        return model(encoder_BR, attention_mask=mask_BR, decoder_input_ids=tokens_BS).logits.float().cpu()
+        return model(ids, **named).logits.float().cpu()
+
+
+def _arguments(texts: Sequence[Prompt]) -> list[Tensor]:
+    """The ids [B, S] of a decoder; of an encoder-decoder the encoder's [B, R], their mask, and the decoder's [B, S]."""
+    tokens_BS, _ = generation.padded([text.decoder_ids for text in texts], 0, left=False)
+    if not texts[0].encoder_ids:
+        return [tokens_BS.to(device())]
+    encoder_BR, mask_BR = generation.padded([text.encoder_ids for text in texts], 0, left=False)
+    return [each.to(device()) for each in (encoder_BR, mask_BR, tokens_BS)]
 
 
 def trained_logits(
-    weights: Mapping[str, Tensor], shape: ModelShape, texts: Sequence[Inputs], rounded_to: torch.dtype = torch.float32
+    weights: Mapping[str, Tensor],
+    shape: ModelShape,
+    batches: Sequence[Sequence[Prompt]],
+    rounded_to: torch.dtype = torch.float32,
 ) -> list[Tensor]:
     """Logits [B, S, V] in fp32 of our model, without the rows that pad the vocabulary; of its weights, rounded."""
     parallel.start_alone()
@@ -322,17 +299,13 @@ def trained_logits(
         model = builder.build(shape).eval()
     found = []
     with (
-        layer_by_layer(model, lambda name, _: weights[name].to(rounded_to).float(), "proof, trained model", len(texts)),
+        layer_by_layer(model, lambda name, _: weights[name].to(rounded_to), "proof, trained model", len(batches)),
         torch.inference_mode(),
     ):
-        for inputs in texts:
-            tokens_BS = inputs.tokens_BS.to(device())
-            if inputs.encoder_BR is None or inputs.encoder_mask_BR is None:
-                logits = model(tokens_BS)
-            else:
-                encoder_BR, mask_BR = inputs.encoder_BR.to(device()), inputs.encoder_mask_BR.to(device())
-                logits = model(encoder_BR, decoder_input_ids_BT=tokens_BS, encoder_attention_mask_BS=mask_BR)
-            found.append(logits[..., : shape.vocab_size].float().cpu())
+        for texts in batches:
+            ids, *of_decoder = _arguments(texts)
+            named = dict(zip(("encoder_attention_mask_BS", "decoder_input_ids_BT"), of_decoder, strict=False))
+            found.append(model(ids, **named)[..., : shape.vocab_size].float().cpu())
     return found
 
 

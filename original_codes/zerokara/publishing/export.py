@@ -65,11 +65,11 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
             if chat_template is not None:
                 chat = chat_proof.prove(partial, finetuning.conversations(source.run_dir))
                 seconds["proof of the chat template"] = _lap(times)
-            logits, continuations = proof.prove_model(
+            logits, samples = proof.prove_model(
                 partial, source, settings.dtype, encoder, documents, settings.test_prompt_text
             )
             seconds["proof of logits"] = _lap(times)
-            found = proof.ExportProof(logits, continuations, token_ids, chat)
+            found = proof.ExportProof(logits, samples, token_ids, chat)
             if found.faults:
                 raise _failed(found, partial, folder)
             hashes = weight_hashes.result()

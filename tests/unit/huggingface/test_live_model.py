@@ -12,10 +12,11 @@ from wide_weights import spread_weights
 
 from zerokara.errors import RunError
 from zerokara.huggingface import families, transforms
-from zerokara.huggingface.proof import Inputs, trained_logits
+from zerokara.huggingface.proof import trained_logits
 from zerokara.huggingface.stock_model import stock_model_of
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
+from zerokara.samples.objective import Prompt
 
 SPECIAL = families.SpecialIds(bos=1, eos=2, pad=3)
 ARCHITECTURES = sorted(families.FAMILIES)
@@ -33,8 +34,10 @@ def logits_of_both(shape: ModelShape, weights: dict[str, Tensor]) -> tuple[Tenso
     read_BR = torch.randint(0, shape.vocab_size, (2, 12), generator=generator)
     stock = stock_model_of(shape, weights, SPECIAL)
     if not shape.traits.is_encoder_decoder:
-        return trained_logits(weights, shape, [Inputs(tokens_BS)])[0], stock(tokens_BS).logits
-    (ours,) = trained_logits(weights, shape, [Inputs(tokens_BS, read_BR, torch.ones_like(read_BR))])
+        (ours,) = trained_logits(weights, shape, [[Prompt([], row) for row in tokens_BS.tolist()]])
+        return ours, stock(tokens_BS).logits
+    rows = zip(read_BR.tolist(), tokens_BS.tolist(), strict=True)
+    (ours,) = trained_logits(weights, shape, [[Prompt(*row) for row in rows]])
     return ours, stock(input_ids=read_BR, decoder_input_ids=tokens_BS).logits
 
 

@@ -31,10 +31,11 @@ def test_a_large_model_is_compared_on_fewer_tokens(
     shape: ModelShape, rows: int, positions: int, new_tokens: int
 ) -> None:
     made = Causal(SampleLengths(raw=shape.seq_len, input=shape.seq_len, target=shape.seq_len, overlap=1))
-    found = proof.windows([range(7, 5007)], shape, made).tokens_BS
-    assert found.shape == (rows, positions) and proof.num_new_tokens(shape) == new_tokens
-    assert found[-1].tolist() == list(range(7, 5007))[(rows - 1) * (shape.seq_len + 1) :][:positions]
-    assert proof.windows([[1, 2], [3]], shape, made).tokens_BS[0, :4].tolist() == [1, 2, 3, 1]
+    found = [text.decoder_ids for text in proof.windows([range(7, 5007)], shape, made)]
+    assert len(found) == rows and {len(ids) for ids in found} == {positions}
+    assert found[-1] == list(range(7, 5007))[(rows - 1) * (shape.seq_len + 1) :][:positions]
+    assert proof.num_new_tokens(shape) == new_tokens
+    assert proof.windows([[1, 2], [3]], shape, made)[0].decoder_ids[:4] == [1, 2, 3, 1]
     with pytest.raises(RunError, match="no text"):
         proof.windows([[1]], shape, made)
 
