@@ -96,21 +96,26 @@ class SampleBudget:
 
 def budget(config: TokenizerConfig, files: Sequence[InputFile]) -> SampleBudget:
     """Resolve `sample_bytes: auto` and estimate the peak memory, from the beginnings of the files."""
-    statistics = statistics_of(files, config.text_field, config.txt_document)
-    available = available_memory()
+    statistics, available = statistics_of(files, config.text_field, config.txt_document), available_memory()
+
+    def sampling(sample_bytes: int) -> int:
+        num_passages = statistics.passages * sample_bytes / max(1, statistics.bytes)
+        return round(sample_bytes + PASSAGE_OVERHEAD_BYTES * num_passages)
+
+    def largest(memory_bytes: float) -> int:
+        sizes = range(0, max(1, int(memory_bytes)), 10_000)
+        needed = bisect_right(
+            sizes, memory_bytes, key=lambda size: max(_training_bytes(config, statistics, size), sampling(size))
+        )
+        return sizes[max(0, needed - 1)]
+
     if config.sample_bytes == "auto":
-        fits = _largest(config, statistics, int(AUTO_SHARE * available))
-        sample_bytes = max(AUTO_LEAST_BYTES, min(AUTO_MOST_BYTES, fits))
+        sample_bytes = max(AUTO_LEAST_BYTES, min(AUTO_MOST_BYTES, largest(AUTO_SHARE * available)))
     else:
         sample_bytes = config.sample_bytes
     drawn = min(sample_bytes, statistics.offered_bytes)
-    return SampleBudget(
-        sample_bytes=sample_bytes,
-        peak_bytes=_training_bytes(config, statistics, drawn),
-        sampling_bytes=_sampling_bytes(statistics, drawn),
-        available_bytes=available,
-        largest_bytes=_largest(config, statistics, int(SAFE_SHARE * available)),
-    )
+    peak = _training_bytes(config, statistics, drawn)
+    return SampleBudget(sample_bytes, peak, sampling(drawn), available, largest(SAFE_SHARE * available))
 
 
 def check(config: TokenizerConfig, budget: SampleBudget) -> None:
@@ -125,7 +130,7 @@ def check(config: TokenizerConfig, budget: SampleBudget) -> None:
         raise UserError(config.fault("sample_bytes", rule, f"set {budget.largest_bytes} or less, or auto"))
 
 
-def _training_bytes(config: TokenizerConfig, statistics: CorpusStatistics, sample_bytes: float) -> int:
+def _training_bytes(config: TokenizerConfig, statistics: CorpusStatistics, sample_bytes: int) -> int:
     """Peak memory of a training on so much text."""
     share = sample_bytes / max(1, statistics.bytes)
     lines = share * statistics.lines
@@ -134,29 +139,14 @@ def _training_bytes(config: TokenizerConfig, statistics: CorpusStatistics, sampl
     text = sample_bytes + 2 * share * statistics.spaces + lines
     if config.model_type == "unigram":
         return round(BASE_BYTES + 14 * min(text, _CHUNK_BYTES) + 1.6 * text + 31 * lines)
-    reading = 4.5 * text + 40 * lines
-    if config.pre_segment != "none":
-        return round(BASE_BYTES + reading)
-    # Pairs of characters and their positions, one fewer in a word than it has characters; merges add to them. Measured
-    # for 6,000 to 64,000 pieces.
-    words, characters, pairs = statistics.words_in(sample_bytes).tolist()
-    doublings = min(2.0, max(-2.5, math.log2(config.vocab_size / 32_000)))
-    merging = (69 + 16 * doublings) * characters - (132 + 99 * doublings) * words + 789 * pairs
+    reading, merging = 4.5 * text + 40 * lines, 0.0
+    if config.pre_segment == "none":
+        # Pairs of characters and their positions, one fewer in a word than it has characters; merges add to them.
+        # Measured for 6,000 to 64,000 pieces.
+        words, characters, pairs = statistics.words_in(sample_bytes).tolist()
+        doublings = min(2.0, max(-2.5, math.log2(config.vocab_size / 32_000)))
+        merging = (69 + 16 * doublings) * characters - (132 + 99 * doublings) * words + 789 * pairs
     return round(BASE_BYTES + max(reading, merging))
-
-
-def _sampling_bytes(statistics: CorpusStatistics, sample_bytes: float) -> int:
-    return round(sample_bytes + PASSAGE_OVERHEAD_BYTES * statistics.passages * sample_bytes / max(1, statistics.bytes))
-
-
-def _largest(config: TokenizerConfig, statistics: CorpusStatistics, memory_bytes: int) -> int:
-    """The largest sample that fits so much memory, within 1 %."""
-    low, high = 0, max(1, memory_bytes)
-    while high - low > 1 + low // 100:
-        middle = (low + high) // 2
-        fits = max(_training_bytes(config, statistics, middle), _sampling_bytes(statistics, middle)) <= memory_bytes
-        low, high = (middle, high) if fits else (low, middle)
-    return low // 10_000 * 10_000
 
 
 def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument) -> CorpusStatistics:

@@ -1,17 +1,15 @@
 """Training sentences → the same text with one morpheme per line, so that no piece is learnt across a boundary.
 
-In: a file with one sentence per line, and a morphological analyser. Out: a file whose lines, joined, are the sentences:
-nothing is changed, and a space belongs to the morpheme that it precedes. Only the training sees it; the resulting model
-segments plain text, without any analyser. Each analyser has a small adapter, which gives offsets into the text that it
-was given (in Python's characters, so an emoji is one), whatever the analyser itself normalises, skips or counts in.
+In: a file with one sentence per line, and a morphological analyser, which is optional (`pyproject.toml` has an extra
+for each). Out: a file whose lines, joined, are the sentences: nothing is changed, and a space belongs to the morpheme
+that it precedes. The resulting model segments plain text, without any analyser.
 
 Why lines, and not SentencePiece's own `pretokenization_delimiter`: its trainer (0.2.3, `MakeSeedSentencePieces`) finds
 candidates as substrings that occur before different characters, or at the end of a line. A morpheme that is always
 followed by the delimiter is neither, so whole morphemes never become candidates; and the delimiters count as characters
 in `character_coverage`. Equal lines are cheap: they are trained on once, with their number.
-
 Sources: fugashi 1.5.2 (MeCab 0.996, UniDic 2.1.2 in short units), SudachiPy 0.7.0 (split mode A, short units),
-kiwipiepy 0.24.1, python-mecab-ko 1.3.7 (mecab-ko-dic 2.1.1). They are optional: `pyproject.toml` has an extra for each.
+kiwipiepy 0.24.1, python-mecab-ko 1.3.7 (mecab-ko-dic 2.1.1).
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -38,7 +37,8 @@ from zerokara.progress import Progress
 from zerokara.resources import available_memory, end_with_parent
 
 Analyse = Callable[[str], Iterable[tuple[int, int]]]
-"""A line of text → start and end of each morpheme in it, by rising start; white space may be left out."""
+"""A line of text → start and end of each morpheme in it, in Python's characters, by rising start; white space may be
+left out."""
 
 BLOCK_BYTES = 128 * 1024
 """Text that a process gets at a time."""
@@ -200,9 +200,9 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
     with open(sentences, "rb") as source, open(target, "wb") as file, progress:
         blocks = iter(lambda: b"".join(source.readlines(BLOCK_BYTES)), b"")
         if num_processes == 1:
-            analyse = analyser.start()
+            split = partial(_split, analyser.start(), config)
             for block in blocks:
-                file.write(_split(block, analyse, config))
+                file.write(split(block))
                 progress.advance(len(block))
             return
         context = multiprocessing.get_context("spawn")
@@ -223,23 +223,22 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
             ) from error
 
 
-_ANALYSE: Analyse
-_CONFIG: TokenizerConfig
+_SPLIT: Callable[[bytes], bytes]
 
 
 def _start_worker(analyser: Analyser, config: TokenizerConfig, parent_pid: int) -> None:
     """Initialise a worker process: the analyser is started once in each."""
-    global _ANALYSE, _CONFIG
+    global _SPLIT
     end_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers.
-    _ANALYSE, _CONFIG = analyser.start(), config
+    _SPLIT = partial(_split, analyser.start(), config)
 
 
 def _split_in_worker(block: bytes) -> tuple[int, bytes]:
-    return len(block), _split(block, _ANALYSE, _CONFIG)
+    return len(block), _SPLIT(block)
 
 
-def _split(block: bytes, analyse: Analyse, config: TokenizerConfig) -> bytes:
+def _split(analyse: Analyse, config: TokenizerConfig, block: bytes) -> bytes:
     prefix = " " if config.add_dummy_prefix else ""
     lines = (prefix + "\n".join(morphemes(line, analyse, config)) for line in block.decode().split("\n")[:-1])
     return "".join(line + "\n" for line in lines).encode()

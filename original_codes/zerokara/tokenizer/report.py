@@ -11,7 +11,7 @@ token differ by more than between tokenizers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -42,7 +42,6 @@ class Example:
 
     line: str
     tokenizers: dict[str, list[Cell]]
-    """By the name of the tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,7 @@ class SourceReport:
     measured_on: str
     """`HELD_OUT`, or `text offered to the training`."""
     tokenizers: dict[str, Measures]
-    """By the name of the tokenizer, ours first."""
-    examples: list[Example] = field(default_factory=list)
+    examples: list[Example]
 
 
 @dataclass(frozen=True)
@@ -67,40 +65,36 @@ class TokenizerDescription:
 
 @dataclass(frozen=True)
 class PieceLength:
-    """The pieces of one length."""
+    """The pieces of one length: how many are in the vocabulary, and how many tokens of the counted text are such."""
 
     characters: int
     pieces: int
-    """In the vocabulary."""
     tokens: int
-    """Tokens that were such pieces, in the text over which the use was counted."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that is known of a tokenizer."""
+    """All that is known of a tokenizer and those beside it, by their names, ours first."""
 
     vocab_size: int
     tokenizers: dict[str, TokenizerDescription]
-    """Ours and those beside it, by name."""
     sources: list[SourceReport]
     all_sources: dict[str, Measures]
-    """The sums over the sources, by the name of the tokenizer."""
+    """The sums over the sources."""
     usage_bytes: int
-    """Text over which the use of the pieces was counted."""
+    """Text over which the use of our pieces was counted."""
     usage_tokens: int
-    """Tokens of ours in this text, line ends left out."""
+    """Tokens in this text, line ends left out."""
     num_learnt_pieces: int
     """Pieces that the training found, single characters included: not control, byte and user-defined ones."""
     unused_pieces: list[str]
     """Learnt pieces that this text never used."""
     most_frequent: list[tuple[str, int]]
-    """With the number of times that each was used."""
+    """With the number of times that each was used; likewise the longest."""
     longest: list[tuple[str, int]]
-    """Likewise."""
     piece_lengths: list[PieceLength]
     coverage: dict[str, list[Coverage]]
-    """By the name of the tokenizer, on the text of all sources."""
+    """On the text of all sources."""
     sample: dict[str, Any]
     """How the training sample came about."""
     word: str
@@ -218,14 +212,14 @@ def make(
     sample_bytes = min(sentences.stat().st_size, measuring.MAX_USAGE_BYTES)
     with Progress("measuring", total=text_bytes * len(tokenizers) + sample_bytes, unit="B") as progress:
         for source, body in zip(sources, texts, strict=True):
-            before = used[OURS].copy()
-            measures = {n: measuring.measure(each, body.texts, used[n], progress) for n, each in tokenizers.items()}
-            words = measuring.count_words(body.texts, analyser)
-            for one in measures.values():
-                one.words = words
-            if body.held_out:  # Else the sample holds this text, and counts it.
-                usage += used[OURS] - before
-                usage_bytes += measures[OURS].bytes
+            measures, words = {}, measuring.count_words(body.texts, analyser)
+            for name, each in tokenizers.items():
+                measures[name], counts = measuring.measure(each, body.texts, progress)
+                measures[name].words = words
+                used[name] += counts
+                if body.held_out and name == OURS:  # Else the sample holds this text, and counts it.
+                    usage += counts
+                    usage_bytes += measures[name].bytes
             measured_on = HELD_OUT if body.held_out else "text offered to the training"
             examples = [
                 Example(line, {n: measuring.cells(each, line) for n, each in tokenizers.items()})

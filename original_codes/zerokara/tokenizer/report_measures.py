@@ -49,27 +49,25 @@ _MAX_FAILURES_SHOWN = 5
 
 @dataclass
 class Measures:
-    """What one tokenizer does to one body of text."""
+    """What one tokenizer does to one body of text.
+
+    Tokens include line ends, and are counted by kind: of several characters, one whole character, part of a character
+    that has no piece, unknown (of which one may hide a whole word: `unknown_characters`), line end. `words` is None
+    where they cannot be told apart (`count_words`), and a failure is a line that decodes to another text.
+    """
 
     characters: int = 0
     bytes: int = 0
     lines: int = 0
     tokens: int = 0
-    """Line ends included."""
     piece_tokens: int = 0
-    """Tokens of several characters."""
     character_tokens: int = 0
-    """Tokens that are one whole character."""
     byte_tokens: int = 0
-    """Tokens that are part of a character that has no piece."""
     unknown_tokens: int = 0
     line_end_tokens: int = 0
     unknown_characters: int = 0
-    """Characters under unknown tokens, of which one may hide a whole word."""
     round_trip_failures: int = 0
-    """Lines that decode to another text."""
     words: int | None = None
-    """Words of the text (`count_words`); None where they cannot be told apart."""
     failure_examples: list[str] = field(default_factory=list)
 
     @property
@@ -99,29 +97,29 @@ class Measures:
 
 @dataclass(frozen=True)
 class Cell:
-    """A stretch of a line and the tokens that spell it: one, or all bytes of a character."""
+    """A stretch of a line and the tokens that spell it: one, or all bytes of a character.
+
+    The kind is `piece`, `character`, `byte`, `unknown`, or `dropped`: text without a token, such as a space.
+    """
 
     text: str
     pieces: list[str]
-    """As they stand in the vocabulary; none for text without a token, such as a space that was dropped."""
     kind: str
-    """`piece`, `character`, `byte`, `unknown`, or `dropped`."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the text and of the tokens the most frequent pieces make up."""
+    """The shares of the text (in bytes) and of the tokens that the most frequent pieces make up."""
 
     pieces: int
     share_of_text: float
-    """Share of the bytes that these pieces spell."""
     share_of_tokens: float
 
 
 def measure(
-    tokenizer: MeasuredTokenizer, texts: Sequence[str], used: Counts | None = None, progress: Progress | None = None
-) -> Measures:
-    """Measure a tokenizer on texts; adds the uses of each id to `used`, and advances the progress by bytes."""
+    tokenizer: MeasuredTokenizer, texts: Sequence[str], progress: Progress | None = None
+) -> tuple[Measures, Counts]:
+    """Measure a tokenizer on texts; return the uses of each id too, and advance the progress by bytes."""
     counts, unknown_ids = np.zeros(len(tokenizer.pieces), dtype=np.int64), tokenizer.unknown_ids
     measures = Measures(line_end_tokens=sum(text.count("\n") for text in texts))
     lines = (line for text in texts for line in text.split("\n"))
@@ -148,12 +146,10 @@ def measure(
     by_kind = np.bincount(tokenizer.kinds, weights=counts, minlength=len(TokenKind)).astype(np.int64).tolist()
     measures.piece_tokens, measures.character_tokens, measures.byte_tokens, measures.unknown_tokens = by_kind
     measures.tokens = int(counts.sum()) + measures.line_end_tokens
-    if used is not None:
-        used += counts
-    return measures
+    return measures, counts
 
 
-def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, used: Counts, progress: Progress | None = None) -> int:
+def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, used: Counts, progress: Progress) -> int:
     """Add the uses of each id to `used`, over evenly spaced lines of a large file; return the bytes of these lines."""
     step = max(1, math.ceil(sentences.stat().st_size / MAX_USAGE_BYTES))
     total = 0
@@ -163,13 +159,12 @@ def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, used: Counts, pr
             used += _count(tokenizer.encode(batch), len(used))
             bytes_read = sum(len(line.encode()) for line in batch)
             total += bytes_read
-            if progress is not None:
-                progress.advance(bytes_read)
+            progress.advance(bytes_read)
     return total
 
 
 def _count(ids: Sequence[Ids], size: int) -> Counts:
-    return np.bincount(np.concatenate(ids), minlength=size).astype(np.int64)
+    return np.bincount(np.concatenate(ids), minlength=size)
 
 
 def total(measures: Sequence[Measures]) -> Measures:
@@ -188,19 +183,15 @@ def count_words(texts: Sequence[str], analyser: Analyser | None = None) -> int |
     A word is what white space separates, punctuation included, as in papers that publish fertilities. Text in scripts
     that are written without spaces counts only where an analyser finds its morphemes (`pre_segment`).
     """
-    words, characters, unspaced, kana = 0, 0, 0, 0
-    for text in texts:
-        found = text.split()
-        words += len(found)
-        characters += sum(map(len, found))
-        unspaced += len(_UNSPACED.findall(text))
-        kana += len(_KANA.findall(text))
-    if unspaced <= MAX_UNSPACED_SHARE * characters:
-        return words
-    if analyser is None or analyser.language != "ja" or kana < MAX_UNSPACED_SHARE * unspaced:
+    whole = "\n".join(texts)
+    found = whole.split()
+    unspaced = len(_UNSPACED.findall(whole))
+    if unspaced <= MAX_UNSPACED_SHARE * sum(map(len, found)):
+        return len(found)
+    if analyser is None or analyser.language != "ja" or len(_KANA.findall(whole)) < MAX_UNSPACED_SHARE * unspaced:
         return None
     analyse = analyser.start()
-    return sum(sum(1 for _ in analyse(line)) for text in texts for line in text.split("\n") if line.strip())
+    return sum(sum(1 for _ in analyse(line)) for line in whole.split("\n") if line.strip())
 
 
 def word_text(analyser: Analyser | None = None) -> str:

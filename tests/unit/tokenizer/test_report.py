@@ -29,7 +29,7 @@ LINES = [line for text in TEXTS for line in text.split("\n")]
 
 
 def test_measures_equal_a_count_by_hand(toy: Encoder) -> None:
-    measures = measuring.measure(open_tokenizer(toy.model_path), TEXTS)
+    measures = measuring.measure(open_tokenizer(toy.model_path), TEXTS)[0]
     ids = [i for text in TEXTS for i in toy.encode(text).tolist()]
     assert measures.tokens == len(ids)
     assert measures.characters == sum(map(len, TEXTS))
@@ -50,7 +50,7 @@ def test_measures_equal_a_count_by_hand(toy: Encoder) -> None:
 
 def test_unknown_tokens_are_counted_and_the_characters_under_them(train_toy: Callable[..., Path]) -> None:
     model = open_tokenizer(train_toy(byte_fallback=False))
-    measures = measuring.measure(model, ["龘靐 the 龘", "fox"])
+    measures = measuring.measure(model, ["龘靐 the 龘", "fox"])[0]
     assert measures.unknown_tokens == 2, "SentencePiece makes one token of a run"
     assert measures.unknown_characters == 3
     assert measures.round_trip_failures == 1
@@ -64,22 +64,21 @@ def test_progress_counts_all_bytes_of_the_lines(toy: Encoder) -> None:
             self.total_advanced += amount
 
     progress = Counting("measuring")
-    measures = measuring.measure(open_tokenizer(toy.model_path), TEXTS, progress=progress)
+    measures = measuring.measure(open_tokenizer(toy.model_path), TEXTS, progress)[0]
     assert progress.total_advanced == measures.bytes - measures.line_end_tokens
 
 
 def test_the_sum_of_sources(toy: Encoder) -> None:
     tokenizer = open_tokenizer(toy.model_path)
-    parts = [measuring.measure(tokenizer, [text]) for text in TEXTS]
-    whole = measuring.measure(tokenizer, TEXTS)
+    parts = [measuring.measure(tokenizer, [text])[0] for text in TEXTS]
+    whole = measuring.measure(tokenizer, TEXTS)[0]
     assert measuring.total(parts) == whole
     assert measuring.total(parts[:2]) != whole
 
 
 def test_coverage_equals_a_count_by_hand(toy: Encoder) -> None:
     tokenizer = open_tokenizer(toy.model_path)
-    used = np.zeros(toy.vocab_size, dtype=np.int64)
-    measuring.measure(tokenizer, ["the the the fox", "今日 今日"], used)
+    _, used = measuring.measure(tokenizer, ["the the the fox", "今日 今日"])
     counts = Counter(i for line in ("the the the fox", "今日 今日") for i in toy.encode(line).tolist())
     spelt = {i: count * len(toy.piece(i).replace("▁", " ").encode()) for i, count in counts.items()}
     order = sorted(counts, key=lambda i: (-counts[i], i))
@@ -99,10 +98,10 @@ def test_a_large_sample_is_counted_at_evenly_spread_lines(
     sentences.write_text("the fox\ndogs 42\n" * 10, encoding="utf-8")
     tokenizer = open_tokenizer(toy.model_path)
     whole, half = (np.zeros(toy.vocab_size, dtype=np.int64) for _ in range(2))
-    assert measuring.count_sample(tokenizer, sentences, whole) == 140
+    assert measuring.count_sample(tokenizer, sentences, whole, Progress("counting")) == 140
     assert whole.sum() == 10 * sum(len(toy.encode(line)) for line in ("the fox", "dogs 42"))
     monkeypatch.setattr(measuring, "MAX_USAGE_BYTES", 100)
-    assert measuring.count_sample(tokenizer, sentences, half) == 70, "every second line"
+    assert measuring.count_sample(tokenizer, sentences, half, Progress("counting")) == 70, "every second line"
     assert half.sum() == 10 * len(toy.encode("the fox"))
 
 
@@ -220,7 +219,7 @@ def test_words_are_counted_where_they_can_be_told_apart() -> None:
 
 
 def test_tokens_per_word_leave_out_line_ends(toy: Encoder) -> None:
-    measures = measuring.measure(open_tokenizer(toy.model_path), ["the fox\nthe dogs"])
+    measures = measuring.measure(open_tokenizer(toy.model_path), ["the fox\nthe dogs"])[0]
     assert measures.tokens_per_word is None
     measures.words = 4
     assert measures.tokens_per_word == (measures.tokens - 1) / 4 == measures.rates()["tokens_per_word"]
