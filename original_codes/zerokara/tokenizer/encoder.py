@@ -28,7 +28,7 @@ import sentencepiece
 
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.model_file import ModelFile, PieceType
-from zerokara.tokenizer.units import Lines, unit_of
+from zerokara.tokenizer.units import TextUnit
 
 Ids = npt.NDArray[np.int32]
 Joined = tuple[Ids, list[int]]
@@ -67,14 +67,11 @@ class Encoder:
         """The id of the piece "\\n"; `unk_id` where there is none."""
         self._end = np.int32(self.eos_id).tobytes()
         self._line_ids, self._batch_ids = _buffer_methods(self._processor)
-        self._unit = unit_of(self._processor)
+        self._unit = TextUnit(self._processor)
+        self.by_line = self._unit.by_line
+        """Whether each line is encoded by itself, as in every tokenizer of step 1."""
         if run_characters is not None:
             self.run_characters = run_characters
-
-    @property
-    def by_line(self) -> bool:
-        """Whether each line is encoded by itself, as in every tokenizer of step 1."""
-        return isinstance(self._unit, Lines)
 
     @cached_property
     def run_characters(self) -> int:
