@@ -14,7 +14,6 @@ kiwipiepy 0.24.1, python-mecab-ko 1.3.7 (mecab-ko-dic 2.1.1).
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 import os
 import re
@@ -56,21 +55,16 @@ class Analyser:
     """One analyser: the packages it needs, and how to start it."""
 
     name: str
-    requirements: tuple[str, ...]
-    """Exact versions, as pip takes them; the same as in the extra of that name in pyproject.toml."""
-    modules: tuple[str, ...]
-    start: Callable[[], Analyse]
-    language: str = ""
+    language: str
     """Of the texts it is for: `ja` or `ko`."""
-
-    def missing_modules(self) -> list[str]:
-        """The modules that are not installed (nothing is imported to find out)."""
-        return [module for module in self.modules if importlib.util.find_spec(module) is None]
+    requirements: str
+    """Packages in exact versions, as pip takes them; the same as in the extra of that name in pyproject.toml."""
+    start: Callable[[], Analyse]
 
     def versions(self) -> dict[str, str]:
-        """The installed packages with their versions, which decide where morphemes end."""
-        names = [requirement.split("==")[0] for requirement in self.requirements]
-        return {name: metadata.version(name) for name in names}
+        """Its packages with the installed versions, which decide where morphemes end; empty for a missing one."""
+        names = [requirement.split("==")[0] for requirement in self.requirements.split()]
+        return {name: next((one.version for one in metadata.distributions(name=name)), "") for name in names}
 
     def version_text(self) -> str:
         """The packages and their versions, to be read."""
@@ -122,22 +116,10 @@ def _spans_of(text: str, surfaces: Iterable[str]) -> Iterator[tuple[int, int]]:
 ANALYSERS = {
     analyser.name: analyser
     for analyser in (
-        Analyser("mecab", ("fugashi==1.5.2", "unidic-lite==1.0.8"), ("fugashi", "unidic_lite"), _start_mecab, "ja"),
-        Analyser(
-            "sudachi",
-            ("SudachiPy==0.7.0", "sudachidict-small==20261015"),
-            ("sudachipy", "sudachidict_small"),
-            _start_sudachi,
-            "ja",
-        ),
-        Analyser("kiwi", ("kiwipiepy==0.24.1",), ("kiwipiepy", "kiwipiepy_model"), _start_kiwi, "ko"),
-        Analyser(
-            "mecab_ko",
-            ("python-mecab-ko==1.3.7", "python-mecab-ko-dic==2.1.1.post2"),
-            ("mecab", "mecab_ko_dic"),
-            _start_mecab_ko,
-            "ko",
-        ),
+        Analyser("mecab", "ja", "fugashi==1.5.2 unidic-lite==1.0.8", _start_mecab),
+        Analyser("sudachi", "ja", "SudachiPy==0.7.0 sudachidict-small==20261015", _start_sudachi),
+        Analyser("kiwi", "ko", "kiwipiepy==0.24.1", _start_kiwi),
+        Analyser("mecab_ko", "ko", "python-mecab-ko==1.3.7 python-mecab-ko-dic==2.1.1.post2", _start_mecab_ko),
     )
 }
 """By the value of `pre_segment`."""
@@ -151,10 +133,10 @@ def analyser_of(config: TokenizerConfig) -> Analyser | None:
     if config.pre_segment == "none":
         return None
     analyser = ANALYSERS[config.pre_segment]
-    if missing := analyser.missing_modules():
-        rule = f"needs packages that are not installed (no module {', '.join(missing)})"
-        command = ".venv/bin/pip install " + " ".join(analyser.requirements)
-        raise UserError(config.fault("pre_segment", rule, f"install them with: {command}"))
+    if missing := [name for name, version in analyser.versions().items() if not version]:
+        rule = f"needs packages that are not installed ({', '.join(missing)})"
+        remedy = f"install them with: .venv/bin/pip install {analyser.requirements}"
+        raise UserError(config.fault("pre_segment", rule, remedy))
     return analyser
 
 

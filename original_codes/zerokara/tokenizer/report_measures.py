@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from itertools import compress, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zerokara.progress import Progress
-from zerokara.tokenizer.encoder import Ids
 from zerokara.tokenizer.morphemes import Analyser
 from zerokara.tokenizer.report_tokenizers import MeasuredTokenizer, TokenKind
 
@@ -120,32 +119,34 @@ def measure(
     tokenizer: MeasuredTokenizer, texts: Sequence[str], progress: Progress | None = None
 ) -> tuple[Measures, Counts]:
     """Measure a tokenizer on texts; return the uses of each id too, and advance the progress by bytes."""
-    counts, unknown_ids = np.zeros(len(tokenizer.pieces), dtype=np.int64), tokenizer.unknown_ids
-    measures = Measures(line_end_tokens=sum(text.count("\n") for text in texts))
-    lines = (line for text in texts for line in text.split("\n"))
-    while batch := list(islice(lines, _BATCH_LINES)):
-        ids = tokenizer.encode(batch)
-        batch_counts = _count(ids, len(counts))
-        counts += batch_counts
-        measures.lines += len(batch)
-        batch_bytes = sum(len(line.encode()) for line in batch)
-        measures.bytes += batch_bytes
-        measures.characters += sum(map(len, batch))
-        changed = [line for line, back in zip(batch, tokenizer.decode(ids), strict=True) if back != line]
-        measures.round_trip_failures += len(changed)
-        room = _MAX_FAILURES_SHOWN - len(measures.failure_examples)
-        measures.failure_examples += [line[:100] for line in changed[:room]]
-        if batch_counts[list(unknown_ids)].any():
-            for line in compress(batch, (not unknown_ids.isdisjoint(line_ids.tolist()) for line_ids in ids)):
-                spans = [span for span in tokenizer.spans(line) if span.id in unknown_ids]
-                measures.unknown_characters += len({i for span in spans for i in range(span.start, span.end)})
-        if progress is not None:
-            progress.advance(batch_bytes)
-    measures.characters += measures.line_end_tokens
-    measures.bytes += measures.line_end_tokens
+    lines = [line for text in texts for line in text.split("\n")]
+    line_ends, num_bytes = len(lines) - len(texts), sum(len(line.encode()) for line in lines)
+    ids = tokenizer.encode(lines)
+    tokens = np.concatenate([np.zeros(0, dtype=np.int32), *ids])
+    counts = np.bincount(tokens, minlength=len(tokenizer.pieces))
     by_kind = np.bincount(tokenizer.kinds, weights=counts, minlength=len(TokenKind)).astype(np.int64).tolist()
-    measures.piece_tokens, measures.character_tokens, measures.byte_tokens, measures.unknown_tokens = by_kind
-    measures.tokens = int(counts.sum()) + measures.line_end_tokens
+    changed = [line for line, back in zip(lines, tokenizer.decode(ids), strict=True) if back != line]
+    unknown_characters = 0
+    line_of_token = np.repeat(np.arange(len(lines)), np.array([len(each) for each in ids], dtype=np.int64))
+    for i in np.unique(line_of_token[tokenizer.kinds[tokens] == TokenKind.UNKNOWN]).tolist():
+        spans = [span for span in tokenizer.spans(lines[i]) if span.id in tokenizer.unknown_ids]
+        unknown_characters += len({position for span in spans for position in range(span.start, span.end)})
+    if progress is not None:
+        progress.advance(num_bytes)
+    measures = Measures(
+        characters=sum(map(len, lines)) + line_ends,
+        bytes=num_bytes + line_ends,
+        lines=len(lines),
+        tokens=len(tokens) + line_ends,
+        piece_tokens=by_kind[TokenKind.PIECE],
+        character_tokens=by_kind[TokenKind.CHARACTER],
+        byte_tokens=by_kind[TokenKind.BYTE],
+        unknown_tokens=by_kind[TokenKind.UNKNOWN],
+        line_end_tokens=line_ends,
+        unknown_characters=unknown_characters,
+        round_trip_failures=len(changed),
+        failure_examples=[line[:100] for line in changed[:_MAX_FAILURES_SHOWN]],
+    )
     return measures, counts
 
 
@@ -156,15 +157,11 @@ def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, used: Counts, pr
     with open(sentences, encoding="utf-8", newline="\n") as file:
         chosen = islice(file, 0, None, step)
         while batch := [line.removesuffix("\n") for line in islice(chosen, _BATCH_LINES)]:
-            used += _count(tokenizer.encode(batch), len(used))
+            used += np.bincount(np.concatenate(tokenizer.encode(batch)), minlength=len(used))
             bytes_read = sum(len(line.encode()) for line in batch)
             total += bytes_read
             progress.advance(bytes_read)
     return total
-
-
-def _count(ids: Sequence[Ids], size: int) -> Counts:
-    return np.bincount(np.concatenate(ids), minlength=size)
 
 
 def total(measures: Sequence[Measures]) -> Measures:

@@ -211,7 +211,7 @@ def test_words_are_counted_where_they_can_be_told_apart() -> None:
     assert count_words(["오늘 날씨가 좋아서"]) == 3
     assert count_words([]) == count_words([" \n"]) == 0
     assert count_words(["今日はとてもよい天気です。", "the fox"]) is None
-    by_two = Analyser("two", (), (), lambda: lambda text: [(i, i + 2) for i in range(0, len(text), 2)], "ja")
+    by_two = Analyser("two", "ja", "", lambda: lambda text: [(i, i + 2) for i in range(0, len(text), 2)])
     assert count_words(["今日はよい\n\n天気"], by_two) == 4
     assert count_words(["今天天气很好"], by_two) is None, "it is for Japanese"
     assert count_words(["the quick fox"], by_two) == 3
