@@ -24,8 +24,7 @@ import numpy as np
 from zerokara.progress import Progress
 from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.model_file import PieceType
-from zerokara.tokenizer.units import NEWLINE
+from zerokara.tokenizer.model_file import NEWLINE, PieceType
 
 TIE_TOLERANCE = 1e-6
 MAX_TIE_SHARE = 0.001

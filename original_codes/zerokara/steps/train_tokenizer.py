@@ -52,28 +52,27 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         return
     started = time.monotonic()
     with made_folder(folder):
-        built = building.build(config, files, budget, analyser, folder)
+        drawn, trained, report = building.build(config, files, budget, analyser, folder)
     facts = {
-        "vocab_size": built.report.vocab_size,
-        "sample": asdict(built.sample),
+        "vocab_size": report.vocab_size,
+        "sample": asdict(drawn),
         "sample_bytes": budget.sample_bytes,
         "num_threads": training.num_threads(config),
         "estimated_memory_bytes": budget.peak_bytes,
-        "peak_memory_bytes": built.trained.peak_memory_bytes,
+        "peak_memory_bytes": trained.peak_memory_bytes,
         "analyser": analyser.versions() if analyser else {},
     }
     made: manifest.Paths = {"tokenizer": building.move_into_place(folder)}
     seconds = time.monotonic() - started
     manifest.write(manifest_path, work, made, facts, seconds)
     building.discard_work(folder)
-    report = built.report
     rows = [
-        ("text offered", f"{bytes_text(built.sample.bytes_offered)}, {plural(built.sample.documents, 'document')}"),
-        ("trained on", built.sample.use_text()),
+        ("text offered", f"{bytes_text(drawn.bytes_offered)}, {plural(drawn.documents, 'document')}"),
+        ("trained on", drawn.use_text()),
         *report.rows(),
         ("verdict", report.verdict),
         ("pieces not used", f"{len(report.unused_pieces):,} in {bytes_text(report.usage_bytes)} of this text"),
-        ("memory", f"{bytes_text(built.trained.peak_memory_bytes)} at the peak, estimated {expected}"),
+        ("memory", f"{bytes_text(trained.peak_memory_bytes)} at the peak, estimated {expected}"),
         ("took", seconds_text(seconds)),
         ("report", str(folder / "report.html")),
     ]

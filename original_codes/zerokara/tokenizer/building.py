@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from zerokara import tokenizer as names
@@ -21,14 +21,7 @@ from zerokara.tokenizer.memory import SampleBudget
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.morphemes import Analyser, segment
 
-
-@dataclass(frozen=True)
-class BuiltTokenizer:
-    """What a build gives beside its files."""
-
-    sample: sampling.SampleReport
-    trained: training.TrainedModel
-    report: report.Report
+BuiltTokenizer = tuple[sampling.SampleReport, training.TrainedModel, report.Report]
 
 
 def build(
@@ -63,7 +56,7 @@ def build(
         write_json(work_dir / "report.json", measured.as_json())
         write_text(work_dir / "report.txt", report_page.text(measured))
         write_text(work_dir / "report.html", report_page.page(measured))
-        return BuiltTokenizer(sample, trained, measured)
+        return sample, trained, measured
     except BaseException as error:
         if isinstance(error, UserError) and not had_log:
             log_path.unlink(missing_ok=True)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import NUM_T5_SENTINELS, Encoder
-from zerokara.tokenizer.model_file import PieceType
-from zerokara.tokenizer.units import NEWLINE
+from zerokara.tokenizer.model_file import NEWLINE, PieceType
 
 MAX_SYMBOLS = 50
 """User symbols that get hard texts of their own; all of them stand together in two more."""

@@ -58,18 +58,18 @@ DistinctWords = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CorpusStatistics:
-    """Estimates for the corpus; counts are of the bytes that were read."""
+    """Estimates for the corpus, whose whole text is `offered_bytes`; the counts are of the bytes that were read.
+
+    Lines are training sentences, passages documents or the parts in which long ones are sampled; the half is every
+    second passage.
+    """
 
     offered_bytes: int
-    """Text in the whole corpus."""
     bytes: int
     lines: int
-    """Training sentences."""
     passages: int
-    """Documents, or the parts in which long ones are sampled."""
     spaces: int
     half_bytes: int
-    """Of every second passage."""
     half_words: DistinctWords
     words: DistinctWords
 

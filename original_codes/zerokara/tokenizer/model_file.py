@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from sentencepiece import sentencepiece_model_pb2 as messages
 
+NEWLINE = "\n"
 SPACE_MARK = "\u2581"
 """The character for a space inside pieces: SentencePiece takes it for a space in text too."""
 SCORE_STEP = 1 / 256

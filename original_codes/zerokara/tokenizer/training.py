@@ -24,9 +24,8 @@ from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import Progress, bytes_text, log
 from zerokara.resources import available_cores
 from zerokara.tokenizer import trainer
-from zerokara.tokenizer.model_file import ModelFile, PieceType
+from zerokara.tokenizer.model_file import NEWLINE, ModelFile, PieceType
 from zerokara.tokenizer.sampling import SENTENCE_BYTES
-from zerokara.tokenizer.units import NEWLINE
 
 MAX_THREADS = 32
 SEEDS_PER_PIECE = 5

@@ -14,7 +14,8 @@ import sentencepiece
 from foreign_models import GEMMA, LLAMA, T5, documents
 
 from zerokara.errors import UserError
-from zerokara.tokenizer import compatibility, fast_encoder, units
+from zerokara.tokenizer import compatibility, fast_encoder
+from zerokara.tokenizer import encoder as encoding
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 
@@ -58,7 +59,7 @@ def test_ids_are_those_of_the_whole_document(made: Made, kind: str) -> None:
 @pytest.mark.parametrize("limit", [1, 7, 40])
 def test_a_long_text_is_cut_where_nothing_reaches_across(made: Made, limit: int) -> None:
     whole, cut = Encoder(made("llama")), Encoder(made("llama"), run_characters=limit)
-    assert whole.run_characters == units._BPE_RUN_CHARACTERS
+    assert whole.run_characters == encoding._BPE_RUN_CHARACTERS
     for text in [*documents(40, seed=11), *HARD, "\n" * 50, "\n".join(HARD)]:
         runs = cut._runs(text)
         assert "".join(runs) == text and all(len(run) <= limit or "\n" not in run[1:] for run in runs)
@@ -69,11 +70,11 @@ def test_a_long_text_is_cut_where_nothing_reaches_across(made: Made, limit: int)
 
 def test_only_what_nothing_reaches_across_is_cut(made: Made) -> None:
     """Not the score of a unigram, not a symbol of two line ends, not what normalisation makes of a line end."""
-    assert Encoder(made("t5")).run_characters == units.UNSPLIT
-    assert Encoder(made("gemma")).run_characters == units.UNSPLIT
-    assert Encoder(made("llama", remove_extra_whitespaces=True)).run_characters == units.UNSPLIT
-    assert Encoder(made("llama", normalization_rule_name="nfkc")).run_characters == units.UNSPLIT
-    assert Encoder(made("gemma", user_defined_symbols=["\n"])).run_characters == units._BPE_RUN_CHARACTERS
+    assert Encoder(made("t5")).run_characters == encoding.UNSPLIT
+    assert Encoder(made("gemma")).run_characters == encoding.UNSPLIT
+    assert Encoder(made("llama", remove_extra_whitespaces=True)).run_characters == encoding.UNSPLIT
+    assert Encoder(made("llama", normalization_rule_name="nfkc")).run_characters == encoding.UNSPLIT
+    assert Encoder(made("gemma", user_defined_symbols=["\n"])).run_characters == encoding._BPE_RUN_CHARACTERS
 
 
 def test_end_and_padding_are_what_the_model_has(made: Made) -> None:
