@@ -268,7 +268,7 @@ def test_a_tie_is_the_same_text_with_the_same_score_and_few_are_put_up_with(
 def test_models_that_hugging_face_cannot_do_exactly_are_refused(train: Train, tmp_path: Path) -> None:
     encoder = train(user_defined_symbols=("<sep>",))
     model = ModelFile(encoder.model_bytes)
-    model._proto.normalizer_spec.add_dummy_prefix = True
+    model.add_dummy_prefix = True
     model._proto.normalizer_spec.remove_extra_whitespaces = True
     path = tmp_path / "foreign.model"
     path.write_bytes(model.to_bytes())
