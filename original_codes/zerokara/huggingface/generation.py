@@ -51,15 +51,6 @@ class Sampling:
     seed: int
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A prompt to be continued by at most `limit` tokens; `number` is its place in the caller's order."""
-
-    number: int
-    prompt: Sequence[int]
-    limit: int
-
-
 def generate(
     model: Any,
     prompts: Sequence[Sequence[int]],
@@ -86,15 +77,22 @@ def generate(
     assert not model.training, "dropout would make the result random"
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     ends = [eos_id] if isinstance(eos_id, int) else list(eos_id)
-    rows = _rows(prompts, limits, context_length(model))
+    if (context := context_length(model)) is not None:
+        limits = [min(limit, context + 1 - len(prompt)) for prompt, limit in zip(prompts, limits, strict=True)]
+    for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        if not len(prompt) or limit < 1:
+            longest = "" if context is None else f", and no more than the context length, {context}"
+            raise RunError(f"prompt {number} has {len(prompt)} tokens; a prompt must have at least one{longest}")
     results: dict[int, Generated] = {}
+    lengths = [len(prompt) for prompt in prompts]
     with _settings(model, ends, pad_id, sampling), torch.inference_mode():
-        for batch in _batches(rows, batch_tokens, batch_size, _num_positions(model)):
+        for batch in _batches(lengths, limits, batch_tokens, batch_size, _num_positions(model)):
             if give_up is not None and give_up():
                 return None
-            for row, new in zip(batch, _continued(model, batch, pad_id), strict=True):
-                ids = list(takewhile(lambda token: token not in ends, new[: row.limit]))
-                results[row.number] = Generated(ids, stopped=len(ids) < row.limit)
+            written = _continued(model, [prompts[number] for number in batch], max(limits[i] for i in batch), pad_id)
+            for number, new in zip(batch, written, strict=True):
+                ids = list(takewhile(lambda token: token not in ends, new[: limits[number]]))
+                results[number] = Generated(ids, stopped=len(ids) < limits[number])
             if progress is not None:
                 progress.advance(len(batch))
     return [results[number] for number in range(len(prompts))]
@@ -120,45 +118,32 @@ def _num_positions(model: Any) -> int | None:
     return context_length(model)
 
 
-def _rows(prompts: Sequence[Sequence[int]], limits: Sequence[int], context: int | None) -> list[_Row]:
-    """The prompts with their limits, the longest first: what needs most memory runs first."""
-    rows = []
-    for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-        room = limit if context is None else context + 1 - len(prompt)
-        if not len(prompt) or room < 1:
-            longest = "" if context is None else f", and no more than the context length, {context}"
-            raise RunError(f"prompt {number} has {len(prompt)} tokens; a prompt must have at least one{longest}")
-        rows.append(_Row(number, prompt, min(limit, room)))
-    return sorted(rows, key=lambda row: (-len(row.prompt), -row.limit, row.number))
-
-
 def _batches(
-    rows: Sequence[_Row], batch_tokens: int, batch_size: int, num_positions: int | None
-) -> Iterator[list[_Row]]:
-    """Rows of like lengths; a whole batch takes as many steps as its row with the highest limit."""
-    batch: list[_Row] = []
-    for row in rows:
+    lengths: Sequence[int], limits: Sequence[int], batch_tokens: int, batch_size: int, num_positions: int | None
+) -> Iterator[list[int]]:
+    """Numbers of prompts of like lengths, the longest first: what needs most memory runs first.
+
+    A whole batch takes as many steps as its row with the highest limit.
+    """
+    batch: list[int] = []
+    for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], -limits[number], number)):
         if batch:
-            length = len(batch[0].prompt) + max(row.limit, *(each.limit for each in batch))
+            length = lengths[batch[0]] + max(limits[each] for each in (*batch, number))
             full = len(batch) >= batch_size or length * (len(batch) + 1) > batch_tokens
             # A row that has ended is computed on; where positions are learned, there is none after the last.
             if full or (num_positions is not None and length > num_positions + 1):
                 yield batch
                 batch = []
-        batch.append(row)
+        batch.append(number)
     if batch:
         yield batch
 
 
-def _continued(model: Any, batch: Sequence[_Row], pad_id: int) -> list[list[int]]:
+def _continued(model: Any, prompts: Sequence[Sequence[int]], limit: int, pad_id: int) -> list[list[int]]:
     """New ids of each row [B, T], after an end token followed by anything."""
     is_encoder_decoder = model.config.is_encoder_decoder
-    tokens_BS, mask_BS = padded([row.prompt for row in batch], pad_id, left=not is_encoder_decoder)
-    output = model.generate(
-        tokens_BS.to(model.device),
-        attention_mask=mask_BS.to(model.device),
-        max_new_tokens=max(row.limit for row in batch),
-    )
+    tokens_BS, mask_BS = padded(prompts, pad_id, left=not is_encoder_decoder)
+    output = model.generate(tokens_BS.to(model.device), attention_mask=mask_BS.to(model.device), max_new_tokens=limit)
     first = 1 if is_encoder_decoder else tokens_BS.shape[1]  # after the decoder's start token, or the prompt
     return output[:, first:].tolist()
 

@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import fsum, isclose
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from zerokara.progress import Progress
 from zerokara.tokenizer.compatibility import hard_texts
@@ -82,8 +81,8 @@ def prove(encoder: Encoder, hf_folder: Path, texts: Iterable[str], max_lines: in
     A text of several lines is compared line by line and as a whole.
     """
     hard = hard_texts(encoder)
-    proof, theirs, ties = TokenizerProof(hard_texts=len(hard)), load(hf_folder), Ties(encoder)
-    _compare(proof, encoder, theirs, ties, hard)
+    proof, theirs = TokenizerProof(hard_texts=len(hard)), load(hf_folder)
+    _compare(proof, encoder, theirs, hard)
     for sentinel in encoder.sentinel_ids:  # as users spell one: its one id, without a space before it
         text = f"a {encoder.piece(sentinel)} b"
         ours = [*encoder.encode("a").tolist(), sentinel, *encoder.encode(" b").tolist()]
@@ -95,10 +94,10 @@ def prove(encoder: Encoder, hf_folder: Path, texts: Iterable[str], max_lines: in
     with Progress("comparing token ids", total=max_lines, unit="line") as progress:
         while proof.lines < max_lines and (batch := list(islice(remaining, _BATCH))):
             wholes = [text for text in batch if NEWLINE in text and len(text) <= MAX_TEXT_CHARACTERS]
-            _compare(proof, encoder, theirs, ties, wholes)
+            _compare(proof, encoder, theirs, wholes)
             proof.whole_texts += len(wholes)
             single = [line for text in batch for line in text.split(NEWLINE)][: max_lines - proof.lines]
-            num_equal, num_tied = _compare(proof, encoder, theirs, ties, single)
+            num_equal, num_tied = _compare(proof, encoder, theirs, single)
             proof.equal += num_equal
             proof.ties += num_tied
             proof.lines += len(single)
@@ -114,7 +113,7 @@ def load(hf_folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True, trust_remote_code=False)
 
 
-def _compare(proof: TokenizerProof, encoder: Encoder, theirs: Any, ties: Ties, texts: Sequence[str]) -> tuple[int, int]:
+def _compare(proof: TokenizerProof, encoder: Encoder, theirs: Any, texts: Sequence[str]) -> tuple[int, int]:
     """Compare the texts, and keep in `proof` what fails; returns how many are equal, and how many are ties."""
     num_equal = num_tied = 0
     # Not verbose: a text longer than the context length is no fault here.
@@ -122,7 +121,7 @@ def _compare(proof: TokenizerProof, encoder: Encoder, theirs: Any, ties: Ties, t
     found = theirs(list(texts), **asked, return_attention_mask=False)["input_ids"] if texts else []
     for text, our_array, their_ids in zip(texts, encoder.encode_many(texts), found, strict=True):
         ours = our_array.tolist()
-        if ours != their_ids and ties.is_tie(ours, their_ids):
+        if ours != their_ids and _is_tie(encoder, ours, their_ids):
             num_tied += 1
             _keep(proof.tie_examples, "tie", text, ours, their_ids)
         elif ours != their_ids:
@@ -137,29 +136,20 @@ def _compare(proof: TokenizerProof, encoder: Encoder, theirs: Any, ties: Ties, t
     return num_equal, num_tied
 
 
-class Ties:
-    """Tells ties of a tokenizer: the same text in other pieces of the same total score."""
+def _is_tie(encoder: Encoder, ours: list[int], theirs: list[int]) -> bool:
+    """Whether these different ids are the same text in other pieces of the same total score."""
+    pieces = encoder.model.pieces
 
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder, pieces = encoder, encoder.model.pieces
-        self._is_unigram = encoder.model.is_unigram
-        self._scores = np.array([piece.score for piece in pieces], dtype=np.float64)
-        self._is_normal = np.array([piece.type is PieceType.NORMAL for piece in pieces])
+    def total(ids: list[int]) -> float:
+        return fsum(pieces[i].score for i in ids if pieces[i].type is PieceType.NORMAL)
 
-    def is_tie(self, ours: list[int], theirs: list[int]) -> bool:
-        """Whether these different ids are one."""
-        if not self._is_unigram or self._encoder.decode(ours) != self._encoder.decode(theirs):
-            return False
-        our_total, our_fixed = self._total(ours)
-        their_total, their_fixed = self._total(theirs)
-        near = abs(our_total - their_total) <= TIE_TOLERANCE * max(abs(our_total), abs(their_total))
-        return near and our_fixed == their_fixed
+    def fixed(ids: list[int]) -> list[int]:
+        """Bytes, symbols and line ends."""
+        return [i for i in ids if pieces[i].type is not PieceType.NORMAL]
 
-    def _total(self, ids: list[int]) -> tuple[float, list[int]]:
-        """Return the total score of the learnt pieces, and the ids of the others (bytes, symbols, line ends)."""
-        array = np.array(ids, dtype=np.int64)
-        normal = self._is_normal[array]
-        return float(self._scores[array[normal]].sum()), array[~normal].tolist()
+    if not encoder.model.is_unigram or encoder.decode(ours) != encoder.decode(theirs) or fixed(ours) != fixed(theirs):
+        return False
+    return isclose(total(ours), total(theirs), rel_tol=TIE_TOLERANCE)
 
 
 def _keep(examples: list[str], what: str, text: str, ours: list[int], theirs: list[int]) -> None:

@@ -34,15 +34,6 @@ class WeightRule:
     layers: Literal["all", "dense", "sparse"] = "all"
     """The layers that a template applies to: MoE layers (``sparse``), ``dense`` ones, or all."""
 
-    def at_layer(self, layer: int, num_experts: int = 0) -> WeightRule:
-        """The rule for one layer, with names that hold ``{e}`` repeated for each expert."""
-        number = str(layer)
-        names = [name.replace("{i}", number) for name in self.hf]
-        each = [
-            name.replace("{e}", str(expert)) for name in names for expert in range(num_experts if "{e}" in name else 1)
-        ]
-        return replace(self, ours=self.ours.replace("{i}", number), hf=tuple(each))
-
 
 @dataclass(frozen=True)
 class Family:
@@ -102,8 +93,18 @@ def expand(
         elif rule is templates[0]:
             for layer in range(num_layers):
                 kinds = ("all", "sparse" if layer in moe_layers else "dense")
-                expanded.extend(rule.at_layer(layer, num_experts) for rule in templates if rule.layers in kinds)
+                expanded.extend(_at_layer(rule, layer, num_experts) for rule in templates if rule.layers in kinds)
     return expanded
+
+
+def _at_layer(rule: WeightRule, layer: int, num_experts: int) -> WeightRule:
+    """The rule for one layer, with names that hold ``{e}`` repeated for each expert."""
+    names = [
+        name.replace("{i}", str(layer)).replace("{e}", str(expert))
+        for name in rule.hf
+        for expert in range(num_experts if "{e}" in name else 1)
+    ]
+    return replace(rule, ours=rule.ours.replace("{i}", str(layer)), hf=tuple(names))
 
 
 def to_hf(
