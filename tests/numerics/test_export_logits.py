@@ -179,9 +179,7 @@ def test_another_rotary_base_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     family = families.FAMILIES["llama"]
     other = replace(
         family,
-        fixed_values=lambda shape: (
-            family.fixed_values(shape) | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-        ),
+        fixed_values=lambda shape: family.fixed_values(shape) | {"rope_parameters.rope_theta": 10000.0},
     )
     monkeypatch.setitem(families.FAMILIES, "llama", other)
     assert export_and_prove(tmp_path / "hf", LLAMA).faults

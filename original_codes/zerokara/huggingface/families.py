@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -20,16 +22,8 @@ UNTIED_OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), VOCABULAR
 """The output matrix; a tied model has none, on either side."""
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-
-FAMILIES = {
-    "llama": LLAMA,
-    "qwen3": QWEN3,
-    "gpt2": GPT2,
-    "mixtral": MIXTRAL,
-    "qwen3_moe": QWEN3_MOE,
-    "switch": SWITCH,
-    "t5": T5,
-}
+FAMILIES = {family.model_type: family for family in (LLAMA, QWEN3, GPT2, MIXTRAL, QWEN3_MOE, T5)} | {"switch": SWITCH}
+"""By our names of the architectures, which are transformers' but for one."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +64,20 @@ def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
         dtype=str(TORCH_DTYPES[dtype]).removeprefix("torch."),
         # The decoder starts with padding, as T5's does.
         **({"decoder_start_token_id": special.pad} if family.is_encoder_decoder else {}),
-        **family.config_values(shape),
+        **nested(family.config_values(shape)),
     )
     config.architectures = [family.class_name]
     config.tie_word_embeddings = shape.tie_word_embeddings  # T5Config sets it to true, whatever is passed
     return config
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted keys as dictionaries within each other."""
+    found: dict[str, Any] = {}
+    for dotted, value in values.items():
+        *outer, key = dotted.split(".")
+        reduce(lambda inner, name: inner.setdefault(name, {}), outer, found)[key] = value
+    return found
 
 
 def hf_shapes(shape: ModelShape, config: Any) -> dict[str, tuple[int, ...]]:

@@ -270,7 +270,7 @@ def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: 
     ours = {**family.config_values(shape), "tie_word_embeddings": shape.tie_word_embeddings}
     hf_config.tie_word_embeddings = family.config_is_tied(hf_config)
     settings = {**family.settings, "tie_word_embeddings": "tie_word_embeddings"}
-    for key, expected in _flat(ours):
+    for key, expected in ours.items():
         if key in _OF_TRAINING:
             continue
         value = _value_of(hf_config, key)
@@ -282,14 +282,6 @@ def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: 
         else:
             rule = f"must be {expected}, as in every model of architecture {shape.architecture}"
             yield Fault(where=str(folder / "config.json"), key=key, value=value, rule=rule)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _differing_pieces(

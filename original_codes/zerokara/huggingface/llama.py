@@ -23,7 +23,8 @@ def _llama_values(shape: ModelShape) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
         "initializer_range": shape.init_std,
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(shape.rope_theta)},
+        "rope_parameters.rope_type": "default",
+        "rope_parameters.rope_theta": float(shape.rope_theta),
         "attention_bias": False,
         "mlp_bias": False,
     }

@@ -90,13 +90,7 @@ def write_weights(
     dtype: torch.dtype,
     max_shard_size: str,
 ) -> list[Path]:
-    """Write all `tensors`, rounded to `dtype`, and return the files.
-
-    `shapes` announces the tensors in their order.
-
-    Raises:
-        OSError: the disk is full, or cannot be written; names the file.
-    """
+    """Write all `tensors`, which `shapes` announces in their order, rounded to `dtype`, and return the files."""
     plan = _shards(shapes, dtype, max_shard_size)
     coming = iter(tensors)
     total = sum(nbytes(shape, dtype) for shape in shapes.values())

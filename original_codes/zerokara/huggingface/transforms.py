@@ -10,7 +10,7 @@ F feed-forward size, V real vocabulary, P padded vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,31 +40,21 @@ def _padded_rows(parts: Parts, shape: ModelShape) -> Tensor:
     return torch.cat((rows_VD, padding))
 
 
-def _queries_keys_values(ours: Tensor, shape: ModelShape) -> Parts:
-    """megatron-core orders rows by kv head: its G query heads, then its key, then its value."""
-    group_size = shape.num_attn_heads // shape.num_kv_heads
+def _by_kind(ours: Tensor, shape: ModelShape, sizes: Sequence[int]) -> Parts:
+    """megatron-core orders rows by kv head: its query heads, if there are any, then its key, then its value."""
     rest = ours.shape[1:]
-    grouped = ours.reshape(shape.num_kv_heads, group_size + 2, shape.head_dim, *rest)
-    query, key, value = grouped.split((group_size, 1, 1), dim=1)
-    return tuple(part.reshape(-1, *rest) for part in (query, key, value))
+    grouped = ours.reshape(shape.num_kv_heads, sum(sizes), shape.head_dim, *rest)
+    return tuple(part.reshape(-1, *rest) for part in grouped.split(tuple(sizes), dim=1))
+
+
+def _queries_keys_values(ours: Tensor, shape: ModelShape) -> Parts:
+    return _by_kind(ours, shape, (shape.num_attn_heads // shape.num_kv_heads, 1, 1))
 
 
 def _grouped(parts: Parts, shape: ModelShape) -> Tensor:
     rest = parts[0].shape[1:]
     by_group = [part.reshape(shape.num_kv_heads, -1, shape.head_dim, *rest) for part in parts]
     return torch.cat(by_group, dim=1).reshape(-1, *rest)
-
-
-def _keys_values(ours: Tensor, shape: ModelShape) -> Parts:
-    """megatron-core orders rows by head: its key, then its value."""
-    by_head = ours.reshape(shape.num_attn_heads, 2, shape.head_dim, *ours.shape[1:])
-    return tuple(part.reshape(-1, *ours.shape[1:]) for part in by_head.unbind(dim=1))
-
-
-def _keys_values_back(parts: Parts, shape: ModelShape) -> Tensor:
-    rest = parts[0].shape[1:]
-    by_head = [part.reshape(shape.num_attn_heads, shape.head_dim, *rest) for part in parts]
-    return torch.stack(by_head, dim=1).reshape(-1, *rest)
 
 
 def _one_qkv(ours: Tensor, shape: ModelShape) -> Parts:
@@ -99,8 +89,8 @@ COPIED_VOCABULARY = Transform(lambda ours, shape: _real_rows(ours, shape) * 3, _
 """[P, D] ↔ three copies of [V, D], of which the first is read back."""
 QUERY_KEY_VALUE = Transform(_queries_keys_values, _grouped)
 """[K·(G+2)·E, D] ↔ [H·E, D], [K·E, D], [K·E, D]; biases alike."""
-KEY_VALUE = Transform(_keys_values, _keys_values_back)
-"""[H·2·E, D] ↔ [H·E, D], [H·E, D]: of cross-attention."""
+KEY_VALUE = Transform(lambda ours, shape: _by_kind(ours, shape, (1, 1)), _grouped)
+"""[K·2·E, D] ↔ [K·E, D], [K·E, D]: of cross-attention."""
 JOINED_QUERY_KEY_VALUE = Transform(_one_qkv, _one_qkv_back)
 """[K·(G+2)·E, D] ↔ [D, (H+2K)·E]; a bias stays one-dimensional."""
 EXPERTS = Transform(lambda ours, shape: ours.unbind(), lambda parts, shape: torch.stack(parts))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -72,12 +71,8 @@ class Family:
         return "text2text-generation" if self.is_encoder_decoder else "text-generation"
 
     def config_values(self, shape: ModelShape) -> dict[str, Any]:
-        """The arguments of the configuration class."""
-        values: dict[str, Any] = {}
-        for dotted, setting in self.settings.items():
-            *outer, key = dotted.split(".")
-            reduce(lambda inner, name: inner.setdefault(name, {}), outer, values)[key] = getattr(shape, setting)
-        return values | self.fixed_values(shape)
+        """The arguments of the configuration class, by dotted keys where nested."""
+        return {key: getattr(shape, setting) for key, setting in self.settings.items()} | self.fixed_values(shape)
 
 
 def expand(

@@ -53,9 +53,10 @@ def test_gpt2_joins_them_by_kind_and_transposes_weights_only() -> None:
 
 def test_keys_and_values_stand_head_by_head() -> None:
     ours = rows(100, 200, 101, 201, 102, 202, 103, 203)
-    key, value = KEY_VALUE.to_hf(ours, TINY)
+    shape = replace(TINY, num_kv_heads=4)
+    key, value = KEY_VALUE.to_hf(ours, shape)
     assert key.flatten().tolist() == [100, 101, 102, 103] and value.flatten().tolist() == [200, 201, 202, 203]
-    assert torch.equal(KEY_VALUE.from_hf((key, value), TINY), ours)
+    assert torch.equal(KEY_VALUE.from_hf((key, value), shape), ours)
 
 
 def test_the_gate_is_the_first_half() -> None:
