@@ -18,7 +18,7 @@ from wide_weights import spread_weights
 
 from zerokara.huggingface import families, to_hf, weight_rules
 from zerokara.huggingface import proof as export_proof
-from zerokara.huggingface.proof import LogitProof
+from zerokara.huggingface.tokenizer_proof import Proof
 from zerokara.huggingface.transforms import QUERY_KEY_VALUE, Parts, Transform
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
@@ -63,34 +63,34 @@ def texts_and_prompts(shape: ModelShape) -> tuple[list[Prompt], list[Prompt]]:
     return texts, [Prompt(text, [SPECIAL.pad]) for text in (texts[1].encoder_ids, texts[2].encoder_ids[:17], [7])]
 
 
-def export_and_prove(folder: Path, shape: ModelShape, dtype: str = "fp32") -> LogitProof:
+def export_and_prove(folder: Path, shape: ModelShape, dtype: str = "fp32") -> Proof:
     folder.mkdir()
     weights = spread_weights(shape)
     to_hf.write_model(folder, weights, shape, SPECIAL, dtype, "4GB")
     return prove(folder, weights, shape, dtype)
 
 
-def prove(folder: Path, weights: dict[str, Tensor], shape: ModelShape, dtype: str = "fp32") -> LogitProof:
+def prove(folder: Path, weights: dict[str, Tensor], shape: ModelShape, dtype: str = "fp32") -> Proof:
     texts, prompts = texts_and_prompts(shape)
     found, _, _ = export_proof.prove(folder, weights, shape, dtype, texts, prompts, num_sampled=1)
     return found
 
 
-def rounded(found: LogitProof) -> float:
+def rounded(found: Proof) -> float:
     """What rounding explains. Of thousands of logits the largest is about four standard deviations."""
-    return rounding.tolerance(4 * found.logit_std, quantity="tensor")
+    return rounding.tolerance(4 * found.facts["logit_std"], quantity="tensor")
 
 
 @pytest.mark.parametrize(("shape", "dtype"), CASES, ids=lambda one: one if isinstance(one, str) else one.architecture)
 def test_logits_arg_max_and_greedy_are_equal(tmp_path: Path, shape: ModelShape, dtype: str) -> None:
     found = export_and_prove(tmp_path / "hf", shape, dtype)
     assert found.faults == []
-    assert found.logit_std > export_proof.SPREAD and found.notes == []
-    assert found.max_difference <= rounded(found)
-    assert found.positions == 3 * 43 and found.bf16_positions == 3 * 10
-    assert found.greedy_tokens == 3 * (shape.seq_len - 1) >= 3 * 20
-    assert found.tied_output is shape.tie_word_embeddings
-    assert found.bf16_max_difference > 1e-3, "bf16 cannot be this exact: it was not computed"
+    assert found.facts["logit_std"] > export_proof.SPREAD and found.facts["notes"] == []
+    assert found.facts["max_difference"] <= rounded(found)
+    assert found.facts["positions"] == 3 * 43 and found.facts["bf16_positions"] == 3 * 10
+    assert found.facts["greedy_tokens"] == 3 * (shape.seq_len - 1) >= 3 * 20
+    assert found.facts["tied_output"] is shape.tie_word_embeddings
+    assert found.facts["bf16_max_difference"] > 1e-3, "bf16 cannot be this exact: it was not computed"
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=IDS)
@@ -172,7 +172,7 @@ def test_a_broken_twin_fails(twin: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(families, "rules_for", lambda shape: broken)
     found = export_and_prove(tmp_path / "hf", shape)
     assert found.faults
-    assert found.max_difference > rounding.BROKEN * rounded(found)
+    assert found.facts["max_difference"] > rounding.BROKEN * rounded(found)
 
 
 def test_another_rotary_base_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_flat_logits_get_a_note(tmp_path: Path) -> None:
     weights = {name: tensor * 0.1 for name, tensor in spread_weights(shape).items()}
     to_hf.write_model(folder, weights, shape, SPECIAL, "fp32", "4GB")
     found = prove(folder, weights, shape)
-    assert found.logit_std < export_proof.SPREAD and len(found.notes) == 1
+    assert found.facts["logit_std"] < export_proof.SPREAD and len(found.facts["notes"]) == 1
 
 
 def test_weights_that_are_no_numbers_do_not_pass(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_weights_that_are_no_numbers_do_not_pass(tmp_path: Path) -> None:
     weights["decoder.final_layernorm.weight"][3] = float("nan")
     to_hf.write_model(folder, weights, shape, SPECIAL, "fp32", "4GB")
     found = prove(folder, weights, shape)
-    assert found.faults and found.max_difference == float("inf")
+    assert found.faults and found.facts["max_difference"] == float("inf")
 
 
 def test_shards_and_their_index_load_as_one_model(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def proved(encoder: Encoder, folder: Path, change: Callable[[dict[str, Any]], No
 @pytest.mark.parametrize("kind", KINDS)
 def test_hugging_faces_ids_are_sentencepieces(encoders: dict[str, Encoder], tmp_path: Path, kind: str) -> None:
     result = proved(encoders[kind], tmp_path)
-    assert result.ok and result.lines == 200 and result.equal >= 199, str(result)
+    assert not result.faults and result.facts["lines"] == 200 and result.facts["equal"] >= 199, result.faults
     theirs = tokenizer_proof.load(tmp_path)
     expected = "<unk>" if kind == "llama" else "<pad>"
     assert (theirs.pad_token, theirs.eos_token) == (expected if "bpe" not in kind else "<unk>", "</s>")
@@ -105,7 +105,7 @@ def test_a_broken_twin_fails(
     encoders: dict[str, Encoder], tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], None], what: str
 ) -> None:
     result = proved(encoders[kind], tmp_path, change)
-    assert result.num_failures and result.failures[0].startswith(what), str(result)
+    assert result.faults and result.examples[0].startswith(what), result.faults
 
 
 @dataclass(frozen=True)

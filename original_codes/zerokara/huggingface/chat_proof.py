@@ -1,7 +1,7 @@
 """Proof that inference equals training in a chat: the export gives the ids that training learned of its conversations.
 
 In: the exported folder, and conversations of the training data with their ids, as step 7 left them in the run folder.
-Out: a `ChatProof`, without which the export fails. Of each conversation two things must be equal, both from stock
+Out: a `Proof`, without which the export fails. Of each conversation two things must be equal, both from stock
 ``AutoTokenizer.apply_chat_template``: the ids up to the end of the last answer, and the ids after which that answer is
 generated (``add_generation_prompt``).
 """
@@ -9,44 +9,19 @@ generated (``add_generation_prompt``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from zerokara.huggingface import tokenizer_json
-from zerokara.huggingface.tokenizer_proof import MAX_SHOWN, load
+from zerokara.huggingface.tokenizer_proof import MAX_SHOWN, Proof, load
 from zerokara.tokenizer.encoder import Encoder
 
 _ANY_LENGTH = 1 << 30
 """Context length of a tokenizer that is not a model's yet; beyond it there are warnings only."""
 
 
-@dataclass(frozen=True)
-class ChatProof:
-    """The result of a comparison."""
-
-    compared: int
-    """Conversations of the training data compared."""
-    failures: list[str]
-    """Those with other ids."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the template gives the ids of training, so that it may be published."""
-        return not self.failures
-
-    def __str__(self) -> str:
-        first = f"; first failure: {self.failures[0]}" if self.failures else ""
-        return f"{self.compared:,} conversations: {len(self.failures):,} failures{first}"
-
-    def as_json(self, examples: bool = False) -> dict[str, Any]:
-        """The counts, and whether the proof holds; `examples` adds conversations that differ."""
-        counts = {"holds": self.ok, "compared": self.compared, "failures": len(self.failures)}
-        return counts | ({"examples": self.failures[:MAX_SHOWN]} if examples else {})
-
-
-def prove(hf_folder: Path, conversations: Sequence[dict[str, Any]]) -> ChatProof:
+def prove(hf_folder: Path, conversations: Sequence[dict[str, Any]]) -> Proof:
     """Compare conversations, each with its ``messages``, ``prompt_ids`` and ``answer_ids``."""
     tokenizer, failures = load(hf_folder), list[str]()
     # Not verbose: a conversation longer than the context is no fault here.
@@ -62,7 +37,9 @@ def prove(hf_folder: Path, conversations: Sequence[dict[str, Any]]) -> ChatProof
                 found = f"trained {ours[window]}, exported {theirs[window]}"
                 failures.append(f"{str(messages)[:200]} at token {place}: {found}")
                 break
-    return ChatProof(len(conversations), failures)
+    facts = {"compared": len(conversations), "failures": len(failures)}
+    differing = f"chat template: {len(failures):,} of {len(conversations):,} conversations differ; the first: "
+    return Proof(facts, [differing + failures[0]] if failures else [], failures[:MAX_SHOWN])
 
 
 def tokenizer_of_exports(encoder: Encoder, is_encoder_decoder: bool) -> Any:

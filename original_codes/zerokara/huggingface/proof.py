@@ -15,7 +15,7 @@ Shape suffixes: B batch, S sequence, R encoder sequence, V real vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, takewhile
 from pathlib import Path
@@ -27,11 +27,10 @@ from torch import Tensor
 
 from zerokara.errors import RunError
 from zerokara.huggingface import families, generation, stock_model
-from zerokara.huggingface.chat_proof import ChatProof
 from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.huggingface.generation import Sampling
 from zerokara.huggingface.layer_by_layer import device, layer_by_layer
-from zerokara.huggingface.tokenizer_proof import TokenizerProof
+from zerokara.huggingface.tokenizer_proof import Proof
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Objective, Prompt, objective
@@ -58,57 +57,11 @@ _CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
 """Besides the user's prompts, the first tokens of this many windows are continued greedily."""
 
 
-@dataclass(frozen=True)
-class LogitProof:
-    """The comparison in numbers; the proof holds when `faults` is empty."""
-
-    positions: int
-    tolerance: float
-    max_difference: float
-    worst: str
-    """Where the largest difference is."""
-    logit_std: float
-    argmax_ties: int
-    greedy_prompts: int
-    greedy_tokens: int
-    greedy_ties: int
-    tied_output: bool
-    """Whether embedding and output matrix are one tensor in the loaded model."""
-    bf16_positions: int
-    bf16_max_difference: float
-    """Stock transformers computing in bf16 against the trained weights in fp32: the error of bf16."""
-    bf16_argmax_equal: float
-    """Top-1 agreement: share of positions."""
-    notes: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class ExportProof:
-    """The proofs of a folder: of its model, of its tokenizer and, where it has one, of its chat template."""
-
-    logits: LogitProof
-    samples: list[dict[str, str]]
-    """Each prompt of the user, and its greedy and sampled continuation, which do not repeat it."""
-    token_ids: TokenizerProof
-    chat: ChatProof | None = None
-
-    @property
-    def faults(self) -> list[str]:
-        """Everything that speaks against the export; empty when all proofs hold."""
-        token_ids = [] if self.token_ids.ok else [f"token ids: {self.token_ids}"]
-        chat = [] if self.chat is None or self.chat.ok else [f"chat template: {self.chat}"]
-        return [*self.logits.faults, *token_ids, *chat]
-
-    def as_json(self, examples: bool = False) -> dict[str, Any]:
-        """Facts for the manifest; `examples` adds differing lines of the corpus, which are not for everyone."""
-        proof = {
-            "holds": not self.faults,
-            "logits": {"holds": not self.logits.faults, **asdict(self.logits)},
-            "token_ids": self.token_ids.as_json(examples),
-            **({"chat": self.chat.as_json(examples)} if self.chat else {}),
-        }
-        return {"proof": proof, "samples": self.samples}
+def as_json(proofs: Mapping[str, Proof], samples: Sequence[Any], examples: bool = False) -> dict[str, Any]:
+    """Facts for the manifest; `examples` adds differing lines of the corpus, which are not for everyone."""
+    holds = not any(each.faults for each in proofs.values())
+    found = {name: each.as_json(examples) for name, each in proofs.items()}
+    return {"proof": {"holds": holds, **found}, "samples": samples}
 
 
 def prove_model(
@@ -118,7 +71,7 @@ def prove_model(
     encoder: Encoder,
     documents: Iterable[str],
     prompts: Sequence[str],
-) -> tuple[LogitProof, list[dict[str, str]]]:
+) -> tuple[Proof, list[dict[str, str]]]:
     """Compare the exported model with the trained one, on `documents`; also returns the samples after `prompts`.
 
     Raises:
@@ -181,7 +134,7 @@ def prove(
     texts: Sequence[Prompt],
     prompts: Sequence[Prompt],
     num_sampled: int,
-) -> tuple[LogitProof, list[list[int]], list[list[int]]]:
+) -> tuple[Proof, list[list[int]], list[list[int]]]:
     """Compare the exported `folder`, saved in `dtype`, with the trained `weights`, on `texts` of one length.
 
     Also returns the ids that follow each prompt greedily, and those that follow the first `num_sampled` by sampling.
@@ -204,25 +157,25 @@ def prove(
     std = float(expected_BSV.std())
     flat = f"the logits' standard deviation is {std:.2f}: equality means little for logits this flat"
     bf16_equal_BS = bf16_BSV.argmax(-1) == unrounded_BSV.argmax(-1)
-    proof = LogitProof(
-        positions=sum(len(text.decoder_ids) for text in texts),
-        tolerance=TOLERANCE,
-        max_difference=difference,
-        worst=worst,
-        logit_std=std,
+    facts = {
+        "positions": sum(len(text.decoder_ids) for text in texts),
+        "tolerance": TOLERANCE,
+        "max_difference": difference,
+        "worst": worst,
+        "logit_std": std,
         # Where no logit differs by more than the tolerance, two that change their order are a tie.
-        argmax_ties=int((exported.logits_BSV.argmax(-1) != expected_BSV.argmax(-1)).sum()),
-        greedy_prompts=len(exported.greedy),
-        greedy_tokens=sum(map(len, exported.greedy)),
-        greedy_ties=greedy_ties,
-        tied_output=exported.is_tied,
-        bf16_positions=bf16_equal_BS.numel(),
-        bf16_max_difference=_largest_difference(bf16_BSV, unrounded_BSV)[0],
-        bf16_argmax_equal=float(bf16_equal_BS.float().mean()),
-        notes=[flat] if std < SPREAD else [],
-        faults=faults + greedy_faults,
-    )
-    return proof, exported.greedy, exported.sampled
+        "argmax_ties": int((exported.logits_BSV.argmax(-1) != expected_BSV.argmax(-1)).sum()),
+        "greedy_prompts": len(exported.greedy),
+        "greedy_tokens": sum(map(len, exported.greedy)),
+        "greedy_ties": greedy_ties,
+        "tied_output": exported.is_tied,
+        # Stock transformers computing in bf16 against the trained weights in fp32: the error of bf16.
+        "bf16_positions": bf16_equal_BS.numel(),
+        "bf16_max_difference": _largest_difference(bf16_BSV, unrounded_BSV)[0],
+        "bf16_argmax_equal": float(bf16_equal_BS.float().mean()),
+        "notes": [flat] if std < SPREAD else [],
+    }
+    return Proof(facts, faults + greedy_faults), exported.greedy, exported.sampled
 
 
 @dataclass(frozen=True)

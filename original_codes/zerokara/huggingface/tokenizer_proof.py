@@ -1,7 +1,7 @@
 """Proof that the Hugging Face tokenizer gives the ids that training used, on the user's own text and on hard strings.
 
-In: the encoder that training used, a folder with `tokenizer.json`, texts. Out: a `TokenizerProof`, which the export
-prints, and without which it fails. The folder is loaded by stock `AutoTokenizer`, and called with
+In: the encoder that training used, a folder with `tokenizer.json`, texts. Out: a `Proof`, which the export prints, and
+without whose holding it fails. The folder is loaded by stock `AutoTokenizer`, and called with
 `split_special_tokens=True`, so that text is text; transformers 5.23 hands that to tokenizers' `encode_special_tokens`.
 By default it reads "</s>" in a text as the control token, as its users expect; T5's sentinel tokens are compared that
 way.
@@ -13,7 +13,7 @@ have scores that sum without rounding, so that both break ties alike; other mode
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import fsum, isclose
@@ -35,75 +35,59 @@ MAX_TEXT_CHARACTERS = 100_000
 _BATCH = 256
 
 
-@dataclass
-class TokenizerProof:
-    """The result of a comparison."""
+@dataclass(frozen=True)
+class Proof:
+    """What a comparison of an exported folder with the training found; it holds when there are no faults."""
 
-    lines: int = 0
-    """Lines of the given texts that were compared one by one."""
-    whole_texts: int = 0
-    """Texts of several lines that were also compared as a whole."""
-    hard_texts: int = 0
-    """Hard texts compared; their ties are tolerated, their failures are among the failures."""
-    equal: int = 0
-    """Lines with the same ids."""
-    ties: int = 0
-    """Lines that differ by a tie only (unigram)."""
-    num_failures: int = 0
-    failures: list[str] = field(default_factory=list)
-    """The first differences that are not ties: of ids, or of the text that they decode to."""
-    tie_examples: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """Whether the tokenizer gives the ids of training, so that it may be published."""
-        return not self.num_failures and self.ties <= max(1, MAX_TIE_SHARE * self.lines)
-
-    def __str__(self) -> str:
-        text = (
-            f"{self.lines:,} lines: {self.equal:,} equal, {self.ties:,} ties, {self.num_failures:,} failures; "
-            f"also {self.whole_texts:,} whole texts and {self.hard_texts} hard texts"
-        )
-        if self.num_failures:
-            return f"{text}; first failure: {self.failures[0]}"
-        return text if self.ok else f"{text}; more ties than {MAX_TIE_SHARE:.1%} of the lines: {self.tie_examples[0]}"
+    facts: dict[str, Any]
+    """Counts and measures, for manifest, card and summary."""
+    faults: list[str]
+    examples: list[str] = field(default_factory=list)
+    """The first texts that differ; they are the user's, and not for everyone."""
 
     def as_json(self, examples: bool = False) -> dict[str, Any]:
-        """All counts, and whether the proof holds; `examples` adds texts that differ."""
-        names = ("lines", "whole_texts", "hard_texts", "equal", "ties")
-        counts = {"holds": self.ok, **{name: getattr(self, name) for name in names}, "failures": self.num_failures}
-        return counts | ({"examples": [*self.failures, *self.tie_examples]} if examples else {})
+        """The facts, and whether the proof holds; with or without `examples`."""
+        more = {"examples": self.examples} if examples else {}
+        return {"holds": not self.faults, **self.facts, "faults": self.faults, **more}
 
 
-def prove(encoder: Encoder, hf_folder: Path, texts: Iterable[str], max_lines: int = 10_000) -> TokenizerProof:
+def prove(encoder: Encoder, hf_folder: Path, texts: Iterable[str], max_lines: int = 10_000) -> Proof:
     """Compare the two on the hard texts, and on the given texts until `max_lines` lines are done.
 
-    A text of several lines is compared line by line and as a whole.
+    A text of several lines is compared line by line and as a whole; ties are counted among the lines alone.
     """
-    hard = hard_texts(encoder)
-    proof, theirs = TokenizerProof(hard_texts=len(hard)), load(hf_folder)
-    _compare(proof, encoder, theirs, hard)
+    theirs, hard = load(hf_folder), hard_texts(encoder)
+    failures = [message for is_tie, message in _differences(encoder, theirs, hard) if not is_tie]
     for sentinel in encoder.sentinel_ids:  # as users spell one: its one id, without a space before it
         text = f"a {encoder.piece(sentinel)} b"
         ours = [*encoder.encode("a").tolist(), sentinel, *encoder.encode(" b").tolist()]
         found = list(theirs(text, add_special_tokens=False)["input_ids"])
         if found != ours:
-            proof.num_failures += 1
-            _keep(proof.failures, "ids", text, ours, found)
+            failures.append(_difference("ids", text, ours, found))
+    ties: list[str] = []
+    lines = equal = whole_texts = 0
     remaining = iter(texts)
     with Progress("comparing token ids", total=max_lines, unit="line") as progress:
-        while proof.lines < max_lines and (batch := list(islice(remaining, _BATCH))):
+        while lines < max_lines and (batch := list(islice(remaining, _BATCH))):
             wholes = [text for text in batch if NEWLINE in text and len(text) <= MAX_TEXT_CHARACTERS]
-            _compare(proof, encoder, theirs, wholes)
-            proof.whole_texts += len(wholes)
-            single = [line for text in batch for line in text.split(NEWLINE)][: max_lines - proof.lines]
-            num_equal, num_tied = _compare(proof, encoder, theirs, single)
-            proof.equal += num_equal
-            proof.ties += num_tied
-            proof.lines += len(single)
+            failures += [message for is_tie, message in _differences(encoder, theirs, wholes) if not is_tie]
+            single = [line for text in batch for line in text.split(NEWLINE)][: max_lines - lines]
+            differing = list(_differences(encoder, theirs, single))
+            failures += [message for is_tie, message in differing if not is_tie]
+            ties += [message for is_tie, message in differing if is_tie]
+            whole_texts += len(wholes)
+            lines += len(single)
+            equal += len(single) - len(differing)
             progress.advance(len(single))
-            progress.note(ties=proof.ties, failures=proof.num_failures)
-    return proof
+            progress.note(ties=len(ties), failures=len(failures))
+    found_in = f"{lines:,} lines, {whole_texts:,} whole texts and {len(hard)} hard texts"
+    faults = []
+    if failures:
+        faults.append(f"token ids: {len(failures):,} differences in {found_in}; the first: {failures[0]}")
+    if len(ties) > max(1, MAX_TIE_SHARE * lines):
+        faults.append(f"token ids: {len(ties):,} ties in {found_in}, more than {MAX_TIE_SHARE:.1%}: {ties[0]}")
+    facts = {"lines": lines, "whole_texts": whole_texts, "hard_texts": len(hard), "equal": equal, "ties": len(ties)}
+    return Proof(facts | {"failures": len(failures)}, faults, [*failures[:MAX_SHOWN], *ties[:MAX_SHOWN]])
 
 
 def load(hf_folder: Path) -> Any:
@@ -113,27 +97,19 @@ def load(hf_folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True, trust_remote_code=False)
 
 
-def _compare(proof: TokenizerProof, encoder: Encoder, theirs: Any, texts: Sequence[str]) -> tuple[int, int]:
-    """Compare the texts, and keep in `proof` what fails; returns how many are equal, and how many are ties."""
-    num_equal = num_tied = 0
+def _differences(encoder: Encoder, theirs: Any, texts: Sequence[str]) -> Iterator[tuple[bool, str]]:
+    """For each text that gives other ids, or decodes otherwise: whether that is a tie, and a message."""
     # Not verbose: a text longer than the context length is no fault here.
     asked = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     found = theirs(list(texts), **asked, return_attention_mask=False)["input_ids"] if texts else []
     for text, our_array, their_ids in zip(texts, encoder.encode_many(texts), found, strict=True):
         ours = our_array.tolist()
-        if ours != their_ids and _is_tie(encoder, ours, their_ids):
-            num_tied += 1
-            _keep(proof.tie_examples, "tie", text, ours, their_ids)
-        elif ours != their_ids:
-            proof.num_failures += 1
-            _keep(proof.failures, "ids", text, ours, their_ids)
+        if ours != their_ids:
+            is_tie = _is_tie(encoder, ours, their_ids)
+            yield is_tie, _difference("tie" if is_tie else "ids", text, ours, their_ids)
         # Each decodes <unk> differently, and it is no text of the user anyway.
         elif encoder.unk_id not in ours and theirs.decode(ours, skip_special_tokens=True) != encoder.decode(ours):
-            proof.num_failures += 1
-            _keep(proof.failures, "decoded text", text, ours, their_ids)
-        else:
-            num_equal += 1
-    return num_equal, num_tied
+            yield False, _difference("decoded text", text, ours, their_ids)
 
 
 def _is_tie(encoder: Encoder, ours: list[int], theirs: list[int]) -> bool:
@@ -152,11 +128,10 @@ def _is_tie(encoder: Encoder, ours: list[int], theirs: list[int]) -> bool:
     return isclose(total(ours), total(theirs), rel_tol=TIE_TOLERANCE)
 
 
-def _keep(examples: list[str], what: str, text: str, ours: list[int], theirs: list[int]) -> None:
-    """Keep a text for which the two differ in `what`, with the ids around the first that differs."""
-    if len(examples) < MAX_SHOWN:
-        pairs = enumerate(zip(ours, theirs, strict=False))
-        place = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-        window = slice(max(0, place - 3), place + 5)
-        shown = text if len(text) <= 80 else text[:77] + "..."
-        examples.append(f"{what} of {shown!r} at token {place}: ours {ours[window]}, theirs {theirs[window]}")
+def _difference(what: str, text: str, ours: list[int], theirs: list[int]) -> str:
+    """That the two differ in `what` for a text, with the ids around the first that differs."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    place = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    window = slice(max(0, place - 3), place + 5)
+    shown = text if len(text) <= 80 else text[:77] + "..."
+    return f"{what} of {shown!r} at token {place}: ours {ours[window]}, theirs {theirs[window]}"

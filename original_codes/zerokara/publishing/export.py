@@ -59,21 +59,19 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         outputs["tokenizer"] = tokenizer_files
         seconds["writing"] = _lap(times)
         with hashing.BackgroundHashes(outputs["weights"]) as weight_hashes:  # on one core, during the proofs
-            token_ids = tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)
+            proofs = {"token_ids": tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)}
             seconds["proof of token ids"] = _lap(times)
-            chat = None
             if chat_template is not None:
-                chat = chat_proof.prove(partial, finetuning.conversations(source.run_dir))
+                proofs["chat"] = chat_proof.prove(partial, finetuning.conversations(source.run_dir))
                 seconds["proof of the chat template"] = _lap(times)
-            logits, samples = proof.prove_model(
+            proofs["logits"], samples = proof.prove_model(
                 partial, source, settings.dtype, encoder, documents, settings.test_prompt_text
             )
             seconds["proof of logits"] = _lap(times)
-            found = proof.ExportProof(logits, samples, token_ids, chat)
-            if found.faults:
-                raise _failed(found, partial, folder)
+            if faults := [fault for each in proofs.values() for fault in each.faults]:
+                raise _failed(faults, proof.as_json(proofs, samples, examples=True), partial, folder)
             hashes = weight_hashes.result()
-        facts = card.gather(source, encoder, settings.dtype) | found.as_json()
+        facts = card.gather(source, encoder, settings.dtype) | proof.as_json(proofs, samples)
         outputs["card"], outputs["curve"] = [partial / "README.md"], [partial / METRICS_NAME]
         name = settings.huggingface_name or folder.name
         text = card.render(facts, name=name, language=settings.language, license=settings.license)
@@ -91,12 +89,12 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         )
 
 
-def _failed(found: proof.ExportProof, partial: Path, folder: Path) -> RunError:
+def _failed(faults: list[str], facts: dict[str, Any], partial: Path, folder: Path) -> RunError:
     """Keep what was written, and its numbers, under another name; returns the error that tells so."""
     kept = durable.unused_name(folder, ".failed")
-    durable.write_json(partial / "proof.json", found.as_json(examples=True))
+    durable.write_json(partial / "proof.json", facts)
     os.rename(partial, kept)
-    listed = "\n".join(f"  {fault}" for fault in found.faults)
+    listed = "\n".join(f"  {fault}" for fault in faults)
     return RunError(
         f"the exported model does not equal the trained one, so {folder} was not written:\n{listed}\n"
         f"The export is kept in {kept}, with the numbers in proof.json."

@@ -71,9 +71,9 @@ def test_an_export_is_held_to_what_was_trained(encodes: bool, train_toy: TrainTo
     trained = [json.loads(line) for line in files.train.texts_path.read_bytes().splitlines()]
     tokenizer_json.write(encoder, tmp_path, 64, encodes, files.chat_template)
     proof = chat_proof.prove(tmp_path, trained)
-    assert proof.ok and proof.compared == 60, str(proof)
+    assert proof.facts == {"compared": 60, "failures": 0} and not proof.faults, proof.faults
     for name, change in ({} if encodes else BROKEN).items():
         tokenizer_json.write(encoder, tmp_path, 64, encodes, files.chat_template)
         change(tmp_path)
         proof = chat_proof.prove(tmp_path, trained)
-        assert not proof.ok and "at token" in str(proof), name
+        assert "at token" in proof.faults[0], name
