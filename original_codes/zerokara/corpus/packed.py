@@ -5,11 +5,11 @@ all readable bytes, then ends, with the reason in `damage` and in `damaged_at` t
 could be read. Memory is a buffer and the packing's own window (32 KiB for gzip; what the frame asks for, up to
 128 MiB, for zstd), however much a byte unpacks to.
 
-A file may hold several gzip members or zstd frames, one after another, which read as one; so `cat a.gz b.gz`, bgzip
-and pzstd files are whole. As with gzip(1) and zstd(1), nothing is read behind a damaged member; other bytes after the
-last one ("trailing garbage") cost no text and are reported. An empty file is a damaged one, as an interrupted copy
-leaves it. Sources: gzip, RFC 1952 (zero bytes after the last member are padding); zstd, RFC 8878 (its
-skippable frames hold no data). zstd comes from the standard library (Python 3.14) or its back-port `backports.zstd`.
+A file may hold several gzip members or zstd frames, one after another, which read as one. As with gzip(1) and zstd(1),
+nothing is read behind a damaged member; other bytes after the last one ("trailing garbage") cost no text and are
+reported. An empty file is a damaged one, as an interrupted copy leaves it. Sources: gzip, RFC 1952 (zero bytes after
+the last member are padding); zstd, RFC 8878 (its skippable frames hold no data), from the standard library (Python
+3.14) or its back-port `backports.zstd`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from __future__ import annotations
 import io
 import sys
 import zlib
+from collections.abc import Iterator
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Literal, Protocol
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from zerokara.errors import Fault, UserError
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 Packing = Literal["none", "gzip", "zstd"]
-_CHUNK_BYTES = 64 * 1024
+_CHUNK_BYTES, _PIECE_BYTES = 64 * 1024, 1024 * 1024
+"""Packed bytes fed at once, and unpacked bytes given at once, at most."""
 _GZIP_HEADER = 31
 """zlib's `wbits` for a gzip member with a window of any size."""
 _MAX_WINDOW_LOG = 27
@@ -34,43 +36,9 @@ _MAX_WINDOW_LOG = 27
 _LONGEST_WINDOW_LOG = 31
 """No zstd writes longer ones (``--ultra --long=31``): a header with more is damaged."""
 _ZSTD_MAGIC, _SKIPPABLE_MAGIC = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
+_HEAD_BYTES = 4096
+"""Looked at before a member; the longest header, of a zstd frame, has 18."""
 CUT = "the file ends in the middle, and how much is missing is unknown"
-_HEADER_BYTES = 18
-"""The longest header of a zstd frame."""
-
-
-class _Member(Protocol):
-    """An unpacker of one gzip member or zstd frame."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    @property
-    def needs_input(self) -> bool: ...
-    def decompress(self, packed: bytes, limit: int) -> bytes: ...
-
-
-class _GzipMember:
-    """zlib's decompressor, which keeps the input that it has not consumed."""
-
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(wbits=_GZIP_HEADER)
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._inner.unconsumed_tail
-
-    def decompress(self, packed: bytes, limit: int) -> bytes:
-        return self._inner.decompress(self._inner.unconsumed_tail + packed, limit)
 
 
 def zstd_module() -> ModuleType:
@@ -99,14 +67,6 @@ def window_bytes(header: bytes) -> int:
     return int.from_bytes(header[start : start + size], "little") + (256 if size == 2 else 0)
 
 
-def _may_begin(header: bytes, packing: Packing) -> bool:
-    """Whether a member or frame may begin like this; the file may end within the header."""
-    if packing == "gzip":
-        return b"\x1f\x8b".startswith(header[:2])
-    skippable = 0x50 <= header[0] <= 0x5F and _SKIPPABLE_MAGIC.startswith(header[1:4])
-    return skippable or _ZSTD_MAGIC.startswith(header[:4])
-
-
 class PackedReader(io.RawIOBase):
     """The unpacked bytes of a packed file; wrap it in an `io.BufferedReader` to read lines."""
 
@@ -121,20 +81,13 @@ class PackedReader(io.RawIOBase):
         """If so: the packed byte from which on there may be more wrong than is known. A member whose checksum fails or
         is never reached may have unpacked to anything; of a file that ends too early nobody knows how much is missing,
         so that it is all of it."""
-        self._packed, self._packing, self._is_gzip = packed, packing, packing == "gzip"
-        self._zstd = None if self._is_gzip else zstd_module()
-        self._error: type[Exception] = self._zstd.ZstdError if self._zstd else zlib.error
-        self._member: _Member | None = None
-        self._member_start = self._given = self._skip = 0
-        # `_input` is read and not yet fed; it begins at `_position` of the packed file.
-        self._input = self._unpacked = b""
-        self._position = self._fed_from = self._farthest = 0
-        self._careful_from: int | None = None
-
-    @property
-    def packed_bytes(self) -> int:
-        """Position in the packed file."""
-        return max(self._farthest, self._position)
+        self.packed_bytes = 0
+        """Packed bytes read so far."""
+        self._packed, self._is_gzip = packed, packing == "gzip"
+        self._library: Any = zlib if self._is_gzip else zstd_module()
+        self._error: type[Exception] = zlib.error if self._is_gzip else self._library.ZstdError
+        self._fed_from = self._member_end = 0
+        self._pieces, self._piece = self._members(), memoryview(b"")
 
     def readable(self) -> bool:
         """Whether it can be read: always."""
@@ -147,101 +100,93 @@ class PackedReader(io.RawIOBase):
             UserError: a zstd frame asks for more memory than is given to any.
         """
         view = memoryview(buffer).cast("B")
-        while not self._unpacked and not self.damage and self._step(len(view)):
-            pass
-        count = min(len(view), len(self._unpacked))
-        view[:count] = self._unpacked[:count]
-        self._unpacked = self._unpacked[count:]
+        while not self._piece:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._piece = memoryview(piece)
+        count = min(len(view), len(self._piece))
+        view[:count], self._piece = self._piece[:count], self._piece[count:]
         return count
 
-    def _step(self, limit: int) -> bool:
-        """Unpack at most `limit` bytes further; False when nothing more comes."""
-        packed = b""
-        if self._member is None or self._member.eof:
-            packed = self._next_input()
-            if not packed:
-                if self._member is None:
-                    self.damage = "the file is empty"
-                return False
-            if self._member is not None and self._is_gzip and packed[0] == 0:
-                stripped = packed.lstrip(b"\0")
-                self._put_back(stripped)
-                return True
-            self._begin(self._fed_from)
-        elif self._member.needs_input:
-            packed = self._next_input()
-        member = self._member
-        assert member is not None
-        asked = not packed and member.needs_input
-        try:
-            unpacked = member.decompress(packed, limit)
-        except self._error as error:
-            self._go_back(str(error))
-            return not self.damage
-        if asked and not unpacked and not member.eof:
-            self._stop(CUT, self._position)
-            return False
-        if member.eof:
-            self._put_back(member.unused_data)
-        dropped = min(self._skip, len(unpacked))
-        self._skip -= dropped
-        self._unpacked = unpacked[dropped:]
-        self._given += len(self._unpacked)
-        return True
+    def _members(self) -> Iterator[bytes]:
+        """The unpacked bytes of all members, up to the first damage."""
+        start = 0
+        while not self.damage:
+            self._packed.seek(start)
+            head = self._packed.read(_HEAD_BYTES)
+            if not head:
+                self.damage = "" if start else "the file is empty"
+                return
+            if start and self._is_gzip and head[0] == 0:
+                start += len(head) - len(head.lstrip(b"\0"))
+            else:
+                yield from self._member(start, head)
+                start = self._member_end
 
-    def _begin(self, start: int) -> None:
-        """Begin the member that stands at byte `start`."""
-        if self._zstd is not None:
-            window = {self._zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
-            self._member = self._zstd.ZstdDecompressor(options=window)
-        else:
-            self._member = _GzipMember()
-        self._member_start, self._given = start, 0
+    def _member(self, start: int, head: bytes) -> Iterator[bytes]:
+        """The unpacked bytes of the member that begins at `start` with `head`.
 
-    def _go_back(self, message: str) -> None:
-        """After an error: unpack the member again, byte by byte near the error.
-
-        A call that fails loses what it had unpacked before the error; a call with one byte of input loses nothing.
+        A call that fails loses what it had unpacked before the error; a call with one byte of input loses nothing. So
+        a damaged member is unpacked again, byte by byte near the error.
         """
-        if self._careful_from is not None:
-            self._stop(message, self._fed_from)
-            return
-        given, start = self._given, self._member_start
-        self._careful_from, self._farthest = self._fed_from, self._position
-        self._packed.seek(start)
-        self._input, self._position = b"", start
-        self._begin(start)
-        self._given = self._skip = given
+        given, careful_from = 0, None
+        while not self.damage:
+            skip = given
+            try:
+                for piece in self._fed(start, careful_from):
+                    fresh = piece[skip:]
+                    skip -= len(piece) - len(fresh)
+                    given += len(fresh)
+                    yield fresh
+                return
+            except EOFError:
+                self.damage, self.damaged_at, self.unverified_from = CUT, self._packed.tell(), 0
+            except self._error as error:
+                if careful_from is not None:
+                    self.damage, self.damaged_at, self.unverified_from = str(error), self._fed_from, start
+                careful_from = self._fed_from
+        if not given:
+            self.damaged_at = start
+            self._check_header(start, head)
 
-    def _stop(self, message: str, place: int) -> None:
-        """Note that nothing can be read from this byte on, or from the member's first byte if it yielded nothing."""
-        self.damage, self.damaged_at = message, place
-        self.unverified_from = 0 if message == CUT else self._member_start
-        if self._given:
-            return
-        self.damaged_at = self._member_start
-        self._packed.seek(self._member_start)
-        header = self._packed.read(_HEADER_BYTES)
-        window = 0 if self._is_gzip else window_bytes(header)
+    def _fed(self, start: int, careful_from: int | None) -> Iterator[bytes]:
+        """Unpack a member from its first byte; from the packed byte `careful_from` on by feeding single bytes.
+
+        Raises:
+            EOFError: the file ends before the member does.
+        """
+        if self._is_gzip:
+            member: Any = self._library.decompressobj(wbits=_GZIP_HEADER)
+        else:
+            window = {self._library.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
+            member = self._library.ZstdDecompressor(options=window)
+        self._packed.seek(start)
+        position = start
+        while not member.eof:
+            left = member.unconsumed_tail if self._is_gzip else b""
+            needs_input = not left if self._is_gzip else member.needs_input
+            if needs_input:
+                count = _CHUNK_BYTES if careful_from is None else min(_CHUNK_BYTES, max(1, careful_from - position))
+                self._fed_from, left = position, self._packed.read(count)
+                position += len(left)
+                self.packed_bytes = max(self.packed_bytes, position)
+            piece = member.decompress(left, _PIECE_BYTES)
+            if needs_input and not left and not piece and not member.eof:
+                raise EOFError
+            yield piece
+        self._member_end = position - len(member.unused_data)
+
+    def _check_header(self, start: int, head: bytes) -> None:
+        """After a damage in a member that gave nothing: look at its header for a better reason."""
+        window = 0 if self._is_gzip else window_bytes(head)
         if 1 << _MAX_WINDOW_LOG < window < 1 << (_LONGEST_WINDOW_LOG + 1):
             rule = f"can only be unpacked with a window of {window:,} bytes in every process; at most 128 MiB are given"
             unpack, pack = f"zstd -dc --long={_LONGEST_WINDOW_LOG} {self.name}", f"zstd --long={_MAX_WINDOW_LOG}"
             remedy = f"compress it again: {unpack} | {pack} -o NEW.zst"
             raise UserError(Fault(where=self.name, rule=rule, remedy=remedy))
-        if self._member_start and not _may_begin(header, self._packing):
-            self.damage, self.unverified_from = f"what follows its last member is no {self._packing}", self.damaged_at
-
-    def _next_input(self) -> bytes:
-        if not self._input:
-            self._input = self._packed.read(_CHUNK_BYTES)
-        packed, self._input = self._input, b""
-        if self._careful_from is not None:
-            near = max(1, self._careful_from - self._position)
-            packed, self._input = packed[:near], packed[near:]
-        self._fed_from = self._position
-        self._position += len(packed)
-        return packed
-
-    def _put_back(self, rest: bytes) -> None:
-        self._position -= len(rest)
-        self._input = rest + self._input
+        is_skippable = 0x50 <= head[0] <= 0x5F and _SKIPPABLE_MAGIC.startswith(head[1:4])
+        is_frame = is_skippable or _ZSTD_MAGIC.startswith(head[:4])
+        if start and not (b"\x1f\x8b".startswith(head[:2]) if self._is_gzip else is_frame):
+            self.damage = f"what follows its last member is no {'gzip' if self._is_gzip else 'zstd'}"
+            self.unverified_from = start
