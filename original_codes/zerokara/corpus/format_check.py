@@ -19,8 +19,7 @@ from zerokara.corpus import documents
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.packed import PackedReader
-from zerokara.corpus.reading import Range, read
-from zerokara.corpus.sizes import bytes_before
+from zerokara.corpus.reading import Range, bytes_before, read
 from zerokara.errors import Fault, RunError, UserError, shown
 
 HEAD_LINES = 50

@@ -1,10 +1,8 @@
-"""Ranges of corpus files → documents and bad lines, streaming, in constant memory; the one reader of all steps.
+"""Parts of corpus files → documents and bad lines, streaming, in constant memory; the one reader of all steps.
 
 A plain file whose documents are lines is cut into byte ranges, and a range owns every line that *starts* in it, so
-that ranges of any size cover each line once. A packed file can be cut in the same way by bytes of its unpacked
-stream, one range after another until a reader is `at_end`, since its length is unknown beforehand (see
-`has_unknown_size` and `OpenStreams`). A .parquet is cut by its row groups. A .txt file that is one document is read
-whole.
+that ranges of any size cover each line once. A .parquet is cut by its row groups. A packed file of lines is unpacked
+from its beginning to its end, into blocks of whole lines. A .txt file that is one document is read whole.
 
 Every line gives exactly one item, so the number of items is the number of lines, and the items' bytes add up to the
 (unpacked) file. A damaged packed file gives what can be read, then one item that tells the damage: the line in which it
@@ -18,7 +16,7 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, overload
+from typing import IO
 
 from zerokara.corpus import documents
 from zerokara.corpus.documents import (
@@ -32,21 +30,23 @@ from zerokara.corpus.documents import (
     text_of_line,
 )
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.lines import BUFFER_BYTES, LineStream, OpenStreams
 from zerokara.corpus.packed import PackedReader
 
-if TYPE_CHECKING:
-    from zerokara.corpus.tables import RowGroup
-
+BUFFER_BYTES = 1024 * 1024
 MAX_REMOTE_FOOTERS = 64
-"""More .parquet files than this on the Hub are read whole: to cut one takes some tenths of a second for its footer."""
+"""More remote .parquet files than this are read whole: to cut one takes some tenths of a second for its footer."""
+SAMPLE_FILES = 16
+"""Files of each source and format that are sampled for their unpacked size."""
+_HEAD_BYTES = 256 * 1024
+_MAX_UNPACKED_HEAD = 64 * 1024 * 1024
+"""Beyond this the head of a packed file is not unpacked (some zeros pack to nothing)."""
 
 
 @dataclass(frozen=True)
 class Range:
     """A part of a file: the lines that start at `start` or later and before `end`, or row groups of a .parquet.
 
-    The unit is a byte of a plain file, a byte of the unpacked stream of a packed one, a row group of a .parquet.
+    The unit is a byte of a plain file, a row group of a .parquet; a packed file is one range.
     """
 
     file: InputFile
@@ -57,13 +57,13 @@ class Range:
     """Bytes on disk of the row groups of this range, where they were counted."""
 
     @property
-    def bytes(self) -> int:
+    def disk_bytes(self) -> int:
         """Bytes on disk; 0 if unknown beforehand."""
         if self.row_group_bytes is not None:
             return self.row_group_bytes
-        if self.file.packing == "none" and self.file.format != "parquet":
-            return (self.file.bytes if self.end is None else self.end) - self.start
-        return self.file.bytes if self.start == 0 and self.end is None else 0
+        if (self.file.format == "parquet" or self.file.is_packed) and (self.start or self.end is not None):
+            return 0
+        return (self.file.bytes if self.end is None else self.end) - self.start
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,11 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
             whole = content.rfind(b"\n") + 1  # bytes of whole lines
             rest = b"" if whole == len(content) else stream.readline(limit + 1)
             size = len(content) - whole + len(rest)
-            is_too_long, has_end = size > limit, whole == len(content) or rest.endswith(b"\n")
-            while is_too_long and not has_end and (piece := stream.readline(BUFFER_BYTES)):
-                size, has_end = size + len(piece), piece.endswith(b"\n")
+            has_end = whole == len(content) or rest.endswith(b"\n")
+            is_too_long = size > limit
+            if is_too_long and not has_end:
+                skipped, has_end = _skip_line(stream)
+                size += skipped
             is_last = not stream.peek(1)
             disk_bytes = file.bytes - told if is_last else max(0, packed.packed_bytes - told)
             last = None
@@ -148,10 +150,9 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
                 size, content = 0, content + rest
             end, next_line = start + len(content), first_line + content.count(b"\n")
             if is_last and packed.damage and not (is_too_long and has_end):
-                lost, unverified = file.bytes - packed.damaged_at, packed.damaged_at - packed.unverified_from
-                last = BadLine(file, next_line, end, Reason.DAMAGED, packed.damage, size, 1, max(0, lost), unverified)
+                last = _damaged(file, packed, next_line, end, size)
             elif is_too_long:
-                # Told next, in a block by itself, is a damage that follows.
+                # A damage that follows is told next, in a block by itself.
                 is_last = is_last and not packed.damage
                 lost = disk_bytes * size // (len(content) + size)
                 last = BadLine(file, next_line, end, Reason.TOO_LONG, excerpt(begin), size, lost_bytes=lost)
@@ -160,32 +161,56 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
             start, first_line = (end + size, next_line + 1) if last else (end, next_line)
 
 
-@overload
-def read(part: Block, text_field: str = ..., txt_document: TxtDocument = ...) -> Iterator[Document | BadLine]: ...
-@overload
+def parts(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> Iterator[Range | Block]:
+    """Ranges of files, and the blocks of packed ones: to read one after another, with `disk_bytes` as the progress.
+
+    Raises:
+        OSError, UserError: as of `ranges` and `blocks`.
+    """
+    for part in ranges(files, target_bytes, txt_document):
+        is_cut = has_unknown_size(part.file, txt_document)
+        yield from blocks(part.file, target_bytes) if is_cut else [part]
+
+
 def read(
-    part: Range, text_field: str = ..., txt_document: TxtDocument = ..., streams: OpenStreams | None = ...
-) -> RangeReader: ...
-def read(
-    part: Range | Block,
-    text_field: str = "text",
-    txt_document: TxtDocument = "file",
-    streams: OpenStreams | None = None,
-) -> RangeReader | Iterator[Document | BadLine]:
-    """Iterate over the documents and bad lines of a range or a block, in order.
+    part: Range | Block, text_field: str = "text", txt_document: TxtDocument = "file"
+) -> Iterator[Document | BadLine]:
+    """Iterate over the documents and bad lines of a range or a block, in order; the lines of a block are the file's.
 
     Raises:
         OSError: from the iteration, when a file or the network fails; names the file.
     """
+    file = part.file
     if isinstance(part, Block):
         return _of_block(part, text_field)
-    return RangeReader(part, text_field, txt_document, streams)
+    if file.format == "parquet":
+        from zerokara.corpus import tables  # pyarrow: only where there is such a file
+
+        return tables.read_rows(file, part.start, part.end, text_field)
+    if is_one_document(file, txt_document):
+        return _of_whole_file(file)
+    if file.is_packed:
+        return (item for block in blocks(file, BUFFER_BYTES) for item in _of_block(block, text_field))
+    return _of_range(part, text_field)
 
 
 def _of_block(block: Block, text_field: str) -> Iterator[Document | BadLine]:
     yield from _of_lines(block.file, io.BytesIO(block.content), block.start, sys.maxsize, block.first_line, text_field)
     if block.last is not None:
         yield block.last
+
+
+def _of_range(part: Range, text_field: str) -> Iterator[Document | BadLine]:
+    end = sys.maxsize if part.end is None else part.end
+    with part.file.open(BUFFER_BYTES) as lines:
+        # One byte before: if it is a line's last, the next line is the first of the range.
+        position = lines.seek(max(0, part.start - 1))
+        inside_line = part.start > 0
+        while inside_line and position < end:  # not far beyond it, where a line is very long
+            piece = lines.readline(BUFFER_BYTES)
+            position += len(piece)
+            inside_line = bool(piece) and not piece.endswith(b"\n")
+        yield from _of_lines(part.file, lines, position, end, 1, text_field)
 
 
 def _of_lines(
@@ -198,10 +223,7 @@ def _of_lines(
         line = readline(limit + 1)
         size = len(line)
         if size > limit:
-            piece = line
-            while piece and not piece.endswith(b"\n"):
-                piece = readline(BUFFER_BYTES)
-                size += len(piece)
+            size += 0 if line.endswith(b"\n") else _skip_line(lines)[0]
             yield BadLine(file, number, position, Reason.TOO_LONG, excerpt(line), size, lost_bytes=size)
         elif not line:
             return
@@ -215,131 +237,85 @@ def _of_lines(
         position += size
 
 
-class RangeReader:
-    """The items of one range, to be iterated over once."""
+def _skip_line(lines: IO[bytes]) -> tuple[int, bool]:
+    """Skip the rest of a line; gives its bytes, and whether it has an end."""
+    size, piece = 0, b""
+    while not piece.endswith(b"\n"):
+        piece = lines.readline(BUFFER_BYTES)
+        if not piece:
+            return size, False
+        size += len(piece)
+    return size, True
 
-    def __init__(self, range_: Range, text_field: str, txt_document: TxtDocument, streams: OpenStreams | None):
-        self.range, self.text_field, self.txt_document = range_, text_field, txt_document
-        self.at_end = False
-        """After the iteration: whether the end of the file was met in this range or lies before it."""
-        self._streams = streams
-        self._stream: LineStream | None = None
-        self._group: RowGroup | None = None
-        self._disk_start = self._disk_bytes = 0
 
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes on disk that were read for this range so far, without what was skipped to reach it."""
-        if self._stream is not None:
-            return max(0, self._stream.disk_position - self._disk_start)
-        return self._disk_bytes + (self._group.read_bytes if self._group else 0)
+def _of_whole_file(file: InputFile) -> Iterator[Document | BadLine]:
+    limit = documents.MAX_LINE_BYTES
+    with file.open(BUFFER_BYTES) as raw:
+        packed = PackedReader(raw, file.packing, file.name) if file.is_packed else None
+        content = (raw if packed is None else io.BufferedReader(packed, BUFFER_BYTES)).read(limit + 1)
+    if len(content) > limit:
+        # The file is this one item, so any size stands for all of a packed file.
+        size = len(content) if packed else file.bytes
+        yield BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content), size, lost_bytes=file.bytes)
+    elif packed and packed.damage:
+        yield _damaged(file, packed, 1, 0, len(content))
+    elif isinstance(text := text_of_file(content), str):
+        yield Document(text, file, 1, 0, len(content))
+    else:
+        reason, offset = text
+        yield BadLine(file, 1, offset, reason, excerpt(content[offset:]), len(content))
 
-    def __iter__(self) -> Iterator[Document | BadLine]:
-        if self.range.file.format == "parquet":
-            return self._rows()
-        return self._whole_file() if is_one_document(self.range.file, self.txt_document) else self._lines()
 
-    def _rows(self) -> Iterator[Document | BadLine]:
+def _damaged(file: InputFile, packed: PackedReader, line: int, start: int, size: int) -> BadLine:
+    """The item for the damage of a packed file; `size` is the size of the truncated line."""
+    lost, unverified = max(0, file.bytes - packed.damaged_at), packed.damaged_at - packed.unverified_from
+    return BadLine(file, line, start, Reason.DAMAGED, packed.damage, size, 1, lost, unverified)
+
+
+def plain_bytes(file: InputFile) -> int:
+    """Size of a file unpacked: guessed from its beginning if it is packed, from the footer (all columns) of a .parquet.
+
+    Raises:
+        OSError: the file or the network fails.
+    """
+    if file.format == "parquet":
         from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
-        file = self.range.file
-        try:
-            for group in tables.row_groups(file, self.range.start, self.range.end, self.text_field):
-                self._group = group
-                yield from group
-                self._group = None
-                self._disk_bytes += group.disk_bytes
-                self.at_end = group.is_last
-        except tables.Damaged as damage:  # of nobody knows how many rows
-            self._disk_bytes = file.bytes
-            yield BadLine(file, 1, 0, Reason.DAMAGED, str(damage), lost_bytes=file.bytes)
-            self.at_end = True
-        self.at_end = self.at_end or self.range.end is None
-
-    def _lines(self) -> Iterator[Document | BadLine]:
-        file, start, end = self.range.file, self.range.start, self.range.end
-        stream = self._streams.take(file, start) if self._streams else None
-        stream = stream or LineStream(file)
-        finished = False
-        try:
-            stream.go_to(start, end)
-            self._disk_start = start if file.packing == "none" else stream.disk_position
-            self._stream = stream
-            yield from self._items_of(stream)
-            if end is None:
-                stream.ended = True
-            else:
-                stream.free_from = max(stream.free_from, end)
-            finished = True
-        finally:
-            self._stream = None
-            self._disk_bytes = max(0, stream.disk_position - self._disk_start)
-            if finished and self._streams and file.is_packed:
-                self._streams.keep(stream)
-            else:
-                stream.close()
-        self.at_end = stream.ended
-        if file.packing == "none":
-            self._disk_bytes = self.range.bytes
-            self.at_end = end is None or end >= file.bytes
-
-    def _items_of(self, stream: LineStream) -> Iterator[Document | BadLine]:
-        """The items from the stream's position, which is always right after the item that was yielded last."""
-        file, text_field, is_json = self.range.file, self.text_field, self.range.file.format == "jsonl"
-        end = sys.maxsize if self.range.end is None else self.range.end
-        readline, limit = stream.bytes.readline, documents.MAX_LINE_BYTES
-        number, position = 0, stream.position
-        new = tuple.__new__  # as Document(...), without its detour through Python
-        while position < end and not stream.ended:
-            line = readline(limit + 1)
-            number += 1
-            start, position = position, position + len(line)
-            stream.position = position
-            unfinished = not line.endswith(b"\n")
-            if len(line) > limit:
-                unfinished = unfinished and not stream.skip_line()
-                position = stream.position
-                if not (unfinished and stream.damage):
-                    yield BadLine(file, number, start, Reason.TOO_LONG, excerpt(line), position - start)
-                    continue
-            if unfinished:
-                stream.ended = True
-                if stream.damage:
-                    yield _damaged(stream, number, start, position - start)
-                    return
-                if not line:
-                    return
-            text = text_of_json(line, text_field) if is_json else text_of_line(line, start)
-            if type(text) is str:  # and no Reason, which is a str of its own class
-                yield new(Document, (text, file, number, start, len(line)))
-            else:
-                yield BadLine(file, number, start, Reason(text), excerpt(line), len(line))
-
-    def _whole_file(self) -> Iterator[Document | BadLine]:
-        yield self._whole_item(self.range.file, documents.MAX_LINE_BYTES)
-        self.at_end, self._disk_bytes = True, self.range.file.bytes
-
-    @staticmethod
-    def _whole_item(file: InputFile, limit: int) -> Document | BadLine:
-        stream = LineStream(file)
-        try:
-            content = stream.bytes.read(limit + 1)
-            if len(content) > limit:
-                # The file is this one item, so any size stands for all of a packed file.
-                size = len(content) if file.is_packed else file.bytes
-                return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content), size)
-            if stream.damage:
-                return _damaged(stream, 1, 0, len(content))
-        finally:
-            stream.close()
-        text = text_of_file(content)
-        if isinstance(text, tuple):
-            reason, offset = text
-            return BadLine(file, 1, offset, reason, excerpt(content[offset:]), len(content))
-        return Document(text, file, 1, 0, len(content))
+        return tables.unpacked_bytes(file)[0]
+    if not file.is_packed:
+        return file.bytes
+    with file.open(_HEAD_BYTES) as raw:
+        head = raw.read(_HEAD_BYTES)
+    reader = PackedReader(io.BytesIO(head), file.packing, file.name)
+    unpacked, buffer = 0, bytearray(BUFFER_BYTES)
+    while unpacked < _MAX_UNPACKED_HEAD and (count := reader.readinto(buffer)):
+        unpacked += count
+    return round(file.bytes * unpacked / reader.packed_bytes) if unpacked else file.bytes
 
 
-def _damaged(stream: LineStream, line: int, start: int, size: int) -> BadLine:
-    """The item for the damage of a packed file; `size` is the size of the truncated line."""
-    lost, unverified = stream.lost_bytes, stream.unverified_bytes
-    return BadLine(stream.file, line, start, Reason.DAMAGED, stream.damage, size, 1, lost, unverified)
+def total_plain_bytes(files: Sequence[InputFile]) -> int:
+    """Size of many files unpacked, to some ten percent, from a sample of each format.
+
+    Raises:
+        OSError: a file or the network fails.
+    """
+    alike: dict[tuple[int, str, str], list[InputFile]] = {}
+    for file in files:
+        alike.setdefault((file.source, file.format, file.packing), []).append(file)
+    total = 0
+    for members in alike.values():
+        filled = [file for file in members if file.bytes]
+        sampled = filled[:: -(-len(filled) // SAMPLE_FILES) or 1]
+        unpacked = sum(plain_bytes(file) for file in sampled)
+        total += unpacked * sum(file.bytes for file in filled) // max(1, sum(file.bytes for file in sampled))
+    return total
+
+
+def bytes_before(item: Document | BadLine) -> int:
+    """Unpacked bytes of the file that stand before an item: its share of the rows, in a .parquet."""
+    if item.file.format != "parquet":
+        return item.offset
+    from zerokara.corpus import tables  # pyarrow: only where there is such a file
+
+    size, rows = tables.unpacked_bytes(item.file)
+    return size * item.offset // max(1, rows)

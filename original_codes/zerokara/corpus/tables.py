@@ -65,32 +65,32 @@ def column_names(file: InputFile) -> list[str]:
 
 
 def unpacked_bytes(file: InputFile) -> tuple[int, int]:
-    """Bytes of all columns, unpacked, and the number of rows.
+    """Bytes of all columns, unpacked, and the number of rows; a file that is no .parquet counts as it is."""
+    try:
+        with _opened(file) as table:
+            footer = table.metadata
+            return sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups)), footer.num_rows
+    except Damaged:
+        return file.bytes, 1
+
+
+def read_rows(file: InputFile, start: int, end: int | None, text_field: str) -> Iterator[Document | BadLine]:
+    """The items of the row groups from `start` to before `end`: one a row, and one for all that a damage loses.
 
     Raises:
-        Damaged: the file is not a .parquet.
-    """
-    with _opened(file) as table:
-        footer = table.metadata
-        return sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups)), footer.num_rows
-
-
-def row_groups(file: InputFile, start: int, end: int | None, text_field: str) -> Iterator[RowGroup]:
-    """Read the row groups from `start` to before `end`; each is to be iterated over before the next.
-
-    Raises:
-        Damaged: the file is not a .parquet.
         OSError: the disk or the network failed.
     """
-    with _opened(file) as table:
-        footer = table.metadata
-        sizes = _disk_sizes(footer, file.bytes)
-        first_row = sum(footer.row_group(i).num_rows for i in range(min(start, footer.num_row_groups)))
-        line = 1
-        for number in range(start, footer.num_row_groups if end is None else min(end, footer.num_row_groups)):
-            group = RowGroup(file, table, number, text_field, first_row, line, sizes[number])
-            yield group
-            first_row, line = group.end, group.line
+    try:
+        with _opened(file) as table:
+            footer = table.metadata
+            sizes = _disk_sizes(footer, file.bytes)
+            numbers = range(footer.num_row_groups)
+            first_row = row = sum(footer.row_group(number).num_rows for number in numbers[:start])
+            for number in numbers[start:end]:
+                yield from _items_of_group(file, table, number, text_field, row, first_row, sizes[number])
+                row += footer.row_group(number).num_rows
+    except Damaged as damage:  # of nobody knows how many rows
+        yield BadLine(file, 1, 0, Reason.DAMAGED, str(damage), lost_bytes=file.bytes)
 
 
 def rows(file: InputFile) -> Iterator[dict[str, Any] | None]:
@@ -186,101 +186,62 @@ def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
     return sizes
 
 
-class RowGroup:
-    """The items of one row group, to be iterated over once."""
-
-    def __init__(
-        self,
-        file: InputFile,
-        table: pq.ParquetFile,
-        group: int,
-        text_field: str,
-        first_row: int,
-        line: int,
-        disk_bytes: int,
-    ):
-        self.file, self.table, self.group, self.text_field = file, table, group, text_field
-        self.row, self.line = first_row, line
-        self.disk_bytes = disk_bytes
-        """Its share of the file's bytes."""
-        self.is_last = group == table.metadata.num_row_groups - 1
-        self._first, self.end = first_row, first_row + table.metadata.row_group(group).num_rows
-
-    @property
-    def read_bytes(self) -> int:
-        """The part of its share that was read so far."""
-        return round(self.disk_bytes * (self.row - self._first) / max(1, self.end - self._first))
-
-    def __iter__(self) -> Iterator[Document | BadLine]:
-        reason, why = self._fault_of_column()
-        if reason:
-            while self.row < self.end:
-                yield self._item(reason, why)
-            return
-        batches = self._batches()
-        while True:
-            try:
-                with _damage():
-                    values = next(batches, None)
-            except Damaged as damage:
-                yield self._rest(str(damage))
-                return
-            if values is None:
-                if self.row < self.end:
-                    yield self._rest("the row group holds fewer rows than its footer says")
-                return
-            for value in values[: self.end - self.row]:
-                yield self._item_of(value)
-
-    def _item_of(self, value: bytes | None) -> Document | BadLine:
-        if value is None:
-            return self._item(Reason.NULL, "null")
-        if len(value) > documents.MAX_LINE_BYTES:
-            return self._item(Reason.TOO_LONG, excerpt(value), len(value) + 1)
-        text = text_of_value(value)
-        if isinstance(text, Reason):
-            return self._item(text, excerpt(value), len(value) + 1)
-        self.row, self.line = self.row + 1, self.line + 1
-        return Document(text, self.file, self.line - 1, self.row - 1, len(value) + 1)
-
-    def _item(self, reason: Reason, shown: str, size: int = 1) -> BadLine:
-        self.row, self.line = self.row + 1, self.line + 1
-        return BadLine(self.file, self.line - 1, self.row - 1, reason, shown, size)
-
-    def _rest(self, damage: str) -> BadLine:
-        """The rows that cannot be read, as one item, with their share of the row group's bytes."""
-        line, row, missing = self.line, self.row, max(1, self.end - self.row)
-        lost = self.disk_bytes - self.disk_bytes * (row - self._first) // max(1, self.end - self._first)
-        self.row, self.line = row + missing, line + missing
-        return BadLine(self.file, line, row, Reason.DAMAGED, damage, 0, missing, lost)
-
-    def _fault_of_column(self) -> tuple[Reason | None, str]:
-        schema = self.table.schema_arrow
-        if self.text_field not in schema.names:
-            return Reason.MISSING_FIELD, excerpt(f"the columns are {', '.join(schema.names)}".encode())
-        kind = schema.field(schema.names.index(self.text_field)).type
-        return (None, "") if _holds_text(kind) else (Reason.WRONG_TYPE, excerpt(f"a column of {kind}".encode()))
-
-    def _batches(self) -> Iterator[list[bytes | None]]:
-        """The values of the column, in batches."""
-        column = self.table.metadata.row_group(self.group)
-        rows = max(1, column.num_rows)
-        sizes = [column.column(i) for i in range(column.num_columns)]
-        text_bytes = sum(c.total_uncompressed_size for c in sizes if c.path_in_schema == self.text_field)
-        from_dictionary = any(c.has_dictionary_page for c in sizes if c.path_in_schema == self.text_field)
-        most_rows = _DICTIONARY_BATCH_ROWS if from_dictionary else _MAX_BATCH_ROWS
-        batch_rows = min(most_rows, max(1, _BATCH_BYTES * rows // max(1, text_bytes)))
-        batches = self.table.iter_batches(batch_rows, [self.group], [self.text_field], use_threads=False)
-        for batch in batches:
-            yield _values(batch.column(batch.schema.names.index(self.text_field)))
+def _items_of_group(
+    file: InputFile, table: pq.ParquetFile, number: int, text_field: str, row: int, first_row: int, disk_bytes: int
+) -> Iterator[Document | BadLine]:
+    """The items of a row group that begins at `row`; lines are counted from `first_row`."""
+    num_rows = table.metadata.row_group(number).num_rows
+    start, end, why, damage = row, row + num_rows, _fault_of_column(table.schema_arrow, text_field), ""
+    if why:
+        yield from (BadLine(file, at - first_row + 1, at, *why, 1) for at in range(row, end))
+        return
+    batches = _batches(table, number, text_field)
+    while row < end and not damage:
+        try:
+            with _damage():
+                values = next(batches, None)
+        except Damaged as error:
+            damage = str(error)
+        else:
+            damage = "the row group holds fewer rows than its footer says" if values is None else ""
+            for value in (values or [])[: end - row]:
+                yield _item(file, row - first_row + 1, row, value, disk_bytes)
+                row += 1
+    if damage:
+        lost = disk_bytes - disk_bytes * (row - start) // num_rows
+        yield BadLine(file, row - first_row + 1, row, Reason.DAMAGED, damage, 0, end - row, lost)
 
 
-def _holds_text(kind: pa.DataType) -> bool:
+def _item(file: InputFile, line: int, row: int, value: bytes | None, disk_bytes: int) -> Document | BadLine:
+    if value is None:
+        return BadLine(file, line, row, Reason.NULL, "null", 1)
+    size = len(value) + 1
+    if len(value) > documents.MAX_LINE_BYTES:
+        return BadLine(file, line, row, Reason.TOO_LONG, excerpt(value), size, lost_bytes=min(size, disk_bytes))
+    text = text_of_value(value)
+    if isinstance(text, Reason):
+        return BadLine(file, line, row, text, excerpt(value), size)
+    return Document(text, file, line, row, size)
+
+
+def _fault_of_column(schema: pa.Schema, text_field: str) -> tuple[Reason, str] | None:
+    if text_field not in schema.names:
+        return Reason.MISSING_FIELD, excerpt(f"the columns are {', '.join(schema.names)}".encode())
+    kind = schema.field(schema.names.index(text_field)).type
     tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    views = (types.is_string_view, types.is_binary_view)
-    return any(test(kind) for test in tests + views)
+    if any(is_text(kind) for is_text in (*tests, types.is_string_view, types.is_binary_view)):
+        return None
+    return Reason.WRONG_TYPE, excerpt(f"a column of {kind}".encode())
 
 
-def _values(column: Any) -> list[bytes | None]:
-    """The values as bytes, undecoded: one invalid string would spoil the whole batch."""
-    return column.cast(pa.large_binary()).to_pylist()
+def _batches(table: pq.ParquetFile, number: int, text_field: str) -> Iterator[list[bytes | None]]:
+    """The values of the column in a row group, in batches: as bytes, for one invalid string would spoil a batch."""
+    group = table.metadata.row_group(number)
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    chunks = [chunk for chunk in chunks if chunk.path_in_schema == text_field]
+    text_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
+    most_rows = _DICTIONARY_BATCH_ROWS if any(chunk.has_dictionary_page for chunk in chunks) else _MAX_BATCH_ROWS
+    batch_rows = min(most_rows, max(1, _BATCH_BYTES * max(1, group.num_rows) // max(1, text_bytes)))
+    for batch in table.iter_batches(batch_rows, [number], [text_field], use_threads=False):
+        column = batch.column(batch.schema.names.index(text_field))
+        yield column.cast(pa.large_binary()).to_pylist()

@@ -136,14 +136,12 @@ class _Corpus:
     def __iter__(self) -> Iterator[str]:
         total = sum(file.bytes for file in self.files)
         with Progress("comparing with the pretraining data", total, unit="B") as progress:
-            for part in corpus_reading.ranges(self.files, _RANGE_BYTES, self.txt_document):
-                reader, seen = corpus_reading.read(part, self.text_field, self.txt_document), 0
-                for item in reader:
+            for part in corpus_reading.parts(self.files, _RANGE_BYTES, self.txt_document):
+                for item in corpus_reading.read(part, self.text_field, self.txt_document):
                     if isinstance(item, Document):
                         self.num_documents += 1
                         yield item.text
-                    progress.advance(reader.disk_bytes - seen)
-                    seen = reader.disk_bytes
+                progress.advance(part.disk_bytes)
 
 
 def _format(config: TaskSettings, files: TaskFiles) -> ExampleFormat:
