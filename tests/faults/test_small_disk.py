@@ -18,7 +18,7 @@ import json, os, shutil, sys
 from pathlib import Path
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
-from zerokara.corpus.sizes import total_plain_bytes
+from zerokara.corpus.reading import total_plain_bytes
 from zerokara.steps import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import preparation, quarantine

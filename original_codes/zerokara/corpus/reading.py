@@ -33,6 +33,8 @@ from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.packed import PackedReader
 
 BUFFER_BYTES = 1024 * 1024
+_LINE_BYTES = 64 * 1024
+"""Buffer for the lines at the ends of blocks; blocks themselves pass it by."""
 MAX_REMOTE_FOOTERS = 64
 """More remote .parquet files than this are read whole: to cut one takes some tenths of a second for its footer."""
 SAMPLE_FILES = 16
@@ -129,7 +131,7 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
     limit = documents.MAX_LINE_BYTES
     with file.open(BUFFER_BYTES) as raw:
         packed = PackedReader(raw, file.packing, file.name)
-        stream = io.BufferedReader(packed, BUFFER_BYTES)
+        stream = io.BufferedReader(packed, _LINE_BYTES)
         start, first_line, told, is_last = 0, 1, 0, False
         while not is_last:
             content = stream.read(block_bytes)

@@ -32,7 +32,7 @@ from zerokara.progress import Progress
 MAX_BAD = 0.01
 """Share of a file's lines that may hold no example, as `max_bad_fraction` is for fine-tuning."""
 _MAX_SHOWN = 5
-_RANGE_BYTES = 1 << 26
+_PART_BYTES = 1 << 23
 TRAINING, PRETRAINING = "training data", "pretraining data"
 """What overlaps are named."""
 
@@ -136,7 +136,7 @@ class _Corpus:
     def __iter__(self) -> Iterator[str]:
         total = sum(file.bytes for file in self.files)
         with Progress("comparing with the pretraining data", total, unit="B") as progress:
-            for part in corpus_reading.parts(self.files, _RANGE_BYTES, self.txt_document):
+            for part in corpus_reading.parts(self.files, _PART_BYTES, self.txt_document):
                 for item in corpus_reading.read(part, self.text_field, self.txt_document):
                     if isinstance(item, Document):
                         self.num_documents += 1

@@ -22,7 +22,7 @@ from pathlib import Path
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.documents import HARMLESS, Document
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import ranges, read
+from zerokara.corpus.reading import parts, read
 from zerokara.errors import UserError
 from zerokara.progress import Progress, bytes_text, plural
 
@@ -39,7 +39,7 @@ HELD_OUT_MIN_BYTES = 20_000
 was offered to the training, which the report says."""
 OFFERED_BYTES = 300_000
 """Text of each source kept for that."""
-RANGE_BYTES = 64 * 1024 * 1024
+PART_BYTES = 8 * 1024 * 1024
 
 RESERVED = re.compile("[\u2585\0]+")
 """Characters that SentencePiece's trainer cannot take: its mark for unknown characters, for which it drops whole
@@ -150,10 +150,8 @@ def _documents(config: TokenizerConfig, files: Sequence[InputFile], report: Samp
     """The source and the text of each document; counts them and the bad lines, whose share is checked at the end."""
     bad, first_bad = Counter[str](), list[str]()
     with Progress("reading the corpus", total=sum(file.bytes for file in files), unit="B") as progress:
-        for part in ranges(files, RANGE_BYTES, config.txt_document):
-            reader = read(part, config.text_field, config.txt_document)
-            done = 0
-            for item in reader:
+        for part in parts(files, PART_BYTES, config.txt_document):
+            for item in read(part, config.text_field, config.txt_document):
                 if isinstance(item, Document):
                     report.documents += 1
                     yield item.file.source, item.text
@@ -161,10 +159,7 @@ def _documents(config: TokenizerConfig, files: Sequence[InputFile], report: Samp
                     bad[item.reason.value] += item.documents
                     if item.reason not in HARMLESS and len(first_bad) < 3:
                         first_bad.append(f"{item.file.name} byte {item.offset}: {item.reason.value}")
-                if reader.disk_bytes - done > 1_000_000:
-                    progress.advance(reader.disk_bytes - done)
-                    done = reader.disk_bytes
-            progress.advance(part.bytes - done)
+            progress.advance(part.disk_bytes)
     report.bad_lines = dict(bad.most_common())
     harmful = sum(count for reason, count in bad.items() if reason not in HARMLESS)
     total = report.documents + harmful

@@ -14,7 +14,7 @@ import pytest
 from zerokara.corpus import documents
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.corpus.packed import Packing, zstd_module
-from zerokara.corpus.reading import BadLine, Block, Document, Reason, blocks, read
+from zerokara.corpus.reading import BadLine, Block, Document, Range, Reason, blocks, has_unknown_size, ranges, read
 
 zstd: ModuleType = zstd_module()
 PACK = {"gzip": gzip.compress, "zstd": zstd.compress}
@@ -128,3 +128,15 @@ def test_an_empty_file_and_one_of_another_format_are_damaged(tmp_path: Path) -> 
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
     (block,) = blocks(file, 1000)
     assert block.is_last and block.last and "empty" in block.last.excerpt
+
+
+def test_what_is_cut_and_what_has_unknown_size(tmp_path: Path) -> None:
+    packed_lines = _file(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99))
+    packed_text = _file(tmp_path / "a.txt.zst", zstd.compress(b"a\n" * 99))
+    plain = _file(tmp_path / "a.jsonl", b'{"text": "a"}\n' * 99)
+    assert has_unknown_size(packed_lines, "file") and has_unknown_size(packed_text, "line")
+    assert not has_unknown_size(packed_text, "file") and not has_unknown_size(plain, "line")
+    assert ranges([packed_lines, packed_text], 1, "file") == [Range(packed_lines), Range(packed_text)]
+    assert Range(packed_lines).disk_bytes == packed_lines.bytes
+    cut = ranges([plain], 100, "file")
+    assert len(cut) == 14 and sum(part.disk_bytes for part in cut) == plain.bytes

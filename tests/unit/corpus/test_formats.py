@@ -13,11 +13,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from zerokara.corpus import documents, sizes
+from zerokara.corpus import documents, reading
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.corpus.packed import zstd_module
-from zerokara.corpus.reading import BadLine, Document, OpenStreams, Range, Reason, ranges, read
-from zerokara.corpus.sizes import bytes_before, plain_bytes, total_plain_bytes
+from zerokara.corpus.reading import (
+    BadLine,
+    Document,
+    Range,
+    Reason,
+    bytes_before,
+    parts,
+    plain_bytes,
+    ranges,
+    read,
+    total_plain_bytes,
+)
 
 zstd: ModuleType = zstd_module()
 TEXTS = [
@@ -48,9 +58,11 @@ def test_the_same_text_in_any_format_gives_the_same_documents(tmp_path: Path, na
     _write(tmp_path / name, TEXTS)
     (file,) = find_files([str(tmp_path / name)], "")
     for size in (1000, 1 << 30):
-        items = [item for part in ranges([file], size, "line") for item in read(part, "text", "line")]
-        assert [item.text for item in items if isinstance(item, Document)] == TEXTS
-        assert len(items) == len(TEXTS)
+        whole, cut = ranges([file], size, "line"), list(parts([file], size, "line"))
+        for items in ([item for part in some for item in read(part, "text", "line")] for some in (whole, cut)):
+            assert [item.text for item in items if isinstance(item, Document)] == TEXTS
+            assert len(items) == len(TEXTS)
+        assert sum(part.disk_bytes for part in cut) == file.bytes
 
 
 def test_other_text_gives_other_documents(tmp_path: Path) -> None:
@@ -74,12 +86,11 @@ def test_many_tiny_documents_and_a_line_without_end_take_little_memory(
     (file,) = find_files([str(path)], "")
     num_documents, bad = 0, []
     tracemalloc.start()
-    with OpenStreams() as streams:
-        for item in read(Range(file), streams=streams):
-            if isinstance(item, Document):
-                num_documents += 1
-            else:
-                bad.append(item)
+    for item in read(Range(file)):
+        if isinstance(item, Document):
+            num_documents += 1
+        else:
+            bad.append(item)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert num_documents == 80_000 and [item.reason for item in bad] == [Reason.TOO_LONG]
@@ -98,7 +109,7 @@ def test_unpacked_sizes_are_guessed_from_the_head(tmp_path: Path, ending: str) -
     path.write_bytes(members)
     (file,) = find_files([str(path)], "")
     assert plain_bytes(file) == pytest.approx(len(content), rel=0.1)
-    item = next(iter(read(Range(file, 5000, 6000))))
+    *_, item = read(Range(file))
     assert bytes_before(item) == item.offset
 
 
@@ -112,8 +123,8 @@ def test_of_many_files_a_few_are_checked(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "empty.jsonl.gz").touch()
     files = find_files([str(tmp_path)], "")
     checked: list[InputFile] = []
-    size_of = sizes.plain_bytes
-    monkeypatch.setattr(sizes, "plain_bytes", lambda file: checked.append(file) or size_of(file))
+    size_of = reading.plain_bytes
+    monkeypatch.setattr(reading, "plain_bytes", lambda file: checked.append(file) or size_of(file))
     assert total_plain_bytes(files) == pytest.approx(total, rel=0.1)
     assert len(checked) <= 32 and total_plain_bytes([]) == 0
 
@@ -131,10 +142,8 @@ def test_a_packed_text_as_one_document(tmp_path: Path) -> None:
     for name, pack in (("a.txt.gz", gzip.compress), ("a.txt.zst", zstd.compress)):
         (tmp_path / name).write_bytes(pack("\ufeffone\r\ntwo\n".encode()))
         (file,) = find_files([str(tmp_path / name)], "")
-        reader = read(Range(file))
-        (item,) = reader
+        (item,) = read(Range(file))
         assert isinstance(item, Document) and item.text == "one\ntwo"
-        assert reader.at_end and reader.disk_bytes == file.bytes
         (tmp_path / name).write_bytes(pack(b"one")[:-2])
         (file,) = find_files([str(tmp_path / name)], "")
         (item,) = read(Range(file))

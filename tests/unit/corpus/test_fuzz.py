@@ -13,7 +13,7 @@ import pytest
 from zerokara.corpus.documents import BadLine, Document, Reason
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.packed import zstd_module
-from zerokara.corpus.reading import OpenStreams, Range, has_unknown_size, ranges, read
+from zerokara.corpus.reading import parts, read
 
 zstd: ModuleType = zstd_module()
 ALPHABETS = [
@@ -77,18 +77,7 @@ def _corpus(random: Random) -> tuple[bytes, list[bytes], dict[int, str]]:
 
 def _read(path: Path, size: int) -> list[Document | BadLine]:
     (file,) = find_files([str(path)], "")
-    items: list[Document | BadLine] = []
-    if not has_unknown_size(file, "line"):
-        for range_ in ranges([file], size, "line"):
-            items += read(range_, "text", "line")
-        return items
-    with OpenStreams() as streams:
-        start, at_end = 0, False
-        while not at_end:
-            reader = read(Range(file, start, start + size), "text", "line", streams)
-            items += reader
-            start, at_end = start + size, reader.at_end
-    return items
+    return [item for part in parts([file], size, "line") for item in read(part, "text", "line")]
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])

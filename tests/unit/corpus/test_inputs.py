@@ -170,7 +170,7 @@ def test_local_files_need_neither_fsspec_nor_pyarrow(tmp_path: Path) -> None:
     _write(tmp_path, "a.jsonl")
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
     program = (
-        "import sys; from zerokara.corpus import format_check, inputs, reading, sizes\n"
+        "import sys; from zerokara.corpus import format_check, inputs, reading\n"
         "files = inputs.find_files(sys.argv[1:], '')\n"
         "format_check.check_formats(files, 'text', 'line', '')\n"
         "assert sum(1 for part in reading.ranges(files, 5) for _ in reading.read(part)) == 2\n"

@@ -10,7 +10,6 @@ from random import Random
 import pytest
 
 from zerokara.corpus import documents, reading
-from zerokara.corpus import lines as line_streams
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.packed import zstd_module
 from zerokara.corpus.reading import BadLine, Document, Range, Reason, ranges, read
@@ -147,7 +146,7 @@ def test_an_over_long_line_is_put_aside_and_the_next_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool
 ) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
-    monkeypatch.setattr(line_streams, "BUFFER_BYTES", 64)
+    monkeypatch.setattr(reading, "BUFFER_BYTES", 64)
     exactly = b'{"text": "' + b"x" * 87 + b'"}\n'
     assert len(exactly) == 100
     content = exactly + b'{"text": "' + b"y" * 500 + b'"}\n' + b'{"text": "next"}\n'
@@ -187,16 +186,6 @@ def test_lines_of_a_range_are_counted_from_its_start(tmp_path: Path) -> None:
         (2, 8, "three"),
         (3, 14, "four"),
     ]
-
-
-def test_position_reaches_the_end(tmp_path: Path) -> None:
-    for name, content in (("a.jsonl", b'{"text": "a"}\n' * 9), ("b.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 9))):
-        (tmp_path / name).write_bytes(content)
-        (file,) = find_files([str(tmp_path / name)], "")
-        reader = read(Range(file))
-        assert reader.disk_bytes == 0
-        assert len(list(reader)) == 9
-        assert reader.disk_bytes == len(content)
 
 
 @pytest.fixture
