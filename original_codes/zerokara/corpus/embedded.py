@@ -2,21 +2,20 @@
 
 In: the sources of the standard library and of the installed packages, and the topics of `help()`. Nothing is imported;
 docstrings and comments are found by parsing. Out: JSON lines ``{"text": ..., "source": "networkx.generators.trees"}``.
-A document is a module: the paragraphs of its docstrings and comments, in their order, as far as they are prose
-(`prose`). Left out are tests, vendored and generated code, licences, paragraphs seen before, and what a package has
-beyond `MAX_PACKAGE_CHARACTERS`, so that no package drowns the others. The same installation gives the same bytes.
+A document is a module: the paragraphs of its docstrings and comments that are prose, in their order. Left out are
+tests, vendored and generated code, licences, paragraphs seen before, and what a package has beyond
+`MAX_PACKAGE_CHARACTERS`, so that no package drowns the others. The same installation gives the same bytes.
 
-``python -m zerokara.corpus.embedded OUTPUT.jsonl`` writes it, unless it is there already.
+``python -m zerokara.corpus.embedded OUTPUT.jsonl`` writes it, unless the file is there already.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import filecmp
 import hashlib
+import inspect
 import os
-import platform
 import re
 import sys
 import sysconfig
@@ -25,14 +24,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import orjson
 
-from zerokara import manifest
-from zerokara.corpus.prose import prose
 from zerokara.durable import atomic_file
-from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text, seconds_text
 from zerokara.resources import available_cores
 
@@ -40,9 +35,6 @@ MAX_PACKAGE_CHARACTERS = 400_000
 MIN_DOCUMENT_CHARACTERS = 200
 MAX_SOURCE_BYTES = 1_000_000
 """Larger sources are generated tables."""
-STEP = "embedded corpus"
-FORMAT = 2
-"""Raised when the same installation would give other documents."""
 _SKIPPED_FOLDERS = re.compile(
     r"tests?|testing|.*_tests?|conftest|_?vendor(ed|ized)?|third_party|externals?|extern|examples?|node_modules|"
     r"locale|__pycache__|site-packages|dist-packages|lib2to3|.*\.(dist|egg)-info",
@@ -54,56 +46,64 @@ _COMMENTS = re.compile(r"^[ \t]*#(?: .*)?\n(?:[ \t]*#(?: .*)?\n)*", re.MULTILINE
 _COMMENT_MARK = re.compile(r"^[ \t]*# ?", re.MULTILINE)
 _LICENCE = re.compile(r"copyright|licen[cs]ed under|redistribution and use|permission is hereby granted", re.IGNORECASE)
 
-Package = tuple[Path, tuple[Path, ...]]
-"""The folder that the package stands in, and its sources in the order in which they are taken."""
+MIN_WORDS, MIN_SHARE = 5, 0.6
+"""Of a sentence; of a paragraph, in sentences: what is left of one with less would not be read as one text."""
+MIN_PLAIN_WORDS, MIN_FUNCTION_WORDS = 0.85, 0.15
+"""Shares of a sentence's words: those written as words are, which names of code are not; those that hold a sentence
+together, which an enumeration lacks."""
+_FUNCTION_WORD = re.compile(
+    "an?|and|are|as|at|be|but|by|can|for|from|has|have|if|in|is|its?|not|of|on|one|or|so|than|that|the|their|then|there|"
+    "they|this|to|was|we|were|when|which|will|with|you",
+    re.IGNORECASE,
+)
+_PLAIN_WORD = re.compile(r"[A-Za-z]?[a-z]+(?:['-][A-Za-z]?[a-z]+)*|I|A")
+_MARKUP = (
+    (re.compile(r":[a-z:+-]+:`~[^`]*?([^`.]+)`"), r"\1"),  # :class:`~package.Name`
+    (re.compile(r"(?::[a-z:+-]+:)?`([^`<]+?)\s*<[^`>]*>`_*"), r"\1"),  # `text <target>`_
+    (re.compile(r"!?\[([^\]]*)\]\([^)]*\)"), r"\1"),  # [text](target)
+    (re.compile(r"(?::[a-z:+-]+:)?``?([^`]+)``?_*"), r"\1"),  # :func:`name`, ``code``
+    (re.compile(r"(?<!\w)(\*\*|\*|__|_)(\S(?:.*?\S)?)\1(?!\w)"), r"\2"),  # *emphasis*
+    (re.compile("[\u2018\u2019]"), "'"),
+    (re.compile("[\u201c\u201d]"), '"'),
+)
+_MARKED = re.compile("[`*_\\[\u2018\u2019\u201c\u201d]")
+_ITEM = re.compile(r"\s*(?:[-*+•]|\(?\d+[.)])\s+(?=\S)")
+_NO_PROSE = re.compile(r"\s*(?:[:@]\w|>>>|\.\.|[|+=~^#$%>]|[-=~^\"'*`]{3,})")
+"""Fields such as `:param x:`, doctests, directives, tables, the lines under headings."""
+_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[A-Z\"'(])")
+_WORDS_AND_PUNCTUATION = re.compile(r"[A-Z][A-Za-z ,.;:'\"!?()-]*[.!?][\"')]*")
+
+
+def write(path: Path) -> bool:
+    """Write the corpus, unless there is a file of this name; tells whether it was written."""
+    if path.exists():
+        return False
+    with atomic_file(path) as file:
+        for document in documents():
+            file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+    return True
 
 
 def documents() -> Iterator[dict[str, str]]:
     """All documents, in a fixed order."""
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     with ProcessPoolExecutor(available_cores()) as pool:
-        for texts in pool.map(_package_documents, _packages()):
-            for source, parts in texts:
+        for modules in pool.map(_of_package, *zip(*_packages(), strict=True)):
+            for source, paragraphs in modules:
                 # A paragraph that another package has too is left out here; one that the package repeats, earlier.
-                text = "\n".join(part for part in parts if not _seen_before(part, seen))
-                if len(text) >= MIN_DOCUMENT_CHARACTERS:
-                    yield {"text": text, "source": source}
-    yield from _topics(_library_folders()[0] / "pydoc_data" / "topics.py")
+                yield from _document(source, [part for part in paragraphs if part not in seen])
+                seen.update(paragraphs)
+    topics = _library_folders()[0] / "pydoc_data" / "topics.py"  # the pages of help("FOR"): the language reference
+    for statement in ast.parse(topics.read_bytes()).body if topics.is_file() else []:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
+            for name, text in ast.literal_eval(statement.value).items():
+                yield from _document(f"topic {name}", list(prose(text)))
 
 
-def write(path: Path) -> bool:
-    """Write the corpus, unless it is there, made from the same installation; tells whether it was written.
-
-    Raises:
-        UserError: another file has this name, or the corpus was changed since.
-    """
-    manifest_path = path.with_suffix(".manifest.json")
-    work = manifest.StepSpec(STEP, {"format": FORMAT, "installation": installation()})
-    done = manifest.read(manifest_path) if manifest_path.exists() else None
-    ours = done.outputs.get("corpus", []) if done and done.step == STEP else []
-    is_ours = any(manifest.is_unchanged(record, manifest_path) for record in ours)
-    other = done is not None and done.settings != work.settings
-    if manifest.already_done(manifest_path, work, redo=other):
-        return False
-    started, count = time.monotonic(), 0
-    with atomic_file(path) as file:
-        for document in documents():
-            file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
-            count += 1
-        file.flush()
-        # Equal: a start that was killed before it wrote the manifest.
-        if path.exists() and not is_ours and not filecmp.cmp(file.name, path, shallow=False):
-            rule = "was not written here as it is now"
-            raise UserError(Fault(str(path), rule, remedy="move it away, or name another file"))
-    seconds = time.monotonic() - started
-    manifest.write(manifest_path, work, {"corpus": path}, {"documents": count, "bytes": path.stat().st_size}, seconds)
-    return True
-
-
-def installation() -> str:
-    """A fingerprint of the Python and of the packages there, with their versions."""
-    names = {item.name for folder in _library_folders()[1:] for item in folder.glob("*.dist-info")}
-    return hashlib.sha256("\n".join([platform.python_version(), *sorted(names)]).encode()).hexdigest()
+def _document(source: str, paragraphs: Sequence[str]) -> Iterator[dict[str, str]]:
+    text = "\n".join(paragraphs)
+    if len(text) >= MIN_DOCUMENT_CHARACTERS:
+        yield {"text": text, "source": source}
 
 
 def _library_folders() -> list[Path]:
@@ -112,22 +112,24 @@ def _library_folders() -> list[Path]:
     return list(dict.fromkeys(Path(path) for path in paths))
 
 
-def _packages() -> list[Package]:
-    """Top-level packages and the single modules beside them, for each folder of libraries."""
-    packages: list[Package] = []
+def _packages() -> Iterator[tuple[Path, list[Path]]]:
+    """Each top-level package, then each single module beside them: the folder that it stands in, and its sources.
+
+    The sources of a package have an order that spreads over it, so that the limit does not cut it off at a letter.
+    """
     for folder in _library_folders():
-        single: list[Path] = []
+        single = []
         for item in sorted(folder.iterdir()):
             if item.name in _SKIPPED_PACKAGES or _SKIPPED_FOLDERS.fullmatch(item.name):
                 continue
             if item.is_dir():
-                sources = sorted(_sources(item))
-                if sources:
-                    packages.append((folder, tuple(_scattered(sources, folder))))
+                paths = (
+                    (hashlib.sha256(str(path.relative_to(folder)).encode()).digest(), path) for path in _sources(item)
+                )
+                yield folder, [path for _, path in sorted(paths)]
             elif item.suffix == ".py" and not _SKIPPED_FILES.fullmatch(item.stem) and not item.stem.startswith("__"):
                 single.append(item)
-        packages.extend((folder, (module,)) for module in single)
-    return packages
+        yield from ((folder, [module]) for module in single)
 
 
 def _sources(package: Path) -> Iterator[Path]:
@@ -138,19 +140,12 @@ def _sources(package: Path) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-def _scattered(sources: Sequence[Path], root: Path) -> list[Path]:
-    """A fixed order that spreads over the package, so that the limit does not cut it off at a letter."""
-    return sorted(sources, key=lambda path: hashlib.sha256(str(path.relative_to(root)).encode()).digest())
-
-
-def _package_documents(package: Package) -> list[tuple[str, list[str]]]:
+def _of_package(root: Path, sources: Sequence[Path]) -> list[tuple[str, list[str]]]:
     """(module, its paragraphs) for the modules of a package, up to the limit."""
-    root, sources = package
-    found, characters, seen = [], 0, set[bytes]()
+    found, characters, seen = [], 0, set[str]()
     for source in sources:
-        paragraphs = [part for part in _paragraphs(source) if not _seen_before(part, seen)]
-        if not paragraphs:
-            continue
+        paragraphs = [part for part in dict.fromkeys(_paragraphs(source)) if part not in seen]
+        seen.update(paragraphs)
         names = source.relative_to(root).with_suffix("").parts
         found.append((".".join(names[:-1] if names[-1] == "__init__" else names), paragraphs))
         characters += sum(map(len, paragraphs))
@@ -170,8 +165,10 @@ def _paragraphs(path: Path) -> Iterator[str]:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return  # Packages carry sources for other versions of Python, and templates.
-    texts = sorted([*_docstrings(tree), *_comments(source)])
-    for _, text in texts:
+    texts = list(_docstrings(tree))
+    for block in _COMMENTS.finditer(source):  # on lines of their own, neighbours joined
+        texts.append((source.count("\n", 0, block.start()) + 1, _COMMENT_MARK.sub("", block[0])))
+    for _, text in sorted(texts):
         if not _LICENCE.search(text):
             yield from prose(text)
 
@@ -181,39 +178,61 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 def _docstrings(node: _Documented) -> Iterator[tuple[int, str]]:
     """(line, docstring) of a module, its classes and its functions."""
-    text = ast.get_docstring(node, clean=False)
-    if text:
+    if text := ast.get_docstring(node, clean=False):
         yield node.body[0].lineno, text
     for child in node.body:
         if isinstance(child, _Documented):
             yield from _docstrings(child)
 
 
-def _comments(source: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of the comments that stand on lines of their own, neighbours joined."""
-    for block in _COMMENTS.finditer(source):
-        yield source.count("\n", 0, block.start()) + 1, _COMMENT_MARK.sub("", block[0])
+def prose(text: str) -> Iterator[str]:
+    """The paragraphs of a docstring that are prose, each on one line, or what of its sentences is."""
+    for paragraph in _runs_of_lines(text):
+        if _MARKED.search(paragraph):  # most have none
+            for pattern, replacement in _MARKUP:
+                paragraph = pattern.sub(replacement, paragraph)
+        plain = " ".join(paragraph.split())
+        sentences = [sentence for sentence in _SENTENCE_END.split(plain) if _is_prose(sentence)]
+        if sentences and sum(map(len, sentences)) >= MIN_SHARE * len(plain):
+            yield " ".join(sentences)
 
 
-def _seen_before(text: str, seen: set[bytes]) -> bool:
-    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=12).digest()
-    if digest in seen:
-        return True
-    seen.add(digest)
-    return False
+def _runs_of_lines(text: str) -> Iterator[str]:
+    """Runs of lines with the same indentation, each joined to one line; without literal blocks and what is no prose."""
+    lines: list[str] = []
+    indentation, literal = 0, -1
+    for line in [*inspect.cleandoc(text).split("\n"), ""]:
+        depth = len(line) - len(line.lstrip())
+        if literal >= 0:  # inside a block that is shown as it stands, until the indentation falls back
+            if not line.strip() or depth > literal:
+                continue
+            literal = -1
+        item = _ITEM.match(line)
+        depth = item.end() if item else depth
+        breaks = not line.strip() or bool(item) or bool(_NO_PROSE.match(line))
+        if lines and (breaks or depth != indentation):
+            yield " ".join(lines)
+            lines = []
+        if breaks and not item:
+            continue
+        indentation = depth
+        lines.append(line[depth:].strip())
+        if lines[-1].endswith("::"):
+            literal = indentation
+            yield " ".join(lines)[:-1]
+            lines = []
 
 
-def _topics(path: Path) -> Iterator[dict[str, str]]:
-    """The pages of `help("FOR")` and its like: the language reference, in plain text."""
-    if not path.is_file():
-        return
-    for statement in ast.parse(path.read_bytes()).body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
-            topics: dict[str, Any] = ast.literal_eval(statement.value)
-            for name, text in topics.items():
-                paragraphs = "\n".join(prose(text))
-                if len(paragraphs) >= MIN_DOCUMENT_CHARACTERS:
-                    yield {"text": paragraphs, "source": f"topic {name}"}
+def _is_prose(sentence: str) -> bool:
+    words = [word.strip(",.;:'\"!?()") for word in sentence.split()]
+    return (
+        len(words) >= MIN_WORDS
+        and _WORDS_AND_PUNCTUATION.fullmatch(sentence) is not None
+        and sum(_PLAIN_WORD.fullmatch(word) is not None for word in words) >= MIN_PLAIN_WORDS * len(words)
+        and sum(_FUNCTION_WORD.fullmatch(word) is not None for word in words) >= MIN_FUNCTION_WORDS * len(words)
+        and sentence.count("(") == sentence.count(")")
+        and sentence.count('"') % 2 == 0
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -222,15 +241,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("output", type=Path, metavar="OUTPUT.jsonl")
     path: Path = parser.parse_args(argv).output
     started = time.monotonic()
-    try:
-        made = write(path)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    facts = manifest.read(path.with_suffix(".manifest.json")).facts
-    size = f"{facts['documents']:,} documents, {bytes_text(facts['bytes'])}"
-    took = f"written in {seconds_text(time.monotonic() - started)}" if made else "there already"
-    print(f"embedded corpus: {path}: {size}, {took}")
+    is_new = write(path)
+    took = f"written in {seconds_text(time.monotonic() - started)}" if is_new else "there already"
+    print(f"embedded corpus: {path}: {bytes_text(path.stat().st_size)}, {took}")
     return 0
 
 

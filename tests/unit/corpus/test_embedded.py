@@ -50,7 +50,6 @@ def f():
         "packages/good/broken.py": '"""Broken""" for other versions (',
         "packages/good/licence.py": f'"""Copyright (c) somebody. {PROSE}"""',
         "packages/pip/__init__.py": f'"""Pip words. {PROSE}"""',
-        "packages/good-1.0.dist-info/METADATA": "",
         "stdlib/single.py": f'"""Single words. {PROSE}"""',
         "stdlib/pydoc_data/topics.py": "topics = {'FOR': 'The for statement\\n*****\\n\\n" + PROSE + "'}\n",
     }
@@ -83,31 +82,17 @@ def test_documents(library: Path, tmp_path: Path) -> None:
     assert "".join(records.values()).count("copied words") == 1
 
 
-def test_written_once_for_an_installation_and_anew_for_another(library: Path, tmp_path: Path) -> None:
-    path = tmp_path / "corpus.jsonl"
-    assert embedded.write(path)
-    before = path.read_bytes()
-    assert not embedded.write(path)
-    (library / "good-1.0.dist-info").rename(library / "good-1.1.dist-info")
-    assert embedded.write(path)
-    assert path.read_bytes() == before
-    path.unlink()
-    assert embedded.write(path)
-
-
-def test_somebody_elses_file_is_not_replaced(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("library")
+def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(b"mine\n")
-    assert embedded.main([str(path)]) == 2
-    assert str(path) in capsys.readouterr().err and path.read_bytes() == b"mine\n"
+    assert embedded.main([str(path)]) == 0
+    assert "there already" in capsys.readouterr().out and path.read_bytes() == b"mine\n"
     path.unlink()
     assert embedded.write(path)
-    path.with_suffix(".manifest.json").unlink()  # killed before it was written
-    assert embedded.write(path)
-    path.write_bytes(path.read_bytes() + b"mine\n")
-    (library / "good-1.0.dist-info").rename(library / "good-1.1.dist-info")
-    assert embedded.main([str(path)]) == 2
-    assert path.read_bytes().endswith(b"mine\n")
+    before = path.read_bytes()
+    path.unlink()
+    assert embedded.write(path) and path.read_bytes() == before
 
 
 def test_a_package_beyond_the_limit_is_cut(
@@ -117,4 +102,61 @@ def test_a_package_beyond_the_limit_is_cut(
     path = tmp_path / "corpus.jsonl"
     assert embedded.main([str(path)]) == 0
     assert len([source for source in _records(path) if source.startswith("good")]) == 1
-    assert "3 documents" in capsys.readouterr().out
+    assert "written in" in capsys.readouterr().out
+
+
+SENTENCE = "This sentence is long enough, and it says what the thing is for."
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (SENTENCE, [SENTENCE]),
+        ("It goes on over\ntwo lines of text.\n\nThe next one is a new paragraph.",
+         ["It goes on over two lines of text.", "The next one is a new paragraph."]),
+        ("- The first item of a list\n  has two lines of text.\n- The second one has a line.",
+         ["The first item of a list has two lines of text.", "The second one has a line."]),
+        ("It is the :class:`~package.module.Widget` that holds *all* of ``them`` and `more <https://a.b>`_ of it.",
+         ["It is the Widget that holds all of them and more of it."]),
+        ("The \u201ctypographic\u201d quotation marks of it aren\u2019t kept.",
+         ["The \"typographic\" quotation marks of it aren't kept."]),
+    ],
+)  # fmt: skip
+def test_prose(text: str, expected: list[str]) -> None:
+    assert list(embedded.prose(text)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Too short a text.",
+        "no capital letter at the beginning of it, and so a part of something.",
+        "It does not end with a full stop as it should",
+        "It has 12 of the 345 numbers that are in it.",
+        "Alpha, Beta, Gamma, Delta, Epsilon, Zeta, Eta, Theta.",
+        ":param x: The description of the parameter is a sentence.",
+        ">>> print('It is a line of code that has words in it.')",
+        "| It is the cell | of a table that has words in it. |",
+        "Set the value_of_it with set_value and get_value of the_class.",
+        "It has (an open bracket in the middle of it.",
+    ],
+)
+def test_no_prose(text: str) -> None:
+    assert list(embedded.prose(text)) == []
+
+
+def test_a_literal_block_ends_where_its_indentation_does() -> None:
+    text = f"""{SENTENCE} It is used like this::
+
+        It looks like a sentence, but it is shown as it stands.
+
+    It is the paragraph that comes after the block.
+    """
+    assert list(embedded.prose(text)) == [SENTENCE, "It is the paragraph that comes after the block."]
+
+
+def test_a_paragraph_of_which_little_is_prose_is_left_out() -> None:
+    code = "The f_1(x_1) of g_2(y_2) is h_3(z_3)."
+    assert list(embedded.prose(f"{SENTENCE} {code}")) == [SENTENCE]
+    assert list(embedded.prose(f"{SENTENCE} {code} {code} {code}")) == []
