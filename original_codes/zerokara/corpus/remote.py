@@ -15,20 +15,18 @@ import errno
 import io
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 import fsspec
 import httpx2
+from fsspec.spec import AbstractBufferedFile
 from huggingface_hub import HfApi, constants, errors, set_client_factory
 from huggingface_hub.utils import logging, parse_hf_uri
 from huggingface_hub.utils._http import default_client_factory  # in no public module, though `set_client_factory` is
 
 from zerokara.errors import Fault, RunError, UserError, redacted
 from zerokara.manifest import RemoteFile
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 HUB = "hf://"
 CONVERSION = "; the Hub's own conversion, where it made one, is hf://datasets/owner/name@refs/convert/parquet"
@@ -74,7 +72,7 @@ def check_readable(file: RemoteFile, where: str) -> None:
         UserError, RunError: as of `find`.
     """
     try:
-        _Stream(file).fetch(0, min(1, file.bytes))
+        _Stream(file, cache_type="none").fetch(0, min(1, file.bytes))
     except Exception as error:
         raise _worded(error, file.name, where) from error
 
@@ -85,59 +83,28 @@ def open_file(file: RemoteFile, buffer_bytes: int) -> BinaryIO:
     Raises:
         OSError: it has changed, or the network fails for longer than the retries last (from reading too).
     """
+    cache = {"cache_type": "readahead", "block_size": _READ_AHEAD_BUFFERS * buffer_bytes} if buffer_bytes else {}
     try:
-        stream = _Stream(file)
+        stream = _Stream(file, **{"cache_type": "none", **cache})
     except Exception as error:
         raise _failed(file, "opening", error) from error
-    return io.BufferedReader(stream, _READ_AHEAD_BUFFERS * buffer_bytes) if buffer_bytes else stream  # type: ignore[return-value]
+    return io.BufferedReader(stream, buffer_bytes) if buffer_bytes else stream
 
 
-class _Stream(io.RawIOBase):
-    """The bytes of a remote file."""
+class _Stream(AbstractBufferedFile):
+    """The bytes of a remote file, of which each answer is checked."""
 
-    def __init__(self, file: RemoteFile):
-        self._file, self._position = file, 0
+    def __init__(self, file: RemoteFile, **cache: Any):
         files, path = fsspec.url_to_fs(file.name)
-        options = {"size": file.bytes} if file.name.startswith(HUB) else {}  # else it lists the folder again
-        self._inner: Any = files.open(path, "rb", cache_type="none", **options)
-        if not options:
+        size = {"size": file.bytes} if file.name.startswith(HUB) else {}  # else it lists the folder again
+        self._file, self._inner = file, files.open(path, "rb", cache_type="none", **size)
+        if not size:
             now = _found(files, getattr(self._inner, "details", None) or files.info(path))
             # A listing may tell less than the file itself.
             is_known = now.content.partition(":")[0] == file.content.partition(":")[0]
             if now.bytes != file.bytes or (is_known and now.content != file.content):
                 raise RuntimeError(f"it changed since it was listed: it had {file.bytes:,} bytes, now {now.bytes:,}")
-
-    def readable(self) -> bool:
-        """Whether it can be read: always."""
-        return True
-
-    def seekable(self) -> bool:
-        """Whether it has positions: always."""
-        return True
-
-    def tell(self) -> int:
-        """The position."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position."""
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.bytes}[whence]
-        return self._position
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        """Fill the buffer by one request."""
-        view = memoryview(buffer).cast("B")
-        end = min(self._position + len(view), self._file.bytes)
-        if end <= self._position:
-            return 0
-        try:
-            content = self.fetch(self._position, end)
-        except Exception as error:
-            action = f"reading bytes {self._position:,} to {end:,} of {self._file.bytes:,}"
-            raise _failed(self._file, action, error) from error
-        view[: len(content)] = content
-        self._position = end
-        return len(content)
+        super().__init__(files, path, size=file.bytes, **cache)
 
     def fetch(self, start: int, end: int) -> bytes:
         """The bytes from `start` to before `end`."""
@@ -148,10 +115,11 @@ class _Stream(io.RawIOBase):
             raise RuntimeError(f"the server sends {len(content):,} bytes where {end - start:,} were asked for")
         return content
 
-    def close(self) -> None:
-        """Close the file."""
-        self._inner.close()
-        super().close()
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        try:
+            return self.fetch(start, min(end, self._file.bytes))
+        except Exception as error:
+            raise _failed(self._file, f"reading bytes {start:,} to {end:,} of {self._file.bytes:,}", error) from error
 
 
 def _pinned(address: str) -> str:
