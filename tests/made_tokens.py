@@ -14,7 +14,7 @@ from pathlib import Path
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
-from zerokara.corpus.reading import OpenStreams
+from zerokara.corpus.lines import OpenStreams
 from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import sentencepiece_itself

@@ -59,6 +59,11 @@ class Range:
     """Bytes on disk of the row groups of this range, where they were counted."""
 
     @property
+    def bytes(self) -> int:
+        """Its old name."""
+        return self.disk_bytes
+
+    @property
     def disk_bytes(self) -> int:
         """Bytes on disk; 0 if unknown beforehand."""
         if self.row_group_bytes is not None:

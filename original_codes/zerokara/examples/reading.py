@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from zerokara.corpus.documents import HARMLESS, BadLine, Reason, excerpt, object_of_line
 from zerokara.corpus.inputs import TABLES, InputFile, find_files
-from zerokara.corpus.reading import Range, read
+from zerokara.corpus.reading import Range, plain_bytes, read
 from zerokara.errors import Fault, UserError, shown
 
 HEAD_LINES = 50
@@ -135,10 +135,10 @@ def _column_names(cells: list[str], where: str) -> list[str]:
 
 def _lines(file: InputFile, at: Callable[[int], object] | None) -> Iterator[tuple[int, int, str | BadRecord]]:
     """Number, offset and text of each line that is not blank."""
-    reader = read(Range(replace(file, format="txt")), txt_document="line")
-    for item in reader:
+    share_on_disk = file.bytes / max(1, plain_bytes(file))
+    for item in read(Range(replace(file, format="txt")), txt_document="line"):
         if at is not None and item.line % 256 == 0:
-            at(reader.disk_bytes)
+            at(min(file.bytes, round(item.offset * share_on_disk)))
         if not isinstance(item, BadLine):
             yield item.line, item.offset, item.text
         elif item.reason is Reason.DAMAGED:

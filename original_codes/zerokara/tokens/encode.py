@@ -20,7 +20,7 @@ from pathlib import Path
 from zerokara import hashing
 from zerokara.config.data import DataSettings
 from zerokara.corpus.inputs import InputFile, check_unchanged
-from zerokara.corpus.sizes import total_plain_bytes
+from zerokara.corpus.reading import total_plain_bytes
 from zerokara.errors import RunError, UserError, shown
 from zerokara.hashing import FileKey
 from zerokara.progress import Progress, bytes_text, count_text, log

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import Document, Range, read
-from zerokara.corpus.sizes import bytes_before, plain_bytes, total_plain_bytes
+from zerokara.corpus.reading import Document, Range, bytes_before, plain_bytes, read, total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.tokenizer.compatibility import check_exportable, notes

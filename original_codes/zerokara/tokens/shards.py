@@ -25,7 +25,7 @@ import psutil
 from numpy.typing import NDArray
 
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt
-from zerokara.corpus.reading import OpenStreams, RangeReader, read
+from zerokara.corpus.lines import OpenStreams, RangeReader, read
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import RunError
 from zerokara.tokens import quarantine

@@ -21,7 +21,7 @@ from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 
-from zerokara.corpus.reading import OpenStreams
+from zerokara.corpus.lines import OpenStreams
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
 from zerokara.tokens.shards import Job, ShardResult, Tally, write_shard
