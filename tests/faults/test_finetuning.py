@@ -145,10 +145,10 @@ def test_killed_while_the_examples_are_prepared(task: Path, tuning: Forge, tmp_p
     with Fault("kill -9 while examples are prepared"):
         body = (
             "import os, signal\n"
-            "from zerokara.examples.splits import SplitWriter\n"
+            "from zerokara.examples.preparation import _Splitter\n"
             "from zerokara.steps import finetune\n"
             "import sys\n"
-            "SplitWriter.flush = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "_Splitter._add = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
             "finetune.main(sys.argv[1:])\n"
         )
         arguments = [

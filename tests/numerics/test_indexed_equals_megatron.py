@@ -10,7 +10,7 @@ import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
-from zerokara.examples.token_files import ExampleTokens, example_writer
+from zerokara.examples.example_files import ExampleTokens, example_writer
 from zerokara.tokens.indexed import IndexedTokens, dtype_for, write_documents
 from zerokara.tokens.layout import bin_path, idx_path
 
@@ -76,7 +76,8 @@ EXAMPLES = [[[5, 6], [7, 2]], [[8], [9, 2], [5], [2]], [[], [4, 2], [3]]]
 def test_examples_are_documents_of_several_sequences(tmp_path: Path) -> None:
     """Ours equal megatron-core's byte for byte, and its reader finds every segment, the empty one too."""
     with example_writer(tmp_path / "ours", np.dtype(np.uint16)) as write:
-        write([[np.array(ids, np.int32) for ids in example] for example in EXAMPLES])
+        for example in EXAMPLES:
+            write([np.array(ids, np.int32) for ids in example])
     builder = IndexedDatasetBuilder(str(bin_path(tmp_path / "theirs")), dtype=np.uint16)
     for example in EXAMPLES:
         builder.add_document(np.concatenate([np.array(ids, int) for ids in example]), [len(ids) for ids in example])

@@ -16,7 +16,7 @@ import pytest
 import torch
 from made_runs import make_run, make_tokenizer
 
-from zerokara.examples.chat_template import ChatTemplate, auto_source
+from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Unlearnable
 from zerokara.huggingface import chat_proof, exported_folder, families, tokenizer_json
 from zerokara.huggingface.transforms import Transform

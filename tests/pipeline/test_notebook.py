@@ -12,7 +12,7 @@ import sentencepiece
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from zerokara.examples.chat_template import auto_source
+from zerokara.examples.encoding import auto_source
 from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
 

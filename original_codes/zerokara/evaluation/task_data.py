@@ -26,7 +26,6 @@ from zerokara.evaluation.overlap import Overlap
 from zerokara.evaluation.tasks import Task
 from zerokara.examples import formats, reading
 from zerokara.examples.formats import Example, ExampleFormat, Unlearnable
-from zerokara.examples.reading import BadRecord
 from zerokara.progress import Progress
 
 MAX_BAD = 0.01
@@ -178,14 +177,13 @@ def _examples(files: Sequence[InputFile], form: ExampleFormat) -> _Read:
     num_lines = 0
     for record, example in formats.read_examples(form, chain.from_iterable(map(reading.read_records, files))):
         num_lines += 1
-        if isinstance(record, BadRecord):
+        if example is None:
             found.bad[record.reason] += 1
         elif isinstance(example, Unlearnable):
-            faults.append(example.fault(record.place))
+            faults.append(replace(example.fault, where=record.place))
             if len(faults) == _MAX_SHOWN:
                 raise UserError(faults) from example
         else:
-            assert example is not None
             found.examples.append(example)
     if faults:
         raise UserError(faults)

@@ -1,32 +1,181 @@
 """Examples → segments of ids, read and learned in turn, that fit a training sequence.
 
 What is read is encoded as it is at inference, by the tokenizer that the exported model carries: the name of a control
-piece (``</s>``) is that piece. What is learned is encoded by itself, so that the border is where it is at inference;
-names in it are text, because a model that writes them in letters generates those ids. A decoder's answer ends with one
-``</s>``. An encoder-decoder reads the prompt and ``</s>``, and learns the answer and ``</s>``. Conversations are
-`chat_template`'s.
+piece (``</s>``) is that piece. What is learned of a pair is encoded by itself, as the model generates it; names in it
+are text. An answer ends with one ``</s>``, and so does the input of an encoder.
+
+*Conversations.* Text and ids are those of ``tokenizer.apply_chat_template``: the same render function of transformers
+fills the template in and says where its ``{% generation %}`` blocks stand, the same tokenizer encodes the whole text,
+and its offsets say which ids are learned. The mask of ``return_assistant_tokens_mask`` is the same, but that it forgets
+an answer whose first character the tokenizer drops. Checked are, of short conversations and then of each: no text is
+lost; each answer ends with its only control piece, and begins where the tokenizer cuts any text (at a control piece, a
+line end), so that the ids before it do not depend on it; and it is asked for after the text after which it is trained.
+
+Source: transformers 5.23, `apply_chat_template` (tokenization_utils_base.py), `utils/chat_template_utils.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import Enum
-from typing import Any
+import json
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from zerokara.config.finetune_config import Overlong
-from zerokara.examples.chat_template import ChatTemplate, Segments
-from zerokara.examples.formats import Example, Unlearnable
-from zerokara.tokenizer.encoder import Encoder
+from zerokara.config.tokenizer_config import TURN_PIECES
+from zerokara.errors import Fault, UserError
+from zerokara.examples.formats import Example, Message, Unlearnable
+from zerokara.tokenizer.encoder import Encoder, Ids
+
+Segments = list[Ids]
+"""The ids of an example: read, learned, read, learned, …"""
+Fate = Literal["kept", "cut", "dropped"]
+"""What becomes of an example that may be longer than a training sequence."""
+Spans = list[tuple[int, int]]
+"""Where the learned parts of a text start and end, in characters."""
+
+_NUMBERED = re.compile(r"\A(.*\D)\d+\D*\Z")
+_PROBES: tuple[list[Message], ...] = (
+    [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}],
+    [{"role": role, "content": f"{role} {turn}"} for turn in range(2) for role in ("user", "assistant")],
+)
+"""Conversations on which every template is tried before any data is read."""
+_AUTO_PATH = Path(__file__).with_name("auto_chat_template.jinja")
 
 
-class Fate(Enum):
-    """What becomes of an example that is longer than a training sequence."""
+class ChatTemplate:
+    """A Jinja template and the tokenizer that encodes what it makes of a conversation.
 
-    KEPT = "kept"
-    CUT = "cut"
-    DROPPED = "dropped"
+    Raises:
+        UserError: Jinja cannot read it, it marks nothing as learned, loses text, has an answer that begins inside a
+            line or has no single end, or a prompt for generation that is not the beginning of what is trained on, or
+            that does not end with </s> for an encoder-decoder.
+    """
+
+    def __init__(self, source: str, where: str, tokenizer: Any, is_encoder_decoder: bool = False):
+        """Take the Jinja text; `where` is its file, for messages; `tokenizer` as `AutoTokenizer` loads it."""
+        self.source, self._where, self._tokenizer = source, where, tokenizer
+        self._is_encoder_decoder = is_encoder_decoder
+        # By id, whether text is cut there, and whether it is a control piece.
+        self._is_cut, self._is_control = np.zeros((2, len(tokenizer)), dtype=np.bool_)
+        for number, token in tokenizer.backend_tokenizer.get_added_tokens_decoder().items():
+            if number != tokenizer.unk_token_id:  # which unknown characters are, too
+                self._is_cut[number], self._is_control[number] = True, token.special
+        if not re.search(r"\{%-?\s*generation\s*-?%\}", source):
+            rule = "has no {% generation %} block, which marks what is learned"
+            remedy = "write {% generation %}{{ message.content + eos_token }}{% endgeneration %} for the answers"
+            raise UserError(Fault(where, rule, remedy=remedy))
+        ends = {int(answer[-1]) for messages in _PROBES for answer in self._tried(messages)[1::2]}
+        self.end_ids = [tokenizer.eos_token_id, *sorted(ends - {tokenizer.eos_token_id})]
+        """The ids at which generation stops: </s>, and others that end the answers."""
+
+    def encode(self, conversations: Sequence[Sequence[Message]]) -> list[Segments | Unlearnable]:
+        """Return the segments of each conversation, up to its last answer, or why it cannot be trained on."""
+        made = [self._rendered(messages) for messages in conversations]
+        texts = [each[0] for each in made if isinstance(each, tuple)]
+        encodings = iter(self._tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))
+        return [self._segments(*each, next(encodings)) if isinstance(each, tuple) else each for each in made]
+
+    def _tried(self, messages: Sequence[Message]) -> Segments:
+        """The segments of a conversation of `_PROBES`, on which the template may not fail."""
+        shown = "; ".join(f"{message['role']}: {message['content']}" for message in messages)
+        (made,) = self.encode([messages])
+        try:
+            prompt, _ = self._filled_in(messages[:-1], for_generation=True)
+        except Unlearnable as error:
+            made = error
+        if isinstance(made, Unlearnable):
+            raise UserError(replace(made.fault, where=self._where, rule=f"{made} (tried with {shown})"))
+        text, learned = self._filled_in(messages)
+        trained, end = text[: learned[-1][0]], self._tokenizer.eos_token
+        if prompt != trained:
+            rule = f"asks for an answer after {prompt!r}, but trains it after {trained!r}"
+            remedy = "write the same text before {% generation %} and for add_generation_prompt"
+            raise UserError(Fault(self._where, rule, remedy=remedy))
+        if self._is_encoder_decoder and not prompt.endswith(end):
+            rule = f"must end the prompt with {end}, as every input of an encoder ends, not with {prompt[-20:]!r}"
+            remedy = "write {{ eos_token }} before {% generation %}, and at the end"
+            raise UserError(Fault(self._where, rule, remedy=remedy))
+        return made
+
+    def _rendered(self, messages: Sequence[Message]) -> tuple[str, Spans] | Unlearnable:
+        """The text of a conversation, or why it cannot be trained on."""
+        try:
+            text, learned = self._filled_in(messages)
+        except Unlearnable as error:
+            return error
+        rule = next(_losses(text, learned, messages), "")
+        return Unlearnable(f"the chat template {rule}") if rule else (text, learned)
+
+    def _filled_in(self, messages: Sequence[Message], for_generation: bool = False) -> tuple[str, Spans]:
+        import jinja2
+        from transformers.utils.chat_template_utils import render_jinja_template  # a second to import
+
+        try:
+            texts, learned = render_jinja_template(
+                conversations=[list(messages)],
+                chat_template=self.source,
+                return_assistant_tokens_mask=True,
+                add_generation_prompt=for_generation,
+                **self._tokenizer.special_tokens_map,
+            )
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(Fault(f"{self._where}:{error.lineno}", f"is not Jinja: {error.message}")) from error
+        except Exception as error:  # whatever an expression of the template raises
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
+            if not lines:
+                raise
+            raise Unlearnable(f"is refused by the chat template ({self._where}:{lines[-1]}): {error}") from error
+        return texts[0], learned[0]
+
+    def _segments(self, text: str, learned: Spans, encoding: Any) -> Segments | Unlearnable:
+        ids, offsets = np.array(encoding.ids, dtype=np.int32), np.array(encoding.offsets).reshape(-1, 2)
+        places = [place for span in learned for place in span]
+        borders = np.searchsorted(offsets[:, 0], places)
+        for place, border in zip(places, borders.tolist(), strict=True):
+            beside = ids[max(0, border - 1) : border + 1]
+            if border and (offsets[border - 1, 1] > place or not self._is_cut[beside].any()):
+                around = f"{text[max(0, place - 20) : place]!r} | {text[place : place + 20]!r}"
+                rule = f"the chat template changes between read and learned text inside a line ({around})"
+                return Unlearnable(f"{rule}, where ids cannot be cut", "put a line end or a control piece there")
+        segments = np.split(ids, borders)[:-1]  # what follows the last answer is read by nobody
+        for answer in segments[1::2]:
+            controls = np.flatnonzero(self._is_control[answer])
+            if not len(controls) or controls[-1] != len(answer) - 1:
+                wrong = f"an answer must end with a control piece, such as {self._tokenizer.eos_token}, in its"
+                return Unlearnable(f"{wrong} {{% generation %}} block, else the model never learns to stop")
+            if len(controls) > 1:
+                names = ", ".join(self._tokenizer.convert_ids_to_tokens(answer[controls].tolist()))
+                return Unlearnable(f"an answer holds several control pieces ({names}), but only its end may be one")
+        return [np.concatenate(segments[:-1]), segments[-1]] if self._is_encoder_decoder else segments
+
+
+def _losses(text: str, learned: Spans, messages: Sequence[Message]) -> Iterator[str]:
+    """What a template does to messages that do not stand in the text, the answers in learned parts, spaces aside."""
+    # Templates may trim a message; and those of `auto_source` put spaces into the names of control pieces.
+    answers = sum(message["role"] == "assistant" for message in messages)
+    if len(learned) != answers:
+        yield f"marks {len(learned)} parts as learned, but there are {answers} answers ({{% generation %}} blocks)"
+    borders = [0, *(place for span in learned for place in span), len(text)]
+    parts = [_squeezed(text[start:end]) for start, end in pairwise(borders)]
+    read, place, spans = "\n".join(parts[::2]), 0, iter(parts[1::2])
+    for message in messages:
+        content, is_answer = _squeezed(message["content"]), message["role"] == "assistant"
+        place = place if is_answer else read.find(content, place) + len(content)
+        if content not in next(spans, "") if is_answer else place < len(content):
+            yield f"loses text: {message['content'][:40]!r} is not in what it makes of it, or not where it belongs"
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
 
 
 def encode(
@@ -51,39 +200,67 @@ def encode(
     return [each if isinstance(each, Unlearnable) or len(each[0]) else nothing for each in made]
 
 
-class LengthLimit:
-    """Fits examples to the length of a training sequence."""
+def fit(segments: Segments, length: int, overlong: Overlong, is_encoder_decoder: bool) -> tuple[Segments, Fate]:
+    """Return the segments, cut to the length of a training sequence where that is asked for, and what became of them.
 
-    def __init__(self, packed_length: int, overlong: Overlong, is_encoder_decoder: bool):
-        self._length, self._overlong, self._is_encoder_decoder = packed_length, overlong, is_encoder_decoder
-        # A decoder's last token is a label only: it takes no position.
-        self._room = packed_length + (0 if is_encoder_decoder else 1)
+    Raises:
+        Unlearnable: the example is too long, and is neither to be dropped nor can it be cut.
+    """
+    # A decoder's last token is a label only: it takes no position. Its answer needs a token to be predicted from.
+    label_only = 0 if is_encoder_decoder else 1
+    excess = sum(map(len, segments[:1] if is_encoder_decoder else segments)) - length - label_only
+    answer_is_too_long = len(segments[-1]) > length
+    if excess <= 0 and not answer_is_too_long:
+        return segments, "kept"
+    if overlong == "drop":
+        return segments, "dropped"
+    if answer_is_too_long:
+        rule = f"the answer has {len(segments[-1]):,} tokens, too many for a packed_length of {length:,}"
+        raise Unlearnable(rule, "shorten it, raise packed_length, or set overlong: drop")
+    if overlong == "fail":
+        size = f"{length + excess:,} positions" + (" to read" if is_encoder_decoder else "")
+        rule = f"the example needs {size}, and packed_length is {length:,}"
+        raise Unlearnable(rule, "set overlong to drop or cut_prompt, or raise packed_length")
+    if is_encoder_decoder:
+        return [segments[0][-length:], segments[1]], "cut"
+    # A turn whose question is gone goes with its answer.
+    while len(segments[0]) <= excess:
+        excess -= len(segments[0]) + len(segments[1])
+        segments = segments[2:]
+    return [segments[0][max(0, excess) :], *segments[1:]], "cut"
 
-    def fit(self, segments: Segments) -> tuple[Segments, Fate]:
-        """Return the segments, cut where that is asked for, and what became of them.
 
-        Raises:
-            Unlearnable: the example is too long, and is neither to be dropped nor can it be cut.
-        """
-        counted = segments[:1] if self._is_encoder_decoder else segments
-        excess = sum(map(len, counted)) - self._room
-        # A decoder needs one token to predict the first one of the last answer from.
-        answer_is_too_long = len(segments[-1]) + (0 if self._is_encoder_decoder else 1) > self._room
-        if excess <= 0 and not answer_is_too_long:
-            return segments, Fate.KEPT
-        if self._overlong == "drop":
-            return segments, Fate.DROPPED
-        if answer_is_too_long:
-            rule = f"the answer has {len(segments[-1]):,} tokens, too many for a packed_length of {self._length:,}"
-            raise Unlearnable(rule, "shorten it, raise packed_length, or set overlong: drop")
-        if self._overlong == "fail":
-            size = f"{self._length + excess:,} positions" + (" to read" if self._is_encoder_decoder else "")
-            rule = f"the example needs {size}, and packed_length is {self._length:,}"
-            raise Unlearnable(rule, "set overlong to drop or cut_prompt, or raise packed_length")
-        if self._is_encoder_decoder:
-            return [segments[0][-self._length :], segments[1]], Fate.CUT
-        # A turn whose question is gone goes with its answer.
-        while len(segments[0]) <= excess:
-            excess -= len(segments[0]) + len(segments[1])
-            segments = segments[2:]
-        return [segments[0][max(0, excess) :], *segments[1:]], Fate.CUT
+def auto_source(encoder: Encoder, is_encoder_decoder: bool = False) -> str:
+    """Return the Jinja text of the template made for this tokenizer.
+
+    ``<|user|>How are you?<|assistant|>Fine.</s><|user|>…``; without the reserved pieces of step 1, a line that names
+    the role (``user:``) begins a turn, since text after a line end has ids of its own. With a tokenizer that step 1 did
+    not make it has not, so there ``</s>`` takes the place of the line end before an answer. The names of control pieces
+    in messages get a space behind their first character (``</s>`` becomes ``< /s>``).
+    """
+    quoted = partial(json.dumps, ensure_ascii=False)  # Jinja's escapes are Python's
+    controls = {encoder.piece(i) for i in encoder.control_ids}
+    end = encoder.piece(encoder.eos_id)
+    has_pieces = controls.issuperset(TURN_PIECES.values())
+    begins = TURN_PIECES if has_pieces else {role: f"{role}:\n" for role in TURN_PIECES}
+    answer = begins["assistant"]
+    if is_encoder_decoder:
+        answer += end  # as every input of an encoder ends
+    elif not has_pieces and not encoder.by_line:
+        answer = answer.removesuffix("\n") + end
+    # Numbered names (<extra_id_0>) by what they share before their numbers.
+    stem_of, replaced = partial(_NUMBERED.sub, r"\1"), list[str]()
+    for stem, group in groupby(sorted({*controls, encoder.piece(encoder.unk_id)}, key=stem_of), key=stem_of):
+        names = list(group)
+        name = stem if len(names) > 1 else names[0]
+        if len(name) > 1:
+            replaced.append(f"        | replace({quoted(name)}, {quoted(name[0] + ' ' + name[1:])})")
+    values = {
+        "REPLACED": "\n".join(replaced),
+        "ANSWER": quoted(answer),
+        "END": quoted(end),
+        "USER": quoted(begins["user"]),
+        "SYSTEM": quoted(begins["system"]),
+        "AFTER": "" if has_pieces else f" + {quoted(chr(10))}",
+    }
+    return re.sub("|".join(values), lambda name: values[name[0]], _AUTO_PATH.read_text(encoding="utf-8"))

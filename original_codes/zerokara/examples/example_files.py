@@ -1,32 +1,38 @@
-"""What step 7 has prepared: the files of each split, their counts, and what they were made with.
+"""What step 7 has prepared: token files of examples, texts, and a manifest that holds counts and what they are made of.
 
-`ExampleFiles.read` gives it from the manifest.
+Token files are in Megatron's own format (`tokens.indexed`), in which an example is a document and its segments are
+sequences, read and learned in turn; the first is read, and may hold nothing. So where reading ends and learning begins
+stands in the index, exactly, and nothing is searched for. Example: the examples [5, 6] read, [7, 2] learned; and [8]
+read, [9, 2] learned, [5] read, [2] learned, have the sequence lengths 2 2 1 2 1 1 and the document indices 0 2 6.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from zerokara import manifest
 from zerokara.config.finetune_config import DataFormat
-from zerokara.durable import PARTIAL_SUFFIX
+from zerokara.durable import atomic_file
 from zerokara.errors import Fault, UserError
 from zerokara.examples.facts import SplitCounts
-from zerokara.examples.token_files import ExampleTokens
+from zerokara.tokenizer.encoder import Ids
+from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens, write_index
 from zerokara.tokens.layout import bin_path, idx_path
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 STEP = "examples"
-"""What the manifest calls it."""
 ANSWER_MARGIN = 1.25
 """Most new tokens of an answer, as a multiple of the longest one that is known."""
 
@@ -52,7 +58,7 @@ class ExamplePaths:
 
     @property
     def written(self) -> list[Path]:
-        """Every file that may be written, but for the manifest and the lock."""
+        """Every file that may be written, but for the manifest."""
         tokens = [path_of(self.prefix(split)) for split in SPLITS for path_of in (bin_path, idx_path)]
         return [*tokens, *map(self.texts, SPLITS), self.quarantine]
 
@@ -60,11 +66,6 @@ class ExamplePaths:
     def manifest(self) -> Path:
         """The manifest, written last."""
         return Path(f"{self.output_prefix}_examples.manifest.json")
-
-    @property
-    def lock(self) -> Path:
-        """The lock of a process that writes here."""
-        return Path(f"{self.output_prefix}_examples.lock{PARTIAL_SUFFIX}")
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,6 @@ class SplitFiles:
     counts: SplitCounts
     sha256: str
     """Of the .bin and the .idx: the tokens, and where reading ends and learning begins."""
-    longest_answer: int
-    """Tokens, with the end."""
 
     @property
     def num_examples(self) -> int:
@@ -111,7 +110,7 @@ class ExampleFiles:
     @property
     def max_new_tokens(self) -> int:
         """Tokens that an answer may have, with room beyond the longest training answer."""
-        return math.ceil(ANSWER_MARGIN * self.train.longest_answer)
+        return math.ceil(ANSWER_MARGIN * self.train.counts.longest_answer)
 
     @classmethod
     def read(cls, output_prefix: str) -> ExampleFiles:
@@ -121,44 +120,89 @@ class ExampleFiles:
             UserError: nothing was, or its manifest is not complete.
         """
         paths = ExamplePaths(output_prefix)
-        done = manifest.read(paths.manifest)
-        if done.step != STEP:
-            raise UserError(Fault(str(paths.manifest), f"was written by step {done.step!r}, not {STEP!r}"))
-        return cls.of(paths, done)
+        return cls.of(paths, manifest.read(paths.manifest))
 
     @classmethod
     def of(cls, paths: ExamplePaths, done: manifest.Manifest) -> ExampleFiles:
         """Return the files that a manifest names."""
         hashes = {Path(record.path).name: record.sha256 for record in done.outputs["examples"]}
 
-        def files(split: Split, counts: dict[str, int], longest_answer: int) -> SplitFiles:
+        facts, splits = dict(done.facts), dict[Split, SplitFiles]()
+        for split, counts in facts.pop("splits").items():
             prefix = paths.prefix(split)
             both = hashes[bin_path(prefix).name] + hashes[idx_path(prefix).name]
             made_of = sha256(both.encode()).hexdigest()
-            return SplitFiles(prefix, paths.texts(split), SplitCounts(**counts), made_of, longest_answer)
-
-        facts: dict[str, Any] = dict(done.facts)
-        return cls(splits={split: files(split, **values) for split, values in facts.pop("splits").items()}, **facts)
+            splits[split] = SplitFiles(prefix, paths.texts(split), SplitCounts(**counts), made_of)
+        return cls(splits, **facts)
 
 
-class TaskExample(NamedTuple):
-    """One example whose answer is generated."""
-
-    prompt: list[int]
-    """The ids after which the (last) answer is asked for; of an encoder-decoder the encoder input."""
-    reference: str
-    """The right answer."""
+Write = Callable[[Sequence[Ids]], None]
+"""Writes an example behind those before, as its segments: read, learned, read, …"""
 
 
-def read_task_examples(files: SplitFiles, num_examples: int | None, seed: int) -> list[TaskExample]:
-    """Return the first `num_examples` of a random order, all of them, in the order of the files, with None.
+@contextmanager
+def example_writer(prefix: Path, dtype: np.dtype[Any]) -> Iterator[Write]:
+    """Yield the writer of a pair of token files, which appear when the block ends without an error."""
+    lengths, ends = array("i"), array("q", [0])
+    with atomic_file(bin_path(prefix)) as file:
+
+        def write(segments: Sequence[Ids]) -> None:
+            lengths.extend(map(len, segments))
+            ends.append(len(lengths))
+            file.write(np.concatenate(segments).astype(dtype).data)
+
+        yield write
+    with atomic_file(idx_path(prefix)) as file:
+        write_index(file, np.array(lengths, dtype=np.int32), dtype, np.array(ends, dtype=np.int64))
+
+
+class ExampleTokens:
+    """Examples in a pair of token files, memory-mapped.
 
     Raises:
-        UserError: the files are missing.
+        UserError: a file is missing, truncated or no token file, or an example in it has no learned segment.
+    """
+
+    def __init__(self, prefix: Path | str):
+        self.tokens = IndexedTokens(prefix, EXAMPLES_STEP)
+        """All segments, in order."""
+        self.first_segments: NDArray[np.int64] = self.tokens.document_indices
+        """int64[N + 1]: the number of the first segment of each example, and at the end the number of segments."""
+        if len(self) and int(np.diff(self.first_segments).min()) < 2:
+            rule = "are no token files of examples: a document has less than two segments"
+            raise UserError(Fault(str(prefix), rule, remedy="run step 7 with --redo"))
+
+    def __len__(self) -> int:
+        return self.tokens.num_documents
+
+    def segments(self, example: int) -> list[NDArray[Any]]:
+        """The ids of each segment of an example: read, learned, read, …"""
+        first, end = self.first_segments[example], self.first_segments[example + 1]
+        return [self.tokens[number] for number in range(int(first), int(end))]
+
+    def prompt(self, example: int) -> list[int]:
+        """The ids after which the last answer is asked for: all before the last learned segment."""
+        segments = self.segments(example)
+        last = len(segments) - 1 - len(segments) % 2
+        return [int(token) for segment in segments[:last] for token in segment]
+
+    def read_and_learned_lengths(self) -> NDArray[np.int64]:
+        """int64[2, N]: the read and the learned tokens of each example."""
+        starts = np.repeat(self.first_segments[:-1], np.diff(self.first_segments))
+        is_learned = (np.arange(len(starts)) - starts) % 2 == 1
+        lengths = np.where([~is_learned, is_learned], self.tokens.lengths, 0)
+        sums: NDArray[np.int64] = np.add.reduceat(lengths, self.first_segments[:-1], axis=1, dtype=np.int64)
+        return sums
+
+
+def read_task_examples(files: SplitFiles, num_examples: int | None, seed: int) -> list[tuple[list[int], str]]:
+    """Return the prompt in ids (all before the last answer) and the right answer of validation or test examples.
+
+    They are the first `num_examples` of a random order; with None all of them, in the order of the files.
     """
     tokens, lines = ExampleTokens(files.prefix), files.texts_path.read_bytes().splitlines()
     assert len(lines) == len(tokens), f"{files.texts_path} has {len(lines)} examples, {files.prefix} {len(tokens)}"
     chosen = range(len(tokens))
     if num_examples is not None and num_examples < len(tokens):
         chosen = np.random.default_rng(seed).permutation(len(tokens))[:num_examples].tolist()
-    return [TaskExample(tokens.prompt(number), orjson.loads(lines[number])["reference"]) for number in chosen]
+    return [(tokens.prompt(number), orjson.loads(lines[number])["reference"]) for number in chosen]

@@ -1,12 +1,6 @@
 """What a fine-tuning leaves in its run folder for the export, beside the model: `finetune.json`, chat template, chats.
 
-`finetune.json` is one JSON object with the fields of `FinetuneFacts`, ``data`` and ``test`` being objects of their
-own::
-
-    {"task": "Korean reviews", "data": {"train": {"kept": 90, "cut": 4, "dropped": 6, …}, …},
-     "metric": "accuracy", "test": {"value": 0.87, "low": 0.86, "high": 0.88, "num_examples": 5000,
-              "checkpoint": "global_step300"},
-     "baselines": {"majority": 0.5035}, "init_from": "ko_base"}
+`finetune.json` is one JSON object with the fields of `FinetuneFacts`; ``data`` and ``test`` are objects of their own.
 """
 
 from __future__ import annotations
@@ -46,6 +40,12 @@ class SplitCounts:
     """Tokens that the loss counts: the answers and their ends."""
     cut_learned_tokens: int = 0
     """Tokens of answers that are not learned: turns that were cut away with their questions."""
+    longest_answer: int = 0
+    """Tokens of the longest answer, with its end."""
+    unknown_answers: int = 0
+    """Answers with a character that the tokenizer does not know."""
+    seen: int = 0
+    """Examples whose input is that of an example of an earlier split."""
 
     @property
     def read(self) -> int:
@@ -83,11 +83,9 @@ class FinetuneFacts:
     baselines: dict[str, float] = field(default_factory=dict)
     """The metric of simple methods on the same test data, by name."""
 
-    def write(self, folder: Path) -> Path:
-        """Write them into a run folder; returns the file."""
-        path = folder / NAME
-        write_json(path, asdict(self))
-        return path
+    def write(self, folder: Path) -> None:
+        """Write them into a run folder."""
+        write_json(folder / NAME, asdict(self))
 
 
 def read(folder: Path) -> FinetuneFacts | None:
@@ -108,7 +106,7 @@ def read(folder: Path) -> FinetuneFacts | None:
 def conversations(folder: Path) -> list[dict[str, Any]]:
     """Return what step 7 left in a run folder of its conversations: ``messages``, ``prompt_ids``, ``answer_ids`` each.
 
-    The prompt is all that is read before the last answer. None where the folder holds none.
+    The prompt is all that stands before the last answer.
     """
     path = folder / CONVERSATIONS_NAME
     return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.is_file() else []

@@ -21,9 +21,8 @@ from zerokara.errors import RunError, UserError
 from zerokara.evaluation import baselines, metrics
 from zerokara.evaluation.baselines import Baseline
 from zerokara.examples import facts, preparation
-from zerokara.examples.example_files import ExampleFiles, ExamplePaths, SplitFiles
+from zerokara.examples.example_files import ExampleFiles, ExamplePaths, ExampleTokens, SplitFiles
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
-from zerokara.examples.token_files import ExampleTokens
 from zerokara.progress import count_text, log, opening
 from zerokara.samples.example_data import ExampleData
 from zerokara.samples.packed_examples import PackedExamples, Pairs
@@ -77,8 +76,8 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
         redo=redo,
     )
     if encodes:
-        tokens = ExampleTokens(files.train.prefix)
-        target = target_length(tokens.read_lengths, tokens.learned_lengths, length)
+        read, learned = ExampleTokens(files.train.prefix).read_and_learned_lengths()
+        target = target_length(read, learned, length)
         made = made.model_copy(update={"packed_target_length": target})
     return made
 

@@ -48,9 +48,9 @@ class TaskValidation:
         self._plan, self._processes, self._split = plan, processes, split
         files = ExampleFiles.read(config.output_prefix)
         examples = read_task_examples(files.splits[split], num_examples, config.seed)
-        self.references = [example.reference for example in examples]
+        self.references = [reference for _, reference in examples]
         self.answers: list[tuple[str, str]] = []  # the newest, each after its reference
-        self.own_prompts = [example.prompt for example in examples[parallel.data_rank() :: parallel.data_size()]]
+        self.own_prompts = [prompt for prompt, _ in examples[parallel.data_rank() :: parallel.data_size()]]
         self._max_new_tokens = files.max_new_tokens if config.max_new_tokens == "auto" else config.max_new_tokens
         self._end_ids = files.end_ids
 

@@ -15,8 +15,7 @@ from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.corpus import inputs, reading
 from zerokara.errors import UserError
-from zerokara.examples.example_files import ExampleFiles
-from zerokara.examples.token_files import ExampleTokens
+from zerokara.examples.example_files import ExampleFiles, ExampleTokens
 from zerokara.huggingface.exported_folder import MANIFEST_NAME
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens

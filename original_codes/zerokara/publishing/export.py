@@ -19,7 +19,7 @@ from zerokara import durable, hashing, manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import RunError
 from zerokara.examples import facts as finetuning
-from zerokara.examples.chat_template import ChatTemplate
+from zerokara.examples.encoding import ChatTemplate
 from zerokara.huggingface import (
     chat_proof,
     exported_folder,

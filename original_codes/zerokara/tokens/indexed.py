@@ -17,7 +17,7 @@ offset type     meaning
 ====== ======== ======================================================================================
 
 Step 2 writes each document as one sequence, so S = D; step 7 an example as a document of several
-(`examples.token_files`). Example: the documents [5, 6, 2] and [7, 2] as uint16 are
+(`examples.example_files`). Example: the documents [5, 6, 2] and [7, 2] as uint16 are
 ``.bin`` 0500 0600 0200 0700 0200 and ``.idx`` 4d4d49444944580000 0100000000000000 08 0200000000000000
 0300000000000000, lengths 03000000 02000000, offsets 0000000000000000 0600000000000000, documents
 0000000000000000 0100000000000000 0200000000000000.

@@ -13,7 +13,7 @@ from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoTokenizer
 
 from zerokara.errors import UserError
-from zerokara.examples.chat_template import ChatTemplate, auto_source
+from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Message, Unlearnable
 from zerokara.huggingface import tokenizer_json
 from zerokara.huggingface.chat_proof import tokenizer_of_exports
@@ -154,10 +154,10 @@ def test_a_bad_template_is_refused(source: str, wrong: str, encoder: Encoder) ->
 def test_an_answer_that_spells_its_end_is_refused_where_the_template_lets_it(encoder: Encoder) -> None:
     spelling = [HELLO[0], {"role": "assistant", "content": "a </s> b"}]
     (refused,) = template_of(encoder, GOOD).encode([spelling])
-    assert isinstance(refused, Unlearnable) and "several" in refused.rule
+    assert isinstance(refused, Unlearnable) and "several" in str(refused)
     assert encoded(template_of(encoder), spelling)
 
 
 def test_a_conversation_that_the_template_refuses_is_refused_alone(encoder: Encoder) -> None:
     refused, taken = template_of(encoder).encode([[{"role": "tool", "content": "x"}, HELLO[1]], HELLO])
-    assert isinstance(refused, Unlearnable) and "tool" in refused.rule and not isinstance(taken, Unlearnable)
+    assert isinstance(refused, Unlearnable) and "tool" in str(refused) and not isinstance(taken, Unlearnable)

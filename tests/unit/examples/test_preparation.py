@@ -18,9 +18,8 @@ from toy_tokenizers import TrainToy
 from zerokara.config.data import packed
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.errors import UserError
-from zerokara.examples.example_files import ExampleFiles, read_task_examples
+from zerokara.examples.example_files import ExampleFiles, ExampleTokens, read_task_examples
 from zerokara.examples.preparation import prepare
-from zerokara.examples.token_files import ExampleTokens
 from zerokara.finetuning import task
 from zerokara.huggingface.chat_proof import tokenizer_of_exports
 from zerokara.samples.example_data import ExampleData
@@ -131,7 +130,7 @@ def test_labels_are_texts(tmp_path: Path, encoder: Encoder) -> None:
     files = prepared(tmp_path, encoder, **settings)
     assert files.data_format == "text_label" and files.labels == ["no", "yes"]
     assert [encoder.decode(ids) for ids in segments(files)] == ['"so good\n', "yes"]
-    assert files.train.longest_answer == len(segments(files)[1]) and files.max_new_tokens > files.train.longest_answer
+    assert files.max_new_tokens > files.train.counts.longest_answer == len(segments(files)[1])
 
 
 def conversation(*turns: str) -> dict[str, Any]:
@@ -253,8 +252,9 @@ def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder
     whole = encoder.encode("the fox " * 90 + "\n").tolist()
     assert len(read) + len(learned) == 60 + 1 and read == whole[-len(read) :] and encoder.decode(learned) == "b"
     tokens = ExampleTokens(cut.train.prefix)
-    assert int((tokens.read_lengths + tokens.learned_lengths).sum()) == cut.train.counts.tokens
-    assert int(tokens.learned_lengths.sum()) == cut.train.counts.learned_tokens
+    lengths = tokens.read_and_learned_lengths()
+    assert int(lengths.sum()) == cut.train.counts.tokens
+    assert int(lengths[1].sum()) == cut.train.counts.learned_tokens
 
 
 @pytest.mark.parametrize("encodes", [False, True])
@@ -331,8 +331,8 @@ def test_test_examples_that_were_seen_are_counted(
     texts = [orjson.loads(line) for line in files.splits["test"].texts_path.read_bytes().splitlines()]
     assert [one["seen"] for one in texts] == [False, True, True]
     assert texts[1]["input"] == PAIRS[3]["source"] and texts[1]["place"] == f"{tmp_path / 'test.jsonl'}:2"
-    assert found[1].reference == texts[1]["reference"] == PAIRS[3]["target"]
-    assert found[1].prompt == encoder.prompt_ids(PAIRS[3]["source"] + "\n")
+    assert found[1][1] == texts[1]["reference"] == PAIRS[3]["target"]
+    assert found[1][0] == encoder.prompt_ids(PAIRS[3]["source"] + "\n")
     few, again, other = (read_task_examples(files.splits["valid"], 4, seed) for seed in (1, 1, 2))
     assert len(few) == 4 and few == again != other
     assert pickle.loads(pickle.dumps(ExampleFiles.read(str(tmp_path / "out" / "x")))) == files
@@ -404,5 +404,10 @@ def test_answers_that_the_tokenizer_does_not_know_are_counted(
 def test_batches_of_any_size_give_the_same(tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     records = random.Random(1).choices(PAIRS, k=300)
     whole = prepared(tmp_path, encoder, records)
-    monkeypatch.setattr("zerokara.examples.splits.BATCH", 7)
+    monkeypatch.setattr("zerokara.examples.preparation.BATCH", 7)
     assert prepared(tmp_path, encoder, records, redo=True).train == whole.train
+
+
+def test_a_batch_of_bad_lines(tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zerokara.examples.preparation.BATCH", 2)
+    assert prepared(tmp_path, encoder, [*BAD, *PAIRS], max_bad_fraction=0.5).train.counts.kept == len(PAIRS)

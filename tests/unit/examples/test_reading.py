@@ -11,20 +11,20 @@ import pytest
 
 from zerokara.corpus.packed import zstd_module
 from zerokara.errors import UserError
-from zerokara.examples.reading import BadRecord, Record, find_example_files, read_records
+from zerokara.examples.reading import Record, find_example_files, read_records
 
 
-def items(path: Path) -> list[Record | BadRecord]:
+def items(path: Path) -> list[Record]:
     (file,) = find_example_files([str(path)], "here")
     return list(read_records(file))
 
 
 def values(path: Path) -> list[dict[str, object]]:
-    return [item.values for item in items(path) if isinstance(item, Record)]
+    return [item.values for item in items(path) if not item.reason]
 
 
 def reasons(path: Path) -> dict[int, str]:
-    return {item.line: item.reason for item in items(path) if isinstance(item, BadRecord)}
+    return {item.line: item.reason for item in items(path) if item.reason}
 
 
 TSV = 'id\tdocument\tlabel\n1\t"so good\t1\n2\ta "b" \\t\'c\t0\n'
@@ -39,7 +39,7 @@ def test_quotes_in_a_table_are_plain_characters(tmp_path: Path, name: str) -> No
         {"id": "2", "document": 'a "b" \\t\'c', "label": "0"},
     ]
     first = items(tmp_path / name)[0]
-    assert isinstance(first, Record) and first.line == 2 and first.offset == TSV.index("1\t")
+    assert first.line == 2 and first.offset == TSV.index("1\t")
     assert first.place == f"{tmp_path / name}:2"
 
 
@@ -89,7 +89,7 @@ def test_bad_lines_of_json_are_told(tmp_path: Path) -> None:
         6: "invalid UTF-8",
         8: "NUL character",
     }
-    assert [item.line for item in items(tmp_path / "x.jsonl") if isinstance(item, Record)] == [1, 7]
+    assert [item.line for item in items(tmp_path / "x.jsonl") if not item.reason] == [1, 7]
 
 
 def test_rows_of_parquet_with_lists_and_broken_strings(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoTokenizer
 
 from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.examples.example_files import ExampleTokens
 from zerokara.examples.preparation import prepare
-from zerokara.examples.token_files import ExampleTokens
 from zerokara.huggingface import chat_proof, tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
 
