@@ -24,14 +24,11 @@ from zerokara.errors import Fault, RunError, UserError, shown
 
 HEAD_LINES = 50
 """Bad lines that show a wrong format."""
-MAX_LINES = 5000
-"""Lines read at most, including empty ones."""
-MAX_BYTES = 4 * 1024 * 1024
-"""Unpacked text read at most."""
-MAX_FILES = 200
-"""Files checked, spread evenly over the corpus: some ten milliseconds on a local disk, seconds on a slow one."""
-MAX_REMOTE_FILES = 10
-"""Files checked on the Hub, some tenths of a second each."""
+MAX_LINES, MAX_BYTES = 5000, 4 * 1024 * 1024
+"""Lines, including empty ones, and unpacked text read at most."""
+MAX_FILES, MAX_REMOTE_FILES = 200, 10
+"""Files checked, evenly spaced: some ten milliseconds each on a local disk; of a remote source, some tenths of a
+second each."""
 LINES_TO_JUDGE_ONE_FILE = 10
 """A shorter file is judged only together with the others of its source: its few lines may be bad by chance."""
 _PROVES_NOTHING = frozenset({Reason.EMPTY_LINE, Reason.EMPTY_TEXT, Reason.NULL})
@@ -39,12 +36,7 @@ _HEAD_BYTES = MAX_BYTES + 1024 * 1024
 _BUFFER_BYTES = 256 * 1024
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 """The first bytes of a file that is not plain text, whatever its name."""
-_ENDINGS = {
-    "none": ".jsonl or .txt",
-    "gzip": ".jsonl.gz or .txt.gz",
-    "zstd": ".jsonl.zst or .txt.zst",
-    "parquet": ".parquet",
-}
+_ENDINGS = {"none": ".jsonl or .txt", "gzip": ".jsonl.gz or .txt.gz", "zstd": ".jsonl.zst or .txt.zst"}
 
 
 def check_formats(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument, where: str) -> None:
@@ -57,19 +49,14 @@ def check_formats(files: Sequence[InputFile], text_field: str, txt_document: Txt
     faults: list[Fault] = []
     try:
         for source in sorted({file.source for file in files}):
-            checked = _spread([file for file in files if file.source == source and file.bytes], len(files))
-            faults.extend(_faults_of_source(checked, text_field, txt_document, where))
+            filled = [file for file in files if file.source == source and file.bytes]
+            is_remote = any(file.remote for file in filled)
+            step = -(-len(filled) // MAX_REMOTE_FILES) if is_remote else len(files) // MAX_FILES
+            faults.extend(_faults_of_source(filled[:: max(1, step)], text_field, txt_document, where))
     except OSError as error:
         raise RunError(f"cannot read {shown(str(error.filename))}: {error.strerror}") from error
     if faults:
         raise UserError(faults)
-
-
-def _spread(files: list[InputFile], num_files: int) -> list[InputFile]:
-    """Files of one source, evenly spaced."""
-    remote = bool(files) and files[0].remote is not None
-    step = -(-len(files) // MAX_REMOTE_FILES) if remote else num_files // MAX_FILES
-    return files[:: max(1, step)]
 
 
 def _faults_of_source(checked: list[InputFile], text_field: str, txt_document: TxtDocument, where: str) -> list[Fault]:
@@ -93,7 +80,7 @@ def _misnamed(file: InputFile) -> Fault | None:
     if found == by_name or (found == "none" and not _is_text(head)):
         return None
     rule = f"the file is {'plain text' if found == 'none' else found}, not what its name says"
-    return Fault(where=file.name, rule=rule, remedy=f"rename it to end in {_ENDINGS[found]}")
+    return Fault(where=file.name, rule=rule, remedy=f"rename it to end in {_ENDINGS.get(found, '.parquet')}")
 
 
 def _is_text(head: bytes) -> bool:
@@ -136,19 +123,14 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
         rule = f"is one document of {file.bytes:,} bytes; at most {documents.MAX_LINE_BYTES:,} are read as one"
         return Fault(where=file.name, rule=rule, remedy="set txt_document: line, so that each line is a document")
     rule = f"none of the first {len(bad)} {lines} is a document: {reason.value} ({first.excerpt[:60]!r})"
-    return Fault(where=place, rule=rule, remedy=_remedy(file, reason))
-
-
-def _remedy(file: InputFile, reason: Reason) -> str:
+    remedy = _other_format(file)
     if reason is Reason.DAMAGED:
-        return "download or create the file again, or leave it out of the input"
-    if remedy := _other_format(file):
-        return remedy
-    if reason in (Reason.INVALID_UTF8, Reason.TRUNCATED_LINE) and file.format == "txt":
-        return "text must be UTF-8; convert it, e.g. with: iconv -f SHIFT_JIS -t UTF-8"
-    if file.format == "jsonl":
-        return 'a JSON file must have one object a line, as {"text": "..."}; name plain text .txt'
-    return ""
+        remedy = "download or create the file again, or leave it out of the input"
+    elif not remedy and file.format == "jsonl":
+        remedy = 'a JSON file must have one object a line, as {"text": "..."}; name plain text .txt'
+    elif not remedy and reason in (Reason.INVALID_UTF8, Reason.TRUNCATED_LINE) and file.format == "txt":
+        remedy = "text must be UTF-8; convert it, e.g. with: iconv -f SHIFT_JIS -t UTF-8"
+    return Fault(where=place, rule=rule, remedy=remedy)
 
 
 def _other_format(file: InputFile) -> str:

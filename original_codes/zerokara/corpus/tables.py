@@ -3,7 +3,7 @@
 Only the column with the text is read, about a megabyte of it at a time. A value is text when the column is of strings
 (large and dictionary-encoded ones too) or of bytes, which is how writers without logical types store strings; a null
 and a value of any other column is no text. Invalid UTF-8 spoils only its own row, a damaged page the rest of its row
-group. This module, and pyarrow with it, is imported by whoever meets such a file.
+group. Import this module, and pyarrow with it, only where there is such a file.
 Source: the Parquet format, https://parquet.apache.org/docs/.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -68,8 +69,7 @@ def unpacked_bytes(file: InputFile) -> tuple[int, int]:
     """Bytes of all columns, unpacked, and the number of rows; a file that is no .parquet counts as it is."""
     try:
         with _opened(file) as table:
-            footer = table.metadata
-            return sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups)), footer.num_rows
+            return sum(group.total_byte_size for group in _groups(table.metadata)), table.metadata.num_rows
     except Damaged:
         return file.bytes, 1
 
@@ -82,13 +82,11 @@ def read_rows(file: InputFile, start: int, end: int | None, text_field: str) -> 
     """
     try:
         with _opened(file) as table:
-            footer = table.metadata
-            sizes = _disk_sizes(footer, file.bytes)
-            numbers = range(footer.num_row_groups)
-            first_row = row = sum(footer.row_group(number).num_rows for number in numbers[:start])
-            for number in numbers[start:end]:
+            sizes, groups = _disk_sizes(table.metadata, file.bytes), _groups(table.metadata)
+            first_row = row = sum(group.num_rows for group in groups[:start])
+            for number, group in list(enumerate(groups))[start:end]:
                 yield from _items_of_group(file, table, number, text_field, row, first_row, sizes[number])
-                row += footer.row_group(number).num_rows
+                row += group.num_rows
     except Damaged as damage:  # of nobody knows how many rows
         yield BadLine(file, 1, 0, Reason.DAMAGED, str(damage), lost_bytes=file.bytes)
 
@@ -125,13 +123,9 @@ def _row(batch: pa.RecordBatch, number: int) -> dict[str, Any] | None:
 @contextmanager
 def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
     with file.open(0) as raw:
-        buffer_bytes = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
+        options: dict[str, Any] = {"pre_buffer": False, "page_checksum_verification": True}
+        options["buffer_size"] = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
         with _damage():
-            options: dict[str, Any] = {
-                "buffer_size": buffer_bytes,
-                "pre_buffer": False,
-                "page_checksum_verification": True,
-            }
             table = pq.ParquetFile(raw, **options)
             _check_footer(table.metadata)
             if any(pa.types.is_dictionary(column.type) for column in table.schema_arrow):
@@ -153,10 +147,9 @@ def _damage() -> Iterator[None]:
 
 
 def _without_arrow_schema(footer: pq.FileMetaData) -> pq.FileMetaData:
-    """The footer without Arrow's own schema, by which pyarrow would read a column of Arrow's dictionary type as one.
+    """The footer without Arrow's own schema: a column of its dictionary type is then one of strings.
 
-    That gathers the texts of a whole row group in one dictionary, at several times their size. Without it the column is
-    one of strings, as for any other reader of the file.
+    A dictionary would hold the texts of a whole row group, at several times their size.
     """
     thrift = io.BytesIO()
     footer.write_metadata_file(thrift)
@@ -166,24 +159,25 @@ def _without_arrow_schema(footer: pq.FileMetaData) -> pq.FileMetaData:
 
 def _check_footer(footer: pq.FileMetaData) -> None:
     """Refuse a footer whose numbers contradict each other: losses are counted by them."""
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    rows = [group.num_rows for group in groups]
-    sizes = [group.column(i).total_compressed_size for group in groups for i in range(group.num_columns)]
+    rows = [group.num_rows for group in _groups(footer)]
+    sizes = [size for group in _groups(footer) for size in _packed_sizes(group)]
     if min([0, *rows, *sizes]) < 0 or sum(rows) != footer.num_rows:
         raise Damaged(f"the footer has {footer.num_rows:,} rows in all, and {sum(rows):,} in its row groups")
 
 
 def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
     """Each row group's share of the file in bytes, by its packed columns; they add up to the file."""
-    packed = [
-        sum(group.column(i).total_compressed_size for i in range(group.num_columns))
-        for group in (footer.row_group(number) for number in range(footer.num_row_groups))
-    ]
-    total, sizes, so_far = max(1, sum(packed)), [], 0
-    for size in packed:
-        sizes.append(file_bytes * (so_far + size) // total - file_bytes * so_far // total)
-        so_far += size
-    return sizes
+    ends = list(accumulate((sum(_packed_sizes(group)) for group in _groups(footer)), initial=0))
+    shares = [file_bytes * end // max(1, ends[-1]) for end in ends]
+    return [end - start for start, end in pairwise(shares)]
+
+
+def _groups(footer: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
+    return [footer.row_group(number) for number in range(footer.num_row_groups)]
+
+
+def _packed_sizes(group: pq.RowGroupMetaData) -> list[int]:
+    return [group.column(i).total_compressed_size for i in range(group.num_columns)]
 
 
 def _items_of_group(
