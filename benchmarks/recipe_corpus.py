@@ -21,8 +21,9 @@ from recipe_contender import Corpus
 from zerokara import manifest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus import inputs, reading
 from zerokara.corpus.documents import Document
+from zerokara.corpus.find import find_files
+from zerokara.corpus.read import ranges, read
 from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens
@@ -91,9 +92,9 @@ def _pairs(batch: list[str], encoder: Encoder) -> Iterator[tuple[str, Any]]:
 
 
 def _texts(config: PretrainConfig) -> Iterator[str]:
-    files = inputs.find_files(config.input_jsonl, config.where("input_jsonl"))
-    for part in reading.ranges(files, 1 << 62, config.txt_document):
-        for item in reading.read(part, config.text_field, config.txt_document):
+    files = find_files(config.input_jsonl, config.where("input_jsonl"))
+    for part in ranges(files, 1 << 62, config.txt_document):
+        for item in read(part, config.text_field, config.txt_document):
             if isinstance(item, Document):
                 yield item.text
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.inputs import find_files
+from zerokara.corpus.find import find_files
 from zerokara.corpus.lines import OpenStreams
 from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.encoder import Encoder

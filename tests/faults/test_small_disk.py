@@ -17,8 +17,8 @@ BODY = '''
 import json, os, shutil, sys
 from pathlib import Path
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.inputs import find_files
-from zerokara.corpus.reading import total_plain_bytes
+from zerokara.corpus.find import find_files
+from zerokara.corpus.read import total_plain_bytes
 from zerokara.steps import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import preparation, quarantine

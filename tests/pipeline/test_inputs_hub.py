@@ -21,7 +21,7 @@ import pytest
 NAME = "ada/poems"
 READER = """
 import json, os, sys
-from zerokara.corpus import inputs, reading
+from zerokara.corpus import find, read
 from zerokara.corpus.format_check import check_formats
 from zerokara.errors import RunError, UserError
 
@@ -33,13 +33,12 @@ hf_file_system.http_backoff = functools.partial(http_backoff, base_wait_time=0.0
 constants.HF_HUB_ETAG_TIMEOUT = float(os.environ.get("PATIENCE", constants.HF_HUB_ETAG_TIMEOUT))
 size, *entries = sys.argv[1:]
 try:
-    files = inputs.find_files(entries, "config.yaml:3")
+    files = find.find_files(entries, "config.yaml:3")
     check_formats(files, "text", "line", "config.yaml:4")
-    told = [str(file) for file in inputs.for_manifest(files)]
+    told = [str(file) for file in find.for_manifest(files)]
     documents = []
-    for part in reading.ranges(files, int(size), "line"):
-        parts = reading.blocks(part.file, int(size)) if part.file.is_packed else [part]
-        documents += [item.text for each in parts for item in reading.read(each, "text", "line")]
+    for part in read.parts(files, int(size), "line"):
+        documents += [item.text for item in read.read(part, "text", "line")]
     print(json.dumps({"files": told, "documents": documents}))
 except (UserError, RunError) as error:
     sys.exit(f"{type(error).__name__}: {error}")

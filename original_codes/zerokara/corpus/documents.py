@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longest line (or .txt document) that is loaded; a novel has about 1 MB, so anything longer is not a document. The

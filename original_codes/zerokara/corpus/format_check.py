@@ -17,9 +17,9 @@ import orjson
 
 from zerokara.corpus import documents
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 from zerokara.corpus.packed import PackedReader
-from zerokara.corpus.reading import Range, bytes_before, read
+from zerokara.corpus.read import Range, bytes_before, read
 from zerokara.errors import Fault, RunError, UserError, shown
 
 HEAD_LINES = 50

@@ -22,9 +22,9 @@ from zerokara.corpus.documents import (
     text_of_json,
     text_of_line,
 )
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 from zerokara.corpus.packed import PackedReader
-from zerokara.corpus.reading import Range, is_one_document
+from zerokara.corpus.read import Range, is_one_document
 
 BUFFER_BYTES = 1024 * 1024
 
@@ -178,7 +178,7 @@ class RangeReader:
 
         file = self.range.file
         yield from tables.read_rows(file, self.range.start, self.range.end, self.text_field)
-        self._disk_bytes = self.range.bytes
+        self._disk_bytes = self.range.disk_bytes
         self.at_end = True
 
     def _lines(self) -> Iterator[Document | BadLine]:
@@ -205,7 +205,7 @@ class RangeReader:
                 stream.close()
         self.at_end = stream.ended
         if file.packing == "none":
-            self._disk_bytes = self.range.bytes
+            self._disk_bytes = self.range.disk_bytes
             self.at_end = end is None or end >= file.bytes
 
     def _items_of(self, stream: LineStream) -> Iterator[Document | BadLine]:

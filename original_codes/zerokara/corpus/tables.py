@@ -21,7 +21,7 @@ from pyarrow import types
 
 from zerokara.corpus import documents
 from zerokara.corpus.documents import BadLine, Document, Reason, excerpt, text_of_value
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 
 _BATCH_BYTES = 1024 * 1024
 _MAX_BATCH_ROWS = 4096

@@ -18,9 +18,9 @@ from itertools import groupby
 from pathlib import Path
 
 from zerokara.config.evaluate_config import TextSettings
-from zerokara.corpus import reading
 from zerokara.corpus.documents import HARMLESS, Document, TxtDocument
-from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.read import ranges, read
 from zerokara.errors import Fault, UserError
 from zerokara.progress import log
 
@@ -122,8 +122,8 @@ def draw(
     kept: list[tuple[float, int, str]] = []  # a heap, the largest random number (negated) first
     num_found, total, limit = 0, 0, 1.0
     bad: Counter[str] = Counter()
-    for part in reading.ranges(files, 1 << 26, txt_document):
-        for item in reading.read(part, text_field, txt_document):
+    for part in ranges(files, 1 << 26, txt_document):
+        for item in read(part, text_field, txt_document):
             if not isinstance(item, Document):
                 if item.reason not in HARMLESS:
                     bad[str(item.reason)] += item.documents

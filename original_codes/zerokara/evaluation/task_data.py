@@ -17,9 +17,10 @@ import numpy as np
 
 from zerokara.config.evaluate_config import TaskSettings
 from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.corpus import reading as corpus_reading
 from zerokara.corpus.documents import Document, TxtDocument
-from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.read import parts as corpus_parts
+from zerokara.corpus.read import read as read_part
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation import overlap
 from zerokara.evaluation.overlap import Overlap
@@ -135,8 +136,8 @@ class _Corpus:
     def __iter__(self) -> Iterator[str]:
         total = sum(file.bytes for file in self.files)
         with Progress("comparing with the pretraining data", total, unit="B") as progress:
-            for part in corpus_reading.parts(self.files, _PART_BYTES, self.txt_document):
-                for item in corpus_reading.read(part, self.text_field, self.txt_document):
+            for part in corpus_parts(self.files, _PART_BYTES, self.txt_document):
+                for item in read_part(part, self.text_field, self.txt_document):
                     if isinstance(item, Document):
                         self.num_documents += 1
                         yield item.text

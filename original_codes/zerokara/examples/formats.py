@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from zerokara.config.finetune_config import DataFormat, FinetuneConfig
 from zerokara.corpus.documents import Reason
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 from zerokara.errors import Fault, UserError
 from zerokara.examples.reading import Record, read_records
 

@@ -28,7 +28,7 @@ import orjson
 
 from zerokara import file_lock, manifest
 from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.corpus.inputs import InputFile, check_unchanged, for_manifest
+from zerokara.corpus.find import InputFile, check_unchanged, for_manifest
 from zerokara.durable import PARTIAL_SUFFIX, atomic_file, made_folder, remove_partials
 from zerokara.errors import Fault, UserError
 from zerokara.examples.encoding import ChatTemplate, Fate, Segments, auto_source, encode, fit

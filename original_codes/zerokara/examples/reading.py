@@ -4,7 +4,7 @@ Formats by name: ``.jsonl``, ``.json``, ``.ndjson`` (one JSON object a line); ``
 tabs, the first line names them); each plain, ``.gz`` or ``.zst``; ``.parquet``. In a .tsv every character but tab and
 line end is plain: quotes too (what pandas calls ``quoting=3``), and a backslash.
 
-Lines are read as those of a corpus (`corpus.reading`): a byte order mark and CRLF are tolerated; a line that is not
+Lines are read as those of a corpus (`corpus.read`): a byte order mark and CRLF are tolerated; a line that is not
 UTF-8, has a NUL or is too long is bad. Blank lines are no records. A damaged file is an error: of a few examples none
 may be missing.
 """
@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from zerokara.corpus.documents import HARMLESS, BadLine, Reason, excerpt, object_of_line
-from zerokara.corpus.inputs import TABLES, InputFile, find_files
-from zerokara.corpus.reading import Range, plain_bytes, read
+from zerokara.corpus.find import TABLES, InputFile, find_files
+from zerokara.corpus.read import Range, plain_bytes, read
 from zerokara.errors import Fault, UserError, shown
 
 

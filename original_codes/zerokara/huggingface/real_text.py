@@ -13,7 +13,8 @@ from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data import DataSettings
 from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.config.pretrain_config import RunConfig
-from zerokara.corpus import inputs, reading
+from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.read import Document, Range, ranges, read
 from zerokara.errors import UserError
 from zerokara.examples.example_files import ExampleFiles, ExampleTokens
 from zerokara.huggingface.exported_folder import MANIFEST_NAME
@@ -26,25 +27,25 @@ _PLACES = 16
 """Places of a source that are read from in turn, one document at a time."""
 
 
-def files_for(settings: ConvertSettings, trained_with: RunConfig) -> list[inputs.InputFile]:
+def files_for(settings: ConvertSettings, trained_with: RunConfig) -> list[InputFile]:
     """The files of `check_corpus`, or of the corpus that the run was trained on; none for the examples of a task.
 
     Raises:
         UserError: a file is not there.
     """
     if settings.check_corpus:
-        return inputs.find_files(settings.check_corpus, settings.where("check_corpus"))
+        return find_files(settings.check_corpus, settings.where("check_corpus"))
     if trained_with.packs_examples:
         return []
     try:
-        return inputs.find_files(trained_with.source_entries, settings.where("check_corpus"))
+        return find_files(trained_with.source_entries, settings.where("check_corpus"))
     except UserError as error:
         rule = f"the corpus that the model was trained on is gone ({error})"
         raise UserError(settings.fault("check_corpus", rule, "name raw text of the same kind here")) from error
 
 
 def documents(
-    files: list[inputs.InputFile], trained_with: RunConfig, num_lines: int, encoder: Encoder | None = None
+    files: list[InputFile], trained_with: RunConfig, num_lines: int, encoder: Encoder | None = None
 ) -> list[str]:
     """Documents with at least `num_lines` non-empty lines in all, if the corpus has that many; sources take turns.
 
@@ -54,7 +55,7 @@ def documents(
         texts = _examples(trained_with.output_prefix, encoder)
     else:
         data = DataSettings() if trained_with.packs_examples else cast(DataSettings, trained_with)
-        by_source: dict[int, list[inputs.InputFile]] = {}
+        by_source: dict[int, list[InputFile]] = {}
         for file in files:
             by_source.setdefault(file.source, []).append(file)
         texts = _in_turn(_spread(members, data) for members in by_source.values())
@@ -75,17 +76,17 @@ def _examples(output_prefix: str, encoder: Encoder) -> Iterator[str]:
         yield from filter(str.strip, map(encoder.decode, tokens.segments(number)))
 
 
-def _spread(files: list[inputs.InputFile], data: DataSettings) -> Iterator[str]:
+def _spread(files: list[InputFile], data: DataSettings) -> Iterator[str]:
     """Documents of one source: from `_PLACES` places of it in turn, then from the next ones."""
 
-    def texts(place: reading.Range) -> Iterator[str]:
-        items = reading.read(place, data.text_field, data.txt_document)
-        return (item.text for item in items if isinstance(item, reading.Document))
+    def texts(place: Range) -> Iterator[str]:
+        items = read(place, data.text_field, data.txt_document)
+        return (item.text for item in items if isinstance(item, Document))
 
-    ranges = reading.ranges(files, RANGE_BYTES, data.txt_document)
-    step = max(1, -(-len(ranges) // _PLACES))
+    places = ranges(files, RANGE_BYTES, data.txt_document)
+    step = max(1, -(-len(places) // _PLACES))
     for first in range(step):
-        yield from _in_turn(texts(place) for place in ranges[first::step])
+        yield from _in_turn(texts(place) for place in places[first::step])
 
 
 def _in_turn(sources: Iterable[Iterator[str]]) -> Iterator[str]:

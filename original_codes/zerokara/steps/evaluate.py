@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerokara import manifest
 from zerokara.config.evaluate_config import EvaluateConfig
-from zerokara.corpus.inputs import InputFile, find_files, for_manifest
+from zerokara.corpus.find import InputFile, find_files, for_manifest
 from zerokara.durable import write_json, write_text
 from zerokara.errors import UserError
 from zerokara.evaluation import task_data

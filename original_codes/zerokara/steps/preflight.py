@@ -22,7 +22,7 @@ from zerokara.config.optim import ScheduleSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, UserError, guarded
 from zerokara.tokenizer import LOG_HEADER, LOG_NAME, MODEL_NAME, TOKENIZER_NAMES, WORK_NAME

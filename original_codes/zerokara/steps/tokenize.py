@@ -10,8 +10,8 @@ from pathlib import Path
 from zerokara import manifest
 from zerokara.config.data import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.corpus.find import InputFile, find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
-from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.progress import bytes_text, count_text, log, opening, plural, summary
 from zerokara.steps import command, preflight
 from zerokara.tokens import work_folder

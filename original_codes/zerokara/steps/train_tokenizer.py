@@ -10,8 +10,8 @@ from pathlib import Path
 
 from zerokara import manifest
 from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.corpus.find import InputFile, find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
-from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.durable import made_folder
 from zerokara.progress import bytes_text, opening, plural, seconds_text, summary
 from zerokara.steps import command, preflight

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from zerokara import tokenizer as names
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.corpus.inputs import InputFile, check_unchanged
+from zerokara.corpus.find import InputFile, check_unchanged
 from zerokara.durable import sync_folder, write_bytes, write_json, write_text
 from zerokara.errors import UserError
 from zerokara.tokenizer import report, report_page, sampling, training

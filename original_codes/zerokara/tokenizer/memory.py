@@ -24,9 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.corpus import reading
-from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import Document, Range, TxtDocument, read
+from zerokara.corpus.find import InputFile
+from zerokara.corpus.read import Document, Range, TxtDocument, bytes_before, plain_bytes, read
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.resources import available_memory
@@ -182,7 +181,7 @@ def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocumen
     # A .txt that is one document is looked at by its lines: it may be of any size.
     for item in read(Range(file), text_field, "line" if file.format == "txt" else txt_document):
         if num_bytes >= limit:
-            return texts, num_bytes * reading.plain_bytes(file) / max(1, reading.bytes_before(item))
+            return texts, num_bytes * plain_bytes(file) / max(1, bytes_before(item))
         if isinstance(item, Document):
             texts.append(item.text)
             num_bytes += len(item.text.encode())

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.documents import HARMLESS, Document
-from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import parts, read
+from zerokara.corpus.find import InputFile
+from zerokara.corpus.read import parts, read
 from zerokara.errors import UserError
 from zerokara.progress import Progress, bytes_text, plural
 

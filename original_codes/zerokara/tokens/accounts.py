@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import HARMLESS
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.layout import TokenPaths

@@ -15,7 +15,7 @@ from pathlib import Path
 import orjson
 
 from zerokara import hashing
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 from zerokara.errors import shown
 from zerokara.hashing import FileKey
 

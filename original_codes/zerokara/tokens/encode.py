@@ -19,8 +19,8 @@ from pathlib import Path
 
 from zerokara import hashing
 from zerokara.config.data import DataSettings
-from zerokara.corpus.inputs import InputFile, check_unchanged
-from zerokara.corpus.reading import total_plain_bytes
+from zerokara.corpus.find import InputFile, check_unchanged
+from zerokara.corpus.read import total_plain_bytes
 from zerokara.errors import RunError, UserError, shown
 from zerokara.hashing import FileKey
 from zerokara.progress import Progress, bytes_text, count_text, log

@@ -10,8 +10,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from zerokara.config.data import DataSettings
-from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import Document, Range, bytes_before, plain_bytes, read, total_plain_bytes
+from zerokara.corpus.find import InputFile
+from zerokara.corpus.read import Document, Range, bytes_before, plain_bytes, read, total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.tokenizer.compatibility import check_exportable, notes

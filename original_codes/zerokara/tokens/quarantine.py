@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from zerokara.corpus.documents import BadLine, Reason
-from zerokara.corpus.reading import Range
+from zerokara.corpus.read import Range
 from zerokara.durable import atomic_file
 
 

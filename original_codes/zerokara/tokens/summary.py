@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zerokara.config.data import DataSettings
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 from zerokara.errors import shown
 from zerokara.progress import bytes_text, plural, seconds_text
 from zerokara.tokenizer.encoder import Encoder

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from zerokara.corpus.documents import TxtDocument
-from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import Range, has_unknown_size, ranges
+from zerokara.corpus.find import InputFile
+from zerokara.corpus.read import Range, has_unknown_size, ranges
 from zerokara.resources import available_cores
 
 if TYPE_CHECKING:  # what the fork server imports leaves out the classes of the configuration
@@ -222,12 +222,12 @@ def cut(files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument =
             yield Stream(index, file, task_bytes)
             continue
         for range_ in ranges([file], task_bytes, txt_document):
-            if gathered and (size + range_.bytes > task_bytes or gathered[0].file.source != range_.file.source):
+            if gathered and (size + range_.disk_bytes > task_bytes or gathered[0].file.source != range_.file.source):
                 yield from task()
             if not gathered:
                 first, size = index, 0
             gathered.append(range_)
-            size += range_.bytes
+            size += range_.disk_bytes
     yield from task()
 
 

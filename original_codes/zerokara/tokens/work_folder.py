@@ -24,7 +24,7 @@ from typing import Any
 import orjson
 
 from zerokara import file_lock
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress, bytes_text

@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 from zerokara.corpus import documents
-from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.packed import Packing, zstd_module
-from zerokara.corpus.reading import BadLine, Block, Document, Range, Reason, blocks, has_unknown_size, ranges, read
+from zerokara.corpus.read import BadLine, Block, Document, Range, Reason, blocks, has_unknown_size, ranges, read
 
 zstd: ModuleType = zstd_module()
 PACK = {"gzip": gzip.compress, "zstd": zstd.compress}

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from zerokara.corpus import documents, format_check
+from zerokara.corpus.find import find_files
 from zerokara.corpus.format_check import check_formats
-from zerokara.corpus.inputs import find_files
 from zerokara.corpus.packed import zstd_module
 from zerokara.errors import Fault, RunError, UserError
 

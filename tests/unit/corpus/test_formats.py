@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from zerokara.corpus import documents, reading
-from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus import documents
+from zerokara.corpus import read as read_module
+from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.packed import zstd_module
-from zerokara.corpus.reading import (
+from zerokara.corpus.read import (
     BadLine,
     Document,
     Range,
@@ -123,8 +124,8 @@ def test_of_many_files_a_few_are_checked(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "empty.jsonl.gz").touch()
     files = find_files([str(tmp_path)], "")
     checked: list[InputFile] = []
-    size_of = reading.plain_bytes
-    monkeypatch.setattr(reading, "plain_bytes", lambda file: checked.append(file) or size_of(file))
+    size_of = read_module.plain_bytes
+    monkeypatch.setattr(read_module, "plain_bytes", lambda file: checked.append(file) or size_of(file))
     assert total_plain_bytes(files) == pytest.approx(total, rel=0.1)
     assert len(checked) <= 32 and total_plain_bytes([]) == 0
 

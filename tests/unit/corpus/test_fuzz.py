@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 
 from zerokara.corpus.documents import BadLine, Document, Reason
-from zerokara.corpus.inputs import find_files
+from zerokara.corpus.find import find_files
 from zerokara.corpus.packed import zstd_module
-from zerokara.corpus.reading import parts, read
+from zerokara.corpus.read import parts, read
 
 zstd: ModuleType = zstd_module()
 ALPHABETS = [

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import known_implementations
 
-from zerokara.corpus import inputs, remote
+from zerokara.corpus import remote
+from zerokara.corpus.find import InputFile, check_unchanged, find_files
 from zerokara.corpus.format_check import check_formats
-from zerokara.corpus.inputs import InputFile, find_files
-from zerokara.corpus.reading import Document, ranges, read
+from zerokara.corpus.read import Document, ranges, read
 from zerokara.errors import Fault, UserError
 
 
@@ -77,7 +77,7 @@ def test_a_folder_gives_the_documents_of_the_same_files_on_a_disk(capsys: pytest
     ]
     assert "d.jsonl.xz: of a format not known here" in capsys.readouterr().out
     check_formats(files, "text", "line", "")
-    inputs.check_unchanged(files)
+    check_unchanged(files)
     assert [_documents(files, size) for size in (1000, 1 << 20)] == [POEMS, POEMS]
 
 

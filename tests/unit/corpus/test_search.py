@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.corpus.inputs import find_files
+from zerokara.corpus.find import find_files
 from zerokara.errors import Fault, UserError, shown
 
 

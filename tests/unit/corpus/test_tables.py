@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from zerokara.corpus import documents, tables
-from zerokara.corpus.inputs import InputFile, find_files
-from zerokara.corpus.reading import BadLine, Document, Range, Reason, bytes_before, plain_bytes, ranges, read
+from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.read import BadLine, Document, Range, Reason, bytes_before, plain_bytes, ranges, read
 
 Item = Document | BadLine
 
@@ -178,9 +178,9 @@ def test_sizes_come_from_the_footer(tmp_path: Path) -> None:
 def _peak_mb(path: Path) -> tuple[int, float]:
     """Characters of a file's texts, and the peak memory of a process that reads them, in MB."""
     program = (
-        "import sys\nfrom pathlib import Path\nfrom zerokara.corpus import inputs, reading\n"
-        "(file,) = inputs.find_files(sys.argv[1:], '')\n"
-        "print(sum(len(item.text) for item in reading.read(reading.Range(file))))\n"
+        "import sys\nfrom pathlib import Path\nfrom zerokara.corpus import find, read\n"
+        "(file,) = find.find_files(sys.argv[1:], '')\n"
+        "print(sum(len(item.text) for item in read.read(read.Range(file))))\n"
         "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])\n"  # getrusage has its parent's too
     )
     env = os.environ | {"PYTHONPATH": str(Path(tables.__file__).parents[2])}

@@ -114,7 +114,7 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_corpus_takes_no_tables(tmp_path: Path) -> None:
-    from zerokara.corpus.inputs import find_files
+    from zerokara.corpus.find import find_files
 
     (tmp_path / "x.tsv").write_text(TSV, encoding="utf-8")
     with pytest.raises(UserError, match="format"):

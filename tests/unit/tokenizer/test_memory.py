@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.find import InputFile, find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer import memory, training
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.corpus.inputs import find_files
+from zerokara.corpus.find import find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer import sampling
 from zerokara.tokenizer.sampling import SENTENCE_BYTES, SampleReport, SourceTexts, sentences_of, split_line

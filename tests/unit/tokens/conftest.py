@@ -13,7 +13,7 @@ import pytest
 import sentencepiece
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 from zerokara.corpus.lines import OpenStreams
 from zerokara.tokens.accounts import SourceTally, count_sources
 from zerokara.tokens.shards import Job, ShardResult, shard_path, write_shard

@@ -18,7 +18,7 @@ from made_tokens import discard_work, encode
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import documents
-from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.packed import CUT, zstd_module
 from zerokara.errors import UserError
 from zerokara.steps.command import Options

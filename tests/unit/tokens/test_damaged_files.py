@@ -25,9 +25,9 @@ import pytest
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.documents import BadLine, Document, Reason
-from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.packed import zstd_module
-from zerokara.corpus.reading import Range, read
+from zerokara.corpus.read import Range, read
 from zerokara.errors import UserError
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
 from zerokara.tokens.layout import TokenPaths

@@ -20,7 +20,7 @@ from made_tokens import discard_work, run_in_this_process
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.find import InputFile, find_files
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
@@ -270,7 +270,7 @@ def test_two_runs_on_one_output_and_what_an_unknown_run_left(make_config: MakeCo
 
 
 def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp_path: Path) -> None:
-    from zerokara.corpus.reading import Range
+    from zerokara.corpus.read import Range
     from zerokara.tokens.shards import Job, shard_path, write_shard
     from zerokara.tokens.tasks import Task
 

@@ -12,8 +12,8 @@ import pytest
 from made_tokens import encode
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.inputs import find_files
-from zerokara.corpus.reading import total_plain_bytes
+from zerokara.corpus.find import find_files
+from zerokara.corpus.read import total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import preparation

@@ -10,7 +10,7 @@ import pytest
 from foreign_models import LLAMA
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.inputs import find_files
+from zerokara.corpus.find import find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.preparation import PreparedEncoding, prepare

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.inputs import find_files
+from zerokara.corpus.find import find_files
 from zerokara.tokens.tasks import Task, TaskQueue, cut
 
 

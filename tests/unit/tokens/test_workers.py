@@ -16,7 +16,7 @@ import psutil
 import pytest
 from failing_encoder import FailingEncoder
 
-from zerokara.corpus.inputs import find_files
+from zerokara.corpus.find import find_files
 from zerokara.corpus.packed import zstd_module
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer.encoder import Encoder
@@ -84,7 +84,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from failing_encoder import FailingEncoder
-from zerokara.corpus.inputs import find_files
+from zerokara.corpus.find import find_files
 from zerokara.tokens.shards import Job
 from zerokara.tokens.tasks import TaskQueue, cut
 from zerokara.tokens.workers import run_in_workers

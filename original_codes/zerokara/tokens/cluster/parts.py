@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from zerokara.corpus.documents import TxtDocument
-from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import Range
+from zerokara.corpus.find import InputFile
+from zerokara.corpus.read import Range
 from zerokara.durable import write_bytes
 from zerokara.errors import Fault, UserError
 from zerokara.manifest import RemoteFile
@@ -184,4 +184,4 @@ def _weight(one: Task | Stream) -> int:
     """Its text, roughly, in bytes."""
     if isinstance(one, Stream):
         return one.file.bytes * _UNPACKED
-    return sum(range_.bytes * (_UNPACKED if range_.file.is_packed else 1) for range_ in one.ranges)
+    return sum(range_.disk_bytes * (_UNPACKED if range_.file.is_packed else 1) for range_ in one.ranges)

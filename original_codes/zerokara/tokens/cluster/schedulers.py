@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Generator, Sequence
 
 from zerokara.config.data import DataSettings
-from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import total_plain_bytes
+from zerokara.corpus.find import InputFile
+from zerokara.corpus.read import total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.tokens.cluster import coordinator, ray_tasks, slurm
 from zerokara.tokens.cluster.parts import usual_number

@@ -21,9 +21,9 @@ from made_tokens import discard_work
 
 from zerokara import hashing
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.packed import zstd_module
-from zerokara.corpus.reading import Range
+from zerokara.corpus.read import Range
 from zerokara.errors import RunError, UserError
 from zerokara.manifest import RemoteFile
 from zerokara.tokenizer.encoder import Encoder

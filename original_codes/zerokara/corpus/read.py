@@ -29,7 +29,7 @@ from zerokara.corpus.documents import (
     text_of_json,
     text_of_line,
 )
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.find import InputFile
 from zerokara.corpus.packed import PackedReader
 
 BUFFER_BYTES = 1024 * 1024
@@ -57,11 +57,6 @@ class Range:
     """None: to the end of the file."""
     row_group_bytes: int | None = None
     """Bytes on disk of the row groups of this range, where they were counted."""
-
-    @property
-    def bytes(self) -> int:
-        """Its old name."""
-        return self.disk_bytes
 
     @property
     def disk_bytes(self) -> int:

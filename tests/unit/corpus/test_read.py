@@ -9,21 +9,23 @@ from random import Random
 
 import pytest
 
-from zerokara.corpus import documents, reading
-from zerokara.corpus.inputs import find_files
+from zerokara.corpus import documents
+from zerokara.corpus import read as read_module
+from zerokara.corpus.documents import TxtDocument
+from zerokara.corpus.find import find_files
 from zerokara.corpus.packed import zstd_module
-from zerokara.corpus.reading import BadLine, Document, Range, Reason, ranges, read
+from zerokara.corpus.read import BadLine, Document, Range, Reason, ranges, read
 from zerokara.errors import UserError
 
 Item = Document | BadLine
 
 
-def _items(path: Path, target_bytes: int = 1 << 30, txt_document: reading.TxtDocument = "line") -> list[Item]:
+def _items(path: Path, target_bytes: int = 1 << 30, txt_document: TxtDocument = "line") -> list[Item]:
     files = find_files([str(path)], "")
     return [item for range_ in ranges(files, target_bytes, txt_document) for item in read(range_, "text", txt_document)]
 
 
-def _only(path: Path, content: bytes, txt_document: reading.TxtDocument = "line") -> Item:
+def _only(path: Path, content: bytes, txt_document: TxtDocument = "line") -> Item:
     path.write_bytes(content)
     (item,) = _items(path, txt_document=txt_document)
     return item
@@ -146,7 +148,7 @@ def test_an_over_long_line_is_put_aside_and_the_next_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool
 ) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
-    monkeypatch.setattr(reading, "BUFFER_BYTES", 64)
+    monkeypatch.setattr(read_module, "BUFFER_BYTES", 64)
     exactly = b'{"text": "' + b"x" * 87 + b'"}\n'
     assert len(exactly) == 100
     content = exactly + b'{"text": "' + b"y" * 500 + b'"}\n' + b'{"text": "next"}\n'

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.corpus import inputs
-from zerokara.corpus.inputs import CORPUS, check_unchanged, find_files
+from zerokara.corpus import find
+from zerokara.corpus.find import CORPUS, check_unchanged, find_files
 from zerokara.errors import Fault, RunError, UserError
 
 
@@ -170,13 +170,13 @@ def test_local_files_need_neither_fsspec_nor_pyarrow(tmp_path: Path) -> None:
     _write(tmp_path, "a.jsonl")
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
     program = (
-        "import sys; from zerokara.corpus import format_check, inputs, reading\n"
-        "files = inputs.find_files(sys.argv[1:], '')\n"
+        "import sys; from zerokara.corpus import format_check, find, read\n"
+        "files = find.find_files(sys.argv[1:], '')\n"
         "format_check.check_formats(files, 'text', 'line', '')\n"
-        "assert sum(1 for part in reading.ranges(files, 5) for _ in reading.read(part)) == 2\n"
+        "assert sum(1 for part in read.ranges(files, 5) for _ in read.read(part)) == 2\n"
         "print(sorted({'huggingface_hub', 'pyarrow', 'torch', 'numpy', 'backports', 'fsspec'} & set(sys.modules)))\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(inputs.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(find.__file__).parents[2])}
     command = [sys.executable, "-c", program, str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert run.stdout == "[]\n"
