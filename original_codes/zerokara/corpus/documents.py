@@ -154,15 +154,6 @@ def text_of_file(content: bytes) -> str | tuple[Reason, int]:
     return (reason, 0) if reason else text
 
 
-def text_of_value(value: bytes) -> str | Reason:
-    """The text of a value of a table's column."""
-    try:
-        text = str(value, "utf-8")
-    except UnicodeDecodeError:
-        return Reason.INVALID_UTF8
-    return fault_of(text) or text
-
-
 def _careful_json(line: bytes) -> Any:
     """Parse what orjson refuses though it is harmless (NaN, numbers of any length, depths of any number or a lone
     surrogate in another field, a byte order mark), and find the reason for the rest."""

@@ -7,7 +7,6 @@ of another format than its name says. Empty lines and texts prove nothing and ar
 from __future__ import annotations
 
 import codecs
-import io
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -18,8 +17,7 @@ import orjson
 from zerokara.corpus import documents
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.packed import PackedReader
-from zerokara.corpus.read import Range, bytes_before, read
+from zerokara.corpus.read import Range, blocks, bytes_before, read
 from zerokara.errors import Fault, RunError, UserError, shown
 
 HEAD_LINES = 50
@@ -167,7 +165,7 @@ def _fields(file: InputFile, first: BadLine) -> list[str]:
 
 def _head(file: InputFile) -> bytes:
     """The first megabytes, unpacked."""
+    if file.is_packed:
+        return next(blocks(file, _HEAD_BYTES)).content
     with file.open(_BUFFER_BYTES) as raw:
-        if not file.is_packed:
-            return raw.read(_HEAD_BYTES)
-        return io.BufferedReader(PackedReader(raw, file.packing, file.name)).read(_HEAD_BYTES)
+        return raw.read(_HEAD_BYTES)

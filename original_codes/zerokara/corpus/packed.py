@@ -90,7 +90,7 @@ class PackedReader(io.RawIOBase):
         self._pieces, self._piece = self._members(), memoryview(b"")
 
     def readable(self) -> bool:
-        """Whether it can be read: always."""
+        """Always."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:

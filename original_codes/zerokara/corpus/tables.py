@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from zerokara.corpus import documents
-from zerokara.corpus.documents import BadLine, Document, Reason, excerpt, text_of_value
+from zerokara.corpus.documents import BadLine, Document, Reason, excerpt, fault_of
 from zerokara.corpus.find import InputFile
 
 _BATCH_BYTES = 1024 * 1024
@@ -212,10 +212,12 @@ def _item(file: InputFile, line: int, row: int, value: bytes | None, disk_bytes:
     size = len(value) + 1
     if len(value) > documents.MAX_LINE_BYTES:
         return BadLine(file, line, row, Reason.TOO_LONG, excerpt(value), size, lost_bytes=min(size, disk_bytes))
-    text = text_of_value(value)
-    if isinstance(text, Reason):
-        return BadLine(file, line, row, text, excerpt(value), size)
-    return Document(text, file, line, row, size)
+    try:
+        text = str(value, "utf-8")
+        reason = fault_of(text)
+    except UnicodeDecodeError:
+        reason = Reason.INVALID_UTF8
+    return BadLine(file, line, row, reason, excerpt(value), size) if reason else Document(text, file, line, row, size)
 
 
 def _fault_of_column(schema: pa.Schema, text_field: str) -> tuple[Reason, str] | None:
