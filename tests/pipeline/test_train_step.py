@@ -127,7 +127,7 @@ def test_whoever_watches_sees_each_step_once_also_after_a_resume(longer: Path) -
     assert sorted(steps_in_wandb(longer)) == [every_step[:20], every_step[20:]]
     written = (longer / "samples.md").read_text(encoding="utf-8")
     assert re.findall(r"^## step (\d+)$", written, re.MULTILINE) == ["0", "10", "20", "25"]
-    assert written.count("**`abc`**") == written.count("**`de fg`**") == 4
+    assert written.count("**prompt:**\n\n    abc\n") == written.count("**prompt:**\n\n    de fg\n") == 4
     names = ("overview", "loss", "bits_per_byte", "learning_rate", "grad_norm", "throughput")
     assert {path.name for path in (longer / "plots").iterdir()} == {f"{name}.png" for name in names}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (longer / "plots").iterdir())
