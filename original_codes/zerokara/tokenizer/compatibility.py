@@ -104,22 +104,17 @@ def notes(encoder: Encoder) -> list[str]:
     """What the user of a model that step 1 did not make should know about its ids; empty for one of step 1."""
     if encoder.by_line:
         return []
-    model = encoder.model
+    model, line_end = encoder.model, [encoder.piece(i) for i in encoder.encode("a\na").tolist()]
     prefix = ", with a space before it" if model.add_dummy_prefix else ""
-    found = [f"not made by step 1: the ids of a document are SentencePiece's for its whole text{prefix}"]
-    line_end = [encoder.piece(i) for i in encoder.encode("a\na").tolist()]
-    if "<0x0A>" in line_end:
-        found.append("line ends are the byte piece <0x0A>")
-    elif not any("\n" in piece for piece in line_end):
-        found.append("line ends become spaces")
-    if encoder.pad_id == encoder.unk_id:
-        found.append("no <pad> piece: <unk> serves as padding where a model needs it")
     lossy = [model.normalization] if model.charsmap else []
     lossy += ["repeated spaces are dropped"] if model.remove_extra_whitespaces else []
-    if lossy:
-        found.append(f"text is normalised ({', '.join(lossy)}), and does not decode to exactly what it was")
-    if not model.byte_fallback:
-        found.append("characters without a piece become <unk>")
-    if encoder.adds_sentinels:
-        found.append(f"{NUM_T5_SENTINELS} sentinel tokens follow its pieces, as T5's do, <extra_id_0> last")
-    return found
+    found = {
+        f"not made by step 1: the ids of a document are SentencePiece's for its whole text{prefix}": True,
+        "line ends are the byte piece <0x0A>": "<0x0A>" in line_end,
+        "line ends become spaces": not any("\n" in piece or piece == "<0x0A>" for piece in line_end),
+        "no <pad> piece: <unk> serves as padding where a model needs it": encoder.pad_id == encoder.unk_id,
+        f"text is normalised ({', '.join(lossy)}), and does not decode to exactly what it was": lossy,
+        "characters without a piece become <unk>": not model.byte_fallback,
+        f"{NUM_T5_SENTINELS} sentinel tokens follow its pieces, as T5's do, <extra_id_0> last": encoder.adds_sentinels,
+    }
+    return [note for note, applies in found.items() if applies]

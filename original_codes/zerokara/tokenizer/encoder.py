@@ -18,7 +18,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -151,19 +151,12 @@ class Encoder:
 
     def decode_continuation(self, ids: Sequence[int]) -> str:
         """Return the text of ids that continue others: with sentinel tokens by name, and its leading space, if any."""
-        sentinels, parts, rest = set(self.sentinel_ids), list[str](), list[int]()
-        for token in ids:
-            if token in sentinels:
-                parts += [self._decode_after_text(rest), self.piece(token)]
-                rest = []
-            else:
-                rest.append(token)
-        return "".join([*parts, self._decode_after_text(rest)])
-
-    def _decode_after_text(self, ids: list[int]) -> str:
-        """Decode ids behind some text, so that no dummy prefix is taken off their start."""
-        before = self.encode("a").tolist()
-        return self.decode([*before, *ids])[len(self.decode(before)) :]
+        before = self.encode("a").tolist()  # so that no dummy prefix is taken off
+        sentinels, start, text = set(self.sentinel_ids), len(self.decode(before)), ""
+        for is_sentinel, group in groupby(ids, sentinels.__contains__):
+            some = list(group)
+            text += "".join(map(self.piece, some)) if is_sentinel else self.decode([*before, *some])[start:]
+        return text
 
     @cached_property
     def model(self) -> ModelFile:

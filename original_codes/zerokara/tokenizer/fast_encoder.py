@@ -2,10 +2,9 @@
 
 In: the encoder that training uses, and some of the corpus. Out: an `EncoderChoice`, whose encoder can be pickled.
 SentencePiece defines the ids. gigatoken (0.10.0, which Megatron-LM uses too) caches what it has segmented before: one
-core encodes 80 MB/s of English where SentencePiece encodes 6, and 40 of Japanese where it encodes 24. It is compared on
-hard texts and a sample of the corpus before the work, and on a little of every batch during it. If anything differs,
-SentencePiece does all the work, and the user is told. For unigram nothing faster was found: kitoken 0.11.1 is slower
-and gives different ids on every third document, gigatoken does not support it.
+core encodes 80 MB/s of English where SentencePiece encodes 6, and 40 of Japanese where it encodes 24. If anything
+differs, before the work or during it, SentencePiece does all of it, and the user is told. For unigram nothing faster
+was found: kitoken 0.11.1 is slower and gives other ids on every third document, gigatoken does not support it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class FastEncoder:
         self._cached_tokens = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs to reopen it: gigatoken's own objects cannot be pickled."""
+        """gigatoken's own objects cannot be pickled: another process opens them again."""
         return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

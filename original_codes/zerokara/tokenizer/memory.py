@@ -1,8 +1,7 @@
 """How much text to train a tokenizer on, and how much memory that takes, before it starts.
 
-In: the settings and the files, whose beginnings are read. Out: a `SampleBudget`. The peak memory of the trainer's
-process (sentencepiece 0.2.3) was measured on 14 bodies of text, 5 to 60 MB of Japanese, Korean and European languages,
-which gave the factors:
+In: the settings and the files, whose beginnings are read. Out: a `SampleBudget`. The factors are from the peak memory
+of sentencepiece 0.2.3 on 14 bodies of text, 5 to 60 MB of Japanese, Korean and European languages:
 - unigram, while it looks for candidates: the text, where a space is three bytes (U+2581), three arrays of 4 bytes for
   each of these bytes (suffixes, common prefixes and their inverse), and a constant for each line. Within 3 %.
 - bpe, while it counts pairs: each distinct word, as characters with their positions. In a language without spaces most
@@ -81,16 +80,16 @@ class CorpusStatistics:
 
 @dataclass(frozen=True)
 class SampleBudget:
-    """The size of the sample and the memory that it takes."""
+    """The size of the sample, the peak memory of the training and of the sampling before it, and what is available.
+
+    The largest sample is what safely fits the available memory.
+    """
 
     sample_bytes: int
     peak_bytes: int
-    """Of the training process."""
     sampling_bytes: int
-    """Of the sampling before it, which is over by then."""
     available_bytes: int
     largest_bytes: int
-    """The largest sample that safely fits the available memory."""
 
 
 def budget(config: TokenizerConfig, files: Sequence[InputFile]) -> SampleBudget:

@@ -4,8 +4,8 @@ In: the tokenizer's `.model` file, texts of each source (held out from the train
 sample that it was trained on, and the names of other tokenizers. Out: a `Report`, as values and as JSON; `report_page`
 renders it.
 
-The verdict compares only what was measured on the same text: published figures are of other texts, on which bytes per
-token differ by more than between tokenizers.
+The verdict compares only what was measured on the same text: between texts bytes per token differ by more than between
+tokenizers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zerokara.progress import Progress
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 from zerokara.tokenizer.morphemes import Analyser
-from zerokara.tokenizer.report_measures import Cell, Counts, Coverage, Measures
+from zerokara.tokenizer.report_measures import Counts, Coverage, Measures
 from zerokara.tokenizer.report_tokenizers import IN_FOLDER, MeasuredTokenizer, open_tokenizer
 from zerokara.tokenizer.sampling import SourceTexts
 
@@ -37,39 +37,15 @@ _EQUAL = 0.005
 
 
 @dataclass(frozen=True)
-class Example:
-    """A line of the text as every tokenizer splits it."""
-
-    line: str
-    tokenizers: dict[str, list[Cell]]
-
-
-@dataclass(frozen=True)
 class SourceReport:
-    """The measures of every tokenizer on the text of one source."""
+    """The measures of every tokenizer on the text of one source, by name."""
 
     source: str
     measured_on: str
     """`HELD_OUT`, or `text offered to the training`."""
     tokenizers: dict[str, Measures]
-    examples: list[Example]
-
-
-@dataclass(frozen=True)
-class TokenizerDescription:
-    """What is known of a tokenizer without any text."""
-
-    description: str
-    vocab_size: int
-
-
-@dataclass(frozen=True)
-class PieceLength:
-    """The pieces of one length: how many are in the vocabulary, and how many tokens of the counted text are such."""
-
-    characters: int
-    pieces: int
-    tokens: int
+    examples: list[dict[str, Any]]
+    """A `line` of the text each, and the cells into which each of the `tokenizers` splits it."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +53,8 @@ class Report:
     """All that is known of a tokenizer and those beside it, by their names, ours first."""
 
     vocab_size: int
-    tokenizers: dict[str, TokenizerDescription]
+    tokenizers: dict[str, dict[str, Any]]
+    """The `description` and the `vocab_size` of each."""
     sources: list[SourceReport]
     all_sources: dict[str, Measures]
     """The sums over the sources."""
@@ -92,7 +69,8 @@ class Report:
     most_frequent: list[tuple[str, int]]
     """With the number of times that each was used; likewise the longest."""
     longest: list[tuple[str, int]]
-    piece_lengths: list[PieceLength]
+    piece_lengths: list[dict[str, int]]
+    """For each number of `characters` the `pieces` in the vocabulary, and the `tokens` of this text that were such."""
     coverage: dict[str, list[Coverage]]
     """On the text of all sources."""
     sample: dict[str, Any]
@@ -103,27 +81,22 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The report as JSON values, with the rates of all measures and the verdict."""
         values = asdict(self) | {"num_unused_pieces": len(self.unused_pieces), "verdict": self.verdict}
-        measured = [(self.all_sources, values["all_sources"])]
-        measured += [(a.tokenizers, b["tokenizers"]) for a, b in zip(self.sources, values["sources"], strict=True)]
-        for measures, as_values in measured:
-            for name, one in measures.items():
-                as_values[name] |= one.rates()
+        measured = [self.all_sources, *(source.tokenizers for source in self.sources)]
+        as_values = [values["all_sources"], *(source["tokenizers"] for source in values["sources"])]
+        for measures, shown in zip(measured, as_values, strict=True):
+            for name in measures:
+                shown[name] |= measures[name].rates()
         return values
 
     @cached_property
-    def tokenizer_labels(self) -> dict[str, str]:
-        """Short names of the tokenizers, by their names."""
-        return _labels(list(self.tokenizers))
-
-    @cached_property
-    def source_labels(self) -> dict[str, str]:
-        """Short names of the sources, by their names."""
-        return _labels([source.source for source in self.sources])
+    def labels(self) -> dict[str, str]:
+        """Short names of the tokenizers and the sources, by their names."""
+        return _labels(list(self.tokenizers)) | _labels([source.source for source in self.sources])
 
     @property
     def groups(self) -> list[tuple[str, str, str, dict[str, Measures]]]:
         """The groups of the table: label, text measured on, source and measures; several sources also together."""
-        groups = [(self.source_labels[one.source], one.measured_on, one.source, one.tokenizers) for one in self.sources]
+        groups = [(self.labels[one.source], one.measured_on, one.source, one.tokenizers) for one in self.sources]
         return [*groups, ("all sources", "together", "", self.all_sources)] if groups[1:] else groups
 
     @cached_property
@@ -152,7 +125,7 @@ class Report:
         elif lossless:
             sentences.append("No other tokenizer here that gives the text back exactly compresses better.")
         if lossy := [name for name in others if name not in lossless]:
-            shares = ", ".join(f"{self.tokenizer_labels[name]} ({_changed(others[name])})" for name in lossy)
+            shares = ", ".join(f"{self.labels[name]} ({_changed(others[name])})" for name in lossy)
             sentences.append(f"Not comparable, because lines do not decode to what they were: {shares}.")
         if lossless and any(source.measured_on != HELD_OUT for source in self.sources):
             sentences.append("Some of this text was offered to its own training, which flatters it.")
@@ -161,8 +134,8 @@ class Report:
     def _beside(self, name: str) -> str:
         theirs = self.all_sources[name]
         difference = self.all_sources[OURS].tokens / theirs.tokens - 1
-        size = f"{self.tokenizers[name].vocab_size:,} pieces, {_amounts(theirs)}"
-        label = f"{self.tokenizer_labels[name]} ({size})"
+        size = f"{self.tokenizers[name]['vocab_size']:,} pieces, {_amounts(theirs)}"
+        label = f"{self.labels[name]} ({size})"
         if abs(difference) < _EQUAL:
             return f"as many tokens as {label}"
         return f"{abs(difference):.0%} {'more' if difference > 0 else 'fewer'} tokens than {label}"
@@ -171,9 +144,9 @@ class Report:
         """The rows of the step's summary: one for each source and tokenizer."""
         rows = []
         for source in self.sources:
-            label = self.source_labels[source.source]
+            label = self.labels[source.source]
             for name, one in source.tokenizers.items():
-                row = f"{label} · {self.tokenizer_labels[name]}" if source.tokenizers.keys() - {OURS} else label
+                row = f"{label} · {self.labels[name]}" if source.tokenizers.keys() - {OURS} else label
                 rates, fertility = one.rates(), one.tokens_per_word
                 per_word = "tokens/word n/a" if fertility is None else f"{fertility:.3f} tokens/word"
                 text = (
@@ -222,14 +195,16 @@ def make(
                     usage_bytes += measures[name].bytes
             measured_on = HELD_OUT if body.held_out else "text offered to the training"
             examples = [
-                Example(line, {n: measuring.cells(each, line) for n, each in tokenizers.items()})
+                {"line": line, "tokenizers": {n: measuring.cells(each, line) for n, each in tokenizers.items()}}
                 for line in measuring.example_lines(body.texts, num_examples)
             ]
             reports.append(SourceReport(source, measured_on, measures, examples))
         usage_bytes += measuring.count_sample(ours, sentences, usage, progress)
     return Report(
         vocab_size=ours.vocab_size,
-        tokenizers={n: TokenizerDescription(each.description, each.vocab_size) for n, each in tokenizers.items()},
+        tokenizers={
+            n: {"description": each.description, "vocab_size": each.vocab_size} for n, each in tokenizers.items()
+        },
         sources=reports,
         all_sources={name: measuring.total([report.tokenizers[name] for report in reports]) for name in tokenizers},
         usage_bytes=usage_bytes,
@@ -254,7 +229,9 @@ def _of_pieces(ours: MeasuredTokenizer, model: ModelFile, usage: Counts) -> dict
         "unused_pieces": [pieces[i] for i in learnt if not counts[i]],
         "most_frequent": [(pieces[i], counts[i]) for i in by_count[:NUM_LISTED] if counts[i]],
         "longest": [(pieces[i], counts[i]) for i in by_length[:NUM_LISTED]],
-        "piece_lengths": [PieceLength(n, vocabulary[n], tokens[n]) for n in range(1, len(vocabulary))],
+        "piece_lengths": [
+            {"characters": n, "pieces": vocabulary[n], "tokens": tokens[n]} for n in range(1, len(vocabulary))
+        ],
     }
 
 

@@ -70,8 +70,8 @@ _UNUSED = re.compile(
 def page(report: Report) -> str:
     """The report as one HTML page."""
     tokens = report.usage_tokens or 1
-    pieces = sum(each.pieces for each in report.piece_lengths) or 1
-    lengths = [(each.characters, each.pieces / pieces, each.tokens / tokens) for each in report.piece_lengths]
+    pieces = sum(each["pieces"] for each in report.piece_lengths) or 1
+    lengths = [(one["characters"], one["pieces"] / pieces, one["tokens"] / tokens) for one in report.piece_lengths]
     step = max(1, len(report.unused_pieces) // _NUM_UNUSED_SHOWN)
     measures = [(source.source, name, m) for source in report.sources for name, m in source.tokenizers.items()]
     return _template("report.html.jinja").render(

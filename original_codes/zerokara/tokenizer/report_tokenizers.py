@@ -59,23 +59,20 @@ class Span(NamedTuple):
 
 @dataclass
 class MeasuredTokenizer:
-    """A tokenizer to measure. Ids are below `len(pieces)`."""
+    """A tokenizer to measure. It encodes lines, decodes the ids of each, and gives the tokens of a line with positions.
+
+    Pieces are by id, which may leave gaps, as they are in the vocabulary; their contents are the text that each stands
+    for as bytes, or bytes that are no text, and None for unknown tokens and control pieces.
+    """
 
     description: str
-    """The kind of tokenizer, to be read."""
     vocab_size: int
-    """Number of pieces, special ones included."""
     pieces: list[str]
-    """By id, as they are in the vocabulary."""
     contents: list[bytes | None]
-    """By id: the text of the piece as bytes, or bytes that are no text; None for unknown tokens and control pieces."""
     unknown_ids: set[int]
     encode: Callable[[list[str]], list[Ids]]
-    """The ids of each line."""
     decode: Callable[[list[Ids]], list[str]]
-    """The text of each list of ids."""
     spans: Callable[[str], list[Span]]
-    """The tokens of a line with their positions."""
 
     def __post_init__(self) -> None:
         contents = [content or b"" for content in self.contents]

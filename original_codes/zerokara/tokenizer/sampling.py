@@ -2,11 +2,10 @@
 
 In: files, a budget in bytes, a seed. Out: a file with one training sentence per line, texts to measure with (held out
 where a source has enough), and a report whose numbers add up. Documents are offered as *passages*: whole, or split at
-line ends where longer than `PASSAGE_BYTES`. Each passage gets a random key from the seed; those with the smallest keys
-stay while they fit the budget (reservoir sampling): a uniform sample of all files that depends only on corpus, budget
-and seed. Memory is the budget, whatever the size of the corpus. Chosen passages are split at line ends, and at sentence
-ends where a line is longer than SentencePiece accepts; only the characters that SentencePiece reserves for itself are
-dropped.
+line ends where longer than `PASSAGE_BYTES`. Each gets a random key from the seed; those with the smallest keys stay
+while they fit the budget (reservoir sampling): a uniform sample that depends only on corpus, budget and seed, in memory
+of the size of the budget. Chosen passages are split at line ends, and at sentence ends where a line is longer than
+SentencePiece accepts; only the characters that SentencePiece reserves for itself are dropped.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ SENTENCE_BYTES = 4192
 PASSAGE_BYTES = 16 * 1024
 PASSAGE_OVERHEAD_BYTES = 250
 """Memory of a passage in Python beside its text (bytes object, tuple, heap entry)."""
-HELD_OUT_SHARE = 0.01
-HELD_OUT_BYTES = 1_000_000
-"""Most text held out of each source."""
+HELD_OUT_SHARE, HELD_OUT_BYTES = 0.01, 1_000_000
+"""Share and most bytes of the text of each source that are held out."""
 HELD_OUT_MIN_BYTES = 20_000
 """Less than this says nothing about a tokenizer: it goes back to the training, and the source is measured on text that
 was offered to the training, which the report says."""
@@ -73,11 +71,10 @@ class SampleReport:
 
 @dataclass(frozen=True)
 class SourceTexts:
-    """Texts of one source, to measure tokenizers with."""
+    """Texts of one source, to measure tokenizers with, and whether they are kept out of the training."""
 
     texts: list[str]
     held_out: bool
-    """Whether they are kept out of the training."""
 
 
 class _Reservoir:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import sentencepiece
 
 from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, TokenizerConfig
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import RunError, UserError
 from zerokara.progress import Progress, bytes_text, log
 from zerokara.resources import available_cores
 from zerokara.tokenizer import trainer
@@ -35,14 +35,11 @@ one estimate 26 s, for 0.6 % more bytes per token and 0.1 % more bits per byte o
 _LEAST_SEEDS = 20_000
 _TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 """Where SentencePiece says how many pieces the characters of the text and the fixed pieces need."""
-ROUNDS = 3
-STRENGTH = 2.0
-"""Factor of the logarithm in `rescore`; 1 would take more rounds."""
+ROUNDS, STRENGTH = 3, 2.0
+"""Rounds of `rescore`, and its factor of the logarithm; 1 would take more rounds."""
 MAX_RESCORED_BYTES = 5_000_000
 """Text of each round."""
 _BLOCK_LINES = 32
-
-Integers = npt.NDArray[np.int64]
 
 
 class TrainedModel(NamedTuple):
@@ -85,7 +82,14 @@ def train(
         if code and not size:
             raise UserError(config.fault("input", "there is no text to train on in these files"))
         if code and (smallest := _TOO_SMALL.search(last_line)):
-            raise UserError(_too_small(config, int(smallest[1]) + appended))
+            least, fixed = int(smallest[1]) + appended, config.num_fixed_pieces
+            rule = (
+                f"is too small: the sample has {least - fixed:,} characters that get a piece each (character_coverage "
+                f"= {config.character_coverage}), in addition to {fixed} fixed pieces; the smallest that works is "
+                f"{least}"
+            )
+            remedy = f"set {least} or more (several times that is usual), or lower character_coverage"
+            raise UserError(config.fault("vocab_size", rule, remedy))
         if code:
             raise RunError(f"SentencePiece's training failed: {last_line}; its log is {log_path}")
         return ModelFile(model_path.read_bytes()), peak
@@ -162,16 +166,6 @@ def _required_characters(config: TokenizerConfig) -> str:
     return "".join(sorted(set("".join(names)) - set(config.user_defined_symbols)))
 
 
-def _too_small(config: TokenizerConfig, smallest: int) -> Fault:
-    fixed = config.num_fixed_pieces
-    rule = (
-        f"is too small: the sample has {smallest - fixed:,} characters that get a piece each (character_coverage = "
-        f"{config.character_coverage}), in addition to {fixed} fixed pieces; the smallest that works is {smallest}"
-    )
-    remedy = f"set {smallest} or more (several times that is usual), or lower character_coverage"
-    return config.fault("vocab_size", rule, remedy)
-
-
 def rescore(model: ModelFile, sentences: Path, morphemes: Path) -> None:
     """Lower the scores of pieces that cross boundaries between morphemes, by the segmentation of the training text.
 
@@ -182,42 +176,35 @@ def rescore(model: ModelFile, sentences: Path, morphemes: Path) -> None:
 
     Only for text that the normaliser leaves as it is: lengths of pieces are taken for lengths in the text.
     """
-    lowest = min(piece.score for piece in model.pieces if piece.type is PieceType.NORMAL)
     size = min(MAX_RESCORED_BYTES, sentences.stat().st_size)
+    normal = np.array([piece.type is PieceType.NORMAL for piece in model.pieces])
+    lengths = np.array([piece.num_bytes for piece in model.pieces], dtype=np.int64)
+    lowest = min(piece.score for piece in model.pieces if piece.type is PieceType.NORMAL)
     with Progress("rescoring pieces that cross morphemes", total=ROUNDS * size, unit="B") as progress:
         for _ in range(ROUNDS):
-            uses, crossings = _count_crossings(model, sentences, morphemes, progress)
+            processor = sentencepiece.SentencePieceProcessor(model_proto=model.to_bytes())
+            uses, crossings = np.zeros_like(lengths), np.zeros_like(lengths)
+            for lines, boundaries in _blocks(sentences, morphemes, model.add_dummy_prefix):
+                progress.advance(sum(len(line.encode()) + 1 for line in lines))
+                ids = np.concatenate(processor.EncodeAsNumpy(lines, num_threads=1)).astype(np.int64)
+                ends, starts = np.cumsum(lengths[ids]), np.cumsum(lengths[ids]) - lengths[ids]
+                if processor.unk_id() in ids or ends[-1] != boundaries[-1]:
+                    continue  # An unknown token, of a model without byte_fallback, may stand for any length.
+                within = np.searchsorted(boundaries, ends, "left") - np.searchsorted(boundaries, starts, "right")
+                uses += np.bincount(ids, minlength=len(uses))
+                crossings += np.bincount(ids[within > 0], minlength=len(uses))
             kept = (uses - crossings + 0.5) / (uses + 0.5)
-            scores = {
-                i: max(lowest, model.pieces[i].score + STRENGTH * math.log(kept[i]))
-                for i in np.flatnonzero(crossings).tolist()
-                if model.pieces[i].type is PieceType.NORMAL
-            }
-            model.set_scores(scores)
+            changed = np.flatnonzero(normal & (crossings > 0)).tolist()
+            model.set_scores({i: max(lowest, model.pieces[i].score + STRENGTH * math.log(kept[i])) for i in changed})
 
 
-def _count_crossings(
-    model: ModelFile, sentences: Path, morphemes: Path, progress: Progress
-) -> tuple[Integers, Integers]:
-    """The uses of each piece in the text, and its uses across a boundary."""
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model.to_bytes())
-    lengths = np.array([piece.num_bytes for piece in model.pieces], dtype=np.int64)
-    uses, crossings, left = np.zeros_like(lengths), np.zeros_like(lengths), MAX_RESCORED_BYTES
+def _blocks(sentences: Path, morphemes: Path, has_prefix: bool) -> Iterator[tuple[list[str], list[int]]]:
+    """Blocks of sentences, and the offsets in them, joined, where morphemes end."""
+    left = MAX_RESCORED_BYTES
     with open(sentences, "rb") as whole, open(morphemes, "rb") as parts:
         while left > 0 and (block := list(islice(whole, _BLOCK_LINES))):
-            block_bytes = sum(map(len, block))
-            left -= block_bytes
-            progress.advance(block_bytes)
-            boundaries = [0]  # the offsets in the block, without line ends, where morphemes end
-            while boundaries[-1] < block_bytes - len(block) * (not model.add_dummy_prefix):
-                boundaries.append(boundaries[-1] + len(parts.readline()) - 1)
-            lines = [line[:-1].decode() for line in block]
-            ids = np.concatenate(processor.EncodeAsNumpy(lines, num_threads=1)).astype(np.int64)
-            ends = np.cumsum(lengths[ids])
-            if processor.unk_id() in ids or ends[-1] != boundaries[-1]:
-                continue  # An unknown token, of a model without byte_fallback, may stand for any length.
-            starts_after = np.searchsorted(boundaries[1:], ends - lengths[ids], "right")
-            within = np.searchsorted(boundaries[1:], ends, "left") - starts_after
-            uses += np.bincount(ids, minlength=len(uses))
-            crossings += np.bincount(ids[within > 0], minlength=len(uses))
-    return uses, crossings
+            left -= sum(map(len, block))
+            size, ends = sum(len(line) - 1 + has_prefix for line in block), [0]
+            while ends[-1] < size:
+                ends.append(ends[-1] + len(parts.readline()) - 1)
+            yield [line[:-1].decode() for line in block], ends[1:]

@@ -142,9 +142,9 @@ def test_the_whole_report(toy: Encoder, toy_bpe: Encoder, tmp_path: Path) -> Non
     bpe_tokens = sum(len(toy_bpe.encode(text)) for text in TEXTS)
     assert made.sources[0].tokenizers[str(toy_bpe.model_path)].tokens == bpe_tokens
     assert made.all_sources["this one"].tokens == sum(len(toy.encode(text)) for text in [*TEXTS, "the fox"])
-    assert made.tokenizers["this one"].description == "SentencePiece unigram, byte fallback"
+    assert made.tokenizers["this one"]["description"] == "SentencePiece unigram, byte fallback"
     bpe = made.tokenizers[str(toy_bpe.model_path)]
-    assert (bpe.description, bpe.vocab_size) == ("SentencePiece BPE, byte fallback", toy_bpe.vocab_size)
+    assert (bpe["description"], bpe["vocab_size"]) == ("SentencePiece BPE, byte fallback", toy_bpe.vocab_size)
 
     counts = Counter(toy.piece(i) for line in [*LINES, "the fox", "the dogs"] for i in toy.encode(line).tolist())
     assert dict(made.most_frequent) == dict(counts) or len(made.most_frequent) == 50
@@ -157,9 +157,9 @@ def test_the_whole_report(toy: Encoder, toy_bpe: Encoder, tmp_path: Path) -> Non
     assert [len(piece) for piece, _ in made.longest] == sorted(map(len, learnt), reverse=True)[:50]
     assert all(counts[piece] == count for piece, count in made.longest)
     lengths = Counter(map(len, [*learnt, "\n"]))
-    assert {each.characters: each.pieces for each in made.piece_lengths if each.pieces} == dict(lengths)
+    assert {each["characters"]: each["pieces"] for each in made.piece_lengths if each["pieces"]} == dict(lengths)
     singles = sum(count for piece, count in counts.items() if len(piece) == 1)
-    assert made.piece_lengths[0].tokens == singles
+    assert made.piece_lengths[0]["tokens"] == singles
 
     as_json, as_text = made.as_json(), report_page.text(made)
     assert as_json["sources"][0]["tokenizers"]["this one"]["characters_per_token"] > 0
@@ -200,7 +200,7 @@ def test_nothing_to_measure_is_no_fault(toy: Encoder, tmp_path: Path) -> None:
         made = report.make(toy.model_path, names, sources, sentences, {})
         assert made.usage_bytes == (2 if len(sources) == 2 else 0)
         assert len(made.unused_pieces) == made.num_learnt_pieces > 0 and made.most_frequent == []
-        assert all(each.tokens == 0 for each in made.piece_lengths)
+        assert all(each["tokens"] == 0 for each in made.piece_lengths)
         assert "never used" in report_page.text(made) and orjson.dumps(made.as_json())
         assert "not used" in report_page.page(made)
         assert len(made.rows()) == len(sources)

@@ -133,7 +133,7 @@ def test_a_report_beside_others(toy: Encoder, tmp_path: Path) -> None:
     assert list(measures) == ["this one", *names]
     assert len({m.bytes for m in measures.values()}) == 1
     assert measures[names[2]] == measures["this one"], "the folder holds our own model"
-    assert [one.description for one in made.tokenizers.values()][1:3] == [
+    assert [one["description"] for one in made.tokenizers.values()][1:3] == [
         "Hugging Face BPE, byte-level",
         "Hugging Face WordPiece",
     ]
