@@ -105,7 +105,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
         (place / kind).mkdir()
         tokenizers[kind] = place / kind / "tokenizer.model"
         config = TokenizerConfig(vocab_size=700, num_threads=1, character_coverage=1.0, **settings)
-        tokenizers[kind].write_bytes(training.train(config, text, place / kind, place / kind / "log").model)
+        tokenizers[kind].write_bytes(training.train(config, text, place / kind, place / kind / "log")[0])
     folder = place / "exports"
     folder.mkdir()
     for name, (kind, settings) in EXPORTS.items():

@@ -60,9 +60,9 @@ def train_toy(tmp_path_factory: pytest.TempPathFactory) -> TrainToy:
         sentences = folder / "sentences.txt"
         sentences.write_text("".join(f"{line}\n" for line in lines or toy_lines()), encoding="utf-8", newline="\n")
         config = TokenizerConfig(**{"vocab_size": 520, "num_threads": 1, "character_coverage": 1.0, **settings})
-        made = training.train(config, sentences, folder, folder / "training.log")
+        model, _ = training.train(config, sentences, folder, folder / "training.log")
         path = folder / "tokenizer.model"
-        path.write_bytes(made.model)
+        path.write_bytes(model)
         made_already[key] = path
         return path
 

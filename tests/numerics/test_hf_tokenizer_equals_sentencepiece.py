@@ -72,7 +72,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
         sentences.write_text("\n".join(_lines(800, 1) + _runs(200, 2)) + "\n", encoding="utf-8", newline="\n")
         config = TokenizerConfig(**{"vocab_size": 650, "num_threads": 1, "character_coverage": 1.0, **settings})
         path = folder / "tokenizer.model"
-        path.write_bytes(training.train(config, sentences, folder, folder / "log").model)
+        path.write_bytes(training.train(config, sentences, folder, folder / "log")[0])
         return Encoder(path)
 
     return make

@@ -52,14 +52,14 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         return
     started = time.monotonic()
     with made_folder(folder):
-        drawn, trained, report = building.build(config, files, budget, analyser, folder)
+        drawn, peak, report = building.build(config, files, budget, analyser, folder)
     facts = {
         "vocab_size": report.vocab_size,
         "sample": asdict(drawn),
         "sample_bytes": budget.sample_bytes,
         "num_threads": training.num_threads(config),
         "estimated_memory_bytes": budget.peak_bytes,
-        "peak_memory_bytes": trained.peak_memory_bytes,
+        "peak_memory_bytes": peak,
         "analyser": analyser.versions() if analyser else {},
     }
     made: manifest.Paths = {"tokenizer": building.move_into_place(folder)}
@@ -72,7 +72,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         *report.rows(),
         ("verdict", report.verdict),
         ("pieces not used", f"{len(report.unused_pieces):,} in {bytes_text(report.usage_bytes)} of this text"),
-        ("memory", f"{bytes_text(trained.peak_memory_bytes)} at the peak, estimated {expected}"),
+        ("memory", f"{bytes_text(peak)} at the peak, estimated {expected}"),
         ("took", seconds_text(seconds)),
         ("report", str(folder / "report.html")),
     ]

@@ -21,13 +21,11 @@ from zerokara.tokenizer.memory import SampleBudget
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.morphemes import Analyser, segment
 
-BuiltTokenizer = tuple[sampling.SampleReport, training.TrainedModel, report.Report]
-
 
 def build(
     config: TokenizerConfig, files: Sequence[InputFile], budget: SampleBudget, analyser: Analyser | None, folder: Path
-) -> BuiltTokenizer:
-    """Make the files of a tokenizer in the work folder of `folder`, for `move_into_place`.
+) -> tuple[sampling.SampleReport, int, report.Report]:
+    """Make the files of a tokenizer in the work folder of `folder`; return the training's peak memory and the reports.
 
     When it fails, the work folder goes; a refusal leaves nothing, a failure of the training leaves the log.
 
@@ -47,16 +45,16 @@ def build(
             morphemes = work_dir / "morphemes.txt"
             segment(config, analyser, sentences, morphemes, training.num_threads(config))
         write_text(log_path, names.LOG_HEADER)
-        trained = training.train(config, sentences, work_dir, log_path, morphemes)
-        write_bytes(model_path, trained.model)
-        write_text(work_dir / names.VOCABULARY_NAME, ModelFile(trained.model).vocabulary_text())
-        memory = {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": trained.peak_memory_bytes}
+        model, peak = training.train(config, sentences, work_dir, log_path, morphemes)
+        write_bytes(model_path, model)
+        write_text(work_dir / names.VOCABULARY_NAME, ModelFile(model).vocabulary_text())
+        memory = {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": peak}
         facts = asdict(sample) | memory
         measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with, analyser)
         write_json(work_dir / "report.json", measured.as_json())
         write_text(work_dir / "report.txt", report_page.text(measured))
         write_text(work_dir / "report.html", report_page.page(measured))
-        return sample, trained, measured
+        return sample, peak, measured
     except BaseException as error:
         if isinstance(error, UserError) and not had_log:
             log_path.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import groupby, takewhile
+from itertools import groupby, islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +105,9 @@ class Encoder:
     def _id_bytes(self, texts: Iterable[str]) -> Iterator[Any]:
         """The ids of each document, as bytes."""
         run_lists = [self._runs(text) for text in texts]
-        ids = self._batch_ids([run for runs in run_lists for run in runs])
-        start = 0
+        ids = iter(self._batch_ids([run for runs in run_lists for run in runs]))
         for runs in run_lists:
-            end = start + len(runs)
-            yield self._unit.join(ids[start:end])
-            start = end
+            yield self._unit.join(list(islice(ids, len(runs))))
 
     def _runs(self, text: str) -> list[str]:
         return self._unit.runs(text, self.run_characters)
@@ -206,18 +203,16 @@ class TextUnit:
         if not self.by_line:
             changes_text = model.charsmap or model.remove_extra_whitespaces or model.whitespace_as_suffix
             is_one_id = len(self._line_end_ids) == (2 if model.add_dummy_prefix else 1)
-            return (
-                UNSPLIT if not model.is_bpe or changes_text or crosses_lines or not is_one_id else _BPE_RUN_CHARACTERS
-            )
+            splits = model.is_bpe and is_one_id and not (changes_text or crosses_lines)
+            return _BPE_RUN_CHARACTERS if splits else UNSPLIT
         if model.normalization != "identity" or model.add_dummy_prefix or crosses_lines:
             return 0
         if model.is_bpe:
             return _BPE_RUN_CHARACTERS
         scores = np.array([piece.score for piece in model.pieces if piece.type is PieceType.NORMAL] or [1.0])
+        is_exact = model.is_unigram and (scores <= 0).all() and not np.modf(scores / SCORE_STEP)[0].any()
         has_symbols = len(texts) > len(scores) + 1
-        if not model.is_unigram or has_symbols or (scores > 0).any() or np.modf(scores / SCORE_STEP)[0].any():
-            return 0
-        return int(_EXACT_TOTAL / (UNKNOWN_PENALTY - scores.min()))
+        return int(_EXACT_TOTAL / (UNKNOWN_PENALTY - scores.min())) if is_exact and not has_symbols else 0
 
     def runs(self, text: str, limit: int) -> list[str]:
         """Split at line ends into runs of up to `limit` characters; a longer line is a run by itself.
@@ -250,13 +245,8 @@ class TextUnit:
         """Decode by lines where each has a dummy prefix: SentencePiece removes it only from the start of a text."""
         if not self._prefixes_lines:
             return self._decode_ids(ids)
-        lines: list[list[int]] = [[]]
-        for i in ids:
-            if i == self._newline_id:
-                lines.append([])
-            else:
-                lines[-1].append(i)
-        return NEWLINE.join(map(self._decode_ids, lines))
+        ends = [-1, *(place for place, i in enumerate(ids) if i == self._newline_id), len(ids)]
+        return NEWLINE.join(self._decode_ids(ids[before + 1 : end]) for before, end in pairwise(ends))
 
 
 _KNOWN_VERSION = "0.2.3"

@@ -153,13 +153,20 @@ def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: Txt
     total = ends[-1]
     positions = ((2 * i + 1) * total // (2 * MAX_FILES) for i in range(MAX_FILES))
     picked = Counter(min(bisect_right(ends, position), len(files) - 1) for position in positions)
-    texts: list[str] = []
+    passages: list[str] = []
     text_share = 0.0  # of the bytes on disk
     for number, times in sorted(picked.items()):
-        head, text_bytes = _head(files[number], times * HEAD_BYTES // MAX_FILES, text_field, txt_document)
-        texts += head
-        text_share += times / MAX_FILES * text_bytes / max(1, files[number].bytes)
-    passages = [passage for text in texts for passage in passages_of(text)]
+        file, num_bytes, text_bytes = files[number], 0, 0.0
+        # A .txt that is one document is looked at by its lines: it may be of any size.
+        for item in read(Range(file), text_field, "line" if file.format == "txt" else txt_document):
+            if num_bytes >= times * HEAD_BYTES // MAX_FILES:
+                # The text in the whole file, if the rest is like its beginning.
+                text_bytes = num_bytes * plain_bytes(file) / max(1, bytes_before(item))
+                break
+            if isinstance(item, Document):
+                passages += passages_of(item.text)
+                num_bytes += len(item.text.encode())
+        text_share += times / MAX_FILES * (text_bytes or num_bytes) / max(1, file.bytes)
     sentences = [sentence for passage in passages for sentence in sentences_of(passage)]
     return CorpusStatistics(
         offered_bytes=round(text_share * total),
@@ -171,20 +178,6 @@ def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: Txt
         half_words=_distinct_words(passages[::2]),
         words=_distinct_words(passages),
     )
-
-
-def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocument) -> tuple[list[str], float]:
-    """The first documents of a file, and its text in bytes, if the rest is like them."""
-    texts: list[str] = []
-    num_bytes = 0
-    # A .txt that is one document is looked at by its lines: it may be of any size.
-    for item in read(Range(file), text_field, "line" if file.format == "txt" else txt_document):
-        if num_bytes >= limit:
-            return texts, num_bytes * plain_bytes(file) / max(1, bytes_before(item))
-        if isinstance(item, Document):
-            texts.append(item.text)
-            num_bytes += len(item.text.encode())
-    return texts, num_bytes
 
 
 def _distinct_words(passages: Sequence[str]) -> DistinctWords:

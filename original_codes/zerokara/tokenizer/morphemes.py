@@ -1,13 +1,13 @@
 """Training sentences → the same text with one morpheme per line, so that no piece is learnt across a boundary.
 
-In: a file with one sentence per line, and a morphological analyser, which is optional (`pyproject.toml` has an extra
-for each). Out: a file whose lines, joined, are the sentences: nothing is changed, and a space belongs to the morpheme
-that it precedes. The resulting model segments plain text, without any analyser.
+In: a file with one sentence per line, and an optional package (`pyproject.toml` has an extra for each). Out: a file
+whose lines, joined, are the sentences, where a space belongs to the morpheme that it precedes. The resulting model
+segments plain text, without any analyser.
 
 Why lines, and not SentencePiece's own `pretokenization_delimiter`: its trainer (0.2.3, `MakeSeedSentencePieces`) finds
 candidates as substrings that occur before different characters, or at the end of a line. A morpheme that is always
-followed by the delimiter is neither, so whole morphemes never become candidates; and the delimiters count as characters
-in `character_coverage`. Equal lines are cheap: they are trained on once, with their number.
+followed by the delimiter is neither; and the delimiters count as characters in `character_coverage`. Equal lines are
+cheap: they are trained on once, with their number.
 Sources: fugashi 1.5.2 (MeCab 0.996, UniDic 2.1.2 in short units), SudachiPy 0.7.0 (split mode A, short units),
 kiwipiepy 0.24.1, python-mecab-ko 1.3.7 (mecab-ko-dic 2.1.1).
 """

@@ -1,11 +1,8 @@
 """How good a tokenizer is, in numbers, for each source of text and beside other tokenizers.
 
 In: the tokenizer's `.model` file, texts of each source (held out from the training where a source has enough), the
-sample that it was trained on, and the names of other tokenizers. Out: a `Report`, as values and as JSON; `report_page`
-renders it.
-
-The verdict compares only what was measured on the same text: between texts bytes per token differ by more than between
-tokenizers.
+sample that it was trained on, and the names of other tokenizers. Out: a `Report`, as values and as JSON. It compares
+only what was measured on the same text: between texts bytes per token differ by more than between tokenizers.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from zerokara.progress import Progress
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 from zerokara.tokenizer.morphemes import Analyser
-from zerokara.tokenizer.report_measures import Counts, Coverage, Measures
+from zerokara.tokenizer.report_measures import Counts, Measures
 from zerokara.tokenizer.report_tokenizers import IN_FOLDER, MeasuredTokenizer, open_tokenizer
 from zerokara.tokenizer.sampling import SourceTexts
 
@@ -71,8 +68,8 @@ class Report:
     longest: list[tuple[str, int]]
     piece_lengths: list[dict[str, int]]
     """For each number of `characters` the `pieces` in the vocabulary, and the `tokens` of this text that were such."""
-    coverage: dict[str, list[Coverage]]
-    """On the text of all sources."""
+    coverage: dict[str, list[dict[str, float]]]
+    """Shares of the text (in bytes) and of the tokens of all sources that the most frequent `pieces` make up."""
     sample: dict[str, Any]
     """How the training sample came about."""
     word: str
@@ -114,7 +111,14 @@ class Report:
         lossless = sorted((name for name in others if others[name].is_lossless), key=lambda name: others[name].tokens)
         sentences = [f"{_amounts(ours)}."]
         if lossless:
-            *first, last = [self._beside(name) for name in lossless]
+            beside = []
+            for name in lossless:
+                more = ours.tokens / others[name].tokens - 1
+                amount = f"{abs(more):.0%} {'more' if more > 0 else 'fewer'} tokens than"
+                amount = "as many tokens as" if abs(more) < _EQUAL else amount
+                size = f"{self.tokenizers[name]['vocab_size']:,} pieces, {_amounts(others[name])}"
+                beside.append(f"{amount} {self.labels[name]} ({size})")
+            *first, last = beside
             sentences.append(f"For the same text it needs {', '.join(first)}{' and ' if first else ''}{last}.")
         better = sum(others[name].tokens < ours.tokens for name in lossless)
         if not ours.is_lossless:
@@ -130,15 +134,6 @@ class Report:
         if lossless and any(source.measured_on != HELD_OUT for source in self.sources):
             sentences.append("Some of this text was offered to its own training, which flatters it.")
         return " ".join(sentences)
-
-    def _beside(self, name: str) -> str:
-        theirs = self.all_sources[name]
-        difference = self.all_sources[OURS].tokens / theirs.tokens - 1
-        size = f"{self.tokenizers[name]['vocab_size']:,} pieces, {_amounts(theirs)}"
-        label = f"{self.labels[name]} ({size})"
-        if abs(difference) < _EQUAL:
-            return f"as many tokens as {label}"
-        return f"{abs(difference):.0%} {'more' if difference > 0 else 'fewer'} tokens than {label}"
 
     def rows(self) -> list[tuple[str, str]]:
         """The rows of the step's summary: one for each source and tokenizer."""

@@ -10,7 +10,6 @@ one token. For a tokenizer that would join line ends with their neighbours (byte
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import regex
 
 from zerokara.progress import Progress
 from zerokara.tokenizer.morphemes import Analyser
@@ -36,12 +36,8 @@ LOSSLESS_SHARE = 0.01
 MAX_UNSPACED_SHARE = 0.1
 """Share of the characters in scripts without spaces up to which white space is taken to separate words; names and
 quotations of another language are found everywhere."""
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao; Tibetan; Burmese; Khmer
-    "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"  # Han
-)
-_KANA = re.compile("[\u3040-\u30ff]")
+_KANA = regex.compile(r"[\p{Hiragana}\p{Katakana}]")
+_UNSPACED = regex.compile(r"[\p{Hiragana}\p{Katakana}\p{Han}\p{Thai}\p{Lao}\p{Tibetan}\p{Myanmar}\p{Khmer}]")
 _BATCH_LINES = 4096
 _MAX_FAILURES_SHOWN = 5
 
@@ -106,15 +102,6 @@ class Cell:
     kind: str
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """The shares of the text (in bytes) and of the tokens that the most frequent pieces make up."""
-
-    pieces: int
-    share_of_text: float
-    share_of_tokens: float
-
-
 def measure(
     tokenizer: MeasuredTokenizer, texts: Sequence[str], progress: Progress | None = None
 ) -> tuple[Measures, Counts]:
@@ -129,8 +116,8 @@ def measure(
     unknown_characters = 0
     line_of_token = np.repeat(np.arange(len(lines)), np.array([len(each) for each in ids], dtype=np.int64))
     for i in np.unique(line_of_token[tokenizer.kinds[tokens] == TokenKind.UNKNOWN]).tolist():
-        spans = [span for span in tokenizer.spans(lines[i]) if span.id in tokenizer.unknown_ids]
-        unknown_characters += len({position for span in spans for position in range(span.start, span.end)})
+        under = [range(start, end) for token, start, end in tokenizer.spans(lines[i]) if token in tokenizer.unknown_ids]
+        unknown_characters += len(set().union(*under))
     if progress is not None:
         progress.advance(num_bytes)
     measures = Measures(
@@ -198,16 +185,16 @@ def word_text(analyser: Analyser | None = None) -> str:
     return f"what white space separates, and in Japanese text a morpheme as {analyser.version_text()} finds them"
 
 
-def coverage(tokenizer: MeasuredTokenizer, used: Counts) -> list[Coverage]:
+def coverage(tokenizer: MeasuredTokenizer, used: Counts) -> list[dict[str, float]]:
     """The coverage of the 1, 2, 5, 10, 20, 50, … most frequent pieces, up to all that were used."""
     order = np.argsort(-used, kind="stable")[: np.count_nonzero(used)]
-    tokens = np.cumsum(used[order])
-    text = np.cumsum(used[order] * tokenizer.piece_bytes[order])
+    tokens, text = np.cumsum(used[order]), np.cumsum(used[order] * tokenizer.piece_bytes[order])
     if not len(order) or not text[-1]:
         return []
+    text_share, token_share = (text / text[-1]).tolist(), (tokens / tokens[-1]).tolist()
     steps = (base * 10**power for power in range(len(str(len(order)))) for base in (1, 2, 5))
     numbers = [*(step for step in steps if step < len(order)), len(order)]
-    return [Coverage(n, float(text[n - 1] / text[-1]), float(tokens[n - 1] / tokens[-1])) for n in numbers]
+    return [{"pieces": n, "share_of_text": text_share[n - 1], "share_of_tokens": token_share[n - 1]} for n in numbers]
 
 
 def example_lines(texts: Sequence[str], number: int) -> list[str]:
@@ -229,13 +216,13 @@ def example_lines(texts: Sequence[str], number: int) -> list[str]:
 def cells(tokenizer: MeasuredTokenizer, line: str) -> list[Cell]:
     """Split a line as the tokenizer does; the texts join to the line again."""
     groups: list[tuple[int, int, list[int]]] = []
-    for span in tokenizer.spans(line):
+    for token, start, end in tokenizer.spans(line):
+        ids = [token]
         # Tokens that share a character form one cell, and an empty token joins the next.
-        if groups and (groups[-1][0] == groups[-1][1] or span.start < groups[-1][1]):
-            start, end, ids = groups.pop()
-            groups.append((start, max(end, span.end), [*ids, span.id]))
-        else:
-            groups.append((span.start, span.end, [span.id]))
+        if groups and (groups[-1][0] == groups[-1][1] or start < groups[-1][1]):
+            start, end_before, before = groups.pop()
+            end, ids = max(end_before, end), [*before, token]
+        groups.append((start, end, ids))
     made, done = [], 0
     for start, end, ids in groups:
         made += [Cell(line[done:start], [], "dropped")] if start > done else []

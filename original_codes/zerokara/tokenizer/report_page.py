@@ -1,9 +1,8 @@
 """The report as a page and as plain text, from the templates `report.html.jinja` and `report.txt.jinja`.
 
-In: a `Report`. Out: the text of the file. The page is one HTML file that needs no network, no script and no other file.
-Jinja2 escapes whatever comes from a corpus or a vocabulary; only the two charts, drawn from numbers, are markup. They
-are matplotlib's SVG in the colours of the page's style sheet: matplotlib cannot draw in CSS variables, so it draws in
-stand-ins for them (`_COLOURS`), which are replaced afterwards.
+The page is one HTML file that needs no network, no script and no other file. Jinja2 escapes whatever comes from a
+corpus or a vocabulary; only the two charts, drawn from numbers, are markup: matplotlib's SVG. It cannot draw in the CSS
+variables of the page, so it draws in stand-ins for them (`_COLOURS`), which are replaced afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from markupsafe import Markup
 from zerokara.progress import bytes_text, plural
 from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokenizer.report import Report
-from zerokara.tokenizer.report_measures import Coverage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,15 +154,15 @@ def length_chart(pairs: Sequence[tuple[int, float, float]]) -> str:
     return _chart(draw, "Histogram of the lengths of the pieces")
 
 
-def coverage_chart(series: Sequence[Sequence[Coverage]]) -> str:
+def coverage_chart(series: Sequence[Sequence[dict[str, float]]]) -> str:
     """A curve for each tokenizer: the share of the text over the number of pieces, on a logarithmic axis."""
 
     def draw(axes: Axes) -> None:
         axes.set_xscale("log")
         for place, points in reversed(list(enumerate(series))):  # ours last, on top
-            x, y = [point.pieces for point in points], [100 * point.share_of_text for point in points]
+            x, y = [point["pieces"] for point in points], [100 * point["share_of_text"] for point in points]
             axes.plot(x, y, color=_OF[f"--s{place % SERIES_COLOURS}"], linewidth=2.25, gid=f"coverage-{place}")
-        most = max((point.pieces for points in series for point in points), default=1)
+        most = max((point["pieces"] for points in series for point in points), default=1)
         axes.set_xlim(1, max(most, 10))
         axes.set_ylim(0, 100)
         axes.xaxis.set_major_formatter("{x:,.0f}")

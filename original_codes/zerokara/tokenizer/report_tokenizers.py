@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import orjson
@@ -49,18 +49,12 @@ of 256 characters) any token whose bytes are no whole characters.
 """
 
 
-class Span(NamedTuple):
-    """A token and the characters of the line that it stands for; may be empty for all but one byte of a character."""
-
-    id: int
-    start: int
-    end: int
-
-
 @dataclass
 class MeasuredTokenizer:
-    """A tokenizer to measure. It encodes lines, decodes the ids of each, and gives the tokens of a line with positions.
+    """A tokenizer to measure.
 
+    It encodes lines, decodes the ids of each, and gives the *spans* of a line: each token with start and end of the
+    characters that it stands for, which may be none for all but one byte of a character.
     Pieces are by id, which may leave gaps, as they are in the vocabulary; their contents are the text that each stands
     for as bytes, or bytes that are no text, and None for unknown tokens and control pieces.
     """
@@ -72,7 +66,7 @@ class MeasuredTokenizer:
     unknown_ids: set[int]
     encode: Callable[[list[str]], list[Ids]]
     decode: Callable[[list[Ids]], list[str]]
-    spans: Callable[[str], list[Span]]
+    spans: Callable[[str], list[tuple[int, int, int]]]
 
     def __post_init__(self) -> None:
         contents = [content or b"" for content in self.contents]
@@ -136,9 +130,9 @@ def _sentencepiece(content: bytes) -> MeasuredTokenizer:
     kind = "unigram" if model.is_unigram else "BPE" if model.is_bpe else "word or character"
     without_text = dict.fromkeys((PieceType.CONTROL, PieceType.UNKNOWN)) | {PieceType.BYTE: _PART_OF_CHARACTER}
 
-    def spans(line: str) -> list[Span]:
+    def spans(line: str) -> list[tuple[int, int, int]]:
         made = processor.EncodeAsOffsetMapping(line)
-        return [Span(i, *offsets) for i, offsets in zip(made["ids"], made["offsets"], strict=True)]
+        return [(i, *offsets) for i, offsets in zip(made["ids"], made["offsets"], strict=True)]
 
     return MeasuredTokenizer(
         description=f"SentencePiece {kind}" + (", byte fallback" if model.byte_fallback else ""),
@@ -179,9 +173,9 @@ def _hugging_face(content: bytes) -> MeasuredTokenizer:
     for i in unknown:
         contents[i] = None
 
-    def spans(line: str) -> list[Span]:
+    def spans(line: str) -> list[tuple[int, int, int]]:
         made = vendor.encode(line, add_special_tokens=False)
-        return [Span(i, *offsets) for i, offsets in zip(made.ids, made.offsets, strict=True)]
+        return [(i, *offsets) for i, offsets in zip(made.ids, made.offsets, strict=True)]
 
     return MeasuredTokenizer(
         description=description + (", byte fallback" if model.get("byte_fallback") else ""),

@@ -139,7 +139,18 @@ def draw(
         for back in [] if enough else passages:
             training.offer(keys.random(), *back)
     report.bytes_held_out = sum(report.held_out_bytes_by_source)
-    _write(training.drain(), sentences, report)
+    chosen = training.drain()[::-1]
+    with open(sentences, "wb") as file:
+        while chosen:  # from the end of the reversed list, so that each is freed as soon as it is written
+            _, content = chosen.pop()
+            report.bytes_chosen += _text_bytes(content)
+            text = content.decode()
+            if found := RESERVED.findall(text):
+                dropped = "character reserved by SentencePiece (U+2585, NUL)"
+                report.dropped_bytes[dropped] = report.dropped_bytes.get(dropped, 0) + len("".join(found).encode())
+            for sentence in sentences_of(text):
+                report.sentences += 1
+                report.bytes_used += file.write(f"{sentence}\n".encode()) - 1
     return sources, report
 
 
@@ -215,19 +226,3 @@ def sentences_of(text: str) -> Iterator[str]:
 
 def _text_bytes(passage: bytes) -> int:
     return len(passage) - passage.count(b"\n")
-
-
-def _write(passages: list[tuple[int, bytes]], path: Path, report: SampleReport) -> None:
-    reserved = 0
-    passages.reverse()
-    with open(path, "wb") as file:
-        while passages:  # from the end of the reversed list, so that each is freed as soon as it is written
-            _, passage = passages.pop()
-            report.bytes_chosen += _text_bytes(passage)
-            text = passage.decode()
-            reserved += sum(len(match.encode()) for match in RESERVED.findall(text))
-            for sentence in sentences_of(text):
-                report.sentences += 1
-                report.bytes_used += file.write(f"{sentence}\n".encode()) - 1
-    if reserved:
-        report.dropped_bytes["character reserved by SentencePiece (U+2585, NUL)"] = reserved

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -42,13 +42,6 @@ MAX_RESCORED_BYTES = 5_000_000
 _BLOCK_LINES = 32
 
 
-class TrainedModel(NamedTuple):
-    """A new model, and the memory of its training."""
-
-    model: bytes
-    peak_memory_bytes: int
-
-
 def num_threads(config: TokenizerConfig) -> int:
     """The threads to train with."""
     return min(available_cores(), MAX_THREADS) if config.num_threads == "auto" else config.num_threads
@@ -56,10 +49,11 @@ def num_threads(config: TokenizerConfig) -> int:
 
 def train(
     config: TokenizerConfig, sentences: Path, work_dir: Path, log_path: Path, morphemes: Path | None = None
-) -> TrainedModel:
-    """Train on a file of sentences; the trainer's log is appended to `log_path`.
+) -> tuple[bytes, int]:
+    """Train on a file of sentences; return the model, and the peak memory in bytes.
 
-    `morphemes` holds the same text with one morpheme per line (see `morphemes.segment`), for `pre_segment`.
+    The trainer's log is appended to `log_path`. `morphemes` holds the same text with one morpheme per line, for
+    `pre_segment` (see `morphemes.segment`).
 
     Raises:
         UserError: there is no text, or the vocabulary is larger than the sample supports or too small for its
@@ -117,7 +111,7 @@ def train(
         model.round_scores()
     model.append_controls(config.reserved_pieces)
     model.append_sentinels(config.extra_ids)
-    return TrainedModel(model.to_bytes(), peak)
+    return model.to_bytes(), peak
 
 
 def _options(config: TokenizerConfig, vocab_size: int, has_morphemes: bool) -> dict[str, Any]:

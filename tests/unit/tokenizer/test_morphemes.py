@@ -130,9 +130,9 @@ def _train(tmp_path: Path, lines: list[str], analyse: Analyse | None, **settings
     cut = tmp_path / "morphemes.txt" if analyse else None
     if analyse and cut:
         morphemes.segment(config, _fake(analyse), sentences, cut, 1)
-    trained = training.train(config, sentences, tmp_path, tmp_path / "training.log", cut)
-    (tmp_path / "tokenizer.model").write_bytes(trained.model)
-    return ModelFile(trained.model)
+    trained, _ = training.train(config, sentences, tmp_path, tmp_path / "training.log", cut)
+    (tmp_path / "tokenizer.model").write_bytes(trained)
+    return ModelFile(trained)
 
 
 def _crossing_pieces(model: ModelFile, lines: list[str]) -> set[str]:

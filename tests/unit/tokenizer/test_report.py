@@ -83,11 +83,11 @@ def test_coverage_equals_a_count_by_hand(toy: Encoder) -> None:
     spelt = {i: count * len(toy.piece(i).replace("▁", " ").encode()) for i, count in counts.items()}
     order = sorted(counts, key=lambda i: (-counts[i], i))
     points = measuring.coverage(tokenizer, used)
-    assert points[0].pieces == 1 and points[-1].pieces == len(counts)
+    assert points[0]["pieces"] == 1 and points[-1]["pieces"] == len(counts)
     for point in points:
-        first = order[: point.pieces]
-        assert point.share_of_tokens == sum(counts[i] for i in first) / counts.total()
-        assert point.share_of_text == sum(spelt[i] for i in first) / sum(spelt.values())
+        first = order[: int(point["pieces"])]
+        assert point["share_of_tokens"] == sum(counts[i] for i in first) / counts.total()
+        assert point["share_of_text"] == sum(spelt[i] for i in first) / sum(spelt.values())
     assert measuring.coverage(tokenizer, np.zeros_like(used)) == []
 
 

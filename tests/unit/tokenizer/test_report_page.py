@@ -12,7 +12,6 @@ import pytest
 
 from zerokara.tokenizer import report, report_page
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.report_measures import Coverage
 from zerokara.tokenizer.sampling import SourceTexts
 
 VOID = {"meta", "br", "col"}
@@ -139,18 +138,22 @@ def test_a_tokenizer_alone_needs_no_comparison(toy: Encoder, tmp_path: Path) -> 
 
 
 def test_curves_end_at_the_whole_text() -> None:
-    points = [Coverage(1, 0.1, 0.2), Coverage(10, 0.5, 0.5), Coverage(100, 1.0, 1.0)]
+    points = [
+        {"pieces": 1, "share_of_text": 0.1},
+        {"pieces": 10, "share_of_text": 0.5},
+        {"pieces": 100, "share_of_text": 1.0},
+    ]
     drawn = report_page.coverage_chart([points, []])
     (path,) = re.findall(r'id="coverage-0">\s*<path d="M([^"]+)"', drawn)
     corners = [tuple(map(float, corner.split())) for corner in path.split("L")]
     (x0, y0), (x1, y1), (x2, y2) = corners
     assert x1 - x0 == pytest.approx(x2 - x1), "a decade is as wide as the next"
     assert (y0 - y1) / (y1 - y2) == pytest.approx(0.4 / 0.5, rel=0.01)
-    assert outline(report_page.coverage_chart([[Coverage(1, 1.0, 1.0)]])).tags
+    assert outline(report_page.coverage_chart([[{"pieces": 1, "share_of_text": 1.0}]])).tags
 
 
 def test_charts_take_the_colours_of_the_page() -> None:
-    points = [Coverage(1, 0.5, 0.5), Coverage(2, 1.0, 1.0)]
+    points = [{"pieces": 1, "share_of_text": 0.5}, {"pieces": 2, "share_of_text": 1.0}]
     drawn = report_page.coverage_chart([points] * 7) + report_page.length_chart([(1, 0.5, 0.9), (2, 0.5, 0.1)])
     used = set(re.findall(r"(?:fill|stroke): ([^;\"]+)", drawn))
     assert used == {"none", "var(--soft)", "var(--line)", "var(--k-piece)", "var(--k-byte)"} | {
