@@ -40,16 +40,14 @@ def build(
         sentences, model_path = work_dir / "sentences.txt", work_dir / names.MODEL_NAME
         sources, sample = sampling.draw(config, files, sentences, budget.sample_bytes)
         check_unchanged(files)
-        morphemes = None
-        if analyser:
-            morphemes = work_dir / "morphemes.txt"
+        morphemes = work_dir / "morphemes.txt" if analyser else None
+        if analyser and morphemes:
             segment(config, analyser, sentences, morphemes, training.num_threads(config))
         write_text(log_path, names.LOG_HEADER)
         model, peak = training.train(config, sentences, work_dir, log_path, morphemes)
         write_bytes(model_path, model)
         write_text(work_dir / names.VOCABULARY_NAME, ModelFile(model).vocabulary_text())
-        memory = {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": peak}
-        facts = asdict(sample) | memory
+        facts = asdict(sample) | {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": peak}
         measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with, analyser)
         write_json(work_dir / "report.json", measured.as_json())
         write_text(work_dir / "report.txt", report_page.text(measured))

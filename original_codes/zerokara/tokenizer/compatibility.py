@@ -1,7 +1,4 @@
-"""Where two implementations of one tokenizer must agree: models that no export can reproduce, and hard texts.
-
-Step 2 checks a model before any work; hard texts are part of each proof that two implementations give the same ids.
-"""
+"""Where two implementations of one tokenizer must agree: hard texts for each proof, and models that none can export."""
 
 from __future__ import annotations
 
@@ -93,9 +90,8 @@ def check_exportable(encoder: Encoder) -> None:
         ),
         f"has pieces marked as unused ({first_of(unused)})": unused,
     }
-    remedy = "use another tokenizer, or train one with step 1"
+    where, remedy = str(encoder.model_path), "use another tokenizer, or train one with step 1"
     reason = "which a Hugging Face tokenizer cannot do exactly, so that no export could be proved"
-    where = str(encoder.model_path)
     if faults := [Fault(where, f"{rule}, {reason}", remedy=remedy) for rule, broken in rules.items() if broken]:
         raise UserError(faults)
 

@@ -1,6 +1,4 @@
-"""Text to token ids and back, as SentencePiece defines them.
-
-In: text. Out: int32 arrays of ids, without an end-of-document id.
+"""Text to token ids (int32 arrays, without an end-of-document id) and back, as SentencePiece defines them.
 
 With a tokenizer of step 1 the ids of a document are the ids of its lines, each encoded by itself, joined by the id of
 the piece "\\n". Lines, because SentencePiece's unigram search adds scores in float32: on a document of some thousand

@@ -32,7 +32,6 @@ CHECKED_CHARACTERS = 1024
 """Text of each batch that SentencePiece encodes a second time: about one part in a thousand."""
 MAX_CACHED_TOKENS = 8_000_000
 """After so many tokens (some 40 MB of text) it is reopened: its cache grows without a limit, by then by some 100 MB."""
-_EXCERPT_CHARACTERS = 60
 
 
 class FastEncoderDiffersError(Exception):
@@ -101,14 +100,11 @@ class FastEncoder:
 
 @dataclass(frozen=True)
 class EncoderChoice:
-    """The encoder that does the work."""
+    """The `Encoder` or `FastEncoder` that does the work, its vendor with the version, and why this one, for the log."""
 
     encoder: Any
-    """An `Encoder` or a `FastEncoder`, which can be pickled."""
     name: str
-    """`sentencepiece` or `gigatoken`, with the version."""
     reason: str
-    """Why this one, for the log."""
 
 
 def sentencepiece_itself(encoder: Encoder, reason: str) -> EncoderChoice:
@@ -124,10 +120,8 @@ def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Enc
     model, faster, untried = encoder.model, "gigatoken, which is faster for BPE,", ""
     if model.is_unigram:
         return sentencepiece_itself(encoder, "the fastest for unigram")
-    if not model.is_bpe:
-        untried = "is neither unigram nor BPE"
-    elif not model.byte_fallback:
-        untried = "has no byte fallback"
+    if not (model.is_bpe and model.byte_fallback):
+        untried = "is no BPE model with byte fallback"
     elif model.add_dummy_prefix and (encoder.by_line or model.remove_extra_whitespaces):
         untried = f"puts a space before every {'line' if encoder.by_line else 'text that it has trimmed'}"
     if untried:
@@ -162,7 +156,7 @@ def _first_difference(encoder: Encoder, fast: FastEncoder, texts: Sequence[str])
 
 
 def _excerpt(text: str) -> str:
-    return repr(text if len(text) <= _EXCERPT_CHARACTERS else text[: _EXCERPT_CHARACTERS - 3] + "...")
+    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def marker(token_id: int) -> str:

@@ -32,13 +32,10 @@ from zerokara.tokenizer.sampling import PASSAGE_OVERHEAD_BYTES, passages_of, sen
 
 BASE_BYTES = 22_000_000
 """The training process without any text: Python and SentencePiece."""
-AUTO_SHARE = 0.5
-"""Share of the free memory that `auto` may use."""
-SAFE_SHARE = 0.8
-"""Share of the free memory that a sample may need which an error recommends."""
-AUTO_MOST_BYTES = 200_000_000
+AUTO_SHARE, SAFE_SHARE = 0.5, 0.8
+"""Shares of the free memory that `auto` may use, and that a sample may need which an error recommends."""
+AUTO_LEAST_BYTES, AUTO_MOST_BYTES = 10_000_000, 200_000_000
 """More text than this hardly changes a vocabulary, and takes minutes per hundred megabytes."""
-AUTO_LEAST_BYTES = 10_000_000
 HEAD_BYTES = 8_000_000
 """Text read in all for the statistics."""
 MAX_FILES = 16

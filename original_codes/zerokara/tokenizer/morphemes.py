@@ -36,8 +36,7 @@ from zerokara.progress import Progress
 from zerokara.resources import available_memory, end_with_parent
 
 Analyse = Callable[[str], Iterable[tuple[int, int]]]
-"""A line of text → start and end of each morpheme in it, in Python's characters, by rising start; white space may be
-left out."""
+"""A line of text → start and end of each morpheme, in Python's characters, by rising start; some leave out spaces."""
 
 BLOCK_BYTES = 128 * 1024
 """Text that a process gets at a time."""
@@ -47,7 +46,6 @@ PROCESS_BYTES = 600_000_000
 """Memory of a process, which has its own dictionary (measured: Kiwi 550 MB, the others 120 to 140 MB)."""
 _GRAPHEME = regex.compile(r"\X[\u309b\u309c]*")
 """What is seen as one character, such as an emoji sequence; spacing voicing marks belong to the kana before them."""
-_BEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
             with ProcessPoolExecutor(num_processes, context, _start_worker, (analyser, config, os.getpid())) as pool:
                 waiting = deque(pool.submit(_split_in_worker, block) for block in islice(blocks, 4 * num_processes))
                 while waiting:
-                    while not wait([waiting[0]], _BEAT_SECONDS).done:
+                    while not wait([waiting[0]], timeout=1.0).done:
                         progress.beat()
                     num_bytes, lines = waiting.popleft().result()
                     file.write(lines)

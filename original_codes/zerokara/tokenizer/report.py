@@ -142,8 +142,8 @@ class Report:
             label = self.labels[source.source]
             for name, one in source.tokenizers.items():
                 row = f"{label} · {self.labels[name]}" if source.tokenizers.keys() - {OURS} else label
-                rates, fertility = one.rates(), one.tokens_per_word
-                per_word = "tokens/word n/a" if fertility is None else f"{fertility:.3f} tokens/word"
+                rates = one.rates()
+                per_word = f"{one.tokens_per_word:.3f} tokens/word" if one.words else "tokens/word n/a"
                 text = (
                     f"{rates['characters_per_token']:.3f} characters/token, "
                     f"{rates['bytes_per_token']:.3f} bytes/token, {per_word}, "
@@ -231,8 +231,7 @@ def _of_pieces(ours: MeasuredTokenizer, model: ModelFile, usage: Counts) -> dict
 
 
 def _amounts(measures: Measures) -> str:
-    fertility = measures.tokens_per_word
-    per_word = "" if fertility is None else f", {fertility:.2f} tokens per word"
+    per_word = f", {measures.tokens_per_word:.2f} tokens per word" if measures.words else ""
     return f"{measures.rates()['bytes_per_token']:.3f} bytes per token{per_word}"
 
 

@@ -2,9 +2,8 @@
 
 In: a tokenizer and texts. Out: sums and rates, the number of times each id was used, and lines split into their pieces.
 
-Every tokenizer is measured alike: text is split into lines, each line is encoded by itself, and a line end counts as
-one token. For a tokenizer that would join line ends with their neighbours (byte-level BPE may have pieces such as
-"):\\n") that is a few tokens more than it would need on the whole text.
+Every tokenizer is measured alike: each line is encoded by itself, and a line end counts as one token. For a tokenizer
+with pieces that hold line ends, such as "):\\n", that is a few tokens more than it would need on the whole text.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def measure(
         unknown_characters += len(set().union(*under))
     if progress is not None:
         progress.advance(num_bytes)
-    measures = Measures(
+    return Measures(
         characters=sum(map(len, lines)) + line_ends,
         bytes=num_bytes + line_ends,
         lines=len(lines),
@@ -133,8 +132,7 @@ def measure(
         unknown_characters=unknown_characters,
         round_trip_failures=len(changed),
         failure_examples=[line[:100] for line in changed[:_MAX_FAILURES_SHOWN]],
-    )
-    return measures, counts
+    ), counts
 
 
 def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, used: Counts, progress: Progress) -> int:

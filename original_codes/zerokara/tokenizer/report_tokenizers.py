@@ -103,8 +103,8 @@ def find_file(name: str) -> Path:
         return path
     if found := next((path / inside for inside in IN_FOLDER if (path / inside).is_file()), None):
         return found
-    remedy = "name a folder that does, or the file itself"
-    raise UserError(Fault(name, f"the folder holds no {' and no '.join(IN_FOLDER)}", remedy=remedy))
+    rule = f"the folder holds no {' and no '.join(IN_FOLDER)}"
+    raise UserError(Fault(name, rule, remedy="name a folder that does, or the file itself"))
 
 
 def open_tokenizer(name: str | Path) -> MeasuredTokenizer:

@@ -32,11 +32,9 @@ PASSAGE_OVERHEAD_BYTES = 250
 """Memory of a passage in Python beside its text (bytes object, tuple, heap entry)."""
 HELD_OUT_SHARE, HELD_OUT_BYTES = 0.01, 1_000_000
 """Share and most bytes of the text of each source that are held out."""
-HELD_OUT_MIN_BYTES = 20_000
-"""Less than this says nothing about a tokenizer: it goes back to the training, and the source is measured on text that
-was offered to the training, which the report says."""
-OFFERED_BYTES = 300_000
-"""Text of each source kept for that."""
+HELD_OUT_MIN_BYTES, OFFERED_BYTES = 20_000, 300_000
+"""Less held-out text says nothing about a tokenizer: it goes back to the training, and the source is measured on so
+much text that was offered to the training, which the report says."""
 PART_BYTES = 8 * 1024 * 1024
 
 RESERVED = re.compile("[\u2585\0]+")
@@ -131,8 +129,7 @@ def draw(
             offered[source].offer(key, order, content)
     sources = []
     for reservoir, fallback in zip(held_out, offered, strict=True):
-        enough = reservoir.bytes >= HELD_OUT_MIN_BYTES
-        passages = reservoir.drain()
+        enough, passages = reservoir.bytes >= HELD_OUT_MIN_BYTES, reservoir.drain()
         report.held_out_bytes_by_source.append(sum(_text_bytes(passage) for _, passage in passages) if enough else 0)
         measured = passages if enough else fallback.drain()
         sources.append(SourceTexts([passage.decode() for _, passage in measured], enough))

@@ -3,7 +3,6 @@
 Every model has <unk> 0, <s> 1, </s> 2, <pad> 3, the line end "\\n" as a piece of its own, the user's symbols, the 256
 byte pieces where `byte_fallback` is on, the learnt pieces, the reserved pieces, and last the sentinel tokens
 <extra_id_N> … <extra_id_0>. SentencePiece's trainer would put these two first, so that they are appended after it.
-Spaces are kept as they are.
 Source: sentencepiece 0.2.3, `trainer_interface.cc` and the trainers of both model types.
 """
 
@@ -64,7 +63,6 @@ def train(
     model_path = work_dir / "trained.model"
 
     def run(vocab_size: int) -> tuple[ModelFile, int]:
-        """Train once; return the model and the peak memory in bytes."""
         options = _options(config, vocab_size, morphemes is not None)
         with open(log_path, "a", encoding="utf-8") as log_file:
             code, last_line, peak = trainer.run(options, morphemes or sentences, model_path, vocab_size, log_file)
@@ -166,9 +164,8 @@ def rescore(model: ModelFile, sentences: Path, morphemes: Path) -> None:
     Every piece lies within a morpheme somewhere, but its string may also be the end of one and the beginning of the
     next (って is a particle, and in 言|っ|て it crosses a boundary). A piece that crossed in some of its uses gets the
     score of one that is rarer by that factor; in several rounds, since other pieces take its place. No piece is lost,
-    and where there is no better segmentation, it is used as before. `docs/tokenizers.md` has the numbers.
-
-    Only for text that the normaliser leaves as it is: lengths of pieces are taken for lengths in the text.
+    and where there is no better segmentation, it is used as before (numbers: `docs/tokenizers.md`). Only for text that
+    the normaliser leaves as it is: lengths of pieces are taken for lengths in the text.
     """
     size = min(MAX_RESCORED_BYTES, sentences.stat().st_size)
     normal = np.array([piece.type is PieceType.NORMAL for piece in model.pieces])
