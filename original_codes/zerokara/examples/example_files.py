@@ -37,11 +37,15 @@ ANSWER_MARGIN = 1.25
 """Most new tokens of an answer, as a multiple of the longest one that is known."""
 
 
-@dataclass(frozen=True)
 class ExamplePaths:
     """Every path that derives from `output_prefix`."""
 
-    output_prefix: str
+    def __init__(self, output_prefix: str):
+        self.output_prefix = output_prefix
+        self.manifest = Path(f"{output_prefix}_examples.manifest.json")
+        """It is written last."""
+        self.quarantine = Path(f"{output_prefix}_quarantine.jsonl")
+        """The bad lines, as JSON lines; exists only if there are any."""
 
     def prefix(self, split: Split) -> Path:
         """Prefix of the .bin and .idx of a split."""
@@ -52,20 +56,10 @@ class ExamplePaths:
         return Path(f"{self.output_prefix}_{split}_examples.jsonl")
 
     @property
-    def quarantine(self) -> Path:
-        """The bad lines, as JSON lines; exists only if there are any."""
-        return Path(f"{self.output_prefix}_quarantine.jsonl")
-
-    @property
     def written(self) -> list[Path]:
         """Every file that may be written, but for the manifest."""
         tokens = [path_of(self.prefix(split)) for split in SPLITS for path_of in (bin_path, idx_path)]
         return [*tokens, *map(self.texts, SPLITS), self.quarantine]
-
-    @property
-    def manifest(self) -> Path:
-        """The manifest, written last."""
-        return Path(f"{self.output_prefix}_examples.manifest.json")
 
 
 @dataclass(frozen=True)
@@ -120,11 +114,7 @@ class ExampleFiles:
             UserError: nothing was, or its manifest is not complete.
         """
         paths = ExamplePaths(output_prefix)
-        return cls.of(paths, manifest.read(paths.manifest))
-
-    @classmethod
-    def of(cls, paths: ExamplePaths, done: manifest.Manifest) -> ExampleFiles:
-        """Return the files that a manifest names."""
+        done = manifest.read(paths.manifest)
         hashes = {Path(record.path).name: record.sha256 for record in done.outputs["examples"]}
 
         facts, splits = dict(done.facts), dict[Split, SplitFiles]()

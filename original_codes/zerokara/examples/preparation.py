@@ -83,8 +83,8 @@ def prepare(
         inputs["chat_template"] = Path(config.chat_template)
     names = {"is_encoder_decoder": "init_from (is its model an encoder-decoder)"}
     spec = manifest.StepSpec(STEP, settings, inputs, lambda key: names.get(key, key))
-    if done := manifest.already_done(paths.manifest, spec, redo=redo):
-        made = ExampleFiles.of(paths, done)
+    if manifest.already_done(paths.manifest, spec, redo=redo):
+        made = ExampleFiles.read(config.output_prefix)
         _check_counts(config, paths, {name: split.counts for name, split in made.splits.items()})
         opening(f"examples: prepared already, {bin_path(paths.prefix('train'))} was made from the same files")
         return made
@@ -112,18 +112,14 @@ def prepare(
             "end_ids": template.end_ids if template else [encoder.eos_id],
             "splits": {split: asdict(each) for split, each in counts.items()},
         }
-        done = manifest.write(paths.manifest, spec, {"examples": outputs}, facts, time.monotonic() - started)
-    made = ExampleFiles.of(paths, done)
+        manifest.write(paths.manifest, spec, {"examples": outputs}, facts, time.monotonic() - started)
+    made = ExampleFiles.read(config.output_prefix)
     summary("examples: prepared", [*_summary_rows(paths, made), ("time", seconds_text(time.monotonic() - started))])
     return made
 
 
 def _find(config: FinetuneConfig) -> dict[Split, list[InputFile]]:
-    """The files of each split.
-
-    Raises:
-        UserError: an entry names nothing, or two splits the same file.
-    """
+    """The files of each split; no entry may name nothing, no two splits the same file."""
     keys: dict[Split, str] = {split: f"{split}_data" for split in SPLITS}
     found = {split: find_example_files(getattr(config, key), config.where(key)) for split, key in keys.items()}
     if not found["train"]:

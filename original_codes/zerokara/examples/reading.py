@@ -51,8 +51,8 @@ def find_example_files(entries: Sequence[str], where: str) -> list[InputFile]:
     return find_files(entries, where, TABLES) if entries else []
 
 
-def read_records(file: InputFile, advance: Callable[[int], object] = lambda amount: None) -> Iterator[Record]:
-    """Iterate over the records and bad lines of a file; `advance` is told the bytes on disk that were read since.
+def read_records(file: InputFile, advance: Callable[[float], object] = lambda amount: None) -> Iterator[Record]:
+    """Iterate over the records and bad lines of a file; `advance` is told what bytes each takes on disk, about.
 
     Raises:
         UserError: the file is damaged, or the first line of a table names no columns or cannot be read; names the file.
@@ -61,14 +61,11 @@ def read_records(file: InputFile, advance: Callable[[int], object] = lambda amou
     return _rows(file, advance) if file.format == "parquet" else _lines(file, advance)
 
 
-def _lines(file: InputFile, advance: Callable[[int], object]) -> Iterator[Record]:
-    names, done = list[str](), 0
-    share_on_disk = file.bytes / max(1, plain_bytes(file))
+def _lines(file: InputFile, advance: Callable[[float], object]) -> Iterator[Record]:
+    names, share_on_disk = list[str](), file.bytes / max(1, plain_bytes(file))
+    values: dict[str, Any] | str
     for item in read(Range(replace(file, format="txt")), txt_document="line"):
-        if item.line % 256 == 0:
-            position = min(file.bytes, round(item.offset * share_on_disk))
-            advance(position - done)
-            done = position
+        advance(item.bytes * share_on_disk)
         record = Record(file, item.line, item.offset, {})
         if isinstance(item, BadLine):
             if item.reason is Reason.DAMAGED:
@@ -80,21 +77,17 @@ def _lines(file: InputFile, advance: Callable[[int], object]) -> Iterator[Record
                 remedy = "save the file as UTF-8 (iconv -f EUC-KR -t UTF-8, for one in EUC-KR), or mend the line"
                 raise UserError(Fault(record.place, rule, value=shown(item.excerpt), remedy=remedy))
             yield record._replace(reason=item.reason.value, excerpt=item.excerpt)
-        elif file.format == "jsonl":
+            continue
+        if file.format == "jsonl":
             values = object_of_line(item.text)
-            if isinstance(values, Reason):
-                yield record.bad(values.value, item.text)
-            else:
-                yield record._replace(values=values)
-        elif names:
-            cells = item.text.split("\t")
-            if len(cells) == len(names):
-                yield record._replace(values=dict(zip(names, cells, strict=True)))
-            else:
-                yield record.bad(f"{len(cells)} columns instead of {len(names)}", item.text)
-        else:
+        elif not names:
             names = _column_names(item.text, record.place)
-    advance(file.bytes - done)
+            continue
+        elif len(cells := item.text.split("\t")) == len(names):
+            values = dict(zip(names, cells, strict=True))
+        else:
+            values = f"{len(cells)} columns instead of {len(names)}"
+        yield record.bad(str(values), item.text) if isinstance(values, str) else record._replace(values=values)
 
 
 def _column_names(line: str, where: str) -> list[str]:
@@ -107,7 +100,7 @@ def _column_names(line: str, where: str) -> list[str]:
     return names
 
 
-def _rows(file: InputFile, advance: Callable[[int], object]) -> Iterator[Record]:
+def _rows(file: InputFile, advance: Callable[[float], object]) -> Iterator[Record]:
     from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
     try:
