@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from zerokara.huggingface import tokenizer_json
-from zerokara.huggingface.tokenizer_proof import MAX_SHOWN, Proof, load
+from zerokara.huggingface.tokenizer_proof import MAX_SHOWN, Proof, difference, load
 from zerokara.tokenizer.encoder import Encoder
 
 _ANY_LENGTH = 1 << 30
@@ -32,10 +32,7 @@ def prove(hf_folder: Path, conversations: Sequence[dict[str, Any]]) -> Proof:
         prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **asked)
         for ours, theirs in ((trained, whole), (each["prompt_ids"], prompt)):
             if ours != theirs:
-                place = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len({*pair}) > 1), -1)
-                window = slice(max(0, place - 3), place + 5)
-                found = f"trained {ours[window]}, exported {theirs[window]}"
-                failures.append(f"{str(messages)[:200]} at token {place}: {found}")
+                failures.append(difference("ids", str(messages), ours, theirs))
                 break
     facts = {"compared": len(conversations), "failures": len(failures)}
     differing = f"chat template: {len(failures):,} of {len(conversations):,} conversations differ; the first: "

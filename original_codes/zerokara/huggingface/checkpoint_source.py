@@ -42,11 +42,6 @@ class CheckpointSource:
     config: RunConfig
 
     @property
-    def manifest_path(self) -> Path:
-        """The checkpoint's manifest, whose hash the export records."""
-        return self.folder / "manifest.json"
-
-    @property
     def tokenizer_path(self) -> Path:
         """The tokenizer that the run was trained with."""
         return self.run_dir / TOKENIZER_NAME

@@ -38,7 +38,7 @@ def work(source: CheckpointSource, settings: ConvertConfig) -> manifest.StepSpec
     names = (
         "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
     )  # fmt: skip
-    inputs = {"checkpoint": source.manifest_path, "tokenizer": source.tokenizer_path}
+    inputs = {"checkpoint": source.folder / MANIFEST_NAME, "tokenizer": source.tokenizer_path}
     # What step 7 left there, if it did.
     left = {"chat_template": facts.CHAT_TEMPLATE_NAME, "finetuning": facts.NAME}
     inputs |= {key: source.run_dir / name for key, name in left.items() if (source.run_dir / name).is_file()}

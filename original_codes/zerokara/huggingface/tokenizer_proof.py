@@ -63,7 +63,7 @@ def prove(encoder: Encoder, hf_folder: Path, texts: Iterable[str], max_lines: in
         ours = [*encoder.encode("a").tolist(), sentinel, *encoder.encode(" b").tolist()]
         found = list(theirs(text, add_special_tokens=False)["input_ids"])
         if found != ours:
-            failures.append(_difference("ids", text, ours, found))
+            failures.append(difference("ids", text, ours, found))
     ties: list[str] = []
     lines = equal = whole_texts = 0
     remaining = iter(texts)
@@ -106,10 +106,10 @@ def _differences(encoder: Encoder, theirs: Any, texts: Sequence[str]) -> Iterato
         ours = our_array.tolist()
         if ours != their_ids:
             is_tie = _is_tie(encoder, ours, their_ids)
-            yield is_tie, _difference("tie" if is_tie else "ids", text, ours, their_ids)
+            yield is_tie, difference("tie" if is_tie else "ids", text, ours, their_ids)
         # Each decodes <unk> differently, and it is no text of the user anyway.
         elif encoder.unk_id not in ours and theirs.decode(ours, skip_special_tokens=True) != encoder.decode(ours):
-            yield False, _difference("decoded text", text, ours, their_ids)
+            yield False, difference("decoded text", text, ours, their_ids)
 
 
 def _is_tie(encoder: Encoder, ours: list[int], theirs: list[int]) -> bool:
@@ -128,7 +128,7 @@ def _is_tie(encoder: Encoder, ours: list[int], theirs: list[int]) -> bool:
     return isclose(total(ours), total(theirs), rel_tol=TIE_TOLERANCE)
 
 
-def _difference(what: str, text: str, ours: list[int], theirs: list[int]) -> str:
+def difference(what: str, text: str, ours: list[int], theirs: list[int]) -> str:
     """That the two differ in `what` for a text, with the ids around the first that differs."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
