@@ -9,7 +9,6 @@ writing system and is left by crashes and wrong conversions.
 from __future__ import annotations
 
 import json
-import re
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +21,6 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 settings' help and the README give the number too."""
 EXCERPT_CHARACTERS = 120
 BOM = b"\xef\xbb\xbf"
-_BRACKET_OR_STRING = re.compile(r'[\[\]{}]|"(?:[^"\\]++|\\.)*+"')
 
 TxtDocument = Literal["file", "line"]
 
@@ -155,8 +153,8 @@ def text_of_file(content: bytes) -> str | tuple[Reason, int]:
 
 
 def _careful_json(line: bytes) -> Any:
-    """Parse what orjson refuses though it is harmless (NaN, numbers of any length, depths of any number or a lone
-    surrogate in another field, a byte order mark), and find the reason for the rest."""
+    """Parse what orjson refuses though it is harmless (NaN, numbers of any length or a lone surrogate in another field,
+    a byte order mark), and find the reason for the rest."""
     stripped = line.removeprefix(BOM).strip()
     if not stripped:
         return Reason.EMPTY_LINE
@@ -168,25 +166,6 @@ def _careful_json(line: bytes) -> Any:
     except UnicodeDecodeError:
         return Reason.TRUNCATED_LINE if unfinished else Reason.INVALID_UTF8
     try:
-        try:
-            return json.loads(text, parse_int=float)  # Python's whole numbers have 4,300 digits at most
-        except RecursionError:
-            return json.loads(_shallow(text), parse_int=float)
-    except ValueError:
+        return json.loads(text, parse_int=float)  # Python's whole numbers have 4,300 digits at most
+    except (ValueError, RecursionError):  # fields may be about a thousand levels deep
         return Reason.TRUNCATED_LINE if unfinished else Reason.BROKEN_JSON
-
-
-def _shallow(text: str) -> str:
-    """A JSON object with empty arrays in place of all arrays and objects that its fields hold."""
-    kept, depth, start = [], 0, 0
-    for found in _BRACKET_OR_STRING.finditer(text):
-        if found[0] in "[{":
-            depth += 1
-            if depth == 2:
-                kept.append(text[start : found.start()])
-        elif found[0] in "]}":
-            depth -= 1
-            if depth == 1:
-                kept.append("[]")
-                start = found.end()
-    return "".join([*kept, text[start:]]) if depth == 0 else text[:1]

@@ -3,7 +3,7 @@
 The libraries' own readers raise in the middle of a read and drop what that read had unpacked already. This one returns
 all readable bytes, then ends, with the reason in `damage` and in `damaged_at` the packed byte from which on nothing
 could be read. Memory is a buffer and the packing's own window (32 KiB for gzip; what the frame asks for, up to
-128 MiB, for zstd), however much a byte unpacks to.
+128 MiB, for zstd: one that asks for more is damaged), however much a byte unpacks to.
 
 A file may hold several gzip members or zstd frames, one after another, which read as one. As with gzip(1) and zstd(1),
 nothing is read behind a damaged member; other bytes after the last one ("trailing garbage") cost no text and are
@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from zerokara.errors import Fault, UserError
-
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
@@ -33,11 +31,9 @@ _GZIP_HEADER = 31
 """zlib's `wbits` for a gzip member with a window of any size."""
 _MAX_WINDOW_LOG = 27
 """zstd(1)'s own limit without further options: 128 MiB in every worker, which ``zstd --long=27`` needs."""
-_LONGEST_WINDOW_LOG = 31
-"""No zstd writes longer ones (``--ultra --long=31``): a header with more is damaged."""
-_ZSTD_MAGIC, _SKIPPABLE_MAGIC = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
+_GZIP_MAGIC, _ZSTD_MAGIC, _SKIPPABLE_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
 _HEAD_BYTES = 4096
-"""Looked at before a member; the longest header, of a zstd frame, has 18."""
+"""Looked at before a member, for its magic number and for padding."""
 CUT = "the file ends in the middle, and how much is missing is unknown"
 
 
@@ -48,23 +44,6 @@ def zstd_module() -> ModuleType:
     else:
         from backports import zstd
     return zstd
-
-
-def window_bytes(header: bytes) -> int:
-    """The window of a zstd frame in bytes, from its header (RFC 8878, 3.1.1.1); 0 if this is not a frame's header.
-
-    After the magic number stand a descriptor and, unless its "single segment" bit is set, a byte of 5 bits exponent and
-    3 bits mantissa: 2**(10 + exponent) * (1 + mantissa / 8). A single segment asks for as much as it holds, which
-    stands after the dictionary's id.
-    """
-    if not header.startswith(_ZSTD_MAGIC) or len(header) < 6:
-        return 0
-    descriptor = header[4]
-    if not descriptor & 0x20:
-        return (8 + (header[5] & 7)) << (7 + (header[5] >> 3))
-    start = 5 + (0, 1, 2, 4)[descriptor & 3]
-    size = (1, 2, 4, 8)[descriptor >> 6]
-    return int.from_bytes(header[start : start + size], "little") + (256 if size == 2 else 0)
 
 
 class PackedReader(io.RawIOBase):
@@ -94,11 +73,7 @@ class PackedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Fill the buffer as far as one step goes; 0 at the end, and at the first damage.
-
-        Raises:
-            UserError: a zstd frame asks for more memory than is given to any.
-        """
+        """Fill the buffer as far as one step goes; 0 at the end, and at the first damage."""
         view = memoryview(buffer).cast("B")
         while not self._piece:
             piece = next(self._pieces, None)
@@ -148,7 +123,14 @@ class PackedReader(io.RawIOBase):
                 careful_from = self._fed_from
         if not given:
             self.damaged_at = start
-            self._check_header(start, head)
+            is_skippable = 0x50 <= head[0] <= 0x5F and _SKIPPABLE_MAGIC.startswith(head[1:4])
+            is_zstd = is_skippable or _ZSTD_MAGIC.startswith(head[:4])
+            if start and not (_GZIP_MAGIC.startswith(head[:2]) if self._is_gzip else is_zstd):
+                self.damage = f"what follows its last member is no {'gzip' if self._is_gzip else 'zstd'}"
+                self.unverified_from = start
+            elif is_zstd and self.damage != CUT:
+                again = f"zstd -dc --long=31 {self.name} | zstd --long={_MAX_WINDOW_LOG} -o NEW.zst"
+                self.damage += f"; compress it again if it needs more than 128 MiB: {again}"
 
     def _fed(self, start: int, careful_from: int | None) -> Iterator[bytes]:
         """Unpack a member from its first byte; from the packed byte `careful_from` on by feeding single bytes.
@@ -176,17 +158,3 @@ class PackedReader(io.RawIOBase):
                 raise EOFError
             yield piece
         self._member_end = position - len(member.unused_data)
-
-    def _check_header(self, start: int, head: bytes) -> None:
-        """After a damage in a member that gave nothing: look at its header for a better reason."""
-        window = 0 if self._is_gzip else window_bytes(head)
-        if 1 << _MAX_WINDOW_LOG < window < 1 << (_LONGEST_WINDOW_LOG + 1):
-            rule = f"can only be unpacked with a window of {window:,} bytes in every process; at most 128 MiB are given"
-            unpack, pack = f"zstd -dc --long={_LONGEST_WINDOW_LOG} {self.name}", f"zstd --long={_MAX_WINDOW_LOG}"
-            remedy = f"compress it again: {unpack} | {pack} -o NEW.zst"
-            raise UserError(Fault(where=self.name, rule=rule, remedy=remedy))
-        is_skippable = 0x50 <= head[0] <= 0x5F and _SKIPPABLE_MAGIC.startswith(head[1:4])
-        is_frame = is_skippable or _ZSTD_MAGIC.startswith(head[:4])
-        if start and not (b"\x1f\x8b".startswith(head[:2]) if self._is_gzip else is_frame):
-            self.damage = f"what follows its last member is no {'gzip' if self._is_gzip else 'zstd'}"
-            self.unverified_from = start
