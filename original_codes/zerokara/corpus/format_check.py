@@ -120,7 +120,7 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
     if reason is Reason.TOO_LONG and file.format == "txt":
         rule = f"is one document of {file.bytes:,} bytes; at most {documents.MAX_LINE_BYTES:,} are read as one"
         return Fault(where=file.name, rule=rule, remedy="set txt_document: line, so that each line is a document")
-    rule = f"none of the first {len(bad)} {lines} is a document: {reason.value} ({first.excerpt[:60]!r})"
+    rule = f"none of the first {len(bad)} {lines} is a document: {reason.value} ({first.excerpt!r})"
     remedy = _other_format(file)
     if reason is Reason.DAMAGED:
         remedy = "download or create the file again, or leave it out of the input"
@@ -151,7 +151,8 @@ def _fields(file: InputFile, first: BadLine) -> list[str]:
     if file.format == "parquet":
         from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
-        return tables.column_names(file)[:20]
+        with tables.opened(file) as table:
+            return list(table.schema_arrow.names[:20])
     fields: Counter[str] = Counter()
     for line in _head(file).split(b"\n")[first.line - 1 :][:HEAD_LINES]:
         try:

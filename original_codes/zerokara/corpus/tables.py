@@ -41,7 +41,7 @@ class Damaged(Exception):
 def gathered_row_groups(file: InputFile, target_bytes: int) -> list[tuple[int, int | None, int]]:
     """Consecutive row groups of about `target_bytes` together: (first, end, their bytes on disk) of each part."""
     try:
-        with _opened(file) as table:
+        with opened(file) as table:
             sizes = _disk_sizes(table.metadata, file.bytes)
     except Damaged:
         return [(0, None, file.bytes)]  # The reader tells.
@@ -55,20 +55,10 @@ def gathered_row_groups(file: InputFile, target_bytes: int) -> list[tuple[int, i
     return [*parts, (first, len(sizes), size)]
 
 
-def column_names(file: InputFile) -> list[str]:
-    """The names of the columns.
-
-    Raises:
-        Damaged: the file is not a .parquet.
-    """
-    with _opened(file) as table:
-        return list(table.schema_arrow.names)
-
-
 def unpacked_bytes(file: InputFile) -> tuple[int, int]:
     """Bytes of all columns, unpacked, and the number of rows; a file that is no .parquet counts as it is."""
     try:
-        with _opened(file) as table:
+        with opened(file) as table:
             return sum(group.total_byte_size for group in _groups(table.metadata)), table.metadata.num_rows
     except Damaged:
         return file.bytes, 1
@@ -81,7 +71,7 @@ def read_rows(file: InputFile, start: int, end: int | None, text_field: str) -> 
         OSError: the disk or the network failed.
     """
     try:
-        with _opened(file) as table:
+        with opened(file) as table:
             sizes, groups = _disk_sizes(table.metadata, file.bytes), _groups(table.metadata)
             first_row = row = sum(group.num_rows for group in groups[:start])
             for number, group in list(enumerate(groups))[start:end]:
@@ -91,41 +81,17 @@ def read_rows(file: InputFile, start: int, end: int | None, text_field: str) -> 
         yield BadLine(file, 1, 0, Reason.DAMAGED, str(damage), lost_bytes=file.bytes)
 
 
-def rows(file: InputFile) -> Iterator[dict[str, Any] | None]:
-    """Each row with the values of all columns by name; None for one with a string that is not UTF-8.
+@contextmanager
+def opened(file: InputFile) -> Iterator[pq.ParquetFile]:
+    """The file, to read from it under `damage`.
 
     Raises:
-        Damaged: the file is not a .parquet, or a page of it cannot be read.
-        OSError: the disk or the network failed.
+        Damaged: it is not a .parquet.
     """
-    with _opened(file) as table:
-        batches = table.iter_batches(_DICTIONARY_BATCH_ROWS, use_threads=False)
-        while True:
-            with _damage():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            try:
-                yield from batch.to_pylist()
-            except UnicodeDecodeError:  # raised before the first row is given
-                for number in range(batch.num_rows):
-                    yield _row(batch, number)
-
-
-def _row(batch: pa.RecordBatch, number: int) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = batch.slice(number, 1).to_pylist()[0]
-        return found
-    except UnicodeDecodeError:
-        return None
-
-
-@contextmanager
-def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
     with file.open(0) as raw:
         options: dict[str, Any] = {"pre_buffer": False, "page_checksum_verification": True}
         options["buffer_size"] = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
-        with _damage():
+        with damage():
             table = pq.ParquetFile(raw, **options)
             _check_footer(table.metadata)
             if any(pa.types.is_dictionary(column.type) for column in table.schema_arrow):
@@ -134,7 +100,7 @@ def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
 
 
 @contextmanager
-def _damage() -> Iterator[None]:
+def damage() -> Iterator[None]:
     """Raise `Damaged` for pyarrow's errors about a file; let errors of the disk and the network pass."""
     try:
         yield
@@ -185,25 +151,25 @@ def _items_of_group(
 ) -> Iterator[Document | BadLine]:
     """The items of a row group that begins at `row`; lines are counted from `first_row`."""
     num_rows = table.metadata.row_group(number).num_rows
-    start, end, why, damage = row, row + num_rows, _fault_of_column(table.schema_arrow, text_field), ""
-    if why:
-        yield from (BadLine(file, at - first_row + 1, at, *why, 1) for at in range(row, end))
+    start, end, fault, why = row, row + num_rows, _fault_of_column(table.schema_arrow, text_field), ""
+    if fault:
+        yield from (BadLine(file, at - first_row + 1, at, *fault, 1) for at in range(row, end))
         return
     batches = _batches(table, number, text_field)
-    while row < end and not damage:
+    while row < end and not why:
         try:
-            with _damage():
+            with damage():
                 values = next(batches, None)
         except Damaged as error:
-            damage = str(error)
+            why = str(error)
         else:
-            damage = "the row group holds fewer rows than its footer says" if values is None else ""
+            why = "the row group holds fewer rows than its footer says" if values is None else ""
             for value in (values or [])[: end - row]:
                 yield _item(file, row - first_row + 1, row, value, disk_bytes)
                 row += 1
-    if damage:
+    if why:
         lost = disk_bytes - disk_bytes * (row - start) // num_rows
-        yield BadLine(file, row - first_row + 1, row, Reason.DAMAGED, damage, 0, end - row, lost)
+        yield BadLine(file, row - first_row + 1, row, Reason.DAMAGED, why, 0, end - row, lost)
 
 
 def _item(file: InputFile, line: int, row: int, value: bytes | None, disk_bytes: int) -> Document | BadLine:

@@ -103,10 +103,18 @@ def _column_names(line: str, where: str) -> list[str]:
 def _rows(file: InputFile, advance: Callable[[float], object]) -> Iterator[Record]:
     from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
+    number = 0
     try:
-        for number, values in enumerate(tables.rows(file)):
-            reason = Reason.INVALID_UTF8.value if values is None else ""
-            yield Record(file, number + 1, number, values or {}, reason)
+        with tables.opened(file) as table, tables.damage():
+            for batch in table.iter_batches(128, use_threads=False):
+                for row in zip(*batch.columns, strict=True):
+                    number += 1
+                    record = Record(file, number, number - 1, {})
+                    try:
+                        values = [cell.as_py() for cell in row]
+                        yield record._replace(values=dict(zip(batch.schema.names, values, strict=True)))
+                    except UnicodeDecodeError:
+                        yield record._replace(reason=Reason.INVALID_UTF8.value)
     except tables.Damaged as damage:
         raise _damaged(file, str(damage)) from damage
     advance(file.bytes)
