@@ -6,8 +6,7 @@ the files of a list (``@files.txt``) stand in the order of the list. Formats by 
 (``hf://``, ``s3://``, …) is `remote`'s.
 
 Links are followed, each folder and each file once: a file has the name under which it really lies where that is among
-those found, else the first, by path, that a link gives it. What must not be ignored silently is told: dangling links,
-folders that cannot be read, further links to a file, and pipes, sockets and devices with a corpus file's name.
+those found, else the first, by path, that a link gives it. What is left out though it may belong to the corpus is told.
 """
 
 from __future__ import annotations
@@ -18,20 +17,21 @@ import heapq
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
-from zerokara import manifest
 from zerokara.corpus.packed import Packing
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError, shown
 from zerokara.progress import log
 
+if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
+    from zerokara import manifest
+
 FileFormat = Literal["jsonl", "txt", "tsv", "parquet"]
-UNKNOWN: tuple[FileFormat, Packing] = ("txt", "none")
 FORMAT_OF_SUFFIX: dict[str, FileFormat] = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
 PACKING_OF_SUFFIX: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
 OTHER_PACKINGS = frozenset({".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z", ".zstd", ".gzip"})
@@ -46,8 +46,10 @@ _NO_DATA = re.compile(
 """Hidden files at an address, and those that describe a dataset; still read where an entry names one."""
 LIST_MARK = "@"
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
-MAX_LISTED = 5
-"""At most so many of the files with the same fault are named."""
+_REPEATED = "leads to what is included already; left out"
+_NOT_A_FILE = "a pipe, a socket or a device; left out"
+_PACKED_OTHERWISE = "of a format not known here; left out; pack it as .gz or .zst"
+_DANGLING = "a link to nothing; if it was a folder of the corpus, its text will be missing"
 
 
 @dataclass(frozen=True)
@@ -148,17 +150,14 @@ def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) ->
                 faults += error.faults
                 continue
             # The same documents twice would put one document into both training and validation.
-            again = [real for real in found if real in first_entry]
-            if again:
-                more = f" and {len(again) - 1:,} more files" if again[1:] else ""
-                rule = f"names {found[again[0]].name}{more}, which {shown(first_entry[again[0]])} names already"
+            if again := [real for real in found if real in first_entry]:
+                names = _first_of([found[real].name for real in again])
+                rule = f"names {names}, which {shown(first_entry[again[0]])} names already"
                 faults.append(Fault(where=place, value=shown(line), rule=rule, remedy="name each file once"))
             first_entry |= {real: line for real in found if real not in first_entry}
             files.extend(found.values())
-    unreadable = [file for file in files if file.remote is None and not os.access(file.path, os.R_OK)]
-    if unreadable:
-        more = f"; nor can {len(unreadable) - 1:,} more files" if unreadable[1:] else ""
-        faults.append(Fault(where=unreadable[0].name, rule=f"you may not read this file{more}"))
+    if closed := [file.name for file in files if file.remote is None and not os.access(file.path, os.R_OK)]:
+        faults.append(Fault(where=_first_of(closed), rule="you may not read this"))
     if not faults and not any(file.bytes for file in files):
         faults.append(Fault(where=where, rule=f"the corpus is empty: {len(files)} files, 0 bytes"))
     if faults:
@@ -224,7 +223,7 @@ def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str
         if formats.of(path.name) is None:
             raise UserError(_of_no_format(entry, where, formats))
         search.found[os.path.realpath(path)] = path
-    elif path.is_dir():
+    elif path.is_dir() or (path.is_symlink() and not path.exists()):
         search.take([str(path)])
         looked_for = f"files ending in {formats.text}, in the folder and below"
     elif glob.has_magic(entry):
@@ -232,26 +231,22 @@ def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str
             matches = {str(Path(match)) for match in _matches(os.path.join(".", path))}
             search.take(match for match in matches if PARTIAL_SUFFIX + "/" not in match + "/")
         except OSError as error:
-            search.unreadable.append((Path(error.filename), error.strerror or str(error)))
+            search.faults.append((Path(error.filename), f"cannot be looked into: {error.strerror or error}"))
         looked_for = f"the pattern {shown(path.absolute())}, for {formats.text}"
     elif path.exists():
         rule = "is a pipe, a socket or a device; a corpus is read more than once"
         raise UserError(Fault(where=where, value=shown(entry), rule=rule, remedy="write it into a file"))
-    elif path.is_symlink():
-        search.take([str(path)])
-    lost = [(link, "is a link to nothing") for link in search.dangling if formats.is_name(link.name)]
-    lost += [(folder, f"cannot be looked into: {why}") for folder, why in search.unreadable]
-    if lost:
-        listed = sorted(lost)[:MAX_LISTED]
-        raise UserError(Fault(where, rule, value=shown(one), remedy="repair it, or remove it") for one, rule in listed)
-    search.log_left_out(entry)
+    if search.faults:
+        first = sorted(search.faults)[:5]
+        raise UserError(Fault(where, rule, value=shown(one), remedy="repair it, or remove it") for one, rule in first)
+    _log_notes(search.notes)
     if not search.found:
         rule = f"names no corpus file; looked for {looked_for}"
         raise UserError(Fault(where=where, value=shown(entry), rule=rule, remedy=_beside(path)))
     return {
-        real: InputFile(path, source, *(formats.of(path.name) or UNKNOWN), status.st_size, status.st_mtime_ns)
+        real: InputFile(path, source, *kind, status.st_size, status.st_mtime_ns)
         for path, real in sorted((path, real) for real, path in search.found.items())
-        for status in [path.stat()]
+        if (status := path.stat()) and (kind := formats.of(path.name))
     }
 
 
@@ -264,15 +259,16 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
     if exact and formats.of(found[exact[0]]) is None:
         raise UserError(_of_no_format(address, where, formats))
     wanted = exact or [file for file, name in found.items() if formats.is_name(name) and not _NO_DATA.search(file.name)]
-    _log_suspects([file.name for file, name in found.items() if formats.is_packed_otherwise(name)])
+    _log_notes({_PACKED_OTHERWISE: [file.name for file, name in found.items() if formats.is_packed_otherwise(name)]})
     if not wanted:
         rule = f"names no corpus file; looked for {formats.text}"
-        remedy = f"it {listed(list(found.values()))}{remote.CONVERSION if address.startswith(remote.HUB) else ''}"
+        remedy = f"it {holding(found.values())}{remote.CONVERSION if address.startswith(remote.HUB) else ''}"
         raise UserError(Fault(where, rule, value=address, remedy=remedy))
     remote.check_readable(next((file for file in wanted if file.bytes), wanted[0]), where)
     return {
-        file.name: InputFile(Path(file.name), source, *(formats.of(found[file]) or UNKNOWN), file.bytes, 0, file)
+        file.name: InputFile(Path(file.name), source, *kind, file.bytes, 0, file)
         for file in wanted
+        if (kind := formats.of(found[file]))
     }
 
 
@@ -287,21 +283,14 @@ class _Search:
         self._formats = formats
         self.found: dict[str, Path] = {}
         """Real path → the path by which the file was reached."""
-        self.dangling: list[Path] = []
-        """Dangling links, whatever their names."""
-        self.unreadable: list[tuple[Path, str]] = []
-        """Folders and links that could not be read, and why."""
-        self._not_files: dict[str, Path] = {}
-        """Real path → path of pipes, sockets and devices with the name of a corpus file."""
-        self._suspects: list[str] = []
-        """What a user may have meant to include."""
-        self._repeats: set[Path] = set()
-        """Links to files and folders that were found under another name."""
-        self._real_folder = cache(os.path.realpath)
+        self.faults: list[tuple[Path, str]] = []
+        """What could not be read, and why."""
+        self.notes: dict[str, set[str]] = defaultdict(set)
+        """What is left out though a user may have meant to include it: why → paths."""
 
     def take(self, paths: Iterable[str]) -> None:
         """Take files, and folders with all below; links when all else is found, for they may lead to the same."""
-        waiting = sorted(map(self._turn, paths))  # a heap
+        waiting = sorted(map(_turn, paths))  # a heap
         folders: dict[str, Path] = {}
         while waiting:
             is_link, _, path, real = heapq.heappop(waiting)
@@ -309,48 +298,38 @@ class _Search:
                 mode = os.stat(path).st_mode
                 if not stat.S_ISDIR(mode):
                     self._take_file(path, real, stat.S_ISREG(mode))
-                elif real in folders:
-                    self._repeats |= {path} if is_link and folders[real] != path else set()
+                elif folders.setdefault(real, path) != path:
+                    self.notes[_REPEATED] |= {str(path)} if is_link else set()
                 else:
-                    folders[real] = path
                     with os.scandir(path) as entries:
                         for entry in entries:
                             if entry.is_symlink() or (entry.is_dir() and not entry.name.endswith(PARTIAL_SUFFIX)):
-                                heapq.heappush(waiting, self._turn(entry.path))
+                                heapq.heappush(waiting, _turn(entry.path))
                             elif not entry.is_dir():
                                 self._take_file(Path(entry.path), os.path.join(real, entry.name), entry.is_file())
             except OSError as error:
-                if is_link and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                    self.dangling.append(path)
-                else:
-                    self.unreadable.append((path, error.strerror or str(error)))
-
-    def log_left_out(self, entry: str) -> None:
-        """Name what a user may have meant to include."""
-        if self._repeats:
-            log(f"note: {shown(entry)}: {len(self._repeats):,} links lead to files that are included already; left out")
-        for path in sorted(self._not_files.values())[:MAX_LISTED]:
-            log(f"note: {shown(path)} is a pipe, a socket or a device, and is left out")
-        _log_suspects(self._suspects)
-        folders = [link for link in sorted(self.dangling) if not link.suffix and not link.name.startswith(".")]
-        for link in folders[:MAX_LISTED]:
-            log(f"note: {shown(link)} is a link to nothing; if it was a folder of the corpus, its text will be missing")
-
-    def _turn(self, path: str) -> tuple[bool, bool, Path, str]:
-        """Sorts what stands in its own place first, then what a linked folder leads to, then links."""
-        is_link = os.path.islink(path)
-        folder, name = os.path.split(path)
-        ends = is_link or name in ("", ".", "..")
-        real = os.path.realpath(path) if ends else os.path.join(self._real_folder(folder), name)
-        return is_link, real != os.path.abspath(path), Path(path), real
+                if not is_link or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    self.faults.append((path, f"cannot be looked into: {error.strerror or error}"))
+                elif self._formats.is_name(path.name):
+                    self.faults.append((path, "is a link to nothing"))
+                elif not path.suffix and not path.name.startswith("."):
+                    self.notes[_DANGLING].add(str(path))
 
     def _take_file(self, path: Path, real: str, is_file: bool) -> None:
-        if not self._formats.is_name(path.name):
-            self._suspects += [str(path)] if self._formats.is_packed_otherwise(path.name) else []
+        if self._formats.is_packed_otherwise(path.name):
+            self.notes[_PACKED_OTHERWISE].add(str(path))
+        elif not self._formats.is_name(path.name):
+            return
         elif not is_file:
-            self._not_files.setdefault(real, path)
+            self.notes[_NOT_A_FILE].add(str(path))
         elif self.found.setdefault(real, path) != path:
-            self._repeats.add(path)
+            self.notes[_REPEATED].add(str(path))
+
+
+def _turn(path: str) -> tuple[bool, bool, Path, str]:
+    """Sorts what stands in its own place first, then what a linked folder leads to, then links."""
+    real = os.path.realpath(path)
+    return os.path.islink(path), real != os.path.abspath(path), Path(path), real
 
 
 def _matches(pattern: str, real_above: tuple[str, ...] = ()) -> Iterator[str]:
@@ -371,11 +350,14 @@ def _matches(pattern: str, real_above: tuple[str, ...] = ()) -> Iterator[str]:
             yield from _matches(f"{glob.escape(folder)}*/**/{below}".removesuffix("/"), (*real_above, real))
 
 
-def _log_suspects(suspects: Sequence[str]) -> None:
-    if suspects:
-        more = f" and {len(suspects) - 1:,} more" if suspects[1:] else ""
-        what = "of a format not known here, and left out; pack it as .gz or .zst"
-        log(f"note: {shown(min(suspects))}{more}: {what}")
+def _log_notes(notes: Mapping[str, Collection[str]]) -> None:
+    for why, names in notes.items():
+        if names:
+            log(f"note: {_first_of(sorted(map(shown, names)))}: {why}")
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1:,} more" if names[1:] else "")
 
 
 def _path(entry: str) -> Path:
@@ -389,11 +371,10 @@ def _beside(path: Path) -> str:
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():
         return f"there is no folder {shown(folder.absolute())}"
-    names = sorted(shown(item.name) for item in folder.iterdir())
-    return f"{shown(folder.absolute())} {listed(names)}"
+    return f"{shown(folder.absolute())} {holding(item.name for item in folder.iterdir())}"
 
 
-def listed(names: Sequence[str]) -> str:
+def holding(names: Iterable[str]) -> str:
     """What a folder holds, for messages."""
-    more = f" and {len(names) - 8} more" if names[8:] else ""
-    return f"holds {', '.join(names[:8])}{more}" if names else "is empty"
+    first = sorted(map(shown, names))
+    return f"holds {', '.join(first[:8])}{', …' if first[8:] else ''}" if first else "is empty"

@@ -55,8 +55,7 @@ def test_a_file_has_its_own_name_however_many_links_lead_to_it(
     (here / "in/b.jsonl").symlink_to("sub/n.jsonl")
     (here / "in/first").symlink_to("sub")
     assert names(here, entry) == ["in/m.jsonl", "in/sub/n.jsonl"]
-    told = capsys.readouterr().out
-    assert f"note: {entry}: 3 links" in told
+    assert "note: in/a.jsonl and " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl"])
@@ -99,8 +98,7 @@ def test_other_links_to_nothing_are_told_where_they_may_have_been_a_folder(
         (here / "in" / link).symlink_to("gone")
     (here / "in/round").symlink_to("round")
     assert names(here, "in") == ["in/a.jsonl"]
-    notes = [line.split(maxsplit=2)[:2] for line in capsys.readouterr().out.splitlines()]
-    assert notes == [["note:", "in/part2"], ["note:", "in/round"]]
+    assert "note: in/part2 and 1 more: a link to nothing" in capsys.readouterr().out
 
 
 def test_pipes_and_sockets_are_not_opened(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,9 +109,7 @@ def test_pipes_and_sockets_are_not_opened(here: Path, capsys: pytest.CaptureFixt
         made.bind("in/socket.txt")
     for entry in ("in", "in/**/*"):
         assert names(here, entry) == ["in/a.jsonl"]
-        told = capsys.readouterr().out
-        for name in ("pipe", "socket"):
-            assert f"note: in/{name}.txt is a pipe, a socket or a device, and is left out\n" in told
+        assert "note: in/linked.txt and 2 more: a pipe, a socket or a device; left out\n" in capsys.readouterr().out
     fault = fault_of(here, "in/pipe.txt")
     assert fault.value == "in/pipe.txt" and "pipe" in fault.rule and fault.remedy
 
@@ -185,7 +181,7 @@ def test_text_that_is_packed_in_another_way_is_not_passed_over_in_silence(
     assert names(here, "in") == ["in/a.jsonl"]
     told = capsys.readouterr().out
     assert told.startswith("note: in/") and told.endswith(
-        " and 1 more: of a format not known here, and left out; pack it as .gz or .zst\n"
+        " and 1 more: of a format not known here; left out; pack it as .gz or .zst\n"
     )
 
 
