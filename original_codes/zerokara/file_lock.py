@@ -27,8 +27,6 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _PAUSE_SECONDS = 0.02
 _DYING_SECONDS = 30.0
 """The kernel cleans up behind a killed process, which takes long where its threads wait for a core."""
-_warned: set[Path] = set()
-"""Folders whose file system was reported to have no locks."""
 _files: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 os.register_at_fork(after_in_child=lambda: [file.close() for file in _files])  # a lock ends with its last open file
 
@@ -49,40 +47,22 @@ class Holder:
         return f"process {self.pid}" + ("" if self.is_here else f" on {self.host}")
 
 
-def acquire(path: Path, seconds: float = 0.0) -> IO[bytes] | None:
-    """Make a file, lock it, and write this process into it; the lock lasts until the returned file is closed.
-
-    Returns None if another process still holds it after `seconds`.
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        file = open(path, "ab")  # noqa: SIM115  # held open on purpose
-        is_locked = _try_lock(file)
-        # Its holder may have just ended and deleted the file: then another file has the name.
-        if is_locked and _is_linked(file, path):
-            file.truncate(0)
-            file.write(orjson.dumps(asdict(Holder(os.getpid(), socket.gethostname()))))
-            file.flush()
-            _files.add(file)
-            return file
-        file.close()
-        if not is_locked:
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(_PAUSE_SECONDS)
-
-
 @contextmanager
-def held(path: Path) -> Iterator[bool]:
+def held(path: Path, seconds: float = 0.0) -> Iterator[bool]:
     """Make a file and hold its lock as long as the block lasts; the file is deleted afterwards.
 
-    Yields False, and holds nothing, if another process has it; one that has ended is waited for.
+    Yields False, and holds nothing, if another process still has it after `seconds`; one that has ended is waited for.
     """
-    file = acquire(path, _DYING_SECONDS if _has_ended(read_holder(path)) else 0.0)
+    holder = read_holder(path)
+    if holder and holder.is_here and not _is_running(holder.pid):
+        seconds = max(seconds, _DYING_SECONDS)
+    deadline = time.monotonic() + seconds
+    while not (file := _locked(path)) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
     try:
         yield file is not None
     finally:
-        if file is not None:
+        if file:
             if _is_linked(file, path):  # the folder may have been moved, and another be in its place
                 path.unlink()
             file.close()
@@ -95,13 +75,37 @@ def read_holder(path: Path) -> Holder | None:
     return None
 
 
-def _has_ended(holder: Holder | None) -> bool:
-    """Whether it has ended on this machine, but perhaps for what the kernel has still to clear up."""
-    if holder is None or not holder.is_here:
-        return False
+def _is_running(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return psutil.Process(holder.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    return True
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
+
+
+def _locked(path: Path) -> IO[bytes] | None:
+    """The file, locked, with this process written into it; None if another process has locked it."""
+    file = open(path, "ab")  # noqa: SIM115  # held open on purpose
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            error.filename = str(path)
+            raise
+        print(
+            f"{path.parent}: this file system has no locks ({error.strerror}): make sure that no second command works "
+            "here at the same time, or mount it with locks (Lustre: flock; NFS: without nolock)",
+            flush=True,
+        )
+    if not _is_linked(file, path):  # its holder has just ended and deleted it, and another file may have the name
+        file.close()
+        return _locked(path)
+    file.truncate(0)
+    file.write(orjson.dumps(asdict(Holder(os.getpid(), socket.gethostname()))))
+    file.flush()
+    _files.add(file)
+    return file
 
 
 def _is_linked(file: IO[bytes], path: Path) -> bool:
@@ -109,24 +113,3 @@ def _is_linked(file: IO[bytes], path: Path) -> bool:
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False
-
-
-def _try_lock(file: IO[bytes]) -> bool:
-    """Lock an open file, unless another process has locked it. Without locks it prints a warning and returns True."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            error.filename = str(file.name)
-            raise
-        folder = Path(file.name).parent
-        if folder not in _warned:
-            _warned.add(folder)
-            print(
-                f"{folder}: this file system has no locks ({error.strerror}): make sure that no second command works "
-                "here at the same time, or mount it with locks (Lustre: flock; NFS: without nolock)",
-                flush=True,
-            )
-    return True

@@ -224,15 +224,13 @@ def test_training_processes_that_a_killed_command_left_are_waited_for(
     plan = run_plan.make_plan(settings(), 1)
     run_folder.claim(plan)
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
-    left = run_folder.lock(plan.run_dir)
-    with pytest.raises(RunError, match=str(plan.run_dir)):
-        run_folder.lock(plan.run_dir)
-    assert str(plan.run_dir) in capsys.readouterr().out
-    with pytest.raises(RunError, match=str(plan.run_dir)), run_folder.held(plan.requested):
-        raise AssertionError("it must not begin")
-    left.close()
-    with run_folder.held(plan.requested):
-        run_folder.lock(plan.run_dir).close()  # by the training process of this command
+    with run_folder.lock(plan.run_dir):
+        for again in (run_folder.lock(plan.run_dir), run_folder.held(plan.requested)):
+            with pytest.raises(RunError, match=str(plan.run_dir)), again:
+                raise AssertionError("it must not begin")
+            assert str(plan.run_dir) in capsys.readouterr().out
+    with run_folder.held(plan.requested), run_folder.lock(plan.run_dir):
+        pass  # by the training process of this command
 
 
 def test_a_folder_that_is_refused_or_aborted_is_gone_again(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
@@ -61,19 +61,20 @@ _IN_IDENTITY = {"source_weights", "stages", "max_epochs_per_source", "intra_docu
 """Settings whose outcome stands in the run's identity."""
 
 
-def lock(run_dir: Path) -> IO[bytes]:
-    """Lock a run folder for training, until the returned file is closed.
+@contextlib.contextmanager
+def lock(run_dir: Path) -> Iterator[None]:
+    """Lock a run folder for training as long as the block lasts.
 
     Raises:
         RunError: another process holds it, and did not release it within a minute.
     """
-    file = file_lock.acquire(run_dir / LOCK_NAME)
-    if file is None:
-        print(f"another process is training in {run_dir}; waiting for it to save and exit", flush=True)
-        file = file_lock.acquire(run_dir / LOCK_NAME, LOCK_SECONDS)
-    if file is None:
-        raise RunError(f"{run_dir}: another process is training here; stop it, or choose another output_model_dir")
-    return file
+    with contextlib.ExitStack() as stack:
+        if not stack.enter_context(file_lock.held(run_dir / LOCK_NAME)):
+            print(f"another process is training in {run_dir}; waiting for it to save and exit", flush=True)
+            if not stack.enter_context(file_lock.held(run_dir / LOCK_NAME, LOCK_SECONDS)):
+                rule = "another process is training here; stop it, or choose another output_model_dir"
+                raise RunError(f"{run_dir}: {rule}")
+        yield
 
 
 @contextlib.contextmanager
@@ -96,7 +97,8 @@ def held(config: TrainingSettings) -> Iterator[None]:
             rule, remedy = f"is in use by {holder or 'another command'}", f"wait for it{stop}, or choose another folder"
             raise UserError(config.fault("output_model_dir", rule, remedy))
         if (run_dir / LOCK_NAME).exists():
-            lock(run_dir).close()
+            with lock(run_dir):
+                pass
         yield
 
 
