@@ -24,6 +24,11 @@ def plain(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def indented(text: str) -> str:
+    """`text` as a code block of Markdown, indented at every kind of line end, so that no line of it starts a line."""
+    return "\n".join(f"    {plain(line)}".rstrip() for line in text.splitlines() or [""])
+
+
 def log(text: str) -> None:
     """Print a line at once. If the output goes to a file on a full disk, the line is lost, and nothing else."""
     with contextlib.suppress(OSError):
@@ -37,54 +42,34 @@ class Progress:
         self, label: str, total: float | None = None, unit: str = "it", stream: IO[str] | None = None, done: float = 0
     ):
         """`done` of the `total` was done before, and does not count in the rate; the total may be an estimate."""
-        self._name, self.total, self._unit, self._done = label, total, unit, done
+        self._label, self._unit = label, unit
+        self._total = max(total, done) if total else None
+        self._done = self._done_before = done
         self._stream = stream if stream is not None else sys.stderr
         self._notes: dict[str, Any] = {}
-        self._last_line = time.monotonic()
-        self._start("")
-
-    def _start(self, phase: str) -> None:
-        self._phase, self._label = phase, f"{self._name}, {phase}" if phase else self._name
-        self._started, self._done_before = time.monotonic(), self._done
+        self._started = self._last_line = time.monotonic()
         bar: dict[str, Any] = {"file": self._stream, "dynamic_ncols": True, "leave": False}
-        bar |= {"unit": self._unit, "unit_scale": self._unit == "B", "initial": self._done}
-        self._bar: Any = tqdm(None, self._label, self.total, **bar) if self._stream.isatty() else None
+        bar |= {"unit": unit, "unit_scale": unit == "B", "initial": done}
+        self._bar: Any = tqdm(None, label, total, **bar) if self._stream.isatty() else None
 
     def advance(self, amount: float = 1) -> None:
-        """Count `amount` more units as done."""
+        """Count `amount` more units as done; 0, every second where nothing advances, shows that the work continues."""
         self._done += amount
-        if self.total and self._done > self.total:  # It was estimated too low.
-            self.expect(self._done)
+        if self._total:
+            self._total = max(self._total, self._done)  # it was estimated too low
         if self._bar is not None:
+            self._bar.total = self._total
             self._bar.update(amount)
-        else:
-            self.beat()
+            if not amount:
+                self._bar.refresh()
+        elif time.monotonic() - self._last_line >= LINE_INTERVAL_SECONDS:
+            self._print()
 
     def note(self, **values: object) -> None:
         """Show further values beside the progress (``loss=2.31``)."""
         self._notes.update(values)
         if self._bar is not None:
             self._bar.set_postfix(self._notes, refresh=False)
-
-    def expect(self, total: float) -> None:
-        """Set the total, where it is known only after the start."""
-        self.total = total
-        if self._bar is not None:
-            self._bar.total = total
-
-    def phase(self, name: str) -> None:
-        """Name the phase of the work that begins; a new phase has its own rate, and so its own time left."""
-        if name != self._phase:
-            self.__exit__()
-            self._start(name)
-        self.beat()
-
-    def beat(self) -> None:
-        """Show that the work continues, and for how long; call it every second where nothing advances."""
-        if self._bar is not None:
-            self._bar.refresh()
-        elif time.monotonic() - self._last_line >= LINE_INTERVAL_SECONDS:
-            self._print()
 
     def __enter__(self) -> Progress:
         return self
@@ -101,10 +86,10 @@ class Progress:
         parts = []
         if self._done:
             parts.append(shown(self._done))
-        if self._done and self.total:
-            parts[0] += f" of {shown(self.total)} ({self._done / self.total:.0%})"
-        if rate and self.total and self._done < self.total:
-            parts.append(f"{seconds_text((self.total - self._done) / rate)} left")
+        if self._done and self._total:
+            parts[0] += f" of {shown(self._total)} ({self._done / self._total:.0%})"
+        if rate and self._total and self._done < self._total:
+            parts.append(f"{seconds_text((self._total - self._done) / rate)} left")
         parts.append(f"{shown(rate)}{unit}/s" if rate else f"for {seconds_text(seconds)}")
         parts += [f"{key} {value}" for key, value in self._notes.items()]
         print(f"{self._label}: {', '.join(parts)}", file=self._stream, flush=True)

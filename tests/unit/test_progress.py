@@ -22,18 +22,17 @@ def test_plain_progress_lines_tell_rate_and_time_left(monkeypatch: pytest.Monkey
     assert "left" in stream.getvalue() and "docs 3" in stream.getvalue()
 
 
-def test_an_estimated_total_is_never_passed_and_each_phase_has_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_estimated_total_is_never_passed_and_what_was_done_before_has_no_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.0)
     stream = io.StringIO()
-    with progress.Progress("training", total=10, unit="round", stream=stream) as bar:
-        now = 100.0
-        bar.advance(5)
-        assert "1 min 40 s left" in stream.getvalue()
-        bar.phase("pruning")
-        assert "left" not in stream.getvalue().splitlines()[-1], "nothing of this phase is done yet"
-        now = 102.0
+    with progress.Progress("training", total=10, unit="round", stream=stream, done=5) as bar:
+        bar.advance(0)
+        assert "left" not in stream.getvalue().splitlines()[-1], "nothing is done yet"
+        now = 2.0
         bar.advance(2)
         assert "7 of 10 (70%), 3.0 s left" in stream.getvalue().splitlines()[-1]
         bar.advance(4)
@@ -41,21 +40,19 @@ def test_an_estimated_total_is_never_passed_and_each_phase_has_its_own_rate(monk
         assert "11 of 11 (100%)" in last and "left" not in last
 
 
-def test_on_a_terminal_too_each_phase_has_its_own_rate() -> None:
+def test_on_a_terminal_too_what_was_done_before_has_no_rate() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     stream = Terminal()
-    with progress.Progress("training", total=4, unit="round", stream=stream) as bar:
-        bar.phase("seeding")
+    with progress.Progress("pruning", total=4, unit="round", stream=stream, done=1) as bar:
+        assert re.search(r"pruning: +25%.* 1/4 \[00:00<\?", stream.getvalue())
         time.sleep(0.2)
         bar.advance(1)
-        assert re.search(r"seeding: +25%.* 1/4 \[00:00<00:0\d", stream.getvalue())
-        bar.phase("pruning")
-        assert re.search(r"pruning: +25%.* 1/4 \[00:00<\?", stream.getvalue())
-        bar.advance(4)
-        bar.beat()
+        assert re.search(r"pruning: +50%.* 2/4 \[00:00<00:0\d", stream.getvalue())
+        bar.advance(3)
+        bar.advance(0)
         assert "5/5" in stream.getvalue()
 
 

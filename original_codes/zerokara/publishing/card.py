@@ -2,18 +2,20 @@
 
 In: the chain of manifests and the run folder; nothing else is claimed, and a missing fact gives no line. Out: Markdown
 with YAML front matter (https://huggingface.co/docs/hub/model-cards), by huggingface_hub from `model_card.md.jinja`.
-Names and texts of others are escaped (`zerokara.markdown`).
+Names and texts of others are escaped, so that they are shown and are never markup: a corpus file may be named
+``x](javascript:…)<script>.jsonl``, and a model writes anything.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerokara import manifest, markdown, progress
+from zerokara import manifest, progress
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.errors import UserError
 from zerokara.examples import facts as finetuning_facts
@@ -23,6 +25,9 @@ if TYPE_CHECKING:  # all that the card's text needs is imported without them
     from zerokara.huggingface.checkpoint_source import CheckpointSource
     from zerokara.tokenizer.encoder import Encoder
 
+_MARKUP = re.compile(r"[\\`*_{}\[\]()<>#!|~&$:@^]|(?<=www)\.|^[-+=]|(?<=\d)\.(?=\s|$)", re.IGNORECASE)
+"""What starts emphasis, links (bare addresses too), HTML, entities, formulas, cells, headings or lists. Source:
+CommonMark 0.31 (any ASCII punctuation may follow a backslash); GitHub's tables, whose cells end at a ``|``."""
 _TRAINING_SETTINGS = (
     "seq_len", "global_batch_size", "optimizer", "lr", "min_lr", "lr_schedule", "warmup_fraction", "adam_beta1",
     "adam_beta2", "weight_decay", "gradient_clipping", "order", "seed", "zero_stage", "init_std",
@@ -121,10 +126,17 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
         usage=usage(model, name, samples[0]["prompt"] if samples else "…"),
         is_rotary=ARCHITECTURES[model["architecture"]].positions == "rotary",
         number="{:,}".format,
-        markdown=markdown,
+        inline=inline,
         progress=progress,
     )
     return f"{card}\n"
+
+
+def inline(text: str) -> str:
+    """`text` as Markdown within a line or the cell of a table; what does not print is spelt out."""
+    line = " ".join(text.split())
+    shown = (each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in line)
+    return _MARKUP.sub(r"\\\g<0>", "".join(shown))
 
 
 def usage(model: dict[str, Any], name: str, prompt: str) -> list[str]:

@@ -191,7 +191,7 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
                 waiting = deque(pool.submit(_split_in_worker, block) for block in islice(blocks, 4 * num_processes))
                 while waiting:
                     while not wait([waiting[0]], timeout=1.0).done:
-                        progress.beat()
+                        progress.advance(0)
                     num_bytes, lines = waiting.popleft().result()
                     file.write(lines)
                     progress.advance(num_bytes)

@@ -16,6 +16,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,7 +34,6 @@ _PHASES = {
     "Tokenizing input sentences": "gathering equal words",
     "EM training": "estimating probabilities",
     "PruneUnreachableSentencePieces pruned": "finishing",
-    "Added: freq": "merging",
 }
 """Parts of the lines with which a phase begins, in their order."""
 _PHASE = re.compile("|".join(map(re.escape, _PHASES)))
@@ -75,26 +75,32 @@ def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[
     """Copy the trainer's output to the log and show its progress; return the last line."""
     from zerokara.progress import Progress  # tqdm: three megabytes that the trainer's process does without
 
-    last, done = "", 0
+    label, phase, last, done = f"training {model_type}", "", "", 0
+    notes: dict[str, str] = {}
     total, unit = (float(vocab_size), "piece") if model_type == "bpe" else (None, "round")
-    with Progress(f"training {model_type}", total=total, unit=unit) as progress:
+    with ExitStack() as shown:
+        progress = shown.enter_context(Progress(label, total, unit))
         for line in _lines(trainer_output):
             if not line:
-                progress.beat()
+                progress.advance(0)
                 continue
             log.write(line)
-            last = line.strip() or last
+            last, now, step = line.strip() or last, phase, 0
             if match := _MERGE_LINE.search(line):
-                progress.advance(int(match[1]) - done)
-                done = int(match[1])
+                now, step = "merging", int(match[1]) - done
             elif match := _EM_LINE.search(line):
-                if progress.total is None:
-                    progress.expect(num_rounds(int(match[1]), vocab_size))
-                progress.note(candidates=f"{int(match[1]):,}")
-                progress.advance(1)
-                progress.phase("pruning")
-            if match := _PHASE.search(line):
-                progress.phase(_PHASES[match[0]])
+                now, step, candidates = "pruning", 1, int(match[1])
+                total = total or num_rounds(candidates, vocab_size)
+                notes = {"candidates": f"{candidates:,}"}
+            elif match := _PHASE.search(line):
+                now = _PHASES[match[0]]
+            done += step
+            if now == phase:
+                progress.advance(step)
+            else:  # it has its own rate, and so its own time left
+                shown.close()
+                phase, progress = now, shown.enter_context(Progress(f"{label}, {now}", total, unit, done=done))
+            progress.note(**notes)
     log.flush()
     return last
 

@@ -23,9 +23,9 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara import markdown
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.durable import write_text
+from zerokara.progress import indented
 from zerokara.samples.objective import Objective, prompt_inputs
 from zerokara.samples.packed_examples import Pairs
 from zerokara.tokenizer.encoder import Encoder
@@ -97,7 +97,7 @@ def as_markdown(samples: Sequence[Sample]) -> str:
     for sample in samples:
         prompt = sample.prompt if sample.prompt.strip() else "(the start of a document)"
         for name, text in (("**prompt:**", prompt), ("greedy:", sample.greedy), ("sampled:", sample.sampled)):
-            parts.append(f"{name}\n\n{markdown.indented(text)}")
+            parts.append(f"{name}\n\n{indented(text)}")
     return "\n\n".join(parts) + "\n"
 
 

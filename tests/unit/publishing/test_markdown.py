@@ -8,7 +8,8 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from zerokara import markdown
+from zerokara import progress
+from zerokara.publishing import card
 
 NASTY = [
     "x](javascript:alert(1))<script>alert(1)</script>.jsonl",
@@ -51,13 +52,13 @@ PLAIN = {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
 
 @pytest.mark.parametrize("text", [*NASTY, *(f"x {each} y" for each in NASTY)])
 def test_a_text_in_a_line_is_text(text: str) -> None:
-    made = markdown.inline(text)
+    made = card.inline(text)
     assert {token.type for token in tokens(made)} <= PLAIN, made
     assert shown(made) == " ".join(text.split())
 
 
 def test_a_text_in_a_table_is_one_cell() -> None:
-    rows = [f"| {markdown.inline(each)} | 1 |" for each in NASTY]
+    rows = [f"| {card.inline(each)} | 1 |" for each in NASTY]
     found = tokens("\n".join(["| a | b |", "| --- | --- |", *rows]))
     cells = [after.content for token, after in pairwise(found) if token.type == "td_open"]
     assert len(cells) == 2 * len(NASTY)
@@ -67,12 +68,12 @@ def test_a_text_in_a_table_is_one_cell() -> None:
 
 @pytest.mark.parametrize("text", ["\n".join(NASTY), "a\n\n\n  b\n```", "````", ""])
 def test_a_block_is_code(text: str) -> None:
-    blocks = tokens(f"greedy:\n\n{markdown.indented(text)}\n")
+    blocks = tokens(f"greedy:\n\n{progress.indented(text)}\n")
     assert {token.type for token in blocks} <= PLAIN | {"code_block"}
 
 
 def test_what_does_not_print_is_spelt_out() -> None:
-    assert shown(markdown.inline("a\n b\x1b[31m\u202egpj\udcff\u3000日本")) == "a b\\x1b[31m\\u202egpj\\udcff 日本"
-    assert markdown.inline("日本 語.jsonl") == "日本 語.jsonl"
-    assert "\x1b" not in markdown.indented("a\x1b]0;b\u2028c")
-    assert "می\u200cخواهم\u3000\tb" in markdown.indented("می\u200cخواهم\u3000\tb")
+    assert shown(card.inline("a\n b\x1b[31m\u202egpj\udcff\u3000日本")) == "a b\\x1b[31m\\u202egpj\\udcff 日本"
+    assert card.inline("日本 語.jsonl") == "日本 語.jsonl"
+    assert "\x1b" not in progress.indented("a\x1b]0;b\u2028c")
+    assert "می\u200cخواهم\u3000\tb" in progress.indented("می\u200cخواهم\u3000\tb")
