@@ -83,6 +83,11 @@ class ModelSettings(Settings):
     @property
     def lengths(self) -> SampleLengths:
         """Lengths of a training sample: raw tokens, inputs and targets."""
+        return self.text_lengths
+
+    @property
+    def text_lengths(self) -> SampleLengths:
+        """Those of a sample of running text, on which a model is pretrained and proved, a fine-tuned one too."""
         if self.traits.objective == "causal":
             return causal(self.seq_len)
         return with_spans(self.seq_len, self.noise_density, self.mean_span_length)

@@ -249,12 +249,12 @@ OBJECTIVES: dict[str, Callable[[SampleLengths, Encoder, int, bool], Objective]] 
 
 
 def objective(model: ModelSettings, encoder: Encoder, seed: int, intra_document_masking: bool) -> Objective:
-    """The objective of a run: the table's entry for its architecture.
+    """The objective of running text: the table's entry for the architecture.
 
     Raises:
         UserError: the tokenizer lacks what the objective needs.
     """
-    return OBJECTIVES[model.traits.objective](model.lengths, encoder, seed, intra_document_masking)
+    return OBJECTIVES[model.traits.objective](model.text_lengths, encoder, seed, intra_document_masking)
 
 
 def prompt_inputs(

@@ -11,6 +11,7 @@ from configs import config_of
 from span_texts import merged
 
 from zerokara.config.data import SampleLengths, causal, with_spans
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.errors import UserError
 from zerokara.samples.objective import Causal, Prompt, SpanCorruption, corrupt, noise_mask, objective, prompt_inputs
 from zerokara.tokenizer.encoder import Encoder
@@ -96,6 +97,8 @@ def test_too_few_sentinels_are_an_error_with_numbers(span_data: dict[str, str]) 
     (fault,) = caught.value.faults
     assert fault.key == "input_tokenizer_file" and "extra_ids: 100" in fault.remedy
     assert {"10", "568", "28"} <= set(fault.rule.split())
+    tuned = FinetuneRunConfig(architecture="t5", seq_len=64, packed_length=32)  # it is proved on running text, too
+    assert objective(tuned, encoder, seed=1, intra_document_masking=False).lengths == with_spans(64, 0.15, 3)
     fitting = objective(config_of(architecture="t5", seq_len=64), encoder, seed=1, intra_document_masking=False)
     assert fitting.lengths.raw == with_spans(64, 0.15, 3).raw and len(fitting.sentinel_ids) == 10
 
