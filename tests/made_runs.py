@@ -10,7 +10,7 @@ from typing import Any
 import sentencepiece
 import torch
 
-from zerokara import checkpoint, hashing
+from zerokara import checkpoint, manifest
 from zerokara.checkpoint import store
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml
@@ -64,7 +64,7 @@ def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -
     (run_dir / "metrics.jsonl").write_text(metrics, encoding="utf-8")
     state = checkpoint.TrainingState(
         step=10, samples=80, tokens=5120, seconds=12.0, shape=shape.as_json(),
-        tokenizer_sha256=hashing.sha256_of(tokenizer), data_sha256="0" * 64, precision="fp32", facts={},
+        tokenizer_sha256=manifest.sha256_of(tokenizer), data_sha256="0" * 64, precision="fp32", facts={},
     )  # fmt: skip
     store.save(run_dir, state, wide_weights(shape), {"x": torch.zeros(1)})
     return run_dir

@@ -8,24 +8,39 @@ nothing and changing one byte is noticed. Format: indented JSON with the fields 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import platform
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from zerokara import __version__, hashing
+from zerokara import __version__
 from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError, shown
-from zerokara.hashing import FileKey
+from zerokara.progress import Progress
+from zerokara.resources import available_cores
 
 FORMAT = 1
 """Raised when an earlier zerokara would misread what this one writes; further fields alone are no reason."""
+MAX_THREADS = 8
+_CHUNK_BYTES = 1024 * 1024
+
+
+class FileKey(NamedTuple):
+    """What tells one version of a file from another without reading it."""
+
+    path: str
+    """Absolute, as `shown` spells it."""
+    bytes: int
+    modified_ns: int
 
 
 @dataclass(frozen=True)
@@ -47,8 +62,8 @@ class FileRecord:
     """A file by content; `path`, `bytes` and `modified_ns` only save hashing it again when nothing moved."""
 
     path: str
-    """Absolute for an input (as `shown` spells it), or its address on the Hub; relative to the manifest's folder for an
-    output, so that the folder can be moved. In a published folder, an input's folder name and file name only."""
+    """Absolute for an input (as `shown` spells it), or its address on the Hub; when published, its last two names.
+    Relative to the manifest's folder for an output, so that the folder can be moved."""
     bytes: int
     sha256: str
     """For a file on the Hub that has none there: ``git:`` and its blob id."""
@@ -86,21 +101,60 @@ class NewerFormatError(UserError):
     """A newer zerokara wrote the manifest, in a format unknown to this one."""
 
 
+def file_key(path: Path) -> FileKey:
+    """Key of a file as it is now."""
+    status = path.stat()
+    return FileKey(shown(path.resolve()), status.st_size, status.st_mtime_ns)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_files(files: Iterable[Path]) -> dict[FileKey, str]:
+    """SHA-256 of each file, by as many threads as there are cores; shows progress if it takes long.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    keys = {path: file_key(path) for path in files}
+    largest_first = sorted(keys, key=lambda path: -keys[path].bytes)  # so that all threads end together
+    num_threads, lock, stopped = min(MAX_THREADS, available_cores()), threading.Lock(), threading.Event()
+    total = sum(key.bytes for key in keys.values())
+    with Progress("checking files", total, "B") as progress, ThreadPoolExecutor(num_threads) as threads:
+
+        def sha256(path: Path) -> str:
+            digest = hashlib.sha256()
+            with open(path, "rb", buffering=0) as file:
+                while not stopped.is_set() and (chunk := file.read(_CHUNK_BYTES)):
+                    digest.update(chunk)
+                    with lock:
+                        progress.advance(len(chunk))
+            return digest.hexdigest()
+
+        try:
+            hashes = threads.map(sha256, largest_first)
+            return {keys[path]: found for path, found in zip(largest_first, hashes, strict=True)}
+        finally:
+            stopped.set()  # Ctrl-C must not wait for a hundred gigabytes
+
+
 def already_done(manifest_path: Path, spec: StepSpec, *, redo: bool = False) -> Manifest | None:
     """Return the manifest if this very step is complete and its outputs are unchanged; None if it has to run.
 
     Raises:
-        UserError: the manifest records another step, settings or inputs, and `redo` is not set; a fault for each
-            difference, with its key and value.
+        UserError: it records another step, settings or inputs, and `redo` is not set; a fault for each difference.
         OSError: the disk fails.
     """
     try:
         if redo or not manifest_path.exists():
             return None
     except OSError as error:
-        if error.errno in (errno.ENAMETOOLONG, errno.EACCES):  # such a name is refused elsewhere
-            return None
-        raise
+        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES):  # such a name is refused elsewhere
+            raise
+        return None
     done = read(manifest_path)
     if done.step != spec.step:
         rule = f"was written by step {done.step!r}, not {spec.step!r}"
@@ -166,7 +220,7 @@ def is_unchanged(record: FileRecord, manifest_path: Path) -> bool:
     path = manifest_path.parent / record.path
     if not path.is_file() or (status := path.stat()).st_size != record.bytes:
         return False
-    return status.st_mtime_ns == record.modified_ns or hashing.sha256_of(path) == record.sha256
+    return status.st_mtime_ns == record.modified_ns or sha256_of(path) == record.sha256
 
 
 def _differences(manifest_path: Path, done: Manifest, spec: StepSpec) -> Iterator[Fault]:
@@ -196,8 +250,8 @@ def _brief(records: list[FileRecord]) -> str:
 def _records(paths: Paths, name_of: Callable[[Path], str], known: Mapping[FileKey, str]) -> dict[str, list[FileRecord]]:
     """Records of files; `name_of` gives a record's `path` for an absolute one."""
     listed = {name: [files] if isinstance(files, Path) else list(files) for name, files in paths.items()}
-    keys = {file: hashing.file_key(file) for files in listed.values() for file in files if isinstance(file, Path)}
-    hashes = {**known, **hashing.hash_files([file for file, key in keys.items() if key not in known])}
+    keys = {file: file_key(file) for files in listed.values() for file in files if isinstance(file, Path)}
+    hashes = {**known, **hash_files([file for file, key in keys.items() if key not in known])}
 
     def record(file: Path | RemoteFile) -> FileRecord:
         if isinstance(file, RemoteFile):

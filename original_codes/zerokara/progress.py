@@ -49,7 +49,7 @@ class Progress:
         self._notes: dict[str, Any] = {}
         self._started = self._last_line = time.monotonic()
         bar: dict[str, Any] = {"file": self._stream, "dynamic_ncols": True, "leave": False}
-        bar |= {"unit": unit, "unit_scale": unit == "B", "initial": done}
+        bar |= {"unit": unit, "unit_scale": unit == "B", "initial": done, "delay": 0.5}  # short work shows none
         self._bar: Any = tqdm(None, label, total, **bar) if self._stream.isatty() else None
 
     def advance(self, amount: float = 1) -> None:

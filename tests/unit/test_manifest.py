@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import orjson
 import pytest
 
-from zerokara import hashing, manifest
+from zerokara import manifest, progress
 from zerokara.errors import Fault, UserError
 from zerokara.manifest import RemoteFile, StepSpec
 
@@ -64,13 +65,13 @@ def test_a_missing_or_changed_output_has_to_be_made_again(done: tuple[Path, Step
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that are hashed, as they are."""
     files: list[Path] = []
-    hash_files: Callable[[Sequence[Path]], dict[hashing.FileKey, str]] = hashing.hash_files
+    hash_files: Callable[[Sequence[Path]], dict[manifest.FileKey, str]] = manifest.hash_files
 
-    def watched(some: Sequence[Path]) -> dict[hashing.FileKey, str]:
+    def watched(some: Sequence[Path]) -> dict[manifest.FileKey, str]:
         files.extend(some)
         return hash_files(some)
 
-    monkeypatch.setattr(hashing, "hash_files", watched)
+    monkeypatch.setattr(manifest, "hash_files", watched)
     return files
 
 
@@ -80,7 +81,7 @@ def test_files_are_hashed_once_and_unchanged_ones_never_again(tmp_path: Path, ha
         path.write_bytes(b"%d" % number * (number * 10_000))
     spec = StepSpec("step", {}, {"corpus": [*paths, paths[3]]})
     made = manifest.write(tmp_path / "manifest.json", spec, {}, {}, 1.0)
-    assert [record.sha256 for record in made.inputs["corpus"][:40]] == [hashing.sha256_of(path) for path in paths]
+    assert [record.sha256 for record in made.inputs["corpus"][:40]] == [manifest.sha256_of(path) for path in paths]
     assert made.inputs["corpus"][40] == made.inputs["corpus"][3] and len(hashed) == 40
     paths[7].write_bytes(b"other")
     (fault,) = faults(tmp_path / "manifest.json", spec)
@@ -91,10 +92,10 @@ def test_known_hashes_are_taken_while_the_file_is_the_same(tmp_path: Path, hashe
     for name in ("kept", "changed"):
         (tmp_path / name).write_bytes(b"one")
     spec = StepSpec("x", {}, {"input": [tmp_path / "kept", tmp_path / "changed"]})
-    known = {hashing.file_key(path): "known" for path in tmp_path.iterdir()}
+    known = {manifest.file_key(path): "known" for path in tmp_path.iterdir()}
     (tmp_path / "changed").write_bytes(b"three")
     made = manifest.write(tmp_path / "m.json", spec, {}, {}, 0.0, known)
-    assert [record.sha256 for record in made.inputs["input"]] == ["known", hashing.sha256_of(tmp_path / "changed")]
+    assert [record.sha256 for record in made.inputs["input"]] == ["known", manifest.sha256_of(tmp_path / "changed")]
     assert hashed == [tmp_path / "changed"]
 
 
@@ -133,3 +134,26 @@ def test_a_newer_format_is_refused_as_such_and_a_further_field_is_not(done: tupl
     path.write_bytes(orjson.dumps({**content, "format": manifest.FORMAT + 1}))
     with pytest.raises(manifest.NewerFormatError):
         manifest.read(path)
+
+
+def test_hashes_are_those_of_the_files_as_they_are(tmp_path: Path) -> None:
+    for name, content in (("a", b"one"), ("b", b"two" * 2_000_000), ("empty", b"")):
+        (tmp_path / name).write_bytes(content)
+    files = sorted(tmp_path.iterdir())
+    expected = {manifest.file_key(path): manifest.sha256_of(path) for path in files}
+    assert manifest.hash_files([*files, files[0]]) == expected
+    assert manifest.hash_files([]) == {}
+    os.utime(files[0], ns=(0, 1))
+    assert manifest.file_key(files[0]) not in expected
+
+
+def test_hashing_shows_progress_and_a_file_that_cannot_be_read_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.0)
+    (tmp_path / "file").touch()
+    os.truncate(tmp_path / "file", 64 * 2**20)
+    manifest.hash_files([tmp_path / "file"])
+    assert "67.1 MB of 67.1 MB (100%)" in capsys.readouterr().err
+    with pytest.raises(OSError, match="Input/output error"):
+        manifest.hash_files([tmp_path / "file", Path("/proc/self/mem")])

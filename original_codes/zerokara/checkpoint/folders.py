@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from zerokara import hashing, manifest
+from zerokara import manifest
 from zerokara.durable import PARTIAL_SUFFIX, recover, unused_name, write_text
 from zerokara.errors import Fault, RunError, UserError
 
@@ -112,9 +112,9 @@ def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = Fa
             wrong[path] = f"has {size:,} bytes, and was saved with {file.bytes:,}"
     if not by_size_alone:
         whole = [path for path in files if path not in wrong]
-        hashes = hashing.hash_files(whole)
+        hashes = manifest.hash_files(whole)
         for path in whole:
-            if hashes[hashing.file_key(path)] != files[path].sha256:
+            if hashes[manifest.file_key(path)] != files[path].sha256:
                 wrong[path] = "was changed after it was saved (its SHA-256 differs)"
     if wrong:
         raise UserError(Fault(str(path), rule, remedy="use an older checkpoint") for path, rule in wrong.items())

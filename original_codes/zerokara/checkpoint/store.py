@@ -23,7 +23,7 @@ import orjson
 from torch import Tensor
 from torch.distributed import Store
 
-from zerokara import hashing, manifest
+from zerokara import manifest
 from zerokara.checkpoint import folders, tensor_file
 from zerokara.checkpoint.state import OPTIMIZER, STATE_NAME, WEIGHTS, Share, TrainingState
 from zerokara.durable import atomic_folder, sync_folder, write_json
@@ -219,6 +219,6 @@ def save(
                 folders.SELECTION_FACT: state.selection_loss,
             },
             seconds=time.monotonic() - started,
-            hashes={hashing.file_key(partial / file.name): file.sha256 for file in written},
+            hashes={manifest.file_key(partial / file.name): file.sha256 for file in written},
         )
     return folder

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from huggingface_hub import EvalResult, ModelCard
 
-from zerokara import hashing
+from zerokara import manifest
 from zerokara.durable import write_json, write_text
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation.results import Row, Section, interval_text
@@ -33,7 +33,7 @@ def add(folder: Path, model: str, sections: Sequence[Section]) -> Path:
     """
     path = folder / CARD_NAME
     record = _record(folder)
-    if record is not None and hashing.sha256_of(path) != record["sha256"]:
+    if record is not None and manifest.sha256_of(path) != record["sha256"]:
         rule = "has changed since the export was proved"
         raise UserError(Fault(str(path), rule, remedy="run step 4 again with --redo, then add the results"))
     text = with_results(path.read_text(encoding="utf-8") if path.is_file() else "---\n{}\n---\n", model, sections)
@@ -98,7 +98,7 @@ def _record_again(folder: Path, card: Path) -> None:
             if each["path"] == CARD_NAME:
                 each |= {
                     "bytes": status.st_size,
-                    "sha256": hashing.sha256_of(card),
+                    "sha256": manifest.sha256_of(card),
                     "modified_ns": status.st_mtime_ns,
                 }
     write_json(path, raw)

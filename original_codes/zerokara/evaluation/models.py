@@ -22,7 +22,7 @@ import transformers
 from safetensors import SafetensorError
 from transformers.utils import logging
 
-from zerokara import hashing
+from zerokara import manifest
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation.inputs import model_files, short_names
 
@@ -52,7 +52,7 @@ class LoadedModel:
     dtype: torch.dtype
     _memory: _Memory = field(default_factory=_Memory)
     _model: Any = None
-    hashes: dict[hashing.FileKey, str] = field(default_factory=dict)
+    hashes: dict[manifest.FileKey, str] = field(default_factory=dict)
     """SHA-256 of the files that `content` has read."""
     _content: str = ""
 
@@ -94,8 +94,8 @@ class LoadedModel:
         """SHA-256 over the files of the folder that make the model what it is."""
         if not self._content:
             files = model_files(self.folder)
-            self.hashes = hashing.hash_files(files)
-            names = [(file.name, self.hashes[hashing.file_key(file)]) for file in files]
+            self.hashes = manifest.hash_files(files)
+            names = [(file.name, self.hashes[manifest.file_key(file)]) for file in files]
             self._content = sha256(json.dumps(names).encode()).hexdigest()
         return self._content
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from zerokara import checkpoint, hashing
+from zerokara import checkpoint, manifest
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.config.pretrain_config import RunConfig
@@ -101,7 +101,7 @@ def find(settings: ConvertSettings) -> CheckpointSource:
             "keep the checkpoint in the run folder where step 3 wrote it",
         )
         raise UserError([Fault(where=str(run_dir / name), rule=rule, remedy=remedy) for name in missing])
-    state, sha256 = checkpoint.read_state(folder), hashing.sha256_of(run_dir / TOKENIZER_NAME)
+    state, sha256 = checkpoint.read_state(folder), manifest.sha256_of(run_dir / TOKENIZER_NAME)
     if sha256 != state.tokenizer_sha256:
         trained = f"sha256 {sha256[:12]}, trained with {state.tokenizer_sha256[:12]}"
         rule = f"is not the tokenizer of {folder.name}: {trained}"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerokara import hashing, manifest
+from zerokara import manifest
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.examples import facts
@@ -175,7 +175,7 @@ def check_unchanged(folder: Path, made: manifest.Manifest) -> None:
             faults.append(Fault(where=str(folder / MANIFEST_NAME), rule=rule, remedy=_REMEDY))
         elif not path.is_file():
             faults.append(Fault(where=str(path), rule="is missing from the exported folder", remedy=_REMEDY))
-        elif path.stat().st_size != record.bytes or hashing.sha256_of(path) != record.sha256:
+        elif path.stat().st_size != record.bytes or manifest.sha256_of(path) != record.sha256:
             rule = "has changed since the export was proved"
             faults.append(Fault(where=str(path), rule=rule, remedy=_REMEDY))
     if faults:

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from zerokara import durable, hashing, manifest
+from zerokara import durable, manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import RunError
 from zerokara.examples import facts as finetuning
@@ -58,19 +58,17 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size)
         outputs["tokenizer"] = tokenizer_files
         seconds["writing"] = _lap(times)
-        with hashing.BackgroundHashes(outputs["weights"]) as weight_hashes:  # on one core, during the proofs
-            proofs = {"token_ids": tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)}
-            seconds["proof of token ids"] = _lap(times)
-            if chat_template is not None:
-                proofs["chat"] = chat_proof.prove(partial, finetuning.conversations(source.run_dir))
-                seconds["proof of the chat template"] = _lap(times)
-            proofs["logits"], samples = proof.prove_model(
-                partial, source, settings.dtype, encoder, documents, settings.test_prompt_text
-            )
-            seconds["proof of logits"] = _lap(times)
-            if faults := [fault for each in proofs.values() for fault in each.faults]:
-                raise _failed(faults, proof.as_json(proofs, samples, examples=True), partial, folder)
-            hashes = weight_hashes.result()
+        proofs = {"token_ids": tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)}
+        seconds["proof of token ids"] = _lap(times)
+        if chat_template is not None:
+            proofs["chat"] = chat_proof.prove(partial, finetuning.conversations(source.run_dir))
+            seconds["proof of the chat template"] = _lap(times)
+        proofs["logits"], samples = proof.prove_model(
+            partial, source, settings.dtype, encoder, documents, settings.test_prompt_text
+        )
+        seconds["proof of logits"] = _lap(times)
+        if faults := [fault for each in proofs.values() for fault in each.faults]:
+            raise _failed(faults, proof.as_json(proofs, samples, examples=True), partial, folder)
         facts = card.gather(source, encoder, settings.dtype) | proof.as_json(proofs, samples)
         outputs["card"], outputs["curve"] = [partial / "README.md"], [partial / METRICS_NAME]
         name = settings.huggingface_name or folder.name
@@ -84,7 +82,6 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
             outputs,
             facts | {"seconds": seconds},
             time.monotonic() - times[0],
-            hashes=hashes,
             published=True,
         )
 

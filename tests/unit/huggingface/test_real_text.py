@@ -14,9 +14,9 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml
 from zerokara.errors import UserError
-from zerokara.hashing import sha256_of
 from zerokara.huggingface import real_text
 from zerokara.huggingface.real_text import validation_text
+from zerokara.manifest import sha256_of
 from zerokara.tokens.indexed import write_documents
 from zerokara.tokens.layout import TokenPaths, bin_path
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokara import hashing, manifest
+from zerokara import manifest
 from zerokara.errors import guarded
 from zerokara.steps import tokenize, train_tokenizer
 
@@ -54,8 +54,7 @@ def test_both_steps_take_any_name(
 
 def test_hashes_are_found_by_any_name(place: Path) -> None:
     path = place / "corpus" / RAW / f"{RAW}.jsonl"
-    with hashing.BackgroundHashes([path]) as background:
-        assert list(background.result().values()) == [hashing.sha256_of(path)]
+    assert list(manifest.hash_files([path]).values()) == [manifest.sha256_of(path)]
 
 
 def test_paths_of_the_configuration_are_plain_text(
