@@ -8,7 +8,6 @@ followed: its target is written.
 from __future__ import annotations
 
 import errno
-import glob
 import itertools
 import os
 import shutil
@@ -22,6 +21,7 @@ import orjson
 
 PARTIAL_SUFFIX = ".partial"
 """Ending of the name of what is being written; a leftover with it may be deleted."""
+_OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
 ASIDE_ENDING = ".old-"
 """Appended, with a number, to the name of what was replaced and is kept."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -43,10 +43,10 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_folders(folder: Path) -> list[Path]:
+def make_folders(path: Path) -> list[Path]:
     """Make a folder and its parents, synced; return those that are new, the innermost first."""
-    new = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    new = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
     for each in new:
         sync_folder(each.parent)
     return new
@@ -70,7 +70,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
     A file that it replaces passes on its permissions. The error of a full disk names the file.
     """
-    path = _followed(path)
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     make_folders(path.parent)
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
@@ -89,14 +89,6 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def remove_partials(path: Path) -> None:
-    """Remove what killed processes left of the file `path`; nobody may be writing it now."""
-    path = _followed(path)
-    for partial in path.parent.glob(f"{glob.escape(path.name)}.*{PARTIAL_SUFFIX}"):
-        if partial.name.removeprefix(f"{path.name}.").removesuffix(PARTIAL_SUFFIX).isdigit():
-            partial.unlink(missing_ok=True)
-
-
 @contextmanager
 def atomic_folder(path: Path, keep: str = "") -> Iterator[Path]:
     """Yield a temporary folder that gets the name `path` when the block ends without an error.
@@ -104,13 +96,13 @@ def atomic_folder(path: Path, keep: str = "") -> Iterator[Path]:
     An existing folder of that name stays until the new one is complete; then it is renamed to `unused_name` with the
     ending `keep`, or deleted if `keep` is empty. (Between the two renames nothing has the name; `recover` mends that.)
     """
-    path = _followed(path)
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     make_folders(path.parent)
     recover(path)
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    old = unused_name(path, keep) if keep else _old_name(path)
+    old = unused_name(path, keep) if keep else path.with_name(path.name + _OLD_SUFFIX)
     try:
         yield partial
         for each in (*partial.rglob("*"), partial):
@@ -119,41 +111,27 @@ def atomic_folder(path: Path, keep: str = "") -> Iterator[Path]:
             os.rename(path, old)
         os.rename(partial, path)
         sync_folder(path.parent)
-    except BaseException:
+    finally:
         if old.exists() and not path.exists():
             os.rename(old, path)
         shutil.rmtree(partial, ignore_errors=True)
-        raise
-    if not keep:
-        shutil.rmtree(old, ignore_errors=True)
+        recover(path)  # which deletes what was replaced and is not to be kept
 
 
 def recover(path: Path) -> None:
     """Restore the name of a folder whose replacement was interrupted between two renames."""
-    old = _old_name(path)
-    if not old.exists():
-        return
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-    else:
+    old = path.with_name(path.name + _OLD_SUFFIX)
+    if old.exists() and not path.exists():
         os.rename(old, path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def unused_name(path: Path, ending: str) -> Path:
     """A name that does not exist: `path` with an ending, and a number if needed (``run.old-1``, ``x.failed``)."""
-    first = 1 if ending.endswith("-") else 2
-    numbered = (f"{ending.removesuffix('-')}-{number}" for number in itertools.count(first))
-    endings = numbered if ending.endswith("-") else itertools.chain([ending], numbered)
-    names = (path.with_name(path.name + each) for each in endings)
+    first, dash = ("1", "") if ending.endswith("-") else ("", "-")
+    numbers = itertools.chain([first], (f"{dash}{number}" for number in itertools.count(2)))
+    names = (path.with_name(f"{path.name}{ending}{number}") for number in numbers)
     return next(name for name in names if not os.path.lexists(name))
-
-
-def _followed(path: Path) -> Path:
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
-
-
-def _old_name(path: Path) -> Path:
-    return path.with_name(f"{path.name}.old{PARTIAL_SUFFIX}")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -26,8 +26,6 @@ UNREAD = 141
 """Exit code if the reader of the output is gone, as in shells (128 + SIGPIPE)."""
 SAME_COMMAND = "the same command"
 """Stands for the command of a step that was called neither by its script nor as a module."""
-
-
 _NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\]")
 """What ends a line, steers a terminal, turns the direction of writing, or stands for a byte that is no UTF-8."""
 _MAX_VALUE_CHARACTERS, _MAX_MESSAGE_CHARACTERS = 500, 50_000
@@ -71,10 +69,6 @@ def redacted(text: str) -> str:
     return text
 
 
-class _ABSENT:
-    """No value was given; a class, because it stays identical on the way from a worker process."""
-
-
 @dataclass(frozen=True)
 class Fault:
     """One thing that is wrong: ``config.yaml:14: lr = -1: must be greater than 0; try 3e-4``."""
@@ -84,14 +78,14 @@ class Fault:
     rule: str
     """What must hold (``must be greater than 0``)."""
     key: str | None = None
-    value: object = _ABSENT
-    """The value found; left out of the text if not given."""
+    value: object = ...
+    """The value found; left out of the text if it is `...`, which stays the same on the way from a worker process."""
     remedy: str = ""
     """What to do, with numbers where there are any."""
 
     def __str__(self) -> str:
         subject = [self.key] if self.key else []
-        if self.value is not _ABSENT:
+        if self.value is not ...:
             value = str(self.value)
             subject.append(value if len(value) <= _MAX_VALUE_CHARACTERS else value[:_MAX_VALUE_CHARACTERS] + _CUT)
         text = ": ".join(part for part in (self.where, " = ".join(subject), self.rule) if part)

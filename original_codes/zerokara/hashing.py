@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from zerokara.manifest import MAX_THREADS, FileKey, file_key, hash_files, sha256_of
+from zerokara.manifest import FileKey, file_key, hash_files, sha256_of
 from zerokara.resources import available_cores
 
-__all__ = ["MAX_THREADS", "BackgroundHashes", "FileKey", "file_key", "hash_files", "sha256_of"]
+MAX_THREADS = 8
+__all__ = ["BackgroundHashes", "FileKey", "file_key", "hash_files", "sha256_of"]
 
 
 class BackgroundHashes:

@@ -16,22 +16,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from zerokara import __version__
 from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError, shown
-from zerokara.progress import Progress
+from zerokara.progress import Progress, plural
 from zerokara.resources import available_cores
 
 FORMAT = 1
 """Raised when an earlier zerokara would misread what this one writes; further fields alone are no reason."""
-MAX_THREADS = 8
-_CHUNK_BYTES = 1024 * 1024
 
 
 class FileKey(NamedTuple):
@@ -121,14 +120,13 @@ def hash_files(files: Iterable[Path]) -> dict[FileKey, str]:
     """
     keys = {path: file_key(path) for path in files}
     largest_first = sorted(keys, key=lambda path: -keys[path].bytes)  # so that all threads end together
-    num_threads, lock, stopped = min(MAX_THREADS, available_cores()), threading.Lock(), threading.Event()
-    total = sum(key.bytes for key in keys.values())
-    with Progress("checking files", total, "B") as progress, ThreadPoolExecutor(num_threads) as threads:
+    threads, lock, stopped = ThreadPoolExecutor(min(8, available_cores())), threading.Lock(), threading.Event()
+    with threads, Progress("checking files", sum(key.bytes for key in keys.values()), "B") as progress:
 
         def sha256(path: Path) -> str:
             digest = hashlib.sha256()
             with open(path, "rb", buffering=0) as file:
-                while not stopped.is_set() and (chunk := file.read(_CHUNK_BYTES)):
+                while not stopped.is_set() and (chunk := file.read(1024 * 1024)):
                     digest.update(chunk)
                     with lock:
                         progress.advance(len(chunk))
@@ -146,23 +144,22 @@ def already_done(manifest_path: Path, spec: StepSpec, *, redo: bool = False) -> 
 
     Raises:
         UserError: it records another step, settings or inputs, and `redo` is not set; a fault for each difference.
-        OSError: the disk fails.
+        OSError: a file, or the folder, cannot be read.
     """
     try:
         if redo or not manifest_path.exists():
             return None
     except OSError as error:
-        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES):  # such a name is refused elsewhere
-            raise
-        return None
+        if error.errno in (errno.ENAMETOOLONG, errno.EACCES):  # such a name is refused elsewhere
+            return None
+        raise
     done = read(manifest_path)
     if done.step != spec.step:
         rule = f"was written by step {done.step!r}, not {spec.step!r}"
         raise UserError(Fault(str(manifest_path), rule, remedy="choose another output in the configuration"))
     if faults := list(_differences(manifest_path, done, spec)):
         raise UserError(faults)
-    records = (record for records in done.outputs.values() for record in records)
-    return done if all(is_unchanged(record, manifest_path) for record in records) else None
+    return done if all(is_unchanged(record, manifest_path) for record in chain(*done.outputs.values())) else None
 
 
 def write(
@@ -210,7 +207,7 @@ def read(manifest_path: Path) -> Manifest:
         return TypeAdapter(Manifest).validate_python(raw)
     except FileNotFoundError:
         raise UserError(Fault(where, "there is no manifest here: the step that writes it is not complete")) from None
-    except (orjson.JSONDecodeError, ValidationError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         rule = f"is not a manifest ({error})"
         raise UserError(Fault(where, rule, remedy="move it and the files beside it away")) from error
 
@@ -231,7 +228,7 @@ def _differences(manifest_path: Path, done: Manifest, spec: StepSpec) -> Iterato
         if was != now:
             rule = f"was {was} when this output was made"
             yield Fault(str(manifest_path), rule, spec.key_of(name), now, remedy)
-    known = {FileKey(r.path, r.bytes, r.modified_ns): r.sha256 for files in done.inputs.values() for r in files}
+    known = {FileKey(r.path, r.bytes, r.modified_ns): r.sha256 for r in chain(*done.inputs.values())}
     inputs = _records(spec.inputs, shown, known)
     for name in sorted(done.inputs.keys() | inputs.keys()):
         was_files, now_files = done.inputs.get(name, []), inputs.get(name, [])
@@ -241,16 +238,14 @@ def _differences(manifest_path: Path, done: Manifest, spec: StepSpec) -> Iterato
 
 
 def _brief(records: list[FileRecord]) -> str:
-    total = sum(record.bytes for record in records)
-    if len(records) == 1:
-        return f"{total:,} bytes, sha256 {records[0].sha256[:12]}"
-    return f"{len(records)} files, {total:,} bytes"
+    text = f"{plural(len(records), 'file')}, {sum(record.bytes for record in records):,} bytes"
+    return f"{text}, sha256 {records[0].sha256[:12]}" if len(records) == 1 else text
 
 
 def _records(paths: Paths, name_of: Callable[[Path], str], known: Mapping[FileKey, str]) -> dict[str, list[FileRecord]]:
     """Records of files; `name_of` gives a record's `path` for an absolute one."""
-    listed = {name: [files] if isinstance(files, Path) else list(files) for name, files in paths.items()}
-    keys = {file: file_key(file) for files in listed.values() for file in files if isinstance(file, Path)}
+    listed = {name: [files] if isinstance(files, Path) else files for name, files in paths.items()}
+    keys = {file: file_key(file) for file in chain(*listed.values()) if isinstance(file, Path)}
     hashes = {**known, **hash_files([file for file, key in keys.items() if key not in known])}
 
     def record(file: Path | RemoteFile) -> FileRecord:

@@ -40,14 +40,6 @@ def test_a_full_disk_names_the_file_and_other_errors_do_not(tmp_path: Path, code
     assert caught.value.filename == (str(path) if is_named else None)
 
 
-def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    kept = ["file", "file.1", "file.1.old.partial", "other.1.partial", "file.x.partial"]
-    for name in (*kept, "file.1.partial", "file.234.partial"):
-        (tmp_path / name).touch()
-    durable.remove_partials(tmp_path / "file")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
-
-
 def test_a_folder_appears_whole_and_replaces(tmp_path: Path) -> None:
     target = tmp_path / "out"
     with durable.atomic_folder(target) as partial:

@@ -12,7 +12,9 @@ examples that are drawn from the training data are whole groups of equal inputs,
 
 from __future__ import annotations
 
+import glob
 import math
+import os
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +31,7 @@ import orjson
 from zerokara import file_lock, manifest
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.corpus.find import InputFile, check_unchanged, for_manifest
-from zerokara.durable import PARTIAL_SUFFIX, atomic_file, made_folder, remove_partials
+from zerokara.durable import PARTIAL_SUFFIX, atomic_file, made_folder
 from zerokara.errors import Fault, UserError
 from zerokara.examples.encoding import ChatTemplate, Fate, Segments, auto_source, encode, fit
 from zerokara.examples.example_files import SPLITS, STEP, ExampleFiles, ExamplePaths, Split, Write, example_writer
@@ -156,8 +158,9 @@ def _claimed(paths: ExamplePaths) -> Iterator[None]:
             rule = f"{file_lock.read_holder(lock) or 'another process'} is writing here"
             raise UserError(Fault(str(paths.manifest), rule, remedy="wait for it, or choose another output_prefix"))
         paths.manifest.unlink(missing_ok=True)
-        for path in (*paths.written, paths.manifest):
-            remove_partials(path)
+        for path in map(os.path.realpath, (*paths.written, paths.manifest)):
+            for leftover in glob.glob(f"{glob.escape(path)}.[0-9]*{PARTIAL_SUFFIX}"):
+                os.unlink(leftover)
         yield
 
 
