@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 import sys
-import time
+import threading
 from typing import IO, Any
 
 from tqdm import tqdm
@@ -35,64 +35,43 @@ def log(text: str) -> None:
         print(plain(text), flush=True)
 
 
-class Progress:
-    """Progress of one piece of long work, used as a context manager."""
+class Progress(tqdm):
+    """Progress of one piece of long work, used as a context manager: what has been done, rate and time left."""
+
+    total: float | None
+    monitor_interval = 0  # no thread that draws a bar of its own accord
 
     def __init__(
         self, label: str, total: float | None = None, unit: str = "it", stream: IO[str] | None = None, done: float = 0
     ):
         """`done` of the `total` was done before, and does not count in the rate; the total may be an estimate."""
-        self._label, self._unit = label, unit
-        self._total = max(total, done) if total else None
-        self._done = self._done_before = done
-        self._stream = stream if stream is not None else sys.stderr
-        self._notes: dict[str, Any] = {}
-        self._started = self._last_line = time.monotonic()
-        bar: dict[str, Any] = {"file": self._stream, "dynamic_ncols": True, "leave": False}
-        bar |= {"unit": unit, "unit_scale": unit == "B", "initial": done, "delay": 0.5}  # short work shows none
-        self._bar: Any = tqdm(None, label, total, **bar) if self._stream.isatty() else None
+        file = stream or sys.stderr
+        self._is_drawn = file.isatty()
+        interval, delay = (0.1, 0.5) if self._is_drawn else (LINE_INTERVAL_SECONDS,) * 2  # short work shows none
+        form: dict[str, Any] = {"dynamic_ncols": True} if self._is_drawn else {"ncols": 0, "position": 0}
+        form |= {"unit": unit, "unit_scale": unit in ("B", "s"), "initial": done, "miniters": 0}
+        super().__init__(None, label, total, False, file, mininterval=interval, delay=delay, **form)
 
     def advance(self, amount: float = 1) -> None:
         """Count `amount` more units as done; 0, every second where nothing advances, shows that the work continues."""
-        self._done += amount
-        if self._total:
-            self._total = max(self._total, self._done)  # it was estimated too low
-        if self._bar is not None:
-            self._bar.total = self._total
-            self._bar.update(amount)
-            if not amount:
-                self._bar.refresh()
-        elif time.monotonic() - self._last_line >= LINE_INTERVAL_SECONDS:
-            self._print()
+        if self.total:
+            self.total = max(self.total, self.n + amount)  # it was estimated too low
+        self.update(amount)
 
     def note(self, **values: object) -> None:
         """Show further values beside the progress (``loss=2.31``)."""
-        self._notes.update(values)
-        if self._bar is not None:
-            self._bar.set_postfix(self._notes, refresh=False)
+        self.set_postfix(values, refresh=False)
 
-    def __enter__(self) -> Progress:
-        return self
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Draw the bar, or print a line where nothing can be drawn (tqdm would end each with a carriage return)."""
+        if self._is_drawn:
+            return bool(super().display(msg, pos))
+        if msg is None:
+            print(self, file=self.fp, flush=True)
+        return False
 
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
-    def _print(self) -> None:
-        self._last_line = time.monotonic()
-        seconds = self._last_line - self._started
-        rate = (self._done - self._done_before) / max(seconds, 1e-9)
-        shown, unit = (bytes_text, "") if self._unit == "B" else (count_text, f" {self._unit}")
-        parts = []
-        if self._done:
-            parts.append(shown(self._done))
-        if self._done and self._total:
-            parts[0] += f" of {shown(self._total)} ({self._done / self._total:.0%})"
-        if rate and self._total and self._done < self._total:
-            parts.append(f"{seconds_text((self._total - self._done) / rate)} left")
-        parts.append(f"{shown(rate)}{unit}/s" if rate else f"for {seconds_text(seconds)}")
-        parts += [f"{key} {value}" for key, value in self._notes.items()]
-        print(f"{self._label}: {', '.join(parts)}", file=self._stream, flush=True)
+Progress.set_lock(threading.RLock())  # tqdm's own is one of multiprocessing too, and would fix its start method
 
 
 def opening(text: str) -> None:

@@ -77,7 +77,7 @@ def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[
 
     label, phase, last, done = f"training {model_type}", "", "", 0
     notes: dict[str, str] = {}
-    total, unit = (float(vocab_size), "piece") if model_type == "bpe" else (None, "round")
+    total, unit = (vocab_size, "piece") if model_type == "bpe" else (None, "round")
     with ExitStack() as shown:
         progress = shown.enter_context(Progress(label, total, unit))
         for line in _lines(trainer_output):
