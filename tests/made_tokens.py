@@ -8,22 +8,20 @@ and step 3 takes the files as any others.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
-from zerokara.corpus.lines import OpenStreams
 from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import sentencepiece_itself
 from zerokara.tokens import work_folder
-from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus
+from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, manifest_facts
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.shards import Job, ShardResult, Tally, write_shard
-from zerokara.tokens.summary import manifest_facts
-from zerokara.tokens.tasks import TaskQueue
+from zerokara.tokens.shards import Job, ShardResult, write_shard
+from zerokara.tokens.tasks import Task
 
 
 def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
@@ -32,15 +30,13 @@ def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
     return path
 
 
-def run_in_this_process(job: Job, queue: TaskQueue, num_workers: int) -> Generator[Tally | ShardResult, None, None]:
+def run_in_this_process(
+    job: Job, lanes: Sequence[Iterator[Task]], num_workers: int
+) -> Generator[ShardResult, None, None]:
     """Do the tasks one after another, in the place of `run_in_workers`."""
-    with OpenStreams() as streams:
-        while task := queue.next(0):
-            tallies: list[Tally] = []
-            result = write_shard(job, task, tallies.append, streams)
-            queue.finished(task, result.at_end)
-            yield from tallies
-            yield result
+    for lane in lanes:
+        for task in lane:
+            yield write_shard(job, task)
 
 
 def encode(

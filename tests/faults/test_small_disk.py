@@ -21,7 +21,7 @@ from zerokara.corpus.find import find_files
 from zerokara.corpus.read import total_plain_bytes
 from zerokara.steps import tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens import preparation, quarantine
+from zerokara.tokens import encode, preparation
 
 given = dict(word.split("=", 1) for word in sys.argv[1:])
 disk = Path(given["output_prefix"]).parents[1]
@@ -48,9 +48,9 @@ results, little = {"estimated": estimated, "ids": expected.output_bytes}, 64 * 1
 leave(estimated - little)
 results["less, started"] = run(), sorted(path.name for path in disk.iterdir())
 leave(estimated + little)
-collect, quarantine.collect = quarantine.collect, interrupt
+write, encode.write_quarantine = encode.write_quarantine, interrupt
 results["stopped"] = run()
-quarantine.collect = collect
+encode.write_quarantine = write
 left_behind = Path(f"{config.output_prefix}_tokenizing.partial").iterdir()
 used = sum(path.stat().st_blocks * 512 for path in left_behind)
 leave(estimated - used - little)

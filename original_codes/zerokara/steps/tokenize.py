@@ -16,11 +16,9 @@ from zerokara.progress import bytes_text, count_text, log, opening, plural, summ
 from zerokara.steps import command, preflight
 from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
-from zerokara.tokens.cluster import schedulers
-from zerokara.tokens.encode import encode_corpus
+from zerokara.tokens.encode import encode_corpus, manifest_facts, summary_rows
 from zerokara.tokens.layout import TokenPaths, bin_path
 from zerokara.tokens.preparation import prepare
-from zerokara.tokens.summary import manifest_facts, summary_rows
 from zerokara.tokens.tasks import num_workers
 from zerokara.tokens.workers import start_fork_server
 
@@ -41,13 +39,11 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         return
     preflight.check(config, preflight.of_tokens(config), input_jsonl=files)
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
-    scheduler = schedulers.scheduler_of(config)
-    if scheduler is None:
-        start_fork_server()
+    start_fork_server()
     prepared = prepare(config, files)
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     tokens = f"about {count_text(prepared.expected.tokens)} tokens, {bytes_text(prepared.expected.output_bytes)}"
-    workers = plural(num_workers(config, files), "worker") if config.cluster == "none" else f"on {config.cluster}"
+    workers = plural(num_workers(config, files), "worker")
     opening(f"step 2 tokenise: {corpus} → {bin_path(paths.train)} ({tokens}), {workers}")
     log(f"  encoder: {prepared.choice.name}, {prepared.choice.reason}")
     for note in prepared.notes:
@@ -55,14 +51,12 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     if options.dry_run:
         log("dry run: nothing was written")
         return
-    run_tasks = schedulers.run_tasks(config, files, scheduler)
-    encoded = encode_corpus(config, files, prepared.encoder, prepared.choice, run_tasks=run_tasks)
+    encoded = encode_corpus(config, files, prepared.encoder, prepared.choice)
     facts = manifest_facts(config, files, encoded, prepared.encoder)
     seconds = time.monotonic() - started
     manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, encoded.hashes)
     work_folder.discard(paths)
-    rows = summary_rows(config, encoded, facts, time.monotonic() - started)
-    summary("step 2 tokenise: done", rows, following)
+    summary("step 2 tokenise: done", summary_rows(config, encoded, time.monotonic() - started), following)
 
 
 def manifest_work(config: DataSettings, files: Sequence[InputFile]) -> manifest.StepSpec:

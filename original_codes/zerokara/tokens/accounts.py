@@ -1,22 +1,17 @@
-"""Accounts of the corpus in documents and bytes, source by source, and the check of `max_bad_fraction`.
+"""What became of every document, source by source: counts, the quarantine, and the check of `max_bad_fraction`.
 
 Documents: what came in = train + valid + skipped, where every row of a damaged row group is one that was skipped.
 
-Bytes are those of the files on disk (compressed, if they are): the one unit that is known exactly even of what cannot
-be read, and that `ls -l` shows. What came in (the sizes of the files) = read + skipped + lost:
+Bytes are those of the files on disk (compressed, if they are), and matter only where something cannot be counted in
+documents. *Lost* are those that could not be read: a packed file from its damage on; of a damaged row group, the share
+of its missing rows; a line that is too long. *Unverified* were read, but are held against `max_bad_fraction` as those
+that were lost: the gzip member or zstd frame in which a damage was met, for its checksum failed or was never reached,
+and a gzip member can unpack to nonsense for long before anything is noticed; and all of a packed file that ends in the
+middle, for nobody can know how much is missing. Their documents are used.
 
-* lost could not be read: a packed file from its damage on; of a damaged row group, the share of its missing rows;
-* skipped was read and made no document. A line counts with its bytes; in a packed file these are bytes of what it
-  unpacks to, so that the part of the file that could be read is shared out in that proportion (a .parquet: in
-  proportion to the values of the column; each is one byte longer here, as a line is by its end);
-* read is the rest.
-
-Of what was read, some is *unverified*: the gzip member or zstd frame in which a damage was met, for its checksum failed
-or was never reached, and a gzip member can unpack to nonsense for long before anything is noticed; and all of a packed
-file that ends in the middle, for nobody can know how much is missing. Such documents are used, but these bytes are held
-against `max_bad_fraction` as those that were lost.
-
-Everything is summed by file before it is shared out, so it does not depend on how the corpus was cut into tasks.
+The quarantine lists every line that makes no document, one JSON object a line: ``file``, ``line`` (from 1; a row of a
+.parquet), ``offset`` (byte in the unpacked file; index of the row), ``reason``, ``excerpt``, ``bytes``; of a damage
+``documents`` and ``bytes_lost``, too.
 """
 
 from __future__ import annotations
@@ -26,18 +21,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import HARMLESS
-from zerokara.corpus.find import InputFile
-from zerokara.errors import RunError, UserError
+from zerokara.durable import atomic_file
+from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.shards import RangeResult, ShardResult
+from zerokara.tokens.shards import ShardResult, shard_path
 from zerokara.tokens.tasks import Task
 
 NAMED_FILES = 5
@@ -90,17 +87,14 @@ class DamagedFile:
 
 @dataclass
 class SourceTally:
-    """Documents and bytes of one source, or of all; the top of this file says what adds up to what."""
+    """Documents of one source, or of all, and bytes of its files; the top of this file says what adds up to what."""
 
     documents_in: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     """Documents, by reason."""
     bytes_in: int = 0
-    bytes_read: int = 0
-    bytes_skipped: Counter[str] = field(default_factory=Counter)
     bytes_lost: int = 0
     bytes_unverified: int = 0
-    """Of those read."""
     damaged: list[DamagedFile] = field(default_factory=list)
     train: SplitTally = field(default_factory=SplitTally)
     valid: SplitTally = field(default_factory=SplitTally)
@@ -118,10 +112,20 @@ class SourceTally:
 
     @property
     def bad_bytes(self) -> tuple[int, int]:
-        """Bad bytes, and all bytes; empty lines count in neither."""
-        harmless = sum(self.bytes_skipped[reason] for reason in HARMLESS)
-        bad = self.bytes_skipped.total() - harmless + self.bytes_lost + self.bytes_unverified
-        return bad, self.bytes_in - harmless
+        """Bytes that were lost or are unverified, and all bytes."""
+        return self.bytes_lost + self.bytes_unverified, self.bytes_in
+
+    @property
+    def reasons(self) -> str:
+        """``broken JSON 12, empty text 3``."""
+        return ", ".join(f"{reason} {count:,}" for reason, count in self.skipped.most_common())
+
+    @property
+    def damages(self) -> str:
+        """The first few of the damaged files with what was lost of each, and how many more there are."""
+        named = ", ".join(str(file) for file in self.damaged[:NAMED_FILES])
+        more = len(self.damaged) - NAMED_FILES
+        return f"{named}, and {more:,} more" if more > 0 else named
 
     def facts(self) -> dict[str, Any]:
         """All counts but the splits, as JSON values."""
@@ -129,8 +133,6 @@ class SourceTally:
             "documents_in": self.documents_in,
             "skipped": dict(self.skipped.most_common()),
             "bytes_in": self.bytes_in,
-            "bytes_read": self.bytes_read,
-            "bytes_skipped": dict(self.bytes_skipped.most_common()),
             "bytes_lost": self.bytes_lost,
             "bytes_unverified": self.bytes_unverified,
             "damaged_files": len(self.damaged),
@@ -140,26 +142,27 @@ class SourceTally:
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> SourceTally:
         """Restore a tally from `facts`."""
-        numbers = ("documents_in", "bytes_in", "bytes_read", "bytes_lost", "bytes_unverified")
-        return cls(
-            skipped=Counter(facts["skipped"]),
-            bytes_skipped=Counter(facts["bytes_skipped"]),
-            damaged=[DamagedFile(**file) for file in facts["damaged"]],
-            **{name: facts[name] for name in numbers},
-        )
+        damaged = [DamagedFile(**file) for file in facts["damaged"]]
+        numbers = {name: facts[name] for name in ("documents_in", "bytes_in", "bytes_lost", "bytes_unverified")}
+        return cls(skipped=Counter(facts["skipped"]), damaged=damaged, **numbers)
 
 
 def count_sources(num_sources: int, tasks: Sequence[Task], results: Mapping[str, ShardResult]) -> list[SourceTally]:
-    """Count every source, except for the splits; `tasks` are all tasks in corpus order.
-
-    Raises:
-        RunError: a plain file's lines do not add up to the file, which is a bug.
-    """
+    """Count every source, except for the splits; `tasks` are all tasks in corpus order."""
     tallies = [SourceTally() for _ in range(num_sources)]
-    parts = (part for task in tasks for part in zip(task.ranges, results[task.name].ranges, strict=True))
-    for _, of_file in groupby(parts, lambda part: part[0].file.name):
-        ranges, held = zip(*of_file, strict=True)
-        _add_file(tallies[ranges[0].file.source], ranges[0].file, held)
+    parts = [part for task in tasks for part in zip(task.parts, results[task.name].ranges, strict=True)]
+    for file, of_file in groupby(parts, lambda part: part[0].file):
+        held = [result for _, result in of_file]
+        tally = tallies[file.source]
+        lost, unverified = sum(part.lost_bytes for part in held), sum(part.unverified_bytes for part in held)
+        tally.documents_in += sum(part.lines for part in held)
+        tally.skipped += sum((part.skipped for part in held), Counter[str]())
+        tally.bytes_in += file.bytes
+        tally.bytes_lost += lost
+        tally.bytes_unverified += unverified
+        if damage := next((part.damage for part in held if part.damage), ""):
+            documents = sum(part.lost_documents for part in held)
+            tally.damaged.append(DamagedFile(file.name, damage, documents, lost, file.bytes, unverified))
     return tallies
 
 
@@ -172,33 +175,47 @@ def total(tallies: Sequence[SourceTally]) -> SourceTally:
     return whole
 
 
-def _add_file(tally: SourceTally, file: InputFile, held: Sequence[RangeResult]) -> None:
-    """Count one file, by what its ranges held."""
-    unpacked = sum(part.bytes for part in held)
-    if unpacked != file.bytes and file.format != "parquet" and not file.is_packed:
-        raise RunError(f"{unpacked:,} of the {file.bytes:,} bytes of {file.name} were counted: a bug in zerokara")
-    skipped = sum((part.skipped_bytes for part in held), Counter[str]())
-    damages = [damage for part in held for damage in part.damages]
-    lost = sum(damage.lost_bytes for damage in damages)
-    readable = file.bytes - lost
-    on_disk = Counter({reason: readable * size // max(1, unpacked) for reason, size in skipped.items()})
-    read = readable - on_disk.total()
-    unverified = read * sum(damage.unverified_bytes for damage in damages) // max(1, readable)
-    for part in held:
-        tally.documents_in += part.lines
-        tally.skipped += part.skipped
-    tally.bytes_in += file.bytes
-    tally.bytes_read += read
-    tally.bytes_skipped += on_disk
-    tally.bytes_lost += lost
-    tally.bytes_unverified += unverified
-    if damages:
-        documents = sum(damage.documents for damage in damages)
-        tally.damaged.append(DamagedFile(file.name, damages[0].what, documents, lost, file.bytes, unverified))
+def write_quarantine(tasks: Sequence[Task], results: Mapping[str, ShardResult], folder: Path, path: Path) -> None:
+    """Join the ``.bad`` files of all shards, in corpus order; no bad line, no file."""
+    if not any(results[task.name].files["bad"][0] for task in tasks):
+        path.unlink(missing_ok=True)
+        return
+    with atomic_file(path) as file:
+        lines_before, last_name = 0, None
+        for task in tasks:
+            starts = []
+            for part, held in zip(task.parts, results[task.name].ranges, strict=True):
+                # The lines of a packed file are counted from its beginning.
+                if part.file.name != last_name or part.file.is_packed:
+                    lines_before, last_name = 0, part.file.name
+                starts.append(lines_before)
+                lines_before += held.lines
+            with open(shard_path(folder, task.name, "bad"), "rb") as bad_lines:
+                for line in bad_lines:
+                    values = orjson.loads(line)
+                    number = values.pop("range")
+                    values["line"] += starts[number]
+                    placed = {"file": task.parts[number].file.name, **values}
+                    file.write(orjson.dumps(placed, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def check_sources(config: DataSettings, tallies: Sequence[SourceTally], paths: TokenPaths) -> None:
+    """Check that there are documents, and not too many bad ones.
+
+    Raises:
+        UserError: there is none, or `check_bad_fraction` says so.
+    """
+    whole = total(tallies)
+    check_bad_fraction(config, whole, paths)
+    if not whole.documents:
+        why = f": {whole.reasons}" if whole.skipped else ""
+        why += f"; damaged: {whole.damages}" if whole.damaged else ""
+        rule = f"the corpus holds no document with text{why}"
+        raise UserError(config.fault("input_jsonl", rule, _see(paths, whole)))
 
 
 def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPaths) -> None:
-    """Check the shares of bad documents and of bad bytes among all that are not merely empty lines.
+    """Check the shares of bad documents, among all that are not merely empty lines, and of bad bytes.
 
     Raises:
         UserError: either is above `max_bad_fraction`; names both, the counts by reason, the damaged files and the
@@ -209,31 +226,17 @@ def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPat
         return
     (bad, among), (bad_bytes, among_bytes) = counted
     shares = [bad / max(1, among), bad_bytes / max(1, among_bytes)]
-    rule = (
-        f"{bad:,} of {among:,} documents are bad ({shares[0]:.3g} of them), and {bad_bytes:,} of {among_bytes:,} bytes "
-        f"on the disk ({shares[1]:.3g}): {reasons_text(tally.skipped)}"
-    )
+    rule = f"{bad:,} of {among:,} documents are bad ({shares[0]:.3g} of them): {tally.reasons}"
+    if bad_bytes:
+        rule += f"; {bad_bytes:,} of {among_bytes:,} bytes on the disk are lost or unverified ({shares[1]:.3g})"
     enough = math.ceil(max(shares) * 1000) / 1000
-    remedy = f"{see(paths, tally.skipped)}; repair the corpus, or set max_bad_fraction to {enough:g}"
+    remedy = f"{_see(paths, tally)}; repair the corpus, or set max_bad_fraction to {enough:g}"
     if tally.damaged:
-        rule += f"; damaged: {damaged_text(tally.damaged)}"
+        rule += f"; damaged: {tally.damages}"
     if tally.bytes_unverified:
         remedy = f"download the damaged files again (unverified bytes count as bad); {remedy}"
     raise UserError(config.fault("max_bad_fraction", rule, remedy))
 
 
-def reasons_text(skipped: Counter[str]) -> str:
-    """``broken JSON 12, empty text 3``."""
-    return ", ".join(f"{reason} {count:,}" for reason, count in skipped.most_common())
-
-
-def damaged_text(damaged: Sequence[DamagedFile]) -> str:
-    """The first few of the damaged files with what was lost of each, and how many more there are."""
-    named = ", ".join(str(file) for file in damaged[:NAMED_FILES])
-    more = len(damaged) - NAMED_FILES
-    return f"{named}, and {more:,} more" if more > 0 else named
-
-
-def see(paths: TokenPaths, skipped: Counter[str]) -> str:
-    """Text that names the quarantine file."""
-    return f"each is listed in {paths.quarantine}" if skipped else ""
+def _see(paths: TokenPaths, tally: SourceTally) -> str:
+    return f"each is listed in {paths.quarantine}" if tally.skipped else ""

@@ -11,43 +11,33 @@ from __future__ import annotations
 import errno
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-from zerokara import hashing
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import InputFile, check_unchanged
 from zerokara.corpus.read import total_plain_bytes
-from zerokara.errors import RunError, UserError, shown
+from zerokara.durable import write_json
+from zerokara.errors import RunError, shown
 from zerokara.hashing import FileKey
-from zerokara.progress import Progress, bytes_text, count_text, log
-from zerokara.resources import available_cores
+from zerokara.progress import Progress, bytes_text, count_text, log, plural, seconds_text
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, sentencepiece_itself
-from zerokara.tokens import corpus_content, quarantine, work_folder
-from zerokara.tokens.accounts import (
-    SourceTally,
-    check_bad_fraction,
-    count_sources,
-    damaged_text,
-    reasons_text,
-    see,
-    total,
-)
-from zerokara.tokens.cluster import reports, slurm
+from zerokara.tokens import corpus_content, work_folder
+from zerokara.tokens.accounts import SourceTally, check_sources, count_sources, total, write_quarantine
 from zerokara.tokens.corpus_content import FileRecord
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.merge import MergeState, merge_shards
-from zerokara.tokens.shards import Job, ShardResult, Tally, shard_path
-from zerokara.tokens.tasks import TaskQueue, cut, num_workers, usual_task_bytes
+from zerokara.tokens.shards import Job, ShardResult
+from zerokara.tokens.tasks import WHOLE, Part, Task, expected, lanes, num_workers, usual_task_bytes
 from zerokara.tokens.workers import run_in_workers
 
-RunTasks = Callable[[Job, TaskQueue, int], Generator[Tally | ShardResult, None, None]]
-"""Does the tasks of a queue with so many workers, as `run_in_workers`."""
+RunTasks = Callable[[Job, Sequence[Iterator[Task]], int], Generator[ShardResult, None, None]]
+"""Does the tasks of all lanes with so many workers, as `run_in_workers`."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +49,8 @@ class EncodedCorpus:
     """The encoder that did the work."""
     resumed_shards: int
     """Shards taken over from an interrupted run."""
-    done: Tally
-    """What this run itself encoded."""
+    text_bytes: int
+    """Text that this run itself encoded."""
     seconds: float
     """Time that took."""
     hashes: dict[FileKey, str]
@@ -93,40 +83,54 @@ def encode_corpus(
         encoder=choice.name,
     )
     with _foreseen_errors(paths), work_folder.claimed(paths) as folder, ExitStack() as stack:
-        if config.cluster != "slurm":
-            slurm.end_leftover(folder)
-        end_leftover = partial(slurm.end_leftover, folder)
         last_merged = MergeState.read(folder, config).last_shard
-        plan, finished = work_folder.settle(folder, wanted, files, last_merged, end_leftover)
-        # Where others encode, this machine's cores have nothing else to do.
-        threads = None if config.cluster == "none" else min(hashing.MAX_THREADS, available_cores())
-        hashes = stack.enter_context(corpus_content.hashed_beside_the_work(folder, files, threads))
-        if plan.encoder.startswith("sentencepiece") and not choice.name.startswith("sentencepiece"):
-            choice = sentencepiece_itself(encoder, "")
-        if finished:
-            size = sum(result.done.text_bytes for result in finished.values())
-            log(f"  resuming: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
-        resumed, started = len(finished), time.monotonic()
-        try:
-            queue, done = _encode(config, files, choice, plan, folder, finished, run_tasks)
-        except FastEncoderDiffersError as difference:
-            what = f"{choice.name} gave other ids than SentencePiece for {difference.excerpt}"
-            log(f"  {what}: starting over with SentencePiece")
-            choice, resumed, finished = sentencepiece_itself(encoder, ""), 0, {}
-            plan = replace(plan, encoder=choice.name)
-            work_folder.restart(folder, plan)
-            queue, done = _encode(config, files, choice, plan, folder, finished, run_tasks)
+        plan, finished = work_folder.settle(folder, wanted, files, last_merged)
+        hashes = stack.enter_context(corpus_content.hashed_beside_the_work(folder, files))
+        started = time.monotonic()
+        results = encode(config, files, encoder, choice, plan, folder, finished, run_tasks=run_tasks)
         seconds = time.monotonic() - started
         check_unchanged(files)
+        tasks, _ = expected(files, plan.task_bytes, config.txt_document, results)
         file_hashes = hashes.result()
-        reports.check_hashes(folder, file_hashes)
-        tasks = queue.tasks
-        bad = [(shard_path(folder, task.name, "bad"), task.ranges, finished[task.name].num_lines) for task in tasks]
-        quarantine.collect(bad, paths.quarantine)
-        sources = count_sources(len(config.input_jsonl), tasks, finished)
-        _check_sources(config, sources, paths)
-        merge_shards(config, tasks, finished, folder, paths, dtype_for(encoder.vocab_size), sources)
-    return EncodedCorpus(sources, choice.name, resumed, done, seconds, file_hashes)
+        write_quarantine(tasks, results, folder, paths.quarantine)
+        sources = count_sources(len(config.input_jsonl), tasks, results)
+        check_sources(config, sources, paths)
+        merge_shards(config, tasks, results, folder, paths, dtype_for(encoder.vocab_size), sources)
+    made = [result for name, result in results.items() if result is not finished.get(name)]
+    text_bytes, name = sum(result.text_bytes for result in made), next(iter(results.values())).encoder_name
+    return EncodedCorpus(sources, name, len(results) - len(made), text_bytes, seconds, file_hashes)
+
+
+def encode(
+    config: DataSettings,
+    files: Sequence[InputFile],
+    encoder: Encoder,
+    choice: EncoderChoice,
+    plan: work_folder.ShardPlan,
+    folder: Path,
+    finished: Mapping[str, ShardResult],
+    part: Part = WHOLE,
+    run_tasks: RunTasks = run_in_workers,
+) -> dict[str, ShardResult]:
+    """Do the tasks of a part that are not in `finished`; return the results of all that are done, by name.
+
+    Where the fast encoder turns out to differ, SentencePiece does everything anew, and the plan says so: shards that
+    name another encoder than the plan do not count.
+    """
+    if plan.encoder.startswith("sentencepiece") and not choice.name.startswith("sentencepiece"):
+        choice = sentencepiece_itself(encoder, "")
+    if finished:
+        size = sum(result.text_bytes for result in finished.values())
+        log(f"  resuming: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
+    try:
+        return _encode(config, files, choice, plan, folder, finished, part, run_tasks)
+    except FastEncoderDiffersError as difference:
+        what = f"{choice.name} gave other ids than SentencePiece for {difference.excerpt}"
+        log(f"  {what}: starting over with SentencePiece")
+    choice = sentencepiece_itself(encoder, "")
+    plan = replace(plan, encoder=choice.name)
+    write_json(folder / work_folder.PLAN_NAME, plan)
+    return _encode(config, files, choice, plan, folder, {}, part, run_tasks)
 
 
 def _encode(
@@ -135,44 +139,33 @@ def _encode(
     choice: EncoderChoice,
     plan: work_folder.ShardPlan,
     folder: Path,
-    finished: dict[str, ShardResult],
+    finished: Mapping[str, ShardResult],
+    part: Part,
     run_tasks: RunTasks,
-) -> tuple[TaskQueue, Tally]:
-    """Do the unfinished tasks and add their results to `finished`."""
-    ended = [name for name, result in finished.items() if result.at_end]
-    queue = TaskQueue(cut(files, plan.task_bytes, config.txt_document), finished, ended)
-    job = Job(choice.encoder, folder, config.text_field, config.txt_document, is_synced=config.cluster != "none")
-    done, started = Tally(), time.monotonic()
-    before = sum(result.done.file_bytes for result in finished.values())
-    if queue.is_empty:
-        return queue, done
-    messages = run_tasks(job, queue, num_workers(config, files))
-    total_bytes = sum(file.bytes for file in files)
-    with closing(messages), Progress("tokenise", total_bytes, "B", done=before) as progress:
-        for message in messages:
-            if isinstance(message, ShardResult):
-                finished[message.name] = message
-                continue
-            done.add(message)
+) -> dict[str, ShardResult]:
+    job = Job(choice.encoder, folder, config.text_field, config.txt_document, choice.name, is_synced=part.of > 1)
+    todo = lanes(files, plan.task_bytes, config.txt_document, part, finished)
+    results, started = dict(finished), time.monotonic()
+    documents = tokens = text_bytes = 0
+    all_bytes, before = sum(file.bytes for file in files), sum(result.disk_bytes for result in finished.values())
+    with (
+        closing(run_tasks(job, todo, num_workers(config, files))) as done,
+        Progress("tokenise", all_bytes // part.of, "B", done=before // part.of) as progress,
+    ):
+        for result in done:
+            results[result.name] = result
+            documents += result.documents
+            tokens += result.tokens
+            text_bytes += result.text_bytes
             seconds = max(time.monotonic() - started, 1e-9)
             rates = {
-                "text": f"{bytes_text(done.text_bytes / seconds)}/s",
-                "docs/s": count_text(done.documents / seconds),
-                "tokens/s": count_text(done.tokens / seconds),
+                "text": f"{bytes_text(text_bytes / seconds)}/s",
+                "docs/s": count_text(documents / seconds),
+                "tokens/s": count_text(tokens / seconds),
             }
             progress.note(**rates)
-            progress.advance(message.file_bytes)
-    return queue, done
-
-
-def _check_sources(config: DataSettings, sources: Sequence[SourceTally], paths: TokenPaths) -> None:
-    whole = total(sources)
-    check_bad_fraction(config, whole, paths)
-    if not whole.documents:
-        why = f": {reasons_text(whole.skipped)}" if whole.skipped else ""
-        why += f"; damaged: {damaged_text(whole.damaged)}" if whole.damaged else ""
-        rule = f"the corpus holds no document with text{why}"
-        raise UserError(config.fault("input_jsonl", rule, see(paths, whole.skipped)))
+            progress.advance(result.disk_bytes)
+    return results
 
 
 @contextmanager
@@ -193,3 +186,57 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
             ) from error
         where = f" {shown(str(error.filename))}" if error.filename else ""
         raise RunError(f"cannot read or write{where}: {error.strerror or error}; {kept}") from error
+
+
+def manifest_facts(
+    config: DataSettings, files: Sequence[InputFile], encoded: EncodedCorpus, encoder: Encoder
+) -> dict[str, Any]:
+    """What the manifest records beside settings, inputs and outputs: counts in total, by split and by source."""
+    sources = [
+        {
+            "entry": entry,
+            "files": sum(file.source == source for file in files),
+            **tally.facts(),
+            "train": tally.train,
+            "valid": tally.valid,
+        }
+        for source, (entry, tally) in enumerate(zip(config.input_jsonl, encoded.sources, strict=True))
+    ]
+    whole = total(encoded.sources)
+    return {
+        **whole.facts(),
+        "documents_written": whole.train.documents + whole.valid.documents,
+        "train": whole.train,
+        "valid": whole.valid,
+        "sources": sources,
+        "text_bytes": whole.train.text_bytes + whole.valid.text_bytes,
+        "text_bytes_per_second": round(encoded.text_bytes / max(encoded.seconds, 1e-9)),
+        "encoder": encoded.encoder_name,
+        "resumed_shards": encoded.resumed_shards,
+        "tokenizer_sha256": encoder.sha256,
+        "vocab_size": encoder.vocab_size,
+        "eos_id": encoder.eos_id,
+        "dtype": dtype_for(encoder.vocab_size).name,
+    }
+
+
+def summary_rows(config: DataSettings, encoded: EncodedCorpus, seconds: float) -> list[tuple[str, str]]:
+    """Rows of (name, value) for the screen; `seconds` are those of the whole step."""
+    rows = []
+    for entry, tally in zip(config.input_jsonl, encoded.sources, strict=True):
+        lost = f" ({bytes_text(tally.bytes_lost)} of {bytes_text(tally.bytes_in)} lost)" if tally.bytes_lost else ""
+        rows.append((shown(entry), f"{tally.documents_in:,} documents in, {tally.skipped.total():,} skipped{lost}"))
+        for name, split in (("  train", tally.train), ("  valid", tally.valid)):
+            text = f"{split.documents:,} documents, {split.tokens:,} tokens, {bytes_text(split.text_bytes)} of text"
+            rows.append((name, text))
+    whole = total(encoded.sources)
+    if whole.skipped:
+        rows.append(("skipped", f"{whole.reasons}; listed in {TokenPaths(config.output_prefix).quarantine}"))
+    if whole.damaged:
+        rows.append(("damaged", f"{plural(len(whole.damaged), 'file')}: {whole.damages}"))
+    time_text = seconds_text(seconds)
+    if encoded.text_bytes:
+        time_text += f"; encoding {bytes_text(encoded.text_bytes / max(encoded.seconds, 1e-9))}/s of text"
+    if encoded.resumed_shards:
+        time_text += f", after {encoded.resumed_shards:,} shards that an earlier run had finished"
+    return [*rows, ("time", time_text)]

@@ -1,8 +1,7 @@
-"""One worker's share of step 2: consecutive ranges of the corpus → a shard (ids, lengths, bad lines) in the work
-folder.
+"""One worker's share of step 2: a task → a shard (ids, lengths, bad lines) in the work folder.
 
 A shard is four files: ``<name>.bin`` ids of every document with its end of document, ``<name>.lengths`` int32 pairs
-(ids, bytes of UTF-8 text) for each document, ``<name>.bad`` JSON lines for the `quarantine`, and ``<name>.json`` the
+(ids, bytes of UTF-8 text) for each document, ``<name>.bad`` JSON lines for the quarantine, and ``<name>.json`` the
 `ShardResult`, which is written last. How the corpus is cut into tasks does not show in the merged result.
 """
 
@@ -10,12 +9,11 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -25,16 +23,14 @@ import psutil
 from numpy.typing import NDArray
 
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt
-from zerokara.corpus.lines import OpenStreams, RangeReader, read
+from zerokara.corpus.read import Block, Range, read
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import RunError
-from zerokara.tokens import quarantine
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.tasks import Task
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
-REPORT_SECONDS = 0.5
 ENDINGS = ("bin", "lengths", "bad")
 
 
@@ -58,49 +54,27 @@ class Job:
     folder: Path
     text_field: str
     txt_document: TxtDocument
+    encoder_name: str = ""
     is_synced: bool = False
     """Whether a shard is on the disk before it counts as finished: another machine is told of it."""
 
 
-@dataclass
-class Tally:
-    """What has been done since the last report."""
-
-    file_bytes: int = 0
-    text_bytes: int = 0
-    documents: int = 0
-    tokens: int = 0
-
-    def add(self, other: Tally) -> None:
-        """Add what another tally counted."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A place from which on a file or a row group could not be read."""
-
-    what: str
-    documents: int
-    lost_bytes: int
-    unverified_bytes: int
-    """As in `BadLine`."""
-
-
 @dataclass(slots=True)
 class RangeResult:
-    """What one range held."""
+    """What one range or block held."""
 
     lines: int = 0
     """Lines (documents), good and bad, from which the line numbers of later ranges follow."""
-    bytes: int = 0
-    """Their bytes (unpacked)."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Number of bad lines by reason."""
-    skipped_bytes: Counter[str] = field(default_factory=Counter)
-    """Their bytes (unpacked)."""
-    damages: list[Damage] = field(default_factory=list)
+    damage: str = ""
+    """The first place from which on a file or a row group could not be read."""
+    lost_documents: int = 0
+    """Known to be missing where it is damaged."""
+    lost_bytes: int = 0
+    """Bytes on disk that could not be read or belong to a line that is too long."""
+    unverified_bytes: int = 0
+    """As in `BadLine`."""
 
 
 @dataclass
@@ -109,19 +83,17 @@ class ShardResult:
 
     name: str
     """Name of its task."""
+    encoder_name: str = ""
     documents: int = 0
+    tokens: int = 0
+    text_bytes: int = 0
+    disk_bytes: int = 0
+    """Bytes of the corpus that it was made from, for the progress bar."""
+    next_start: int = 0
+    """Of a block: where the next begins; 0 if none follows."""
     ranges: list[RangeResult] = field(default_factory=list)
-    at_end: bool = False
-    """Whether the end of the last range's file was met in it or before it."""
-    done: Tally = field(default_factory=Tally)
-    """The work that it took, for the progress bar of a resumed run."""
     files: dict[str, list[int]] = field(default_factory=dict)
     """Size and CRC-32 of each of its files, by ending."""
-
-    @property
-    def num_lines(self) -> list[int]:
-        """Lines of each range."""
-        return [held.lines for held in self.ranges]
 
     @classmethod
     def read(cls, path: Path) -> ShardResult:
@@ -131,13 +103,8 @@ class ShardResult:
             ValueError, TypeError, KeyError: it is damaged.
         """
         values = orjson.loads(path.read_bytes())
-        ranges = [_range_result(**of_range) for of_range in values["ranges"]]
-        return cls(**{**values, "ranges": ranges, "done": Tally(**values["done"])})
-
-
-def _range_result(**values: Any) -> RangeResult:
-    counters = {name: Counter(values[name]) for name in ("skipped", "skipped_bytes")}
-    return RangeResult(**values | counters | {"damages": [Damage(**damage) for damage in values["damages"]]})
+        ranges = [RangeResult(**held | {"skipped": Counter(held["skipped"])}) for held in values["ranges"]]
+        return cls(**{**values, "ranges": ranges})
 
 
 def shard_path(folder: Path, name: str, ending: str) -> Path:
@@ -158,36 +125,41 @@ def is_left_here(path: Path) -> bool:
     return int(pid) == os.getpid() or not psutil.pid_exists(int(pid))
 
 
-def write_shard(
-    job: Job, task: Task, report: Callable[[Tally], None], streams: OpenStreams | None = None
-) -> ShardResult:
-    """Encode one task; `report` is called about twice a second with what was done since its last call."""
+def write_shard(job: Job, task: Task) -> ShardResult:
+    """Encode one task."""
     # Under a name of its own: the orphan of a killed run may be working on the same task, here or elsewhere.
-    written = {ending: unfinished_path(shard_path(job.folder, task.name, ending)) for ending in ENDINGS}
-    result = ShardResult(task.name)
+    paths = [shard_path(job.folder, task.name, ending) for ending in (*ENDINGS, "json")]
+    result = ShardResult(task.name, job.encoder_name)
     with ExitStack() as stack:
-        files = {ending: stack.enter_context(open(path, "wb")) for ending, path in written.items()}
-        outputs = {ending: _Output(file) for ending, file in files.items()}
-        writer = _ShardWriter(result, job.encoder, outputs, report)
-        for range_ in task.ranges:
-            writer.add_range(read(range_, job.text_field, job.txt_document, streams))
-        writer.report_now()
-        result.files = {ending: [output.bytes, output.checksum] for ending, output in outputs.items()}
+        *outputs, record = [_Output(stack.enter_context(open(unfinished_path(path), "wb"))) for path in paths]
+        writer = _ShardWriter(result, job.encoder, *outputs)
+        for part in task.parts:
+            writer.add(part, job)
+        result.files = {
+            ending: [output.bytes, output.checksum] for ending, output in zip(ENDINGS, outputs, strict=True)
+        }
+        record.write(orjson.dumps(result))
         if job.is_synced:
-            for file in files.values():
-                file.flush()
-                os.fsync(file.fileno())
-    for ending, path in written.items():
-        os.replace(path, shard_path(job.folder, task.name, ending))
-    place = shard_path(job.folder, task.name, "json")
-    unfinished = unfinished_path(place)
-    with open(unfinished, "wb") as file:
-        file.write(orjson.dumps(result))
-        if job.is_synced:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(unfinished, place)
+            for output in (*outputs, record):
+                output.sync()
+    for path in paths:
+        os.replace(unfinished_path(path), path)
     return result
+
+
+def quarantine_record(range_number: int, item: BadLine) -> bytes:
+    """The line of a shard's ``.bad`` file: the range stands for the file, and `line` is counted as in the item."""
+    values: dict[str, Any] = {
+        "range": range_number,
+        "line": item.line,
+        "offset": item.offset,
+        "reason": item.reason.value,
+        "excerpt": item.excerpt,
+        "bytes": item.bytes,
+    }
+    if item.reason is Reason.DAMAGED:
+        values |= {"documents": item.documents, "bytes_lost": item.lost_bytes}
+    return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
 
 
 class _Output:
@@ -202,50 +174,47 @@ class _Output:
         self.bytes += memoryview(content).nbytes
         self.checksum = zlib.crc32(content, self.checksum)
 
+    def sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
 
 class _ShardWriter:
     """Collects documents into batches, encodes and writes them."""
 
-    def __init__(
-        self, result: ShardResult, encoder: TextEncoder, outputs: dict[str, _Output], report: Callable[[Tally], None]
-    ):
+    def __init__(self, result: ShardResult, encoder: TextEncoder, ids: _Output, lengths: _Output, bad: _Output):
         self.result = result
-        self._encoder, self._outputs, self._report = encoder, outputs, report
+        self._encoder, self._ids, self._lengths, self._bad_lines = encoder, ids, lengths, bad
         self._dtype: np.dtype[Any] = dtype_for(encoder.vocab_size)
         self._eos = np.int32(encoder.eos_id)
         self._documents: list[Document] = []
-        self._characters = 0
         self._bad: list[BadLine] = []
-        self._tally, self._last_report = Tally(), time.monotonic()
 
-    def add_range(self, reader: RangeReader) -> None:
-        lines = line_bytes = read_bytes = 0
-        self.result.ranges.append(RangeResult())
-        for item in reader:
-            line_bytes += item.bytes
+    def add(self, part: Range | Block, job: Job) -> None:
+        """Write what a range or a block holds."""
+        self.result.ranges.append(held := RangeResult())
+        characters = 0
+        for item in read(part, job.text_field, job.txt_document):
             if isinstance(item, Document):
-                lines += 1
+                held.lines += 1
                 self._documents.append(item)
-                self._characters += len(item.text)
+                characters += len(item.text)
             else:
-                lines += item.documents
+                held.lines += item.documents
                 self._bad.append(item)
-            full = len(self._documents) >= BATCH_DOCUMENTS or self._characters >= BATCH_CHARACTERS
+            full = len(self._documents) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS
             if full or len(self._bad) >= BATCH_DOCUMENTS:
-                self._flush()
-                self._tally.file_bytes += reader.disk_bytes - read_bytes
-                read_bytes = reader.disk_bytes
-        self._flush()
-        self._tally.file_bytes += reader.disk_bytes - read_bytes
-        self.result.ranges[-1].lines, self.result.ranges[-1].bytes = lines, line_bytes
-        self.result.at_end = reader.at_end
+                self._flush(held)
+                characters = 0
+        self._flush(held)
+        if isinstance(part, Range):
+            self.result.disk_bytes += part.disk_bytes
+        else:
+            self.result.disk_bytes += part.disk_bytes
+            end = part.start + len(part.content) + (part.last.bytes if part.last else 0)
+            self.result.next_start = 0 if part.is_last else end
 
-    def report_now(self) -> None:
-        self.result.done.add(self._tally)
-        self._report(self._tally)
-        self._tally, self._last_report = Tally(), time.monotonic()
-
-    def _flush(self) -> None:
+    def _flush(self, held: RangeResult) -> None:
         """Encode the batch and write it; a batch never spans two ranges."""
         documents, bad = self._documents, self._bad
         if documents:
@@ -256,22 +225,20 @@ class _ShardWriter:
                 bad.sort(key=lambda item: item.line)
                 ids = np.delete(ids, np.cumsum(lengths[:, 0])[empty] - 1)
                 lengths = np.ascontiguousarray(lengths[~empty])
-            self._outputs["bin"].write(ids.astype(self._dtype, copy=False).data.cast("B"))
-            self._outputs["lengths"].write(lengths.data.cast("B"))
+            self._ids.write(ids.astype(self._dtype, copy=False).data.cast("B"))
+            self._lengths.write(lengths.data.cast("B"))
             self.result.documents += len(lengths)
-            self._tally.documents += len(lengths)
-            self._tally.tokens += len(ids)
-            self._tally.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
-        held, range_number = self.result.ranges[-1], len(self.result.ranges) - 1
+            self.result.tokens += len(ids)
+            self.result.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
         for item in bad:
             held.skipped[item.reason.value] += item.documents
-            held.skipped_bytes[item.reason.value] += item.bytes
+            held.lost_bytes += item.lost_bytes
+            held.unverified_bytes += item.unverified_bytes
             if item.reason is Reason.DAMAGED:
-                held.damages.append(Damage(item.excerpt, item.documents, item.lost_bytes, item.unverified_bytes))
-            self._outputs["bad"].write(quarantine.record(range_number, item))
-        self._documents, self._characters, self._bad = [], 0, []
-        if time.monotonic() - self._last_report > REPORT_SECONDS:
-            self.report_now()
+                held.damage = held.damage or item.excerpt
+                held.lost_documents += item.documents
+            self._bad_lines.write(quarantine_record(len(self.result.ranges) - 1, item))
+        self._documents, self._bad = [], []
 
     def _encoded(self, documents: list[Document]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids of the documents with their end-of-document ids, and int32[documents, 2] of (ids, bytes of text)."""

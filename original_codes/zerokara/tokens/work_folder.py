@@ -33,7 +33,7 @@ from zerokara.tokens.corpus_content import FileRecord
 from zerokara.tokens.layout import TokenPaths, bin_path
 from zerokara.tokens.shards import ENDINGS, ShardResult, is_left_here, shard_path
 
-FORMAT = 5
+FORMAT = 6
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
 AT_WORK_NAME = "cluster.json"

@@ -1,12 +1,9 @@
-"""Worker processes that encode tasks into shards, each over a connection of its own.
+"""Worker processes that encode tasks into shards, and threads of the step that unpack what they encode.
 
-Workers are forked by multiprocessing's fork server, a process without threads that has imported what they need: they
-start within milliseconds, and the step itself may have threads (for hashes, .parquet files, the Hub). There is one
-connection per worker and no shared queue or lock, so that a worker that dies (out of memory, kill -9) can block nobody:
-the step sees the end of its connection.
-
-A worker receives one `Task` after another. It sends tallies while it works, then a `ShardResult`, or the error that it
-met.
+The step deals, by a pool of the standard library: it takes tasks from several lanes at once and keeps a few more of
+them under way than there are workers. Workers are forked by multiprocessing's fork server, a process without threads
+that has imported what they need: they start within milliseconds, and the step itself may have threads (for hashes,
+packed files, the Hub).
 """
 
 from __future__ import annotations
@@ -16,20 +13,24 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Generator
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
 
-from zerokara.corpus.lines import OpenStreams
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
-from zerokara.tokens.shards import Job, ShardResult, Tally, write_shard
-from zerokara.tokens.tasks import Task, TaskQueue
+from zerokara.tokens.shards import Job, ShardResult, write_shard
+from zerokara.tokens.tasks import Task
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = [__name__, "gigatoken"]
 """What the fork server imports; it passes over what is not installed."""
+OPEN_LANES = 4
+"""Packed files that are unpacked at once; zlib and zstd release the interpreter's lock."""
+NAMED_TASKS = 3
 
 
 def start_fork_server() -> None:
@@ -44,8 +45,8 @@ def start_fork_server() -> None:
         signal.signal(signal.SIGINT, previous)
 
 
-def run_in_workers(job: Job, queue: TaskQueue, num_workers: int) -> Generator[Tally | ShardResult, None, None]:
-    """Do every task of the queue; yield progress and results as they come, in no fixed order.
+def run_in_workers(job: Job, lanes: Iterable[Iterator[Task]], num_workers: int) -> Generator[ShardResult, None, None]:
+    """Do the tasks of all lanes; yield results as they come, in no fixed order.
 
     Close the generator to end the workers early (`contextlib.closing`).
 
@@ -56,97 +57,81 @@ def run_in_workers(job: Job, queue: TaskQueue, num_workers: int) -> Generator[Ta
         FastEncoderDiffersError: the fast encoder gave other ids.
     """
     start_fork_server()
-    workers: dict[Connection, _Worker] = {}
+    others, workers = set(multiprocessing.active_children()), set[BaseProcess]()
+    pool = ProcessPoolExecutor(num_workers, _CONTEXT, _begin, (job,))
+    threads = ThreadPoolExecutor(OPEN_LANES)
+    waiting, opened = iter(lanes), list[Iterator[Task]]()
+    asked: dict[Future[Any], Iterator[Task]] = {}
+    encoded: dict[Future[Any], Task] = {}
     try:
-        for number in range(num_workers):
-            worker = _Worker(number, job)
-            workers[worker.connection] = worker
-            worker.begin(queue.next(number))
-        while busy := [worker.connection for worker in workers.values() if worker.task is not None]:
-            for connection in wait(busy):
-                assert isinstance(connection, Connection)
-                worker = workers[connection]
-                message = worker.receive()
-                if isinstance(message, ShardResult):
-                    assert worker.task is not None
-                    queue.finished(worker.task, message.at_end)
-                    worker.begin(queue.next(worker.number))
-                yield message
+        while True:
+            while len(asked) < OPEN_LANES and len(asked) + len(encoded) < num_workers * 3 // 2 + 3:
+                lane = opened.pop(0) if opened else next(waiting, None)
+                if lane is None:
+                    break
+                asked[threads.submit(next, lane, None)] = lane
+            if not asked and not encoded:
+                return
+            for future in wait([*asked, *encoded], return_when=FIRST_COMPLETED).done:
+                if future in encoded:
+                    result: ShardResult = future.result()
+                    del encoded[future]
+                    yield result
+                    continue
+                lane, task = asked.pop(future), future.result()
+                if task is not None:
+                    opened.append(lane)
+                    encoded[pool.submit(_encode, task)] = task
+                    workers |= {*multiprocessing.active_children()} - others
+    except BrokenProcessPool:
+        pool.shutdown()
+        raise _death(workers, list(encoded.values())[:num_workers]) from None
     finally:
-        for worker in workers.values():
+        for worker in workers:
             worker.kill()
+        pool.shutdown(cancel_futures=True)
+        threads.shutdown(cancel_futures=True)
 
 
-class _Worker:
-    """A worker process, as the step sees it."""
-
-    def __init__(self, number: int, job: Job):
-        self.number = number
-        self.task: Task | None = None
-        """The task at hand; None when it has none left."""
-        self.connection, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_work, args=(theirs, job), daemon=True)
-        with theirs:
-            self._process.start()
-
-    def begin(self, task: Task | None) -> None:
-        """Send its next task, if any."""
-        self.task = task
-        if task is not None:
-            with suppress(BrokenPipeError, ConnectionResetError):  # It is dead, which `receive` will report.
-                self.connection.send(task)
-
-    def receive(self) -> Tally | ShardResult:
-        """Return its next message, or raise the error that it sent."""
-        try:
-            message: Tally | ShardResult | Exception | str = self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            raise self._death() from None
-        if isinstance(message, Exception):
-            raise message
-        if isinstance(message, str):
-            raise RunError(f"a tokenising process met an unforeseen error:\n{message}")
-        return message
-
-    def kill(self) -> None:
-        """End it; it writes nothing from then on."""
-        self._process.kill()
-        self._process.join()
-        self.connection.close()
-
-    def _death(self) -> RunError:
-        self._process.join()
-        code = self._process.exitcode
-        if code is not None and code < 0:
-            cause = f"killed by {signal.Signals(-code).name}"
-            remedy = "Most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
-        else:
-            cause, remedy = f"exit code {code}", "Its own output stands above"
-        assert self.task is not None
-        first = self.task.ranges[0]
-        return RunError(
-            f"a tokenising process died ({cause}) at {first.file.name}, from byte {first.start:,}; finished shards are "
-            f"kept, and the same command resumes. {remedy}"
-        )
+def _death(workers: Iterable[BaseProcess], tasks: Sequence[Task]) -> RunError:
+    """The error for a worker that died while some of these tasks were under way."""
+    # The pool ends the others by SIGTERM.
+    codes = {worker.exitcode or 0 for worker in workers} - {0}
+    code = next(iter(codes - {-signal.SIGTERM}), -signal.SIGTERM)
+    remedy = ""
+    cause = f"exit code {code}"
+    if code < 0:
+        cause = f"killed by {signal.Signals(-code).name}"
+        remedy = "; most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
+    places = [f"{task.parts[0].file.name}, from byte {task.parts[0].start:,}" for task in tasks[:NAMED_TASKS]]
+    more = f", and {len(tasks) - NAMED_TASKS} more" if tasks[NAMED_TASKS:] else ""
+    return RunError(
+        f"a tokenising process died ({cause}) at one of: {'; '.join(places)}{more}. Finished shards are kept, and the "
+        f"same command resumes{remedy}"
+    )
 
 
-def _work(connection: Connection, job: Job) -> None:
-    """Do tasks until the connection closes; what a worker process runs."""
+_job: Job
+
+
+def _begin(job: Job) -> None:
+    """Prepare a worker process."""
+    global _job
+    _job = job
     threading.Thread(target=_end_with_step, daemon=True).start()
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # The step has what it wants, or is gone.
-        try:
-            with OpenStreams() as streams:
-                while True:
-                    connection.send(write_shard(job, connection.recv(), connection.send, streams))
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            raise
-        except OSError as error:
-            # Rebuilt, because subclasses of OSError from other packages do not always survive pickling.
-            connection.send(OSError(error.errno, error.strerror or str(error), error.filename))
-        except (FastEncoderDiffersError, UserError) as error:
-            connection.send(error)
-        except Exception:  # Raised by the step: the traceback of a child alone would be lost among others.
-            connection.send(traceback.format_exc())
+
+
+def _encode(task: Task) -> ShardResult:
+    """Do a task in a worker process."""
+    try:
+        return write_shard(_job, task)
+    except OSError as error:
+        # Rebuilt, because subclasses of OSError from other packages do not always survive pickling.
+        raise OSError(error.errno, error.strerror or str(error), error.filename) from None
+    except (FastEncoderDiffersError, UserError):
+        raise
+    except Exception as error:  # The traceback of a child alone would be lost among others.
+        raise RunError(f"a tokenising process met an unforeseen error:\n{traceback.format_exc()}") from error
 
 
 def _end_with_step() -> None:

@@ -14,10 +14,9 @@ import sentencepiece
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.lines import OpenStreams
 from zerokara.tokens.accounts import SourceTally, count_sources
 from zerokara.tokens.shards import Job, ShardResult, shard_path, write_shard
-from zerokara.tokens.tasks import TaskQueue, cut
+from zerokara.tokens.tasks import WHOLE, expected, lanes
 
 SENTENCE = "the sea ice melts in spring and 春 の 海 終日 のたり かな ¡olé! don't stop, <s> </s> ends here"
 
@@ -86,15 +85,15 @@ def tally_of(tmp_path: Path) -> Callable[[Sequence[InputFile], int], SourceTally
     """What step 2 counts of the files of one source, cut into tasks of a size; in this process, and quickly."""
 
     def count(files: Sequence[InputFile], task_bytes: int) -> SourceTally:
-        job, queue = Job(OneIdADocument(), tmp_path, "text", "line"), TaskQueue(cut(files, task_bytes, "line"))
-        results: dict[str, ShardResult] = {}
-        with OpenStreams() as streams:
-            while task := queue.next(0):
-                result = write_shard(job, task, lambda tally: None, streams)
+        job, results = Job(OneIdADocument(), tmp_path, "text", "line"), dict[str, ShardResult]()
+        for lane in lanes(files, task_bytes, "line", WHOLE, {}):
+            for task in lane:
+                result = write_shard(job, task)
                 results[task.name] = ShardResult.read(shard_path(tmp_path, task.name, "json"))
                 assert results[task.name] == result
-                queue.finished(task, result.at_end)
-        (tally,) = count_sources(1, queue.tasks, results)
+        tasks, missing = expected(files, task_bytes, "line", results)
+        (tally,) = count_sources(1, tasks, results)
+        assert not missing
         assert tally.documents_in == sum(result.documents for result in results.values()) + tally.skipped.total()
         return tally
 

@@ -1,90 +1,111 @@
-"""How the corpus is cut into tasks, and who does which."""
+"""How the corpus is cut into tasks, and which of them a part does."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+
+import pytest
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.find import find_files
-from zerokara.tokens.tasks import Task, TaskQueue, cut
+from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.read import Block
+from zerokara.tokens import tasks
+from zerokara.tokens.tasks import WHOLE, Part, Task, expected, lanes, num_workers
 
 
-def _all(queue: TaskQueue, worker: int = 0) -> list[Task]:
-    tasks = []
-    while (task := queue.next(worker)) is not None:
-        tasks.append(task)
-        queue.finished(task, at_end=len(tasks) > 20)
-    return tasks
+@dataclass
+class Result:
+    next_start: int
 
 
-def test_tasks_keep_to_one_source_and_gather_small_files(
-    make_config: Callable[..., PretrainConfig], tmp_path: Path
-) -> None:
+def _all(
+    files: Sequence[InputFile], size: int, part: Part = WHOLE, done: dict[str, Result] | None = None
+) -> list[Task]:
+    return [task for lane in lanes(files, size, "line", part, done or {}) for task in lane]
+
+
+def _packed(folder: Path, *names: str) -> list[InputFile]:
+    for name in names:
+        lines = (b'{"text": "%d %x"}\n' % (i, Random(f"{name} {i}").getrandbits(200)) for i in range(100))
+        (folder / name).write_bytes(gzip.compress(b"".join(lines), 1))
+    return find_files([str(folder)], "")
+
+
+def _results(made: Sequence[Task]) -> dict[str, Result]:
+    """As `shards` leaves them."""
+    found = {}
+    for task in made:
+        (block,) = task.parts
+        next_start = 0
+        if isinstance(block, Block) and not block.is_last:
+            next_start = block.start + len(block.content)
+        found[task.name] = Result(next_start)
+    return found
+
+
+def test_tasks_keep_to_one_source_and_gather_small_files(tmp_path: Path) -> None:
     for name in ("a1", "a2", "a3", "b1"):
         (tmp_path / f"{name}.txt").write_text("x" * 99 + "\n", encoding="utf-8")
     files = find_files([str(tmp_path / "a*.txt"), str(tmp_path / "b1.txt")], "")
-    tasks = _all(TaskQueue(cut(files, 250, "line")))
-    assert [[range_.file.path.stem for range_ in task.ranges] for task in tasks] == [["a1", "a2"], ["a3"], ["b1"]]
-    assert [task.source for task in tasks] == [0, 0, 1]
-    assert [task.name for task in tasks] == sorted(task.name for task in tasks) and len({*tasks}) == 3
-    assert [len(task.ranges) for task in _all(TaskQueue(cut(files, 60, "line")))] == [1] * 8
+    made = _all(files, 250)
+    assert [[part.file.path.stem for part in task.parts] for task in made] == [["a1", "a2"], ["a3"], ["b1"]]
+    assert [task.source for task in made] == [0, 0, 1]
+    assert [task.name for task in made] == sorted(task.name for task in made) and len({*made}) == 3
+    assert [len(task.parts) for task in _all(files, 60)] == [1] * 8
+    assert expected(files, 250, "line", {}) == (made, [task.name for task in made])
 
 
-def _packed(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).write_bytes(gzip.compress(bytes(range(32, 127)) * 50, 0))
+def test_a_packed_file_is_blocks_of_whole_lines(tmp_path: Path) -> None:
+    (file,) = files = _packed(tmp_path, "a.jsonl.gz")
+    made, results = _all(files, 1000), _results(_all(files, 1000))
+    contents = [part.content for task in made for part in task.parts if isinstance(part, Block)]
+    assert b"".join(contents) == gzip.decompress(file.path.read_bytes()) and len(made) > 5
+    listed, missing = expected(files, 1000, "line", results)
+    assert [task.name for task in listed] == [task.name for task in made] == sorted(results) and not missing
+    assert not _all(files, 1000, done=results)
 
 
-def test_workers_stay_on_their_stream_and_join_others_last(tmp_path: Path) -> None:
-    _packed(tmp_path, "a.jsonl.gz", "c.jsonl.gz")
-    (tmp_path / "b.jsonl").write_text("{}\n" * 100, encoding="utf-8")
-    queue = TaskQueue(cut(find_files([str(tmp_path)], ""), 1000))
-    first, second = queue.next(1), queue.next(2)
-    assert first and second and first.ranges[0].file.name.endswith("a.jsonl.gz")
-    assert second.ranges[0].file.name.endswith("c.jsonl.gz")
-    third = queue.next(3)
-    assert third and third.ranges[0].file.name.endswith("b.jsonl"), "no stream is free: the plain file"
-    queue.finished(first, at_end=False)
-    again = queue.next(1)
-    assert again and (again.ranges[0].start, again.ranges[0].end) == (1000, 2000)
-    joined = queue.next(3)
-    assert joined and joined.ranges[0].start in (1000, 2000), "all else is handed out: it joins a stream"
-    queue.finished(again, at_end=True)
-    queue.finished(second, at_end=True)
-    assert queue.next(1) is None and queue.next(2) is None and queue.next(3) is None
-    assert queue.tasks == sorted([first, second, third, again, joined], key=lambda task: task.name)
+def test_what_is_missing_of_a_packed_file_is_done_again(tmp_path: Path) -> None:
+    files = _packed(tmp_path, "a.jsonl.gz")
+    made = _all(files, 1000)
+    gone = [made[2].name, made[-1].name]
+    results = {name: result for name, result in _results(made).items() if name not in gone}
+    assert [task.name for task in _all(files, 1000, done=results)] == gone
+    assert expected(files, 1000, "line", results)[1] == gone[:1], "what follows it is not known"
 
 
-def test_a_small_packed_file_is_read_as_a_whole(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 100))
-    (task,) = _all(TaskQueue(cut(find_files([str(tmp_path)], ""), 1000)))
-    assert task.ranges[0].end is None
+def test_small_packed_files_are_read_as_a_whole_and_large_ones_of_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = _packed(tmp_path, "a.jsonl.gz", "b.jsonl.gz")
+    whole = [
+        task for task in _all(files, 8 * max(file.bytes for file in files)) if not isinstance(task.parts[0], Block)
+    ]
+    assert [part.end for task in whole for part in task.parts] == [None, None]  # type: ignore[union-attr]
+    assert len(_all(files, 1000)) > 2
+    monkeypatch.setattr(tasks, "MANY_FILES", 1)
+    assert len(_all(files, 1000)) == 2
 
 
-def test_what_is_done_is_not_handed_out_again(tmp_path: Path) -> None:
-    _packed(tmp_path, "a.jsonl.gz")
-    (tmp_path / "b.jsonl").write_text("{}\n" * 1000, encoding="utf-8")
-    files = find_files([str(tmp_path)], "")
-    queue = TaskQueue(cut(files, 1000))
-    stream = [queue.next(0) for _ in range(3)]
-    names = [task.name for task in stream if task]
-    again = TaskQueue(cut(files, 1000), done=names[1:], ended_streams=())
-    tasks = [again.next(0) for _ in range(3)]
-    assert [task.ranges[0].start for task in tasks if task] == [0, 3000, 4000]
-    ended = TaskQueue(cut(files, 1000), done=names, ended_streams=names[2:])
-    assert [range_.start for task in _all(ended) for range_ in task.ranges] == [0, 1000, 2000]
-    assert [task.name for task in ended.tasks[:3]] == names
+@pytest.mark.parametrize("of", [1, 2, 3, 5])
+def test_parts_share_all_tasks(tmp_path: Path, of: int) -> None:
+    (tmp_path / "b.jsonl").write_text("{}\n" * 3000, encoding="utf-8")
+    files = _packed(tmp_path, "a.jsonl.gz", "c.jsonl.gz")
+    shares = [{task.name for task in _all(files, 1000, Part(number, of))} for number in range(of)]
+    assert all(shares) and sum(map(len, shares)) == len(set.union(*shares))
+    assert set.union(*shares) == {task.name for task in _all(files, 1000)}
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 3
 
 
-def test_a_block_that_is_missing_before_the_end_is_handed_out(tmp_path: Path) -> None:
-    """A run that was killed may have met the end of a packed file with a block before it still unfinished."""
-    _packed(tmp_path, "a.jsonl.gz")
-    files = find_files([str(tmp_path)], "")
-    first = TaskQueue(cut(files, 1000))
-    names = [task.name for task in (first.next(0), first.next(1), first.next(0), first.next(1)) if task]
-    again = TaskQueue(cut(files, 1000), done=[names[0], *names[2:]], ended_streams=names[2:])
-    assert not again.is_empty
-    assert [task.name for task in iter(lambda: again.next(0), None)] == [names[1]]
-    assert again.is_empty and [task.name for task in again.tasks] == names
+def test_no_more_workers_than_work(make_config: Callable[..., PretrainConfig], tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl.gz"):
+        (tmp_path / name).write_bytes(bytes(300_000))
+    config = make_config(num_workers=60)
+    (plain,), (packed,) = (find_files([str(tmp_path / name)], "") for name in ("a.jsonl", "b.jsonl.gz"))
+    assert [num_workers(config, [file]) for file in (plain, packed)] == [1, 3]
+    assert num_workers(config, [plain] * 400) == num_workers(config) == 60

@@ -20,8 +20,8 @@ from zerokara.corpus.find import find_files
 from zerokara.corpus.packed import zstd_module
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.shards import Job, ShardResult
-from zerokara.tokens.tasks import TaskQueue, cut
+from zerokara.tokens.shards import Job
+from zerokara.tokens.tasks import WHOLE, lanes
 from zerokara.tokens.workers import run_in_workers
 
 
@@ -29,14 +29,18 @@ def _run(tmp_path: Path, *action: Any, workers: int = 2) -> list[Any]:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("a line\n", encoding="utf-8")
     files = find_files([str(tmp_path)], "")
-    queue = TaskQueue(cut(files, task_bytes=5, txt_document="line"))
-    with closing(run_in_workers(Job(FailingEncoder(*action), tmp_path, "text", "line"), queue, workers)) as messages:
-        return list(messages)
+    todo = lanes(files, 5, "line", WHOLE, {})
+    with closing(run_in_workers(Job(FailingEncoder(*action), tmp_path, "text", "line"), todo, workers)) as results:
+        return list(results)
+
+
+def _lanes(path: Path, task_bytes: int) -> list[Any]:
+    return lanes(find_files([str(path)], ""), task_bytes, "line", WHOLE, {})
 
 
 def test_a_killed_worker(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(RunError, match=r"SIGKILL.* at .*\.txt, from byte 0; .*--set num_workers=1"):
+    with pytest.raises(RunError, match=r"SIGKILL.* at one of: .*0\.txt, from byte 0; .*--set num_workers=1"):
         _run(tmp_path, "kill")
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if psutil.Process().pid != process.ppid()], "a worker is left"
@@ -53,15 +57,15 @@ def test_an_error_of_the_system_comes_as_it_is(tmp_path: Path) -> None:
     assert raised.value.errno == errno.ENOSPC
 
 
-def test_a_file_that_can_never_be_read_comes_as_the_users_fault(tmp_path: Path, model_path: Path) -> None:
+@pytest.mark.parametrize("size", [10, 10**6], ids=["unpacked by the step", "read by a worker"])
+def test_a_file_that_can_never_be_read_comes_as_the_users_fault(tmp_path: Path, model_path: Path, size: int) -> None:
     zstd = zstd_module()
     window = {zstd.CompressionParameter.window_log: 31}
     wide = zstd.ZstdCompressor(options=window)
     path = tmp_path / "x.txt.zst"
     path.write_bytes(zstd.compress(b"a line\n") + wide.compress(b"a line\n" * 99) + wide.flush())
-    queue = TaskQueue(cut(find_files([str(path)], ""), 1000, "line"))
     with pytest.raises(UserError) as raised:
-        list(run_in_workers(Job(Encoder(model_path), tmp_path, "text", "line"), queue, 1))
+        list(run_in_workers(Job(Encoder(model_path), tmp_path, "text", "line"), _lanes(path, size), 1))
     (fault,) = raised.value.faults
     assert fault.where == str(path) and "2,147,483,648" in fault.rule
 
@@ -74,10 +78,7 @@ def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path) -> None:
 def test_more_workers_than_tasks(tmp_path: Path, model_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a line\n", encoding="utf-8")
     job = Job(Encoder(model_path), tmp_path, "text", "line")
-    queue = TaskQueue(cut(find_files([str(tmp_path)], ""), 1000, "line"))
-    messages = list(run_in_workers(job, queue, 5))
-    assert queue.is_empty
-    assert [message.documents for message in messages if isinstance(message, ShardResult)] == [1]
+    assert [result.documents for result in run_in_workers(job, _lanes(tmp_path, 1000), 5)] == [1]
 
 
 PROGRAM = """
@@ -86,12 +87,12 @@ from pathlib import Path
 from failing_encoder import FailingEncoder
 from zerokara.corpus.find import find_files
 from zerokara.tokens.shards import Job
-from zerokara.tokens.tasks import TaskQueue, cut
+from zerokara.tokens.tasks import WHOLE, lanes
 from zerokara.tokens.workers import run_in_workers
 
 folder, action = Path(sys.argv[1]), sys.argv[2]
-queue = TaskQueue(cut(find_files([str(folder / "x.txt")], ""), 9000, "line"))
-for message in run_in_workers(Job(FailingEncoder(action), folder, "text", "line"), queue, 2):
+todo = lanes(find_files([str(folder / "x.txt")], ""), 9000, "line", WHOLE, {})
+for result in run_in_workers(Job(FailingEncoder(action), folder, "text", "line"), todo, 2):
     print("begun", flush=True)
 """
 
