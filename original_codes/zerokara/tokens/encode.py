@@ -26,12 +26,11 @@ from zerokara.hashing import FileKey
 from zerokara.progress import Progress, bytes_text, count_text, log, plural, seconds_text
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, sentencepiece_itself
-from zerokara.tokens import corpus_content, work_folder
+from zerokara.tokens import corpus_content, merge, work_folder
 from zerokara.tokens.accounts import SourceTally, check_sources, count_sources, total, write_quarantine
 from zerokara.tokens.corpus_content import FileRecord
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.merge import MergeState, merge_shards
 from zerokara.tokens.shards import Job, ShardResult
 from zerokara.tokens.tasks import WHOLE, Part, Task, expected, lanes, num_workers, usual_task_bytes
 from zerokara.tokens.workers import run_in_workers
@@ -83,8 +82,8 @@ def encode_corpus(
         encoder=choice.name,
     )
     with _foreseen_errors(paths), work_folder.claimed(paths) as folder, ExitStack() as stack:
-        last_merged = MergeState.read(folder, config).last_shard
-        plan, finished = work_folder.settle(folder, wanted, files, last_merged)
+        merge.forget_other_split(config, folder)
+        plan, finished = work_folder.settle(folder, wanted, files, merge.copied(folder))
         hashes = stack.enter_context(corpus_content.hashed_beside_the_work(folder, files))
         started = time.monotonic()
         results = encode(config, files, encoder, choice, plan, folder, finished, run_tasks=run_tasks)
@@ -95,7 +94,7 @@ def encode_corpus(
         write_quarantine(tasks, results, folder, paths.quarantine)
         sources = count_sources(len(config.input_jsonl), tasks, results)
         check_sources(config, sources, paths)
-        merge_shards(config, tasks, results, folder, paths, dtype_for(encoder.vocab_size), sources)
+        merge.merge_shards(config, tasks, results, folder, paths, dtype_for(encoder.vocab_size), sources)
     made = [result for name, result in results.items() if result is not finished.get(name)]
     text_bytes, name = sum(result.text_bytes for result in made), next(iter(results.values())).encoder_name
     return EncodedCorpus(sources, name, len(results) - len(made), text_bytes, seconds, file_hashes)

@@ -27,6 +27,7 @@ Source: megatron-core 0.16.1, ``megatron/core/datasets/indexed_dataset.py`` (`In
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -82,6 +83,34 @@ def write_index(
         return
     for start in range(0, num + 1, _CHUNK):
         file.write(np.arange(start, min(start + _CHUNK, num + 1), dtype="<i8").data)
+
+
+def begin_index(descriptor: int, num_documents: int, dtype: np.dtype[Any]) -> None:
+    """Give an .idx its size and its header; `write_index_part` writes the rest, in any order."""
+    code = next(code for code, name in TYPE_NAMES.items() if name == dtype.name)
+    os.ftruncate(descriptor, HEADER.size + num_documents * INDEX_BYTES + 8)
+    write_at(descriptor, HEADER.pack(MAGIC, VERSION, code, num_documents, num_documents + 1), 0)
+
+
+def write_index_part(
+    descriptor: int, num_documents: int, first: int, first_id: int, lengths: NDArray[np.int32], id_bytes: int
+) -> None:
+    """Write the entries of consecutive documents, the first of which is number `first` and begins at `first_id`."""
+    starts = first_id + np.cumsum(lengths, dtype="<i8") - lengths
+    place = HEADER.size
+    write_at(descriptor, lengths.astype("<i4").tobytes(), place + first * 4)
+    place += num_documents * 4
+    write_at(descriptor, (starts * id_bytes).tobytes(), place + first * 8)
+    place += num_documents * 8
+    write_at(descriptor, np.arange(first, first + len(lengths) + 1, dtype="<i8").tobytes(), place + first * 8)
+
+
+def write_at(descriptor: int, content: bytes, offset: int) -> None:
+    """Write all of it at a place of an open file."""
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(descriptor, left, offset)
+        left, offset = left[written:], offset + written
 
 
 def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:

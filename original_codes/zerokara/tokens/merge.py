@@ -1,115 +1,84 @@
-"""Shards → the token files of both splits, in corpus order, by copying blocks of bytes.
+"""Shards → the token files of both splits, in corpus order, copied by threads and by machines side by side.
 
-Ids are copied to ``train.bin`` and ``valid.bin`` in the work folder, and shards are deleted on the way, so that a
-corpus never lies on the disk twice: every `CHECKPOINT_BYTES`, and whenever the disk has no room for more, what was
-copied is synced, ``merge.json`` records how far it has come, and only then the shards are deleted. A run that resumes a
-killed one truncates the files to what ``merge.json`` says and continues from there.
+When all shards are finished, their lengths and the draw of `splits` say where each lies in the .bin and the .idx of
+both splits. ``merge.json`` keeps that, and from then on each shard is copied by itself, in any order, to its place in
+the files in the work folder.
+
+A corpus never lies on the disk twice: every `CHECKPOINT_BYTES`, and whenever the disk has no room for more, what was
+copied is synced, its names are appended to a ``copied-*.txt``, and only then are these shards deleted. A merge that was
+killed copies what is named in none of these files.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
+import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from zerokara import file_lock
 from zerokara.config.data import DataSettings
 from zerokara.durable import sync_folder, write_json
-from zerokara.progress import Progress
+from zerokara.errors import RunError
+from zerokara.progress import Progress, log, plural
 from zerokara.tokens import splits
 from zerokara.tokens.accounts import SourceTally, SplitTally
-from zerokara.tokens.indexed import INDEX_BYTES, write_index
+from zerokara.tokens.indexed import INDEX_BYTES, begin_index, write_at, write_index_part
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.tokens.shards import ShardResult, shard_path
 from zerokara.tokens.tasks import Task
 
 CHECKPOINT_BYTES = 256 * 1024 * 1024
+"""Ids that a thread copies before they are synced and their shards deleted."""
+NUM_THREADS = 8
 STATE_NAME = "merge.json"
-_BUFFER_BYTES = 1024 * 1024
+_LOCK_SECONDS = 3600.0
+"""How long a share waits for the one that counts the documents of all shards."""
+_MARGIN_BYTES = 4 * 1024 * 1024
 _SPLITS = ("train", "valid")
 
 
-@dataclass
-class MergeState:
-    """How far a merge has come."""
-
-    settings: list[Any]
-    """Those that decide which documents go to which split."""
-    last_shard: str = ""
-    """The last shard that was copied."""
-    sizes: dict[str, int] = field(default_factory=dict)
-    """Bytes of each unfinished file."""
-    splits: list[dict[str, Any]] = field(default_factory=list)
-    """What went into ``train`` and ``valid`` so far, for each source."""
-    is_complete: bool = False
-    """Whether the files are complete and only need their final names."""
-
-    @classmethod
-    def read(cls, folder: Path, config: DataSettings) -> MergeState:
-        """The state of an unfinished merge, or a fresh one where there is none for these settings."""
-        fresh = cls([config.valid_fraction, config.valid_min_documents, config.split_seed])
-        state = cls.left_in(folder)
-        if state is None or state.settings == fresh.settings:
-            return state or fresh
-        # The caller finds that the shards which the other merge deleted are missing, and encodes them again.
-        (folder / STATE_NAME).unlink()
-        return fresh
-
-    @classmethod
-    def left_in(cls, folder: Path) -> MergeState | None:
-        """The state of an unfinished merge, for whatever settings."""
-        try:
-            return cls(**orjson.loads((folder / STATE_NAME).read_bytes()))
-        except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # what cannot be read just now ends the step
-            return None
+def is_begun(folder: Path) -> bool:
+    """Whether a merge has begun here, and may have deleted shards."""
+    return (folder / STATE_NAME).exists()
 
 
-class _SplitWriter:
-    """The .bin and the lengths of one split, in the work folder."""
-
-    def __init__(self, folder: Path, name: str, sizes: Mapping[str, int], files: ExitStack):
-        self.prefix = folder / name
-        self.lengths_path = folder / f"{name}.lengths"
-        self._ids = _reopened(bin_path(self.prefix), sizes, files)
-        self._lengths = _reopened(self.lengths_path, sizes, files)
-
-    def add(self, ids: IO[bytes], num_bytes: int, lengths: NDArray[np.int32]) -> None:
-        """Copy the next `num_bytes` of a shard's ids, which belong to documents of these lengths."""
-        while num_bytes:
-            block = ids.read(min(num_bytes, _BUFFER_BYTES))
-            num_bytes -= len(block)
-            self._ids.write(block)
-        self._lengths.write(np.ascontiguousarray(lengths[:, 0]).data)
-
-    def sync(self) -> dict[str, int]:
-        """Sync both files; return their sizes."""
-        for file in (self._ids, self._lengths):
-            file.flush()
-            os.fsync(file.fileno())
-        return {Path(file.name).name: file.tell() for file in (self._ids, self._lengths)}
-
-    def write_idx(self, dtype: np.dtype[Any]) -> None:
-        """Write the index; the files of this split must be closed by now."""
-        has_documents = self.lengths_path.stat().st_size > 0
-        lengths = np.memmap(self.lengths_path, np.int32, mode="r") if has_documents else np.empty(0, np.int32)
-        with open(idx_path(self.prefix), "wb", buffering=_BUFFER_BYTES) as file:
-            write_index(file, lengths, dtype)
+def copied(folder: Path) -> set[str]:
+    """Names of the shards that are in the merged files already, and may have no files of their own any more."""
+    return {name for path in folder.glob("copied-*.txt") for name in path.read_text(encoding="ascii").split()}
 
 
-def _reopened(path: Path, sizes: Mapping[str, int], files: ExitStack) -> IO[bytes]:
-    """Open a file to append where the state says; what was written beyond that is truncated."""
-    file = files.enter_context(path.open("r+b" if path.exists() else "w+b", buffering=_BUFFER_BYTES))
-    file.truncate(sizes.get(path.name, 0))
-    file.seek(0, os.SEEK_END)
-    return file
+def forget_other_split(config: DataSettings, folder: Path) -> None:
+    """Drop a merge that had begun with other settings of the split; the shards that it deleted are missing then."""
+    if is_begun(folder) and _read_state(folder)["settings"] != _settings(config):
+        log(f"  other settings of the split: {plural(len(copied(folder)), 'merged shard')} to be encoded again")
+        for path in [*folder.glob("copied-*.txt"), *_paths(folder), folder / STATE_NAME]:
+            path.unlink(missing_ok=True)
+
+
+def _settings(config: DataSettings) -> list[Any]:
+    return [config.valid_fraction, config.valid_min_documents, config.split_seed]
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    state: dict[str, Any] = orjson.loads((folder / STATE_NAME).read_bytes())
+    return state
+
+
+def _paths(folder: Path) -> list[Path]:
+    """The unfinished files: .bin and .idx of each split."""
+    return [path_of(folder / name) for name in _SPLITS for path_of in (bin_path, idx_path)]
 
 
 def merge_shards(
@@ -120,128 +89,250 @@ def merge_shards(
     paths: TokenPaths,
     dtype: np.dtype[Any],
     tallies: list[SourceTally],
+    share: tuple[int, int] | None = None,
 ) -> None:
     """Write both splits, count their contents, and give the files their final names at the very end.
 
-    `tasks` are all there are, in corpus order; `tallies` are of each source.
+    `tasks` are all there are, in corpus order; `tallies` are of each source. A `share` (its number from 0, of so many)
+    copies the shards that are its own, and no more.
 
     Raises:
         UserError: a source has too few documents to be split.
+        RunError: a power cut or the disk has damaged shards, which count as unfinished from now on.
     """
-    thresholds = [_threshold(config, source, tally) for source, tally in enumerate(tallies)]
-    state = MergeState.read(folder, config)
-    for tally, done in zip(tallies, state.splits, strict=False):
-        tally.train, tally.valid = SplitTally(**done["train"]), SplitTally(**done["valid"])
-    if not state.is_complete:
-        with ExitStack() as files:
-            writers = [_SplitWriter(folder, name, state.sizes, files) for name in _SPLITS]
-            _copy_all(config, tasks, results, folder, dtype, thresholds, writers, tallies, state)
-        for writer in writers:
-            writer.write_idx(dtype)
-        if state.last_shard:  # shards are deleted: from here on only the final names are missing
-            state.is_complete = True
-            write_json(folder / STATE_NAME, state)
-    _give_final_names(folder, any(tally.valid.documents for tally in tallies), paths)
+    shards = _Shards(config, tasks, results, folder)
+    state = _planned(shards, tallies)
+    counts = np.array([state["shards"][task.name] for task in tasks], np.int64)
+    sources = np.array([task.source for task in tasks])
+    for source, tally in enumerate(tallies):
+        train, valid = counts[sources == source].sum(0).tolist()
+        tally.train, tally.valid = SplitTally(*train), SplitTally(*valid)
+    if not state["is_complete"]:
+        _copy_all(shards, counts, dtype, share)
+    if share is None:
+        if not state["is_complete"]:
+            write_json(folder / STATE_NAME, state | {"is_complete": True})  # now only the final names are missing
+        _give_final_names(folder, any(tally.valid.documents for tally in tallies), paths)
 
 
-def _copy_all(
-    config: DataSettings,
-    tasks: Sequence[Task],
-    results: Mapping[str, ShardResult],
-    folder: Path,
-    dtype: np.dtype[Any],
-    thresholds: Sequence[np.uint64 | None],
-    writers: Sequence[_SplitWriter],
-    tallies: list[SourceTally],
-    state: MergeState,
-) -> None:
-    first, copied = 0, list[str]()
-
-    def bytes_of(names: Sequence[str]) -> int:
-        return sum(results[name].files["bin"][0] for name in names)
-
-    def delete_copied() -> None:
-        state.last_shard = copied[-1]
-        state.sizes = {name: size for writer in writers for name, size in writer.sync().items()}
-        state.splits = [{"train": tally.train, "valid": tally.valid} for tally in tallies]
-        write_json(folder / STATE_NAME, state)
-        for name in copied:
-            for ending in ("bin", "lengths"):
-                shard_path(folder, name, ending).unlink()
-        copied.clear()
-
-    with Progress("merging the shards", bytes_of([task.name for task in tasks]), "B") as progress:
-        for index, task in enumerate(tasks):
-            source, count, size = task.source, results[task.name].documents, bytes_of([task.name])
-            if index and tasks[index - 1].source != source:
-                first = 0
-            if task.name > state.last_shard:
-                if copied and _is_tight(folder, size + 4 * count):  # an int32 for the length of each
-                    delete_copied()
-                in_valid = splits.is_valid(first, count, thresholds[source], config.split_seed, source)
-                _copy_shard(folder, task.name, in_valid, dtype, writers, tallies[source])
-                copied.append(task.name)
-            first += count
-            progress.advance(size)
-            if bytes_of(copied) >= CHECKPOINT_BYTES:
-                delete_copied()
-    if copied and _is_tight(folder, INDEX_BYTES * sum(results[task.name].documents for task in tasks)):
-        delete_copied()
+class _DamagedShardError(Exception):
+    """A shard is not what was written; `_Shards.check` tells of it."""
 
 
-def _is_tight(folder: Path, num_bytes: int) -> bool:
-    """Whether the disk may lack the room for so many bytes beside what is buffered."""
-    return shutil.disk_usage(folder).free < num_bytes + 4 * _BUFFER_BYTES
+class _Shards:
+    """The shards of the corpus, each by its number in the order of the corpus."""
+
+    def __init__(
+        self, config: DataSettings, tasks: Sequence[Task], results: Mapping[str, ShardResult], folder: Path
+    ) -> None:
+        self.config, self.folder = config, folder
+        self.results = [results[task.name] for task in tasks]
+        self.thresholds: list[int | None] = []
+        """The largest key of a validation document, of each source; None where there is none."""
+        self._sources = [task.source for task in tasks]
+        self._firsts, documents = list[int](), Counter[int]()
+        for source, result in zip(self._sources, self.results, strict=True):
+            self._firsts.append(documents[source])
+            documents[source] += result.documents
+        self._damaged: list[str] = []
+
+    def content(self, number: int, ending: str) -> bytes:
+        """A file of a shard.
+
+        Raises:
+            _DamagedShardError: it is not what was written.
+        """
+        result = self.results[number]
+        content = shard_path(self.folder, result.name, ending).read_bytes()
+        if [len(content), zlib.crc32(content)] != [*result.files[ending]]:
+            shard_path(self.folder, result.name, "json").unlink(missing_ok=True)
+            self._damaged.append(result.name)
+            raise _DamagedShardError
+        return content
+
+    def lengths(self, number: int) -> NDArray[np.int32]:
+        """int32[documents, 2] of (ids, bytes of text)."""
+        return np.frombuffer(self.content(number, "lengths"), np.int32).reshape(-1, 2)
+
+    def in_valid(self, number: int) -> NDArray[np.bool_]:
+        """bool[documents]: which are for validation."""
+        source, key = self._sources[number], self.thresholds[self._sources[number]]
+        threshold, count = None if key is None else np.uint64(key), self.results[number].documents
+        return splits.is_valid(self._firsts[number], count, threshold, self.config.split_seed, source)
+
+    def needed_bytes(self, number: int) -> int:
+        """Bytes that a shard takes in the merged files."""
+        result = self.results[number]
+        return int(result.files["bin"][0]) + INDEX_BYTES * result.documents
+
+    def check(self) -> None:
+        """Check that no shard was found damaged.
+
+        Raises:
+            RunError: some were; they count as unfinished from now on.
+        """
+        if self._damaged:
+            which = ", ".join(sorted(self._damaged)[:5]) + (", …" if self._damaged[5:] else "")
+            rule = f"{plural(len(self._damaged), 'shard')} on the disk differ from what was written ({which})"
+            raise RunError(f"{rule}, as after a power cut; they are removed. The same command makes them again")
 
 
-def _threshold(config: DataSettings, source: int, tally: SourceTally) -> np.uint64 | None:
+def _planned(shards: _Shards, tallies: Sequence[SourceTally]) -> dict[str, Any]:
+    """The state of the merge, begun if it is not: ``shards`` has (documents, ids, bytes of text) by split, of each."""
+    folder, config = shards.folder, shards.config
+    with file_lock.held(folder / f"{STATE_NAME}.lock", _LOCK_SECONDS) as is_ours:
+        if not is_ours:
+            raise RunError("another share of the merge still counts the documents: run the same command later")
+        if not is_begun(folder):
+            shards.thresholds = [_threshold(config, source, tally) for source, tally in enumerate(tallies)]
+            counts = dict(zip([result.name for result in shards.results], _counted(shards), strict=True))
+            fresh = {"settings": _settings(config), "thresholds": shards.thresholds, "shards": counts}
+            write_json(folder / STATE_NAME, {**fresh, "is_complete": False})
+    state = _read_state(folder)
+    shards.thresholds = state["thresholds"]
+    return state
+
+
+def _threshold(config: DataSettings, source: int, tally: SourceTally) -> int | None:
     documents = tally.documents
     num_valid = splits.num_valid_documents(documents, config.valid_fraction, config.valid_min_documents)
     splits.check_source(config, config.input_jsonl[source], documents, num_valid)
-    return splits.valid_threshold(documents, num_valid, config.split_seed, source)
+    threshold = splits.valid_threshold(documents, num_valid, config.split_seed, source)
+    return None if threshold is None else int(threshold)
 
 
-def _copy_shard(
-    folder: Path,
-    name: str,
-    in_valid: NDArray[np.bool_],
-    dtype: np.dtype[Any],
-    writers: Sequence[_SplitWriter],
-    tally: SourceTally,
-) -> None:
-    """Copy consecutive documents of the same split at once."""
-    lengths = np.fromfile(shard_path(folder, name, "lengths"), np.int32).reshape(-1, 2)
-    if not len(lengths):
-        return
-    ends = np.cumsum(lengths[:, 0], dtype=np.int64) * dtype.itemsize
-    path = shard_path(folder, name, "bin")
-    assert len(in_valid) == len(lengths) and int(ends[-1]) == path.stat().st_size
-    edges = [0, *(np.flatnonzero(in_valid[1:] != in_valid[:-1]) + 1).tolist(), len(lengths)]
-    with open(path, "rb") as ids:
-        for start, end in pairwise(edges):
-            first_byte = int(ends[start - 1]) if start else 0
-            writers[int(in_valid[start])].add(ids, int(ends[end - 1]) - first_byte, lengths[start:end])
-    tally.train.add(lengths[~in_valid])
-    tally.valid.add(lengths[in_valid])
+def _counted(shards: _Shards) -> list[list[list[int]]]:
+    def count(number: int) -> list[list[int]]:
+        with suppress(_DamagedShardError):
+            lengths, in_valid = shards.lengths(number), shards.in_valid(number)
+            parts = (lengths[~in_valid], lengths[in_valid])
+            return [[len(part), *part.sum(0, dtype=np.int64).tolist()] for part in parts]
+        return []
+
+    num, counts = len(shards.results), []
+    with ThreadPoolExecutor(NUM_THREADS) as pool, Progress("counting the documents", num, "shard") as progress:
+        for each in pool.map(count, range(num)):
+            counts.append(each)
+            progress.advance()
+    shards.check()
+    return counts
+
+
+def _copy_all(shards: _Shards, counts: NDArray[np.int64], dtype: np.dtype[Any], share: tuple[int, int] | None) -> None:
+    """Copy the shards of a share that are not copied yet; `counts` is int64[shards, splits, 3], as planned."""
+    number, of = share or (0, 1)
+    sizes = np.array([result.files["bin"][0] for result in shards.results], np.int64)
+    # Consecutive ones: two machines that write to the same page of a file would wait for each other.
+    is_own = (sizes.cumsum() - sizes) * of // max(1, sizes.sum()) == number
+    done = copied(shards.folder)
+    left = [each for each in np.flatnonzero(is_own).tolist() if shards.results[each].name not in done]
+    most = max((shards.needed_bytes(each) for each in left), default=1)
+    num_threads = min(NUM_THREADS, max(1, shutil.disk_usage(shards.folder).free // most))
+    count = max(1, CHECKPOINT_BYTES // most)
+    record = shards.folder / ("copied-all.txt" if share is None else f"copied-{number}-of-{of}.txt")
+    total, before = int(sizes[is_own].sum()), int(sizes[is_own].sum() - sizes[left].sum())
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress("merging the shards", total, "B", done=before))
+        copier = _Copier(shards, counts, dtype, record, num_threads, stack)
+        pool = stack.enter_context(ThreadPoolExecutor(num_threads))
+        stack.callback(copier.stop)  # the first thing to happen when one has failed, or after Ctrl-C
+        batches = [left[first : first + count] for first in range(0, len(left), count)]
+        for future in as_completed([pool.submit(copier.batch, batch) for batch in batches]):
+            progress.advance(future.result())
+        copier.sync()
+    shards.check()
+
+
+class _Copier:
+    """Copies shards to their places in the unfinished files, in several threads."""
+
+    def __init__(
+        self,
+        shards: _Shards,
+        counts: NDArray[np.int64],
+        dtype: np.dtype[Any],
+        record: Path,
+        num_threads: int,
+        stack: ExitStack,
+    ) -> None:
+        self._shards, self._num_threads, self._id_bytes = shards, num_threads, dtype.itemsize
+        self._totals, self._starts = counts.sum(0).tolist(), (counts.cumsum(0) - counts).tolist()
+        self._lock, self._is_stopped = threading.Lock(), False
+        self._record = stack.enter_context(record.open("ab"))
+        # Never to be read: an NFS client that may read a page writes all of it back, with old bytes of another one's.
+        self._files = [os.open(path, os.O_WRONLY | os.O_CREAT, 0o666) for path in _paths(shards.folder)]
+        for file in self._files:
+            stack.callback(os.close, file)
+        for (documents, ids, _), data, index in zip(self._totals, self._files[::2], self._files[1::2], strict=True):
+            os.ftruncate(data, ids * self._id_bytes)
+            begin_index(index, documents, dtype)
+        sync_folder(shards.folder)
+
+    def stop(self) -> None:
+        """Let each thread end after the shard at hand."""
+        self._is_stopped = True
+
+    def batch(self, numbers: Sequence[int]) -> int:
+        """Copy some shards, and delete them; the bytes of their ids."""
+        finished: list[ShardResult] = []
+        num_bytes, folder = 0, self._shards.folder
+        try:
+            for number in numbers:
+                if self._is_stopped:
+                    break
+                needed = self._num_threads * self._shards.needed_bytes(number)
+                if shutil.disk_usage(folder).free < needed + _MARGIN_BYTES:
+                    self._delete(finished)
+                with suppress(_DamagedShardError):
+                    self._copy(number)
+                    finished.append(self._shards.results[number])
+                    num_bytes += finished[-1].files["bin"][0]
+        finally:
+            self._delete(finished)
+        return num_bytes
+
+    def _copy(self, number: int) -> None:
+        content, lengths = memoryview(self._shards.content(number, "bin")), self._shards.lengths(number)[:, 0]
+        in_valid = self._shards.in_valid(number)
+        ends = np.cumsum(lengths, dtype=np.int64) * self._id_bytes
+        edges = [0, *(np.flatnonzero(in_valid[1:] != in_valid[:-1]) + 1).tolist(), len(lengths)]
+        runs: tuple[list[memoryview], list[memoryview]] = ([], [])
+        for start, end in pairwise(edges):  # consecutive documents of the same split
+            if start < end:
+                runs[int(in_valid[start])].append(content[ends[start - 1] if start else 0 : ends[end - 1]])
+        for split, chosen in enumerate((~in_valid, in_valid)):
+            documents, ids, _ = self._starts[number][split]
+            data, index = self._files[2 * split : 2 * split + 2]
+            write_at(data, b"".join(runs[split]), ids * self._id_bytes)
+            write_index_part(index, self._totals[split][0], documents, ids, lengths[chosen], self._id_bytes)
+
+    def _delete(self, finished: list[ShardResult]) -> None:
+        """Delete shards that are copied, once their copies are surely on the disk."""
+        if not finished:
+            return
+        self.sync()
+        with self._lock:
+            self._record.write("".join(f"\n{result.name}\n" for result in finished).encode("ascii"))
+            self._record.flush()
+            os.fsync(self._record.fileno())
+        for result in finished:
+            for ending in ("bin", "lengths"):
+                shard_path(self._shards.folder, result.name, ending).unlink()
+        finished.clear()
+
+    def sync(self) -> None:
+        """Sync what was written."""
+        for file in self._files:
+            os.fsync(file)
 
 
 def _give_final_names(folder: Path, has_valid: bool, paths: TokenPaths) -> None:
-    """Sync everything, then rename; first delete an earlier run's manifest, which describes the earlier files."""
-    prefixes = {"train": paths.train, "valid": paths.valid}
-    pairs = [
-        (path_of(folder / name), path_of(prefixes[name]))
-        for name in (_SPLITS if has_valid else _SPLITS[:1])
-        for path_of in (bin_path, idx_path)
-    ]
-    # A missing file was renamed by a run that was killed in the middle of this.
-    waiting = [(written, final) for written, final in pairs if written.exists()]
-    for written, _ in waiting:
-        with open(written, "rb") as file:
-            os.fsync(file.fileno())
+    """Rename the files; first delete an earlier run's manifest, which describes the earlier files."""
+    final = [path_of(prefix) for prefix in (paths.train, paths.valid) for path_of in (bin_path, idx_path)]
     paths.manifest.unlink(missing_ok=True)
-    if not has_valid:
-        for path_of in (bin_path, idx_path):
-            path_of(paths.valid).unlink(missing_ok=True)
-    for written, final in waiting:
-        os.replace(written, final)
+    for number, (written, path) in enumerate(zip(_paths(folder), final, strict=True)):
+        if number > 1 and not has_valid:
+            path.unlink(missing_ok=True)
+        elif written.exists():  # else a run that was killed in the middle of this has renamed it
+            os.replace(written, path)
     sync_folder(paths.manifest.parent)

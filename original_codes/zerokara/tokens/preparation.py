@@ -17,9 +17,9 @@ from zerokara.progress import bytes_text
 from zerokara.tokenizer.compatibility import check_exportable, notes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, choose
+from zerokara.tokens import merge
 from zerokara.tokens.indexed import INDEX_BYTES, dtype_for
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.merge import MergeState
 from zerokara.tokens.shards import TextEncoder
 from zerokara.tokens.tasks import usual_task_bytes
 
@@ -30,9 +30,6 @@ PLACE_CHARACTERS, PLACE_BAD_LINES = 128 * 1024, 5000
 ESTIMATE_CHARACTERS = 32 * 1024
 """Text of each place that is encoded for the estimate."""
 
-
-_SHARD_LENGTHS_BYTES, _LENGTHS_BYTES = 8, 4
-"""Bytes per document: in a shard, and in the merged files."""
 _BAD_LINE_BYTES = 80
 """Bytes of its record, without the line's excerpt and the file's name (`shards`, `merge`)."""
 _FILE_BYTES = 300
@@ -134,7 +131,7 @@ def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected:
         UserError: it does not fit.
     """
     work_folder = TokenPaths(config.output_prefix).work_folder
-    if MergeState.left_in(work_folder):
+    if merge.is_begun(work_folder):
         return
     folder = next(place for place in work_folder.absolute().parents if place.exists())
     free, used = shutil.disk_usage(folder).free, _disk_bytes(work_folder)
@@ -149,16 +146,15 @@ def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: Token
     """The most disk space that the work takes at once, in bytes.
 
     Ids are stored once, except for the shard that is being copied: shards are deleted early where the disk is nearly
-    full (`merge`). The records of bad lines are stored twice. The index is written when the shards are gone.
+    full (`merge`), while the index grows. The records of bad lines are stored twice.
     """
     size = usual_task_bytes(config, expected.corpus_bytes)
     num_shards = expected.corpus_bytes // size + 1
     shard = expected.output_bytes * min(size, expected.corpus_bytes) // max(1, expected.corpus_bytes)
-    copying = shard + (_SHARD_LENGTHS_BYTES + _LENGTHS_BYTES) * expected.documents
-    indexing = (_LENGTHS_BYTES + INDEX_BYTES) * expected.documents
     records = sum(_FILE_BYTES + 2 * len(file.name) for file in files)
     small = (num_shards + 1) * _SMALL_FILES_BYTES
-    return expected.output_bytes + max(copying, indexing) + 2 * expected.bad_bytes + records + small
+    merged = expected.output_bytes + shard + INDEX_BYTES * expected.documents
+    return merged + 2 * expected.bad_bytes + records + small
 
 
 def _disk_bytes(folder: Path) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,12 +100,12 @@ def settle(
     folder: Path,
     wanted: ShardPlan,
     files: Sequence[InputFile],
-    last_merged: str = "",
+    merged: Collection[str] = (),
     before_restart: Callable[[], None] = lambda: None,
 ) -> tuple[ShardPlan, dict[str, ShardResult]]:
     """Return the plan to follow and the finished shards by name: those of an earlier run if this one continues it.
 
-    Shards up to `last_merged` are in the merged files already; their own files are deleted. `before_restart` is called
+    Shards that are `merged` are in the merged files already; their own files are deleted. `before_restart` is called
     where the folder is about to be emptied.
     """
     earlier = _read_plan(folder)
@@ -123,7 +123,7 @@ def settle(
     with Progress("checking finished shards", len(records), "shard") as progress:
         for path in records:
             result = read_result(path)
-            if result is not None and (result.name <= last_merged or _is_undamaged(folder, result)):
+            if result is not None and (result.name in merged or _is_undamaged(folder, result)):
                 finished[result.name] = result
             else:
                 path.unlink()

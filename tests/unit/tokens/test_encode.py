@@ -218,7 +218,7 @@ def test_a_full_disk_while_merging_leaves_what_was_there(
     def full(*_: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(merge, "write_index", full)
+    monkeypatch.setattr(merge, "write_index_part", full)
     with pytest.raises(RunError, match="No space left on device"):
         _encode(config)
     assert _hashes(config) == before

@@ -78,7 +78,7 @@ def test_a_disk_too_small(make_config: Callable[..., PretrainConfig], monkeypatc
     expected = TokenEstimate(0, output_bytes=5_000_000, documents=1000, bad_bytes=1000, corpus_bytes=50_000_000)
     needed = peak_bytes(config, files, expected)
     shards, names = 17, 300 + 2 * len(files[0].name)
-    assert needed == 5_000_000 + 5_000_000 // 16 + 12 * 1000 + 2 * 1000 + names + (shards + 1) * 16384
+    assert needed == 5_000_000 + 5_000_000 // 16 + 20 * 1000 + 2 * 1000 + names + (shards + 1) * 16384
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed))
     check_disk_space(config, files, expected)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 100_000))

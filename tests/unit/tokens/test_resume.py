@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import gzip
 import io
+import itertools
 import json
 import os
 import random
@@ -119,9 +120,8 @@ def test_what_was_finished_is_told_and_not_done_again(
     assert _files(config) == expected
 
 
-@pytest.mark.parametrize("name", ["plan.json", "merge.json"])
 def test_a_disk_that_fails_to_read_costs_no_finished_shard(
-    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, name: str
+    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config()
     with pytest.raises(KeyboardInterrupt):
@@ -129,13 +129,13 @@ def test_a_disk_that_fails_to_read_costs_no_finished_shard(
     real = io.open
 
     def stale(path: Any, *arguments: Any, **named: Any) -> Any:
-        if str(path).endswith(name):
+        if str(path).endswith("plan.json"):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
         return real(path, *arguments, **named)
 
     with monkeypatch.context() as patched:
         patched.setattr(io, "open", stale)
-        with pytest.raises(RunError, match=rf"{name}: Stale file handle; 4 finished shards"):
+        with pytest.raises(RunError, match=r"plan\.json: Stale file handle; 4 finished shards"):
             _encode(config)
     assert _encode(config).resumed_shards == 4
     discard_work(config)
@@ -190,8 +190,8 @@ def test_a_merge_that_is_ended_anywhere_resumes(
     if is_tight:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     else:
-        monkeypatch.setattr(merge, "CHECKPOINT_BYTES", 6000)
-    places = ["_copy_shard", "write_index", "_give_final_names", "write_json", "sync_folder"]
+        monkeypatch.setattr(merge, "CHECKPOINT_BYTES", 20_000)
+    places = ["write_at", "write_index_part", "_give_final_names", "write_json", "sync_folder"]
     for _ in range(12):
         with monkeypatch.context() as patched:
             place, after = chance.choice(places), chance.randint(0, 6)
@@ -215,23 +215,21 @@ def test_a_merge_that_is_ended_anywhere_resumes(
     assert _files(config) == expected
 
 
-@pytest.mark.parametrize("free", [0, 10**12])
 def test_where_the_disk_is_tight_each_shard_goes_before_the_next_is_copied(
-    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, free: int
+    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, left, copy = make_config(), list[int](), merge._copy_shard
+    config, left, copy = make_config(), list[int](), merge.write_index_part
     folder = TokenPaths(config.output_prefix).work_folder
 
     def counting(*arguments: Any) -> None:
         left.append(len(list(folder.glob("*-*.bin"))))
         copy(*arguments)
 
-    monkeypatch.setattr(merge, "_copy_shard", counting)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(merge, "write_index_part", counting)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     _encode(config)
-    number = len(left)
-    assert number > 5 and left == ([*range(number, 0, -1)] if free == 0 else [number] * number)
-    assert len(list(folder.glob("*-*.bin"))) == (0 if free == 0 else number)
+    number = len(left) // 2  # of each shard a part for either split
+    assert number > 5 and left == [each for each in range(number, 0, -1) for _ in range(2)]
     discard_work(config)
     assert _files(config) == expected
 
@@ -239,10 +237,15 @@ def test_where_the_disk_is_tight_each_shard_goes_before_the_next_is_copied(
 def test_another_split_after_shards_were_deleted(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merge, "CHECKPOINT_BYTES", 90_000)
-    config = make_config()
+    config, calls = make_config(), itertools.count()
+
+    def failing(*arguments: Any, copy: Callable[..., None] = merge.write_index_part) -> None:
+        if next(calls) > 40:
+            raise OSError(errno.ENOSPC, "full")
+        copy(*arguments)
+
     with monkeypatch.context() as patched:
-        patched.setattr(merge, "write_index", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        patched.setattr(merge, "write_index_part", failing)
         with pytest.raises(RunError, match="the disk is full"):
             _encode(config)
     other = make_config(valid_fraction=0.2)
