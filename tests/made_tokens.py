@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
+from zerokara.hashing import file_key, sha256_of
 from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import sentencepiece_itself
 from zerokara.tokens import work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, manifest_facts
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.shards import Job, ShardResult, write_shard
-from zerokara.tokens.tasks import Task
+from zerokara.tokens.shards import FileHash, Job, ShardResult, write_shard
+from zerokara.tokens.tasks import Part, Task
 
 
 def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
@@ -31,20 +34,46 @@ def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
 
 
 def run_in_this_process(
-    job: Job, lanes: Sequence[Iterator[Task]], num_workers: int
-) -> Generator[ShardResult, None, None]:
+    job: Job, lanes: Sequence[Iterator[Task | Path]], num_workers: int
+) -> Generator[ShardResult | FileHash, None, None]:
     """Do the tasks one after another, in the place of `run_in_workers`."""
     for lane in lanes:
         for task in lane:
-            yield write_shard(job, task)
+            yield (file_key(task), sha256_of(task)) if isinstance(task, Path) else write_shard(job, task)
 
 
 def encode(
-    config: PretrainConfig, task_bytes: int | None = None, run_tasks: RunTasks = run_in_this_process
+    config: PretrainConfig,
+    task_bytes: int | None = None,
+    run_tasks: RunTasks = run_in_this_process,
+    part: Part | None = None,
+    merging: Part | None = None,
 ) -> EncodedCorpus:
     """Encode the corpus of `config` with SentencePiece; the work folder stays, and there is no manifest."""
     files, encoder = find_files(config.input_jsonl, config.where("input_jsonl")), Encoder(config.input_tokenizer_file)
-    return encode_corpus(config, files, encoder, sentencepiece_itself(encoder, ""), task_bytes, run_tasks)
+    choice = sentencepiece_itself(encoder, "")
+    return encode_corpus(config, files, encoder, choice, task_bytes, run_tasks, part, merging)
+
+
+def stopping_after(shards: int, run_tasks: RunTasks = run_in_this_process) -> RunTasks:
+    """End the run when so many shards are finished, as Ctrl-C does."""
+
+    def stopped(*arguments: Any) -> Any:
+        finished = 0
+        with closing(run_tasks(*arguments)) as results:
+            for result in results:
+                finished += isinstance(result, ShardResult)
+                yield result
+                if finished == shards:
+                    raise KeyboardInterrupt
+
+    return stopped
+
+
+def written(config: PretrainConfig) -> dict[str, bytes]:
+    """The files in the folder of the token files, by name."""
+    folder = Path(config.output_prefix).parent
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def discard_work(config: PretrainConfig) -> None:

@@ -21,9 +21,9 @@ import pytest
 from cluster.hosts import OWN, Host, cluster
 from cluster.slurm import NEEDED, slurm_cluster, wait_for
 from tiny import ROOT
+from zerokara.tokens.cluster.ray_tasks import INSTALL
 
 from zerokara.corpus.packed import zstd_module
-from zerokara.tokens.cluster.ray_tasks import INSTALL
 
 WORDS = [
     "the",

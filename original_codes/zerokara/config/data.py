@@ -43,12 +43,7 @@ class DataSettings(Settings):
     output_prefix: Text = "data/embedded/tokens"
     """Path and beginning of the name of the token files: <output_prefix>_text_document.bin and .idx."""
     num_workers: PositiveInt | Auto = "auto"
-    """Worker processes, on a cluster those of each part; `auto` is one per core."""
-    cluster: Literal["none", "slurm", "ray"] = "none"
-    """Where step 2 tokenises: `none` is this machine, `slurm` an array of jobs (2_tokenize.sbatch), `ray` the Ray
-    cluster that runs. All machines see this repository, the text and output_prefix at the same paths."""
-    cluster_parts: PositiveInt | Auto = "auto"
-    """Parts of the work on a cluster, each for one machine; `auto` is one for each 8 GB of text, at least 4."""
+    """Worker processes, in parts on several machines those of each; `auto` is one per core."""
     max_bad_fraction: Fraction = 0.01
     """Largest tolerated share of bad documents, and of bad bytes of the files on disk. Bad are lines that are no
     documents or longer than 64 MiB, and what damaged files lost or cannot verify (all of a truncated packed file)."""

@@ -60,6 +60,10 @@ class Options:
     """Minutes for small models, to which a scaling law is fitted; None for none."""
     join: str | None = None
     host: str | None = None
+    part: tuple[int, int] | None = None
+    """Number and count of the parts of which this machine does one; None to do all of the work."""
+    merge: tuple[int, int] | None = None
+    """As `part`, of the merge of what all parts have made; (0, 1) for all that is left of it."""
     argv: Sequence[str] = ()
     """The command line itself."""
     again: str = SAME_COMMAND
@@ -77,6 +81,14 @@ def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
     return number
 
 
+def _share(text: str) -> tuple[int, int]:
+    """``3/20`` → (3, 20)."""
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+        raise argparse.ArgumentTypeError(f"{text}: must be a number and a count, from 0/20 to 19/20")
+    return int(number), int(of)
+
+
 _FLAGS: dict[str, dict[str, Any]] = {
     "redo": {"action": "store_true", "help": "do it again, and replace the outputs of an earlier run"},
     "dry_run": {"action": "store_true", "help": "check everything, print what would be done, and stop"},
@@ -87,6 +99,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "verify_resume": {"type": _positive(int), "nargs": "?", "const": 3, "metavar": "N"},
     "join": {"metavar": "HOST[:PORT]"},
     "host": {"metavar": "HOST[:PORT]"},
+    "part": {"type": _share, "metavar": "I/N"},
+    "merge": {"type": _share, "nargs": "?", "const": (0, 1), "metavar": "I/N"},
     "evaluate": {"nargs": "?", "const": "", "metavar": "CHECKPOINT"},
 }
 """Arguments of argparse's `add_argument` for each flag; every step has those with a help text here."""
@@ -153,8 +167,9 @@ def next_command(
         # The current folder may have none.
         path = next((each for each in (*beside, Path(default), folder / default) if each.is_file()), Path(default))
     # Step 1 has a seed too, which is not that of a run; how step 2 works concerns no other step.
-    only_step_2 = {"num_workers", "cluster", "cluster_parts"}
-    known = {*DataSettings.model_fields} if script == "2_tokenize.sh" else {*FILES[default].model_fields} - only_step_2
+    known = {*DataSettings.model_fields}
+    if script != "2_tokenize.sh":
+        known = {*FILES[default].model_fields} - {"num_workers"}
     passed_on = [text for text in options.overrides if text.partition("=")[0].strip() in known]
     if made and not _names(FILES[default], path, *next(iter(made.items()))):
         passed_on += [f"{key}={_as_yaml(value)}" for key, value in made.items()]

@@ -19,12 +19,12 @@ from zerokara.tokens.accounts import SourceTally, check_bad_fraction
 from zerokara.tokens.encode import encode_corpus, manifest_facts, summary_rows
 from zerokara.tokens.layout import TokenPaths, bin_path
 from zerokara.tokens.preparation import prepare
-from zerokara.tokens.tasks import num_workers
+from zerokara.tokens.tasks import WHOLE, Part, num_workers
 from zerokara.tokens.workers import start_fork_server
 
 
 def tokenize(config: PretrainConfig, options: command.Options) -> None:
-    """Tokenize the corpus, unless that is done already; with --dry-run only say what would be done."""
+    """Tokenize the corpus or a part of it, unless it is done already; with --dry-run only say what would be done."""
     started, paths = time.monotonic(), TokenPaths(config.output_prefix)
     preflight.check_tokenizer_file(config)
     files = find_files(config.input_jsonl, config.where("input_jsonl"))
@@ -51,7 +51,13 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     if options.dry_run:
         log("dry run: nothing was written")
         return
-    encoded = encode_corpus(config, files, prepared.encoder, prepared.choice)
+    part, merging = (Part(*share) if share else None for share in (options.part, options.merge))
+    encoded = encode_corpus(config, files, prepared.encoder, prepared.choice, part=part, merging=merging)
+    if share := part or (merging if merging != WHOLE else None):
+        text = f"{bytes_text(encoded.text_bytes)} of text encoded, {encoded.resumed_shards:,} shards were there before"
+        following = command.next_command("2_tokenize.sh", options, config, flags=["--merge"])
+        summary(f"step 2 tokenise: share {share.number}/{share.of} done", [("work", text)], f"{following} (after all)")
+        return
     facts = manifest_facts(config, files, encoded, prepared.encoder)
     seconds = time.monotonic() - started
     manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, encoded.hashes)
@@ -70,4 +76,11 @@ def manifest_work(config: DataSettings, files: Sequence[InputFile]) -> manifest.
     return manifest.StepSpec(preflight.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
-main = partial(command.run, "2_tokenize.sh", tokenize, __doc__)
+main = partial(
+    command.run,
+    "2_tokenize.sh",
+    tokenize,
+    __doc__,
+    part="encode part I of N (0/20 to 19/20), and do not merge; all parts share the disk, and run on any machines",
+    merge="merge what all parts have encoded; with I/N, before that, a share of it, on several machines at once",
+)

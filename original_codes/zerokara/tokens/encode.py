@@ -12,7 +12,7 @@ import errno
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,20 @@ from zerokara.config.data import DataSettings
 from zerokara.corpus.find import InputFile, check_unchanged
 from zerokara.corpus.read import total_plain_bytes
 from zerokara.durable import write_json
-from zerokara.errors import RunError, shown
+from zerokara.errors import Fault, RunError, UserError, shown
 from zerokara.hashing import FileKey
 from zerokara.progress import Progress, bytes_text, count_text, log, plural, seconds_text
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, sentencepiece_itself
-from zerokara.tokens import corpus_content, merge, work_folder
+from zerokara.tokens import merge, work_folder
 from zerokara.tokens.accounts import SourceTally, check_sources, count_sources, total, write_quarantine
-from zerokara.tokens.corpus_content import FileRecord
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.shards import Job, ShardResult
-from zerokara.tokens.tasks import WHOLE, Part, Task, expected, lanes, num_workers, usual_task_bytes
+from zerokara.tokens.shards import FileHash, Job, ShardResult
+from zerokara.tokens.tasks import WHOLE, Part, Task, expected, lanes, num_workers, to_hash, usual_task_bytes
 from zerokara.tokens.workers import run_in_workers
 
-RunTasks = Callable[[Job, Sequence[Iterator[Task]], int], Generator[ShardResult, None, None]]
+RunTasks = Callable[[Job, Sequence[Iterator[Task | Path]], int], Generator[ShardResult | FileHash, None, None]]
 """Does the tasks of all lanes with so many workers, as `run_in_workers`."""
 
 
@@ -44,6 +43,7 @@ class EncodedCorpus:
     """What was written."""
 
     sources: list[SourceTally]
+    """Empty after a part."""
     encoder_name: str
     """The encoder that did the work."""
     resumed_shards: int
@@ -53,7 +53,7 @@ class EncodedCorpus:
     seconds: float
     """Time that took."""
     hashes: dict[FileKey, str]
-    """SHA-256 of the corpus files on a disk."""
+    """SHA-256 of the corpus files that were hashed."""
 
 
 def encode_corpus(
@@ -63,41 +63,58 @@ def encode_corpus(
     choice: EncoderChoice,
     task_bytes: int | None = None,
     run_tasks: RunTasks = run_in_workers,
+    part: Part | None = None,
+    merging: Part | None = None,
 ) -> EncodedCorpus:
     """Write the token files and the quarantine file of `config.output_prefix` with the chosen encoder.
 
-    The work folder stays until `work_folder.discard`, which is called once the manifest is written.
+    With `part` only encode that part; with `merging` only merge what all parts have encoded, or a share of it. The work
+    folder stays until `work_folder.discard`, which is called once the manifest is written.
 
     Raises:
-        UserError: too many bad lines, no documents, too few to split, another run at work on the same output.
+        UserError: too many bad lines, no documents, too few to split, another run at work on the same output; of a
+            part, another plan than that of the others; of the merge, a task that is not done.
         RunError: a worker died, the disk is full, the corpus changed meanwhile.
     """
-    paths = TokenPaths(config.output_prefix)
+    paths, share = TokenPaths(config.output_prefix), ""
+    for kind, of_work in (("part", part), ("merge", merging if merging != WHOLE else None)):
+        share = f"{kind}-{of_work.number}-of-{of_work.of}" if of_work else share
     wanted = work_folder.ShardPlan(
-        files=[FileRecord.of(file) for file in files],
+        files=[work_folder.FileRecord.of(file) for file in files],
         tokenizer_sha256=encoder.sha256,
         text_field=config.text_field,
         txt_document=config.txt_document,
         task_bytes=task_bytes or usual_task_bytes(config, total_plain_bytes(files)),
         encoder=choice.name,
     )
-    with _foreseen_errors(paths), work_folder.claimed(paths) as folder, ExitStack() as stack:
-        merge.forget_other_split(config, folder)
-        plan, finished = work_folder.settle(folder, wanted, files, merge.copied(folder))
-        hashes = stack.enter_context(corpus_content.hashed_beside_the_work(folder, files))
-        started = time.monotonic()
-        results = encode(config, files, encoder, choice, plan, folder, finished, run_tasks=run_tasks)
+    with _foreseen_errors(paths), work_folder.claimed(paths, share) as folder:
+        merge.forget_other_split(config, folder, share)
+        shared = part is not None or merging is not None
+        plan, finished = work_folder.settle(folder, wanted, files, merge.copied(folder), shared)
+        started, results, sources = time.monotonic(), finished, list[SourceTally]()
+        if merging is None:
+            results = encode(config, files, encoder, choice, plan, folder, finished, part or WHOLE, share, run_tasks)
         seconds = time.monotonic() - started
         check_unchanged(files)
-        tasks, _ = expected(files, plan.task_bytes, config.txt_document, results)
-        file_hashes = hashes.result()
-        write_quarantine(tasks, results, folder, paths.quarantine)
-        sources = count_sources(len(config.input_jsonl), tasks, results)
-        check_sources(config, sources, paths)
-        merge.merge_shards(config, tasks, results, folder, paths, dtype_for(encoder.vocab_size), sources)
+        if part is None:
+            tasks, missing = expected(files, plan.task_bytes, config.txt_document, results)
+            if missing:
+                rule = (
+                    f"at least {len(missing):,} of {len(tasks):,} shards are not made yet ({missing[0]} is the first)"
+                )
+                remedy = "start the parts again, which do what is left; or step 2 on this machine alone"
+                raise UserError(Fault(str(folder), rule, remedy=remedy))
+            if not (merging and merging.number):  # one of the machines that merge
+                write_quarantine(tasks, results, folder, paths.quarantine)
+            sources = count_sources(len(config.input_jsonl), tasks, results)
+            check_sources(config, sources, paths)
+            merge.merge_shards(
+                config, tasks, results, folder, paths, dtype_for(encoder.vocab_size), sources, merging or WHOLE
+            )
+        hashes = work_folder.recorded_hashes(folder)
     made = [result for name, result in results.items() if result is not finished.get(name)]
     text_bytes, name = sum(result.text_bytes for result in made), next(iter(results.values())).encoder_name
-    return EncodedCorpus(sources, name, len(results) - len(made), text_bytes, seconds, file_hashes)
+    return EncodedCorpus(sources, name, len(results) - len(made), text_bytes, seconds, hashes)
 
 
 def encode(
@@ -108,63 +125,53 @@ def encode(
     plan: work_folder.ShardPlan,
     folder: Path,
     finished: Mapping[str, ShardResult],
-    part: Part = WHOLE,
-    run_tasks: RunTasks = run_in_workers,
+    part: Part,
+    share: str,
+    run_tasks: RunTasks,
 ) -> dict[str, ShardResult]:
     """Do the tasks of a part that are not in `finished`; return the results of all that are done, by name.
 
-    Where the fast encoder turns out to differ, SentencePiece does everything anew, and the plan says so: shards that
-    name another encoder than the plan do not count.
+    Where the fast encoder turns out to differ, SentencePiece does everything anew, and the plan says so.
     """
     if plan.encoder.startswith("sentencepiece") and not choice.name.startswith("sentencepiece"):
         choice = sentencepiece_itself(encoder, "")
     if finished:
         size = sum(result.text_bytes for result in finished.values())
         log(f"  resuming: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
+    job = Job(choice.encoder, folder, config.text_field, config.txt_document, choice.name, is_synced=part.of > 1)
+    unhashed = to_hash(files, part, work_folder.recorded_hashes(folder))
+    todo: list[Iterator[Task | Path]] = [unhashed, *lanes(files, plan.task_bytes, config.txt_document, part, finished)]
+    results, made, started = dict(finished), ShardResult(""), time.monotonic()
+    all_bytes, before = sum(file.bytes for file in files), sum(result.disk_bytes for result in finished.values())
     try:
-        return _encode(config, files, choice, plan, folder, finished, part, run_tasks)
+        with (
+            closing(run_tasks(job, todo, num_workers(config, files))) as done,
+            Progress("tokenise", all_bytes // part.of, "B", done=before // part.of) as progress,
+        ):
+            for result in done:
+                if not isinstance(result, ShardResult):
+                    work_folder.record_hash(folder, share, *result)
+                    continue
+                results[result.name] = result
+                made.documents += result.documents
+                made.tokens += result.tokens
+                made.text_bytes += result.text_bytes
+                seconds = max(time.monotonic() - started, 1e-9)
+                rates = {
+                    "text": f"{bytes_text(made.text_bytes / seconds)}/s",
+                    "docs/s": count_text(made.documents / seconds),
+                    "tokens/s": count_text(made.tokens / seconds),
+                }
+                progress.note(**rates)
+                progress.advance(result.disk_bytes)
+        return results
     except FastEncoderDiffersError as difference:
         what = f"{choice.name} gave other ids than SentencePiece for {difference.excerpt}"
         log(f"  {what}: starting over with SentencePiece")
     choice = sentencepiece_itself(encoder, "")
     plan = replace(plan, encoder=choice.name)
     write_json(folder / work_folder.PLAN_NAME, plan)
-    return _encode(config, files, choice, plan, folder, {}, part, run_tasks)
-
-
-def _encode(
-    config: DataSettings,
-    files: Sequence[InputFile],
-    choice: EncoderChoice,
-    plan: work_folder.ShardPlan,
-    folder: Path,
-    finished: Mapping[str, ShardResult],
-    part: Part,
-    run_tasks: RunTasks,
-) -> dict[str, ShardResult]:
-    job = Job(choice.encoder, folder, config.text_field, config.txt_document, choice.name, is_synced=part.of > 1)
-    todo = lanes(files, plan.task_bytes, config.txt_document, part, finished)
-    results, started = dict(finished), time.monotonic()
-    documents = tokens = text_bytes = 0
-    all_bytes, before = sum(file.bytes for file in files), sum(result.disk_bytes for result in finished.values())
-    with (
-        closing(run_tasks(job, todo, num_workers(config, files))) as done,
-        Progress("tokenise", all_bytes // part.of, "B", done=before // part.of) as progress,
-    ):
-        for result in done:
-            results[result.name] = result
-            documents += result.documents
-            tokens += result.tokens
-            text_bytes += result.text_bytes
-            seconds = max(time.monotonic() - started, 1e-9)
-            rates = {
-                "text": f"{bytes_text(text_bytes / seconds)}/s",
-                "docs/s": count_text(documents / seconds),
-                "tokens/s": count_text(tokens / seconds),
-            }
-            progress.note(**rates)
-            progress.advance(result.disk_bytes)
-    return results
+    return encode(config, files, encoder, choice, plan, folder, {}, part, share, run_tasks)
 
 
 @contextmanager

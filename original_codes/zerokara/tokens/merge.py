@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 from zerokara import file_lock
 from zerokara.config.data import DataSettings
 from zerokara.durable import sync_folder, write_json
-from zerokara.errors import RunError
+from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import Progress, log, plural
 from zerokara.tokens import splits
 from zerokara.tokens.accounts import SourceTally, SplitTally
 from zerokara.tokens.indexed import INDEX_BYTES, begin_index, write_at, write_index_part
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.tokens.shards import ShardResult, shard_path
-from zerokara.tokens.tasks import Task
+from zerokara.tokens.tasks import WHOLE, Part, Task
 
 CHECKPOINT_BYTES = 256 * 1024 * 1024
 """Ids that a thread copies before they are synced and their shards deleted."""
@@ -59,9 +59,16 @@ def copied(folder: Path) -> set[str]:
     return {name for path in folder.glob("copied-*.txt") for name in path.read_text(encoding="ascii").split()}
 
 
-def forget_other_split(config: DataSettings, folder: Path) -> None:
-    """Drop a merge that had begun with other settings of the split; the shards that it deleted are missing then."""
+def forget_other_split(config: DataSettings, folder: Path, share: str = "") -> None:
+    """Drop a merge that had begun with other settings of the split; the shards that it deleted are missing then.
+
+    Raises:
+        UserError: this is a share of the work, and others may be merging.
+    """
     if is_begun(folder) and _read_state(folder)["settings"] != _settings(config):
+        if share:
+            rule = "is being merged with other settings of the split"
+            raise UserError(Fault(str(folder), rule, remedy="give all parts the same, or start step 2 by itself"))
         log(f"  other settings of the split: {plural(len(copied(folder)), 'merged shard')} to be encoded again")
         for path in [*folder.glob("copied-*.txt"), *_paths(folder), folder / STATE_NAME]:
             path.unlink(missing_ok=True)
@@ -89,11 +96,11 @@ def merge_shards(
     paths: TokenPaths,
     dtype: np.dtype[Any],
     tallies: list[SourceTally],
-    share: tuple[int, int] | None = None,
+    share: Part = WHOLE,
 ) -> None:
     """Write both splits, count their contents, and give the files their final names at the very end.
 
-    `tasks` are all there are, in corpus order; `tallies` are of each source. A `share` (its number from 0, of so many)
+    `tasks` are all there are, in corpus order; `tallies` are of each source. A `share`
     copies the shards that are its own, and no more.
 
     Raises:
@@ -109,7 +116,7 @@ def merge_shards(
         tally.train, tally.valid = SplitTally(*train), SplitTally(*valid)
     if not state["is_complete"]:
         _copy_all(shards, counts, dtype, share)
-    if share is None:
+    if share == WHOLE:
         if not state["is_complete"]:
             write_json(folder / STATE_NAME, state | {"is_complete": True})  # now only the final names are missing
         _give_final_names(folder, any(tally.valid.documents for tally in tallies), paths)
@@ -218,18 +225,17 @@ def _counted(shards: _Shards) -> list[list[list[int]]]:
     return counts
 
 
-def _copy_all(shards: _Shards, counts: NDArray[np.int64], dtype: np.dtype[Any], share: tuple[int, int] | None) -> None:
+def _copy_all(shards: _Shards, counts: NDArray[np.int64], dtype: np.dtype[Any], share: Part) -> None:
     """Copy the shards of a share that are not copied yet; `counts` is int64[shards, splits, 3], as planned."""
-    number, of = share or (0, 1)
     sizes = np.array([result.files["bin"][0] for result in shards.results], np.int64)
     # Consecutive ones: two machines that write to the same page of a file would wait for each other.
-    is_own = (sizes.cumsum() - sizes) * of // max(1, sizes.sum()) == number
+    is_own = (sizes.cumsum() - sizes) * share.of // max(1, sizes.sum()) == share.number
     done = copied(shards.folder)
     left = [each for each in np.flatnonzero(is_own).tolist() if shards.results[each].name not in done]
     most = max((shards.needed_bytes(each) for each in left), default=1)
     num_threads = min(NUM_THREADS, max(1, shutil.disk_usage(shards.folder).free // most))
     count = max(1, CHECKPOINT_BYTES // most)
-    record = shards.folder / ("copied-all.txt" if share is None else f"copied-{number}-of-{of}.txt")
+    record = shards.folder / f"copied-{share.number}-of-{share.of}.txt"
     total, before = int(sizes[is_own].sum()), int(sizes[is_own].sum() - sizes[left].sum())
     with ExitStack() as stack:
         progress = stack.enter_context(Progress("merging the shards", total, "B", done=before))

@@ -26,12 +26,15 @@ from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, ex
 from zerokara.corpus.read import Block, Range, read
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import RunError
+from zerokara.hashing import FileKey
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.tasks import Task
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 ENDINGS = ("bin", "lengths", "bad")
+FileHash = tuple[FileKey, str]
+"""A corpus file and its SHA-256."""
 
 
 class TextEncoder(Protocol):

@@ -1,44 +1,68 @@
-"""The folder in which step 2 works: one run at a time, with the shards that an interrupted run had finished.
+"""The folder in which step 2 works, with the shards that are finished, and who may work there.
 
-``plan.json`` says what the shards in it were made from: the files (by content, see `corpus_content`), the tokenizer,
-the settings that change a shard, the size of a task. A run with the same plan takes over the finished shards; one with
-another plan starts over. A shard counts as finished when its ``<name>.json`` is there, which is written last, and its
-files have the sizes and the checksums recorded in it: nothing is synced on the way on one machine, so a power cut may
-lose any of them.
+A run works there alone, or does one share of the work beside others, on this machine or on another that sees the disk.
 
-Several machines may work in the folder for one step (`tokens.cluster`). Names of unfinished files tell their writer,
-and one machine removes those alone whose process has ended there; the step, which alone holds the lock, removes the
-others when nobody is at work any more.
+``plan.json`` says what the shards are made from: the files, the tokenizer, the settings that change a shard, the size
+of a task. A run with the same plan takes over the finished shards; one with another plan starts over, and a share of
+the work with another plan is refused. A shard is finished when its ``<name>.json`` is there, which is written last, and
+its files have the sizes and the checksums recorded in it: a run that works alone syncs nothing on the way, so a power
+cut may lose any of them.
+
+``hashes*.jsonl`` have a line for each corpus file that was hashed: where only the place or the time of change of a file
+differs, as of a copy, its content decides whether the plan is the same.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from zerokara import file_lock
+from zerokara import file_lock, hashing
 from zerokara.corpus.find import InputFile
 from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, shown
+from zerokara.hashing import FileKey
 from zerokara.progress import Progress, bytes_text
-from zerokara.tokens import corpus_content
-from zerokara.tokens.corpus_content import FileRecord
 from zerokara.tokens.layout import TokenPaths, bin_path
-from zerokara.tokens.shards import ENDINGS, ShardResult, is_left_here, shard_path
+from zerokara.tokens.shards import ENDINGS, ShardResult, is_left_here, shard_path, unfinished_path
 
-FORMAT = 6
+FORMAT = 7
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
-AT_WORK_NAME = "cluster.json"
-"""There as long as a cluster's scheduler may have processes at work in the folder (`tokens.cluster`)."""
+_TURN_SECONDS = 60.0
+"""How long a share of the work waits for others that begin at the same moment."""
 _CHUNK_BYTES = 1 << 20
+_NAMED_FILES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A corpus file in the plan."""
+
+    path: str
+    """Absolute, or its address on a server."""
+    bytes: int
+    modified_ns: int
+    source: int
+
+    @classmethod
+    def of(cls, file: InputFile) -> FileRecord:
+        """As the search found it."""
+        path = file.remote.name if file.remote else shown(file.path.resolve())
+        return cls(path, file.bytes, file.modified_ns, file.source)
+
+    @property
+    def key(self) -> FileKey:
+        """By which its hash is known."""
+        return FileKey(self.path, self.bytes, self.modified_ns)
 
 
 @dataclass(frozen=True)
@@ -55,32 +79,44 @@ class ShardPlan:
     """Name of the encoder; once SentencePiece has had to take over, it stays."""
     format: int = FORMAT
 
-    def continues(self, earlier: ShardPlan) -> bool:
-        """Whether shards made by `earlier` from the same files serve this plan too."""
-        return replace(self, files=earlier.files, task_bytes=earlier.task_bytes, encoder=earlier.encoder) == earlier
+    def differences(self, earlier: ShardPlan) -> list[str]:
+        """What makes the shards of `earlier` useless for this plan, the files apart."""
+        names = ("tokenizer_sha256", "text_field", "txt_document", "format")
+        pairs = [(name, getattr(earlier, name), getattr(self, name)) for name in names]
+        return [f"{name} was {was}, here it is {now}" for name, was, now in pairs if was != now]
+
+    def has_made(self, result: ShardResult) -> bool:
+        """Whether a shard counts: not if it is of a fast encoder, and SentencePiece has had to take over since."""
+        return not self.encoder.startswith("sentencepiece") or result.encoder_name.startswith("sentencepiece")
 
 
 @contextmanager
-def claimed(paths: TokenPaths) -> Iterator[Path]:
-    """Claim the work folder for this run alone.
+def claimed(paths: TokenPaths, share: str = "") -> Iterator[Path]:
+    """Claim the work folder for this run alone, or one `share` of the work (such as ``part-3-of-20``).
 
     Raises:
-        UserError: another run of step 2 is at work there.
+        UserError: another run is at work there, or another on the same share.
     """
     folder = paths.work_folder
-    with made_folder(folder.parent), file_lock.held(paths.lock) as is_ours:
-        if not is_ours:
-            rule = f"{file_lock.read_holder(paths.lock) or 'another run of step 2'} is writing here"
-            remedy = "wait for it, or choose another output_prefix"
-            raise UserError(Fault(where=str(folder), rule=rule, remedy=remedy))
-        folder.mkdir(exist_ok=True)
+    with made_folder(folder), ExitStack() as stack:
+        with ExitStack() as turn:  # a share keeps others from beginning only as long as it begins itself
+            whole = file_lock.held(paths.lock, _TURN_SECONDS if share else 0.0)
+            lock, is_free = paths.lock, (turn if share else stack).enter_context(whole)
+            folder.mkdir(exist_ok=True)
+            for other in [folder / f"{share}.lock"] if share else folder.glob("*.lock"):
+                if is_free:
+                    lock, is_free = other, (stack if share else turn).enter_context(file_lock.held(other))
+            if not is_free:
+                rule = f"{file_lock.read_holder(lock) or 'another run of step 2'} is writing here"
+                remedy = "wait for it, or choose another output_prefix"
+                raise UserError(Fault(where=str(folder), rule=rule, remedy=remedy))
         try:
             yield folder
         finally:  # only under the lock: otherwise the files may be another run's
             if folder.is_dir():
-                remove_unfinished(folder)
+                remove_unfinished(folder, is_alone=not share)
                 # Kept if a shard is finished, or if nothing else shows that the token files beside it are step 2's.
-                if not any(folder.glob("*-*.json")) and not _lacks_manifest(paths):
+                if not share and not any(folder.glob("*-*.json")) and not _lacks_manifest(paths):
                     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -97,41 +133,71 @@ def discard(paths: TokenPaths) -> None:
 
 
 def settle(
-    folder: Path,
-    wanted: ShardPlan,
-    files: Sequence[InputFile],
-    merged: Collection[str] = (),
-    before_restart: Callable[[], None] = lambda: None,
+    folder: Path, wanted: ShardPlan, files: Sequence[InputFile], merged: Collection[str] = (), is_shared: bool = False
 ) -> tuple[ShardPlan, dict[str, ShardResult]]:
-    """Return the plan to follow and the finished shards by name: those of an earlier run if this one continues it.
+    """Return the plan to follow and the finished shards by name: those of earlier runs if this one continues them.
 
-    Shards that are `merged` are in the merged files already; their own files are deleted. `before_restart` is called
-    where the folder is about to be emptied.
+    Shards that are `merged` are in the merged files already; their own files are deleted.
+
+    Raises:
+        UserError: the work `is_shared`, and the others follow another plan.
     """
+    if is_shared:
+        _propose(folder, wanted)
     earlier = _read_plan(folder)
-    known = corpus_content.recorded(folder)
-    if earlier is None or not wanted.continues(earlier) or not corpus_content.is_same(earlier.files, files, known):
-        before_restart()
-        restart(folder, wanted)
+    if is_shared:
+        _check_same(folder, wanted, earlier)
+    elif earlier is None or wanted.differences(earlier) or not _is_same(folder, earlier.files, files):
+        _restart(folder, wanted)
         return wanted, {}
+    assert earlier is not None
     if list(earlier.files) != list(wanted.files):  # the same content: the next time without reading it
         earlier = replace(earlier, files=wanted.files)
         write_json(folder / PLAN_NAME, earlier)
-    remove_unfinished(folder)
+    remove_unfinished(folder, is_alone=not is_shared)
     finished = {}
     records = sorted(folder.glob("*-*.json"))
     with Progress("checking finished shards", len(records), "shard") as progress:
         for path in records:
-            result = read_result(path)
-            if result is not None and (result.name in merged or _is_undamaged(folder, result)):
+            result = _read_result(path)
+            # The shards of shares are synced, and one machine would have to read all of them; the merge checks each.
+            is_whole = result is not None and (is_shared or result.name in merged or _is_undamaged(folder, result))
+            if result is not None and is_whole and earlier.has_made(result):
                 finished[result.name] = result
-            else:
+            elif not is_shared:
                 path.unlink()
             progress.advance()
     return earlier, finished
 
 
-def restart(folder: Path, plan: ShardPlan) -> None:
+def _propose(folder: Path, plan: ShardPlan) -> None:
+    """Write the plan, unless another share of the work has written one."""
+    proposed = unfinished_path(folder / PLAN_NAME)
+    write_json(proposed, plan)
+    with suppress(FileExistsError):
+        os.link(proposed, folder / PLAN_NAME)
+    proposed.unlink()
+
+
+def _check_same(folder: Path, wanted: ShardPlan, earlier: ShardPlan | None) -> None:
+    """Check that this share of the work follows the same plan as the others.
+
+    Raises:
+        UserError: it does not; names what differs.
+    """
+    differing = wanted.differences(earlier) if earlier else ["its plan cannot be read"]
+    was, now = ({file.key: file for file in plan.files} for plan in (earlier or wanted, wanted))
+    for key in [key for key in now if key not in was][:_NAMED_FILES]:
+        differing.append(f"{key.path} ({key.bytes:,} bytes, changed at {key.modified_ns} ns) is none of its files")
+    if len(was) != len(now):
+        differing.append(f"its plan has {len(was):,} files, here are {len(now):,}")
+    if differing:
+        rule = f"the work that was begun here is another: {'; '.join(differing)}"
+        remedy = "give all parts the same settings and files (copy files with their times: cp -p, rsync -a)"
+        raise UserError(Fault(str(folder), rule, remedy=f"{remedy}, or delete this folder to start over"))
+
+
+def _restart(folder: Path, plan: ShardPlan) -> None:
     """Empty the folder and write the plan."""
     for left_over in folder.iterdir():
         if left_over.is_dir():
@@ -149,11 +215,10 @@ def kept_text(folder: Path) -> str:
     return f"{number:,} finished shards ({bytes_text(size)}) are kept in {folder}"
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what was not finished; where a cluster may be at work, only what ended processes of this machine left."""
-    others_work = (folder / AT_WORK_NAME).exists()
+def remove_unfinished(folder: Path, is_alone: bool) -> None:
+    """Remove what was not finished; where others may be at work, only what ended processes of this machine left."""
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
-        if not others_work or is_left_here(path):
+        if is_alone or is_left_here(path):
             path.unlink(missing_ok=True)
 
 
@@ -166,7 +231,7 @@ def _read_plan(folder: Path) -> ShardPlan | None:
         return None
 
 
-def read_result(path: Path) -> ShardResult | None:
+def _read_result(path: Path) -> ShardResult | None:
     """The result of a shard; None if its file is damaged."""
     with suppress(ValueError, TypeError, KeyError):
         result = ShardResult.read(path)
@@ -187,3 +252,38 @@ def _is_undamaged(folder: Path, result: ShardResult) -> bool:
         if found != checksum:
             return False
     return set(result.files) == set(ENDINGS)
+
+
+def recorded_hashes(folder: Path) -> dict[FileKey, str]:
+    """SHA-256 of the corpus files that were hashed here; a line that was cut off is left out."""
+    found = {}
+    for path in folder.glob("hashes*.jsonl"):
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError, TypeError):
+                name, size, modified, sha256 = orjson.loads(line)
+                found[FileKey(name, size, modified)] = str(sha256)
+    return found
+
+
+def record_hash(folder: Path, share: str, key: FileKey, sha256: str) -> None:
+    """Note the SHA-256 of a corpus file."""
+    with open(folder / f"hashes-{share or 'all'}.jsonl", "ab") as file:
+        file.write(b"\n" + orjson.dumps([*key, sha256]) + b"\n")  # a line may have been cut off before
+
+
+def _is_same(folder: Path, was: Sequence[FileRecord], files: Sequence[InputFile]) -> bool:
+    """Whether these files hold what those of an earlier plan held.
+
+    Where only the place or the time of change differs, files are read, which shows progress if it takes long.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    now, known = [FileRecord.of(file) for file in files], recorded_hashes(folder)
+    if [(record.bytes, record.source) for record in was] != [(record.bytes, record.source) for record in now]:
+        return False
+    differing = [number for number, (old, new) in enumerate(zip(was, now, strict=True)) if old.key != new.key]
+    if any(was[number].key not in known or files[number].remote is not None for number in differing):
+        return False
+    hashes = hashing.hash_files([files[number].path for number in differing])
+    return all(hashes[now[number].key] == known[was[number].key] for number in differing)

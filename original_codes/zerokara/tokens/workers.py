@@ -18,11 +18,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, Thr
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError, UserError, shown
+from zerokara.hashing import file_key, sha256_of
 from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
-from zerokara.tokens.shards import Job, ShardResult, write_shard
+from zerokara.tokens.shards import FileHash, Job, ShardResult, write_shard
 from zerokara.tokens.tasks import Task
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -45,8 +47,10 @@ def start_fork_server() -> None:
         signal.signal(signal.SIGINT, previous)
 
 
-def run_in_workers(job: Job, lanes: Iterable[Iterator[Task]], num_workers: int) -> Generator[ShardResult, None, None]:
-    """Do the tasks of all lanes; yield results as they come, in no fixed order.
+def run_in_workers(
+    job: Job, lanes: Iterable[Iterator[Task | Path]], num_workers: int
+) -> Generator[ShardResult | FileHash, None, None]:
+    """Do the tasks of all lanes, of which a path is a file to be hashed; yield results as they come, in no fixed order.
 
     Close the generator to end the workers early (`contextlib.closing`).
 
@@ -60,32 +64,31 @@ def run_in_workers(job: Job, lanes: Iterable[Iterator[Task]], num_workers: int) 
     others, workers = set(multiprocessing.active_children()), set[BaseProcess]()
     pool = ProcessPoolExecutor(num_workers, _CONTEXT, _begin, (job,))
     threads = ThreadPoolExecutor(OPEN_LANES)
-    waiting, opened = iter(lanes), list[Iterator[Task]]()
-    asked: dict[Future[Any], Iterator[Task]] = {}
-    encoded: dict[Future[Any], Task] = {}
+    waiting, opened = iter(lanes), list[Iterator[Task | Path]]()
+    asked: dict[Future[Any], Iterator[Task | Path]] = {}
+    under_way: dict[Future[Any], Task | Path] = {}
     try:
         while True:
-            while len(asked) < OPEN_LANES and len(asked) + len(encoded) < num_workers * 3 // 2 + 3:
+            while len(asked) < OPEN_LANES and len(asked) + len(under_way) < num_workers * 3 // 2 + 3:
                 lane = opened.pop(0) if opened else next(waiting, None)
                 if lane is None:
                     break
                 asked[threads.submit(next, lane, None)] = lane
-            if not asked and not encoded:
+            if not asked and not under_way:
                 return
-            for future in wait([*asked, *encoded], return_when=FIRST_COMPLETED).done:
-                if future in encoded:
-                    result: ShardResult = future.result()
-                    del encoded[future]
-                    yield result
+            for future in wait([*asked, *under_way], return_when=FIRST_COMPLETED).done:
+                if future in under_way:
+                    del under_way[future]
+                    yield future.result()
                     continue
                 lane, task = asked.pop(future), future.result()
                 if task is not None:
                     opened.append(lane)
-                    encoded[pool.submit(_encode, task)] = task
+                    under_way[pool.submit(_do, task)] = task
                     workers |= {*multiprocessing.active_children()} - others
     except BrokenProcessPool:
         pool.shutdown()
-        raise _death(workers, list(encoded.values())[:num_workers]) from None
+        raise _death(workers, list(under_way.values())[:num_workers]) from None
     finally:
         for worker in workers:
             worker.kill()
@@ -93,7 +96,7 @@ def run_in_workers(job: Job, lanes: Iterable[Iterator[Task]], num_workers: int) 
         threads.shutdown(cancel_futures=True)
 
 
-def _death(workers: Iterable[BaseProcess], tasks: Sequence[Task]) -> RunError:
+def _death(workers: Iterable[BaseProcess], tasks: Sequence[Task | Path]) -> RunError:
     """The error for a worker that died while some of these tasks were under way."""
     # The pool ends the others by SIGTERM.
     codes = {worker.exitcode or 0 for worker in workers} - {0}
@@ -103,7 +106,10 @@ def _death(workers: Iterable[BaseProcess], tasks: Sequence[Task]) -> RunError:
     if code < 0:
         cause = f"killed by {signal.Signals(-code).name}"
         remedy = "; most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
-    places = [f"{task.parts[0].file.name}, from byte {task.parts[0].start:,}" for task in tasks[:NAMED_TASKS]]
+    places = [
+        shown(task) if isinstance(task, Path) else f"{task.parts[0].file.name}, from byte {task.parts[0].start:,}"
+        for task in tasks[:NAMED_TASKS]
+    ]
     more = f", and {len(tasks) - NAMED_TASKS} more" if tasks[NAMED_TASKS:] else ""
     return RunError(
         f"a tokenising process died ({cause}) at one of: {'; '.join(places)}{more}. Finished shards are kept, and the "
@@ -121,10 +127,10 @@ def _begin(job: Job) -> None:
     threading.Thread(target=_end_with_step, daemon=True).start()
 
 
-def _encode(task: Task) -> ShardResult:
+def _do(task: Task | Path) -> ShardResult | FileHash:
     """Do a task in a worker process."""
     try:
-        return write_shard(_job, task)
+        return (file_key(task), sha256_of(task)) if isinstance(task, Path) else write_shard(_job, task)
     except OSError as error:
         # Rebuilt, because subclasses of OSError from other packages do not always survive pickling.
         raise OSError(error.errno, error.strerror or str(error), error.filename) from None

@@ -12,9 +12,7 @@ import os
 import random
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +20,11 @@ from typing import Any
 import made_tokens
 import orjson
 import pytest
-from made_tokens import discard_work, run_in_this_process
+from made_tokens import discard_work, run_in_this_process, stopping_after, written
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
-from zerokara.tokens import corpus_content, merge, work_folder
+from zerokara.tokens import merge, work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import ShardResult
@@ -42,18 +40,13 @@ def _encode(
     return made_tokens.encode(config, task_bytes, run_tasks)
 
 
-def _files(config: PretrainConfig) -> dict[str, bytes]:
-    folder = Path(config.output_prefix).parent
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
-
-
 @pytest.fixture
 def expected(make_config: MakeConfig, tmp_path: Path) -> dict[str, bytes]:
     """The files that an unbroken run writes."""
     config = make_config(output_prefix=str(tmp_path / "unbroken" / "tokens"))
     _encode(config)
     discard_work(config)
-    return _files(config)
+    return written(config)
 
 
 @pytest.fixture
@@ -64,21 +57,6 @@ def mixed(corpus: Path, tmp_path: Path) -> list[str]:
     for number in range(30):
         (tmp_path / "c" / f"{number:02d}.txt").write_text(f"file {number}\nof text\n" * 20, encoding="utf-8")
     return [str(corpus), str(tmp_path / "b.jsonl.gz"), str(tmp_path / "c")]
-
-
-def _stopping_after(shards: int, run_tasks: RunTasks = run_in_this_process) -> RunTasks:
-    """End the run when so many shards are finished."""
-
-    def stopped(*arguments: Any) -> Any:
-        finished = 0
-        with closing(run_tasks(*arguments)) as messages:
-            for message in messages:
-                finished += isinstance(message, ShardResult)
-                yield message
-                if finished == shards:
-                    raise KeyboardInterrupt
-
-    return stopped
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -96,14 +74,14 @@ def test_a_stopped_run_resumes(
     config = make_config(input_jsonl=mixed, num_workers=workers)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
-            _encode(config, run_tasks=_stopping_after(shards, run_in_workers))
-    assert _files(config) == {}
+            _encode(config, run_tasks=stopping_after(shards, run_in_workers))
+    assert written(config) == {}
     # Another number of workers and another size of tasks would be chosen now; what is there decides.
     other = config.model_copy(update={"num_workers": 2})
     made = _encode(other, task_bytes=50_000)
     assert made.resumed_shards >= 3 * shards
     discard_work(config)
-    assert _files(config) == _files(whole)
+    assert written(config) == written(whole)
 
 
 def test_what_was_finished_is_told_and_not_done_again(
@@ -111,13 +89,13 @@ def test_what_was_finished_is_told_and_not_done_again(
 ) -> None:
     config = make_config()
     with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=_stopping_after(4))
+        _encode(config, run_tasks=stopping_after(4))
     capsys.readouterr()
     made = _encode(config)
     assert made.resumed_shards == 4 and " 4 shards" in capsys.readouterr().out
     assert 0 < made.text_bytes < sum(s.train.text_bytes + s.valid.text_bytes for s in made.sources)
     discard_work(config)
-    assert _files(config) == expected
+    assert written(config) == expected
 
 
 def test_a_disk_that_fails_to_read_costs_no_finished_shard(
@@ -125,7 +103,7 @@ def test_a_disk_that_fails_to_read_costs_no_finished_shard(
 ) -> None:
     config = make_config()
     with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=_stopping_after(4))
+        _encode(config, run_tasks=stopping_after(4))
     real = io.open
 
     def stale(path: Any, *arguments: Any, **named: Any) -> Any:
@@ -139,14 +117,14 @@ def test_a_disk_that_fails_to_read_costs_no_finished_shard(
             _encode(config)
     assert _encode(config).resumed_shards == 4
     discard_work(config)
-    assert _files(config) == expected
+    assert written(config) == expected
 
 
 @pytest.mark.parametrize("change", ["corpus", "tokenizer", "field"])
 def test_other_input_starts_over(make_config: MakeConfig, corpus: Path, tmp_path: Path, change: str) -> None:
     config = make_config()
     with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=_stopping_after(2))
+        _encode(config, run_tasks=stopping_after(2))
     if change == "corpus":
         corpus.write_bytes(corpus.read_bytes() + b'{"text": "one more"}\n')
     if change == "tokenizer":
@@ -162,7 +140,7 @@ def test_other_input_starts_over(make_config: MakeConfig, corpus: Path, tmp_path
 def test_a_damaged_shard_is_made_again(make_config: MakeConfig, expected: dict[str, bytes], damage: str) -> None:
     config = make_config()
     with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=_stopping_after(3))
+        _encode(config, run_tasks=stopping_after(3))
     folder = TokenPaths(config.output_prefix).work_folder
     assert not list(folder.glob("*.partial"))
     shard = sorted(folder.glob("*.bin"))[1]
@@ -178,7 +156,7 @@ def test_a_damaged_shard_is_made_again(make_config: MakeConfig, expected: dict[s
         shard.with_suffix(".json").write_text("{", encoding="utf-8")
     assert _encode(config).resumed_shards == 2
     discard_work(config)
-    assert _files(config) == expected
+    assert written(config) == expected
 
 
 @pytest.mark.parametrize(("seed", "is_tight"), [(0, False), (1, False), (2, False), (3, False), (4, True), (5, True)])
@@ -212,7 +190,7 @@ def test_a_merge_that_is_ended_anywhere_resumes(
                 assert made.sources[0].train.documents == 290
     assert _encode(config).text_bytes == 0, "everything was encoded in the first run"
     discard_work(config)
-    assert _files(config) == expected
+    assert written(config) == expected
 
 
 def test_where_the_disk_is_tight_each_shard_goes_before_the_next_is_copied(
@@ -231,7 +209,7 @@ def test_where_the_disk_is_tight_each_shard_goes_before_the_next_is_copied(
     number = len(left) // 2  # of each shard a part for either split
     assert number > 5 and left == [each for each in range(number, 0, -1) for _ in range(2)]
     discard_work(config)
-    assert _files(config) == expected
+    assert written(config) == expected
 
 
 def test_another_split_after_shards_were_deleted(
@@ -255,7 +233,7 @@ def test_another_split_after_shards_were_deleted(
     fresh = make_config(valid_fraction=0.2, output_prefix=str(tmp_path / "fresh" / "tokens"))
     _encode(fresh)
     discard_work(fresh)
-    assert _files(other) == _files(fresh)
+    assert written(other) == written(fresh)
 
 
 def test_results_survive_their_way_through_json(make_config: MakeConfig) -> None:
@@ -268,31 +246,17 @@ def test_results_survive_their_way_through_json(make_config: MakeConfig) -> None
         assert {field.name for field in dataclasses.fields(ShardResult)} == set(values)
 
 
-def _stopped_after_hashing(config: PretrainConfig) -> None:
-    """A run that is ended once its corpus is hashed, with four shards finished."""
-    folder = TokenPaths(config.output_prefix).work_folder
-
-    def stopped(*arguments: Any) -> Any:
-        deadline = time.monotonic() + 20
-        while not corpus_content.recorded(folder):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        yield from _stopping_after(4)(*arguments)
-
-    with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=stopped)
-
-
 def test_a_copy_of_the_corpus_resumes(
     make_config: MakeConfig, expected: dict[str, bytes], corpus: Path, tmp_path: Path
 ) -> None:
     """Elsewhere, with another time of change: the content decides."""
     config = make_config()
-    _stopped_after_hashing(config)
+    with pytest.raises(KeyboardInterrupt):
+        _encode(config, run_tasks=stopping_after(4))
     times = corpus.stat()
     os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
     with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=_stopping_after(3))
+        _encode(config, run_tasks=stopping_after(3))
     copy = tmp_path / "elsewhere" / "corpus.jsonl"
     copy.parent.mkdir()
     corpus.rename(copy)
@@ -300,25 +264,24 @@ def test_a_copy_of_the_corpus_resumes(
     assert made.resumed_shards == 7
     discard_work(config)
     names = [name for name in expected if "quarantine" not in name]
-    found = _files(config)
+    found = written(config)
     assert {name: found[name] for name in names} == {name: expected[name] for name in names}
 
 
 def test_other_content_of_the_same_size_starts_over(make_config: MakeConfig, corpus: Path) -> None:
     config = make_config()
-    _stopped_after_hashing(config)
+    with pytest.raises(KeyboardInterrupt):
+        _encode(config, run_tasks=stopping_after(4))
     content, times = corpus.read_bytes(), corpus.stat()
     corpus.write_bytes(content.replace(b"spring", b"autumn", 1))
     os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
     assert _encode(config).resumed_shards == 0
 
 
-def test_another_machines_unfinished_files_stay_while_a_cluster_is_at_work(
-    make_config: MakeConfig, expected: dict[str, bytes]
-) -> None:
+def test_another_machines_unfinished_files_stay_while_it_may_be_at_work(make_config: MakeConfig) -> None:
     config = make_config()
     with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=_stopping_after(2))
+        _encode(config, run_tasks=stopping_after(2))
     folder = TokenPaths(config.output_prefix).work_folder
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -327,12 +290,7 @@ def test_another_machines_unfinished_files_stay_while_a_cluster_is_at_work(
     left = [folder / f"0000000-000000000000000.bin.{name}.partial" for name in names]
     for path in left:
         path.touch()
-    (folder / "cluster.json").touch()
-    work_folder.remove_unfinished(folder)
+    work_folder.remove_unfinished(folder, is_alone=False)
     assert [path.exists() for path in left] == [True, False, True]
-    (folder / "cluster.json").unlink()
-    work_folder.remove_unfinished(folder)
+    work_folder.remove_unfinished(folder, is_alone=True)
     assert not any(path.exists() for path in left)
-    _encode(config)
-    discard_work(config)
-    assert _files(config) == expected

@@ -1,0 +1,43 @@
+"""Step 2 in parts, as tasks of the Ray cluster that runs (ray start), and then the merge on this machine.
+
+    .venv/bin/python 2_tokenize_ray.py 20 --config big.yaml    20 parts; what follows goes to step 2
+
+Ray starts the part of a lost machine again on another. The same command again does what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ray
+
+ROOT = Path(__file__).resolve().parent
+
+
+@ray.remote(num_cpus=1, max_retries=10, scheduling_strategy="SPREAD")
+def part(number: int, of: int, options: list[str]) -> int:
+    """Do a part in this process, so that it ends with it; the exit code."""
+    from zerokara.steps.tokenize import main
+
+    os.chdir(ROOT)
+    return main(["--part", f"{number}/{of}", *options])
+
+
+def run(of: int, options: list[str]) -> int:
+    """Do all parts, and merge what they have made; the exit code."""
+    environment = {"PYTHONPATH": str(ROOT / "original_codes"), "PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1"}
+    ray.init(address="auto", runtime_env={"env_vars": environment})
+    waiting = [part.remote(number, of, options) for number in range(of)]
+    while waiting:
+        ended, waiting = ray.wait(waiting)
+        if code := ray.get(ended[0]):
+            return int(code)
+        print(f"{of - len(waiting)} of {of} parts done", flush=True)
+    return subprocess.run(["bash", str(ROOT / "2_tokenize.sh"), "--merge", *options], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(run(int(sys.argv[1]), sys.argv[2:]))

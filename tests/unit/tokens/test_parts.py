@@ -1,0 +1,136 @@
+"""Step 2 in parts, encoded and merged by whoever comes: the bytes of one run, and what is no share of it is refused."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from made_tokens import discard_work, encode, stopping_after, written
+
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.errors import RunError, UserError
+from zerokara.hashing import file_key
+from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.tasks import WHOLE, Part
+from zerokara.tokens.work_folder import claimed
+
+MakeConfig = Callable[..., PretrainConfig]
+TASK_BYTES = 4000
+
+
+@pytest.fixture
+def config(make_config: MakeConfig, corpus: Path, tmp_path: Path) -> PretrainConfig:
+    """Two sources, one of them packed."""
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(corpus.read_bytes() * 2))
+    return make_config(input_jsonl=[str(corpus), str(tmp_path / "b.jsonl.gz")])
+
+
+@pytest.fixture
+def expected(config: PretrainConfig, tmp_path: Path) -> dict[str, bytes]:
+    """What one run writes."""
+    whole = config.model_copy(update={"output_prefix": str(tmp_path / "whole" / "tokens")})
+    encode(whole, TASK_BYTES)
+    discard_work(whole)
+    return written(whole)
+
+
+@pytest.mark.parametrize(("of", "merge_of"), [(1, 1), (3, 1), (3, 4), (5, 2)])
+def test_parts_write_what_one_run_writes(
+    config: PretrainConfig, expected: dict[str, bytes], of: int, merge_of: int
+) -> None:
+    numbers = [*range(of), 0]  # one comes twice
+    random.Random(of).shuffle(numbers)
+    for number in numbers:
+        assert encode(config, TASK_BYTES, part=Part(number, of)).sources == []
+    for number in range(merge_of - 1):  # and one not at all
+        encode(config, TASK_BYTES, merging=Part(number, merge_of))
+    made = encode(config, TASK_BYTES, merging=WHOLE)
+    assert made.text_bytes == 0
+    assert {*made.hashes} == {file_key(Path(entry)) for entry in config.input_jsonl}
+    discard_work(config)
+    assert written(config) == expected
+
+
+def test_a_killed_part_goes_on_and_a_run_alone_does_the_rest(
+    config: PretrainConfig, expected: dict[str, bytes]
+) -> None:
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            encode(config, TASK_BYTES, stopping_after(3), part=Part(1, 2))
+    with pytest.raises(UserError, match=r"at least \d+ of \d+ shards are not made yet .*start the parts again"):
+        encode(config, TASK_BYTES, merging=WHOLE)
+    assert encode(config, TASK_BYTES, part=Part(1, 2)).resumed_shards == 6
+    assert encode(config, 9 * TASK_BYTES).resumed_shards > 6, "the size of a task is that of the plan"
+    discard_work(config)
+    assert written(config) == expected
+
+
+def test_a_part_of_other_work_is_refused(config: PretrainConfig, make_config: MakeConfig, corpus: Path) -> None:
+    encode(config, TASK_BYTES, part=Part(0, 2))
+    times = corpus.stat()
+    os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
+    other = config.model_copy(update={"text_field": "body"})
+    for of_work in ({"part": Part(1, 2)}, {"merging": WHOLE}):
+        with pytest.raises(UserError) as raised:
+            encode(other, TASK_BYTES, **of_work)
+        text = str(raised.value)
+        assert "text_field was text, here it is body" in text and "cp -p" in text
+        assert f"{corpus} ({corpus.stat().st_size:,} bytes, changed at" in text
+    os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert encode(config, TASK_BYTES, part=Part(0, 2)).text_bytes == 0, "nothing was lost"
+
+
+def test_a_merge_with_another_split_is_refused_while_others_may_merge(config: PretrainConfig) -> None:
+    encode(config, TASK_BYTES, part=Part(0, 1))
+    encode(config, TASK_BYTES, merging=Part(0, 2))
+    other = config.model_copy(update={"valid_fraction": 0.3})
+    with pytest.raises(UserError, match="other settings of the split"):
+        encode(other, TASK_BYTES, merging=Part(1, 2))
+
+
+def test_who_may_work_in_the_folder_at_once(config: PretrainConfig) -> None:
+    paths = TokenPaths(config.output_prefix)
+    with claimed(paths, "part-0-of-2"), claimed(paths, "part-1-of-2"):
+        for share in ("", "part-1-of-2"):
+            with pytest.raises(UserError, match=f"process {os.getpid()} is writing here"), claimed(paths, share):
+                pass
+    with claimed(paths), ExitStack() as stack, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("zerokara.tokens.work_folder._TURN_SECONDS", 0.1)
+        with pytest.raises(UserError, match="is writing here"):
+            stack.enter_context(claimed(paths, "part-0-of-2"))
+    assert not paths.work_folder.exists() and not paths.lock.exists()
+
+
+def test_shards_of_an_encoder_that_was_given_up_do_not_count(
+    config: PretrainConfig, expected: dict[str, bytes]
+) -> None:
+    """The plan says so as soon as one part has met the difference."""
+    encode(config, TASK_BYTES, part=Part(0, 2))
+    folder = TokenPaths(config.output_prefix).work_folder
+    made = sorted(path for path in folder.glob("*-*.json"))
+    made[0].write_bytes(made[0].read_bytes().replace(b'"sentencepiece', b'"gigatoken', 1))
+    with pytest.raises(UserError, match="not made yet"):
+        encode(config, TASK_BYTES, merging=WHOLE)
+    assert encode(config, TASK_BYTES, part=Part(0, 2)).resumed_shards == len(made) - 1
+    encode(config, TASK_BYTES, part=Part(1, 2))
+    encode(config, TASK_BYTES, merging=WHOLE)
+    discard_work(config)
+    assert written(config) == expected
+
+
+def test_a_damaged_shard_of_a_part_is_met_by_the_merge(config: PretrainConfig, expected: dict[str, bytes]) -> None:
+    encode(config, TASK_BYTES, part=Part(0, 1))
+    folder = TokenPaths(config.output_prefix).work_folder
+    shard = sorted(folder.glob("*.bin"))[1]
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    with pytest.raises(RunError, match="1 shard on the disk differ"):
+        encode(config, TASK_BYTES, merging=WHOLE)
+    encode(config, TASK_BYTES, part=Part(0, 1))
+    encode(config, TASK_BYTES, merging=WHOLE)
+    discard_work(config)
+    assert written(config) == expected
