@@ -5,12 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -19,37 +17,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cluster.hosts import OWN, Host, cluster
-from cluster.slurm import NEEDED, slurm_cluster, wait_for
+from cluster.slurm import NEEDED, ask, slurm_cluster, wait_for
 from tiny import ROOT
-from zerokara.tokens.cluster.ray_tasks import INSTALL
 
 from zerokara.corpus.packed import zstd_module
 
-WORDS = [
-    "the",
-    "sea",
-    "ice",
-    "melts",
-    "in",
-    "spring",
-    "and",
-    "春",
-    "の",
-    "海",
-    "終日",
-    "のたり",
-    "かな",
-    "¡olé!",
-    "don't",
-    "stop",
-]
+WORDS = "the sea ice melts in spring and 春 の 海 終日 のたり かな ¡olé! don't stop"
 SHARD = "[0-9]*-[0-9]*.json"
 
 
 def _lines(megabytes: float, seed: int) -> bytes:
     random, lines, size = Random(seed), [], 0
     while size < megabytes * 1e6:
-        lines.append(json.dumps({"text": " ".join(random.choices(WORDS, k=400))}, ensure_ascii=False).encode() + b"\n")
+        lines.append(
+            json.dumps({"text": " ".join(random.choices(WORDS.split(), k=400))}, ensure_ascii=False).encode() + b"\n"
+        )
         size += len(lines[-1])
     return b"".join(lines) + b"{broken\n"
 
@@ -90,59 +72,44 @@ def written(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("tokens*") if path.suffix != ".json"}
 
 
-class Step:
-    """Step 2 at work on the first host."""
+class Parts:
+    """Parts of step 2 at work."""
 
-    def __init__(self, host: Host, settings: list[str], folder: Path, engine: str, **environment: str):
-        self._host, self.folder, self.log = host, folder, folder.parent / f"{folder.name}.log"
-        options = ("--set", f"cluster={engine}", "--set", "cluster_parts=6", "--set", f"output_prefix={folder}/tokens")
-        self._process = host.start(*settings, *options, log=self.log, **environment)
+    def __init__(self, host: Host, settings: list[str], folder: Path, **environment: str):
+        self._host, self.folder, self._environment = host, folder, environment
+        self.logs = folder.parent / "logs"
+        self.logs.mkdir(exist_ok=True)
+        self.options = [*settings[2:], "--set", f"output_prefix={folder}/tokens"]
 
-    @property
-    def work_folder(self) -> Path:
-        return self.folder / "tokens_tokenizing.partial"
+    def finished(self) -> dict[Path, int]:
+        """The shards that are finished, with what tells whether one was made again."""
+        return {path: path.stat().st_ino for path in (self.folder / "tokens_tokenizing.partial").glob(SHARD)}
 
-    def said(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a command on the first host."""
+        return self._host.start(*command, *self.options, log=self.logs / "command.log", **self._environment)
 
-    def wait_for_shards_of(self, host: str) -> None:
-        """Wait until a part is at work on a host, and has finished something."""
-        deadline = time.monotonic() + 120
-        while True:
-            logs = list(self.work_folder.glob("part-*.log"))
-            if any(f"on {host}: 1 worker" in log.read_text(encoding="utf-8", errors="replace") for log in logs) and (
-                len(list(self.work_folder.glob(SHARD))) > 3
-            ):
-                return
-            assert self._process.poll() is None and time.monotonic() < deadline, self.said()
-            time.sleep(0.05)
-
-    def lose(self, host: Host) -> None:
-        """Lose a host half-way, and end well; no shard that was finished is made again."""
-        self.wait_for_shards_of(host.name)
-        finished = {path: path.stat().st_ino for path in self.work_folder.glob(SHARD)}
-        host.crash()
-        while self._process.poll() is None:
-            for path, number in finished.items():
-                with suppress(FileNotFoundError):  # the step is at its end
-                    assert path.stat().st_ino == number, f"{path.name} was made again"
-            time.sleep(0.5)
-        print(f"{len(finished)} shards were finished when {host.name} was lost\n{self.end()}")
-
-    def end(self, seconds: float = 240) -> str:
-        """What it printed, once it has ended well."""
-        assert self._process.wait(seconds) == 0, self.said()
+    def do(self, *command: str) -> str:
+        """Run a command to its good end; what it said."""
+        assert self.start(*command).wait(240) == 0, self.said()
         return self.said()
 
-    def interrupt(self) -> int:
-        """Ctrl-C; the exit code."""
-        self._host.run("pkill", "-INT", "-f", "zerokara.steps tokenize")
-        return self._process.wait(120)
+    def said(self) -> str:
+        """What all of them said."""
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in self.logs.iterdir())
 
-    def kill(self) -> None:
-        """kill -9."""
-        os.killpg(self._process.pid, 9)
-        self._process.wait()
+    def wait_for_shards(self, more_than: int = 3) -> dict[Path, int]:
+        """Wait until more shards than these are finished, and give those."""
+        deadline = time.monotonic() + 120
+        while len(finished := self.finished()) <= more_than:
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.05)
+        return finished
+
+    def check_kept(self, finished: dict[Path, int]) -> None:
+        """No shard that was finished was made again."""
+        now = self.finished()
+        assert all(now[path] == number for path, number in finished.items())
 
 
 class TestSlurm:
@@ -150,55 +117,26 @@ class TestSlurm:
 
     pytestmark = NEEDED
 
-    @pytest.fixture
-    def hosts(self, tmp_path: Path) -> Iterator[list[Host]]:
-        with slurm_cluster(tmp_path) as hosts:
-            yield hosts
-
     def test_a_lost_node_costs_its_unfinished_shards(
-        self, hosts: list[Host], settings: list[str], expected: dict[str, bytes], tmp_path: Path
+        self, settings: list[str], expected: dict[str, bytes], tmp_path: Path
     ) -> None:
-        step = Step(hosts[0], settings, tmp_path / "out", "slurm", SLURM_CONF=str(tmp_path / "slurm.conf"))
-        step.lose(hosts[1])
-        assert written(step.folder) == expected
-        assert hosts[0].run("env", f"SLURM_CONF={tmp_path}/slurm.conf", "squeue", "-h") == ""
-
-    @pytest.mark.parametrize("then", ["slurm", "none"])
-    def test_a_killed_step_finds_its_array_at_work(
-        self, hosts: list[Host], settings: list[str], expected: dict[str, bytes], tmp_path: Path, then: str
-    ) -> None:
-        """And waits for it; or ends it, where this machine alone goes on."""
-        environment = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
-        step = Step(hosts[0], settings, tmp_path / "out", "slurm", **environment)
-        step.wait_for_shards_of("host-1")
-        step.kill()
-        again = Step(hosts[0], settings, tmp_path / "out", then, **environment).end()
-        assert ("of an earlier start are still at work" in again) == (then == "slurm")
-        assert "were finished before" in again
-        assert written(step.folder) == expected
-        assert hosts[0].run("env", f"SLURM_CONF={tmp_path}/slurm.conf", "squeue", "-h") == ""
-
-    def test_ctrl_c_ends_the_array(self, hosts: list[Host], settings: list[str], tmp_path: Path) -> None:
-        step = Step(hosts[0], settings, tmp_path / "out", "slurm", SLURM_CONF=str(tmp_path / "slurm.conf"))
-        step.wait_for_shards_of("host-1")
-        assert step.interrupt() == 130
-        assert hosts[0].run("env", f"SLURM_CONF={tmp_path}/slurm.conf", "squeue", "-h") == ""
-        left = sorted(path.name for path in step.work_folder.iterdir())
-        assert not [name for name in left if name.endswith(".partial") or name == "cluster.json"], left
+        config = tmp_path / "slurm.conf"
+        with slurm_cluster(tmp_path) as hosts:
+            parts = Parts(hosts[0], settings, tmp_path / "out", SLURM_CONF=str(config))
+            sent = ("sbatch", "--array=0-5", f"--output={parts.logs}/%a.log", "2_tokenize.sbatch")
+            parts.do(*sent)
+            finished = parts.wait_for_shards()
+            hosts[1].crash()
+            wait_for(lambda: not ask(hosts[0], config, "squeue", "-h", "-t", "RUNNING,PENDING"), parts.logs, 240)
+            parts.do(*sent)  # what the lost node had not finished, if Slurm has not started it again
+            wait_for(lambda: not ask(hosts[0], config, "squeue", "-h", "-t", "RUNNING,PENDING"), parts.logs, 240)
+            parts.check_kept(finished)
+            parts.do("bash", "2_tokenize.sh", "--merge", "1/2")
+            parts.do("bash", "2_tokenize.sh", "--merge")
+            assert written(parts.folder) == expected
 
 
-def test_without_its_commands_slurm_is_named(settings: list[str], tmp_path: Path) -> None:
-    for name in ("bash", "env", "dirname"):
-        (tmp_path / name).symlink_to(shutil.which(name) or "")
-    command = [*settings, "--set", "cluster=slurm", "--set", f"output_prefix={tmp_path}/out/tokens"]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert "cluster = slurm: sbatch, squeue, scancel not found here; run it on a machine of a Slurm" in done.stderr
-
-
-@pytest.mark.skipif(find_spec("ray") is None, reason=f"Ray is not installed: {INSTALL}")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: requirements-ray.lock")
 class TestRay:
     """Tasks of Ray."""
 
@@ -220,23 +158,18 @@ class TestRay:
             wait_for(lambda: "Ray runtime started" in (tmp_path / "ray-1.log").read_text(), tmp_path)
             yield hosts
 
-    def test_a_lost_node_costs_its_unfinished_shards(
+    def test_a_lost_node_and_a_killed_command(
         self, hosts: list[Host], settings: list[str], expected: dict[str, bytes], tmp_path: Path
     ) -> None:
-        step = Step(hosts[0], settings, tmp_path / "out", "ray", RAY_ADDRESS="10.77.0.1:6379")
-        step.lose(hosts[1])
-        assert written(step.folder) == expected
-
-    def test_a_killed_step_leaves_nothing_at_work_and_goes_on(
-        self, hosts: list[Host], settings: list[str], expected: dict[str, bytes], tmp_path: Path
-    ) -> None:
-        step = Step(hosts[0], settings, tmp_path / "out", "ray", RAY_ADDRESS="10.77.0.1:6379")
-        step.wait_for_shards_of("host-1")
-        step.kill()
-        deadline = time.monotonic() + 60
-        while any("part_process" in host.run("ps", "ax", "-o", "args") for host in hosts):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        again = Step(hosts[0], settings, tmp_path / "out", "ray", RAY_ADDRESS="10.77.0.1:6379")
-        assert "were finished before" in again.end()
-        assert written(step.folder) == expected
+        parts = Parts(hosts[0], settings, tmp_path / "out", RAY_ADDRESS="10.77.0.1:6379")
+        command = (sys.executable, "2_tokenize_ray.py", "6")
+        killed = parts.start(*command)
+        finished = parts.wait_for_shards()
+        os.killpg(killed.pid, 9)
+        again = parts.start(*command)
+        finished = parts.wait_for_shards(len(finished))
+        assert again.poll() is None, parts.said()
+        hosts[1].crash()
+        assert again.wait(900) == 0, parts.said()
+        assert "were finished before" in parts.said()
+        assert written(parts.folder) == expected

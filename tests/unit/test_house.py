@@ -64,7 +64,6 @@ MAX_FUNCTION_LINES = 80
 VENDOR_BORDERS = {
     "deepspeed": re.compile(r"training/compute/zero\.py"),
     "megatron": re.compile(r"model/megatron_core\.py"),
-    "ray": re.compile(r"tokens/cluster/ray_tasks\.py"),
 }
 """The files that may name a vendor."""
 

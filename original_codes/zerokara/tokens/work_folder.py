@@ -98,7 +98,7 @@ def claimed(paths: TokenPaths, share: str = "") -> Iterator[Path]:
         UserError: another run is at work there, or another on the same share.
     """
     folder = paths.work_folder
-    with made_folder(folder), ExitStack() as stack:
+    with made_folder(folder.parent), ExitStack() as stack:
         with ExitStack() as turn:  # a share keeps others from beginning only as long as it begins itself
             whole = file_lock.held(paths.lock, _TURN_SECONDS if share else 0.0)
             lock, is_free = paths.lock, (turn if share else stack).enter_context(whole)

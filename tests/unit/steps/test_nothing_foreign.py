@@ -121,7 +121,7 @@ def test_a_corpus_that_was_refused_and_mended_is_tokenised(
     assert TokenPaths(str(prefix)).quarantine.exists()
     corpus.write_bytes(good)
     with monkeypatch.context() as stopped:  # before anything is finished: the work folder goes
-        stopped.setattr(encode, "_encode", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        stopped.setattr(encode, "encode", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert tokenize.main(given) == 130
     assert not TokenPaths(str(prefix)).work_folder.exists()
     assert tokenize.main(given) == 0, capfd.readouterr().err
@@ -145,7 +145,7 @@ def test_a_run_after_a_killed_one_that_is_stopped_disowns_nothing(
     (paths.work_folder / "plan.json").touch()
     with monkeypatch.context() as stopped:
         stopped.setattr(sampling, "draw", stop)
-        stopped.setattr(encode, "_encode", stop)
+        stopped.setattr(encode, "encode", stop)
         assert train_tokenizer.main(of_step_1(tiny_data, first)) == 130
         assert tokenize.main(of_step_2(tiny_data, second)) == 130
     assert not faults_of(TokenizerConfig, output_dir=str(first))
