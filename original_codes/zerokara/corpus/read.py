@@ -1,13 +1,10 @@
 """Parts of corpus files → documents and bad lines, streaming, in constant memory; the one reader of all steps.
 
-A plain file whose documents are lines is cut into byte ranges, and a range owns every line that *starts* in it, so
-that ranges of any size cover each line once. A .parquet is cut by its row groups. A packed file of lines is unpacked
-from its beginning to its end, into blocks of whole lines. A .txt file that is one document is read whole.
-
-Every line gives exactly one item, so the number of items is the number of lines, and the items' bytes add up to the
-(unpacked) file. A damaged packed file gives what can be read, then one item that tells the damage: the line in which it
-breaks off, or one more. In a .parquet every row gives one item, and a damaged row group one for all the rows that
-cannot be read, which says how many.
+A plain file of lines is cut into byte ranges, and a range owns every line that *starts* in it, so that ranges of any
+size cover each line once; a .parquet is cut by its row groups; a packed file of lines is unpacked into blocks of whole
+lines; a .txt file that is one document is read whole. Every line gives exactly one item, and the items' bytes add up to
+the (unpacked) file. A damaged packed file gives what can be read, then one item that tells the damage: the line in
+which it breaks off, or one more; a .parquet one item a row, or one for all the rows of a row group that are lost.
 """
 
 from __future__ import annotations
@@ -19,22 +16,12 @@ from dataclasses import dataclass
 from typing import IO
 
 from zerokara.corpus import documents
-from zerokara.corpus.documents import (
-    BadLine,
-    Document,
-    Reason,
-    TxtDocument,
-    excerpt,
-    text_of_file,
-    text_of_json,
-    text_of_line,
-)
+from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt, text_of_json, text_of_line
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.packed import PackedReader
 
 BUFFER_BYTES = 1024 * 1024
 _LINE_BYTES = 64 * 1024
-"""Buffer for the lines at the ends of blocks; blocks themselves pass it by."""
 MAX_REMOTE_FOOTERS = 64
 """More remote .parquet files than this are read whole: to cut one takes some tenths of a second for its footer."""
 SAMPLE_FILES = 16
@@ -60,11 +47,9 @@ class Range:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk; 0 if unknown beforehand."""
+        """Bytes on disk."""
         if self.row_group_bytes is not None:
             return self.row_group_bytes
-        if (self.file.format == "parquet" or self.file.is_packed) and (self.start or self.end is not None):
-            return 0
         return (self.file.bytes if self.end is None else self.end) - self.start
 
 
@@ -126,7 +111,6 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
 
     Raises:
         OSError: the file or the network fails; names the file.
-        UserError: it was packed with more memory than is given to any.
     """
     limit = documents.MAX_LINE_BYTES
     with file.open(BUFFER_BYTES) as raw:
@@ -134,40 +118,38 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
         stream = io.BufferedReader(packed, _LINE_BYTES)
         start, first_line, told, is_last = 0, 1, 0, False
         while not is_last:
-            content = stream.read(block_bytes)
-            whole = content.rfind(b"\n") + 1  # bytes of whole lines
-            rest = b"" if whole == len(content) else stream.readline(limit + 1)
-            size = len(content) - whole + len(rest)
-            has_end = whole == len(content) or rest.endswith(b"\n")
-            is_too_long = size > limit
-            if is_too_long and not has_end:
-                skipped, has_end = _skip_line(stream)
-                size += skipped
-            is_last = not stream.peek(1)
+            content, num_lines, line = io.BytesIO(), 0, b""
+            while content.tell() < block_bytes:
+                line = stream.readline(limit + 1)
+                if len(line) > limit or not line.endswith(b"\n"):
+                    break
+                content.write(line)
+                num_lines, line = num_lines + 1, b""
+            # What ended the block early: nothing, a line that is too long, or the last one without its end.
+            skipped, has_end = _skip_line(stream) if line and not line.endswith(b"\n") else (0, True)
+            is_last, size, last = not stream.peek(1), len(line) + skipped, None
+            is_too_long, is_damaged = len(line) > limit, is_last and bool(packed.damage)
+            if line and not is_too_long and not is_damaged:
+                content.write(line)
+                num_lines, size = num_lines + 1, 0
             disk_bytes = file.bytes - told if is_last else max(0, packed.packed_bytes - told)
-            last = None
-            if is_too_long or (packed.damage and not has_end):
-                begin, content = content[whole:] + rest, content[:whole]
-            elif rest:
-                size, content = 0, content + rest
-            end, next_line = start + len(content), first_line + content.count(b"\n")
-            if is_last and packed.damage and not (is_too_long and has_end):
-                last = _damaged(file, packed, next_line, end, size)
+            place = first_line + num_lines, start + content.tell()
+            if is_damaged and not (is_too_long and has_end):
+                last = _damaged(file, packed, *place, size)
             elif is_too_long:
-                # A damage that follows is told next, in a block by itself.
-                is_last = is_last and not packed.damage
-                lost = disk_bytes * size // (len(content) + size)
-                last = BadLine(file, next_line, end, Reason.TOO_LONG, excerpt(begin), size, lost_bytes=lost)
-            yield Block(file, start, first_line, content, last, disk_bytes, is_last)
+                is_last = is_last and not is_damaged  # which is told next, in a block by itself
+                lost = disk_bytes * size // (content.tell() + size)
+                last = BadLine(file, *place, Reason.TOO_LONG, excerpt(line), size, lost_bytes=lost)
+            yield Block(file, start, first_line, content.getvalue(), last, disk_bytes, is_last)
             told += disk_bytes
-            start, first_line = (end + size, next_line + 1) if last else (end, next_line)
+            first_line, start = (place[0] + 1, place[1] + size) if last else place
 
 
 def parts(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> Iterator[Range | Block]:
     """Ranges of files, and the blocks of packed ones: to read one after another, with `disk_bytes` as the progress.
 
     Raises:
-        OSError, UserError: as of `ranges` and `blocks`.
+        OSError: as of `ranges` and `blocks`.
     """
     for part in ranges(files, target_bytes, txt_document):
         is_cut = has_unknown_size(part.file, txt_document)
@@ -190,7 +172,7 @@ def read(
 
         return tables.read_rows(file, part.start, part.end, text_field)
     if is_one_document(file, txt_document):
-        return _of_whole_file(file)
+        return iter([_of_whole_file(file)])
     if file.is_packed:
         return (item for block in blocks(file, BUFFER_BYTES) for item in _of_block(block, text_field))
     return _of_range(part, text_field)
@@ -250,22 +232,20 @@ def _skip_line(lines: IO[bytes]) -> tuple[int, bool]:
     return size, True
 
 
-def _of_whole_file(file: InputFile) -> Iterator[Document | BadLine]:
-    limit = documents.MAX_LINE_BYTES
+def _of_whole_file(file: InputFile) -> Document | BadLine:
     with file.open(BUFFER_BYTES) as raw:
         packed = PackedReader(raw, file.packing, file.name) if file.is_packed else None
-        content = (raw if packed is None else io.BufferedReader(packed, BUFFER_BYTES)).read(limit + 1)
-    if len(content) > limit:
-        # The file is this one item, so any size stands for all of a packed file.
-        size = len(content) if packed else file.bytes
-        yield BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content), size, lost_bytes=file.bytes)
-    elif packed and packed.damage:
-        yield _damaged(file, packed, 1, 0, len(content))
-    elif isinstance(text := text_of_file(content), str):
-        yield Document(text, file, 1, 0, len(content))
-    else:
-        reason, offset = text
-        yield BadLine(file, 1, offset, reason, excerpt(content[offset:]), len(content))
+        content = (io.BufferedReader(packed, BUFFER_BYTES) if packed else raw).read(documents.MAX_LINE_BYTES + 1)
+    size = len(content)
+    if size > documents.MAX_LINE_BYTES:  # the file is this one item, so any size stands for all of a packed file
+        size = size if packed else file.bytes
+        return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content), size, lost_bytes=file.bytes)
+    if packed and packed.damage:
+        return _damaged(file, packed, 1, 0, size)
+    if isinstance(text := documents.text_of_file(content), str):
+        return Document(text, file, 1, 0, size)
+    reason, offset = text
+    return BadLine(file, 1, offset, reason, excerpt(content[offset:]), size)
 
 
 def _damaged(file: InputFile, packed: PackedReader, line: int, start: int, size: int) -> BadLine:
