@@ -107,39 +107,42 @@ def text_of_line(line: bytes, offset: int) -> str | Reason:
 
 
 def text_of_json(line: bytes, text_field: str) -> str | Reason:
-    """The text of a JSON line, parsed by orjson, or leniently where orjson refuses it."""
-    careful = False
-    try:
-        value: Any = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        careful, value = True, _careful_json(line)
-        if isinstance(value, Reason):
-            return value
-    if type(value) is not dict:
-        return Reason.NOT_AN_OBJECT
+    """The text of a JSON line."""
+    value = _object_of(line)
+    if isinstance(value, Reason):
+        return value
     text = value.get(text_field)
     if type(text) is not str:
         if text_field not in value:
             return Reason.MISSING_FIELD
         return Reason.NULL if text is None else Reason.WRONG_TYPE
-    if careful and any("\ud800" <= character <= "\udfff" for character in text):
+    try:
+        text.encode()
+    except UnicodeEncodeError:
         return Reason.LONE_SURROGATE
     return fault_of(text) or text
 
 
 def object_of_line(text: str) -> dict[str, Any] | Reason:
-    """The JSON object that a line of text is, parsed by orjson, or leniently where orjson refuses it."""
-    try:
-        value: Any = orjson.loads(text)
-    except ValueError:  # orjson's own, and the one of a text with lone surrogates
-        value = _careful_json(text.encode() + b"\n")
-        if isinstance(value, Reason):
-            return value
+    """The JSON object that a line of text is, all of whose strings can be written."""
+    value = _object_of(text.encode() + b"\n")
+    if "\\u" in text:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             return Reason.LONE_SURROGATE
-    return value if type(value) is dict else Reason.NOT_AN_OBJECT
+        except RecursionError:
+            return Reason.BROKEN_JSON
+    return value
+
+
+def _object_of(line: bytes) -> dict[str, Any] | Reason:
+    """A line parsed by orjson, or leniently where orjson refuses it."""
+    try:
+        value: Any = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        value = _careful_json(line)
+    return value if isinstance(value, dict | Reason) else Reason.NOT_AN_OBJECT
 
 
 def text_of_file(content: bytes) -> str | tuple[Reason, int]:
@@ -160,12 +163,10 @@ def _careful_json(line: bytes) -> Any:
         return Reason.EMPTY_LINE
     if b"\0" in line:
         return Reason.NUL
-    unfinished = not line.endswith(b"\n")
     try:
-        text = stripped.decode("utf-8")
+        return json.loads(stripped.decode("utf-8"), parse_int=float)  # Python's whole numbers have 4,300 digits at most
     except UnicodeDecodeError:
-        return Reason.TRUNCATED_LINE if unfinished else Reason.INVALID_UTF8
-    try:
-        return json.loads(text, parse_int=float)  # Python's whole numbers have 4,300 digits at most
+        reason = Reason.INVALID_UTF8
     except (ValueError, RecursionError):  # fields may be about a thousand levels deep
-        return Reason.TRUNCATED_LINE if unfinished else Reason.BROKEN_JSON
+        reason = Reason.BROKEN_JSON
+    return reason if line.endswith(b"\n") else Reason.TRUNCATED_LINE

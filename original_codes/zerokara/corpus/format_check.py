@@ -6,16 +6,14 @@ of another format than its name says. Empty lines and texts prove nothing and ar
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
-import orjson
-
 from zerokara.corpus import documents
-from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument
+from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, object_of_line
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Range, blocks, bytes_before, read
 from zerokara.errors import Fault, RunError, UserError, shown
@@ -30,10 +28,10 @@ second each."""
 LINES_TO_JUDGE_ONE_FILE = 10
 """A shorter file is judged only together with the others of its source: its few lines may be bad by chance."""
 _PROVES_NOTHING = frozenset({Reason.EMPTY_LINE, Reason.EMPTY_TEXT, Reason.NULL})
-_HEAD_BYTES = MAX_BYTES + 1024 * 1024
-_BUFFER_BYTES = 256 * 1024
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 """The first bytes of a file that is not plain text, whatever its name."""
+_TEXT = re.compile("[^\0-\x08\x0b\x0e-\x1f\ufffd]+\ufffd?")
+"""What UTF-8 text decodes to; its last character may be cut off."""
 _ENDINGS = {"none": ".jsonl or .txt", "gzip": ".jsonl.gz or .txt.gz", "zstd": ".jsonl.zst or .txt.zst"}
 
 
@@ -48,9 +46,9 @@ def check_formats(files: Sequence[InputFile], text_field: str, txt_document: Txt
     try:
         for source in sorted({file.source for file in files}):
             filled = [file for file in files if file.source == source and file.bytes]
-            is_remote = any(file.remote for file in filled)
-            step = -(-len(filled) // MAX_REMOTE_FILES) if is_remote else len(files) // MAX_FILES
-            faults.extend(_faults_of_source(filled[:: max(1, step)], text_field, txt_document, where))
+            most = MAX_REMOTE_FILES if any(file.remote for file in filled) else MAX_FILES
+            checked = filled[:: -(-len(filled) // most) or 1]
+            faults.extend(_faults_of_source(checked, text_field, txt_document, where))
     except OSError as error:
         raise RunError(f"cannot read {shown(str(error.filename))}: {error.strerror}") from error
     if faults:
@@ -75,19 +73,10 @@ def _misnamed(file: InputFile) -> Fault | None:
         head = raw.read(1024)
     by_name = "parquet" if file.format == "parquet" else file.packing
     found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "none")
-    if found == by_name or (found == "none" and not _is_text(head)):
+    if found == by_name or (found == "none" and not _TEXT.fullmatch(head.decode("utf-8", "replace"))):
         return None
     rule = f"the file is {'plain text' if found == 'none' else found}, not what its name says"
     return Fault(where=file.name, rule=rule, remedy=f"rename it to end in {_ENDINGS.get(found, '.parquet')}")
-
-
-def _is_text(head: bytes) -> bool:
-    """Whether these are the first bytes of UTF-8 text, of which the last character may be cut off."""
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return bool(text) and not any(character < " " and character not in "\t\n\r\f" for character in text)
 
 
 def _bad_head(file: InputFile, text_field: str, txt_document: TxtDocument) -> list[BadLine]:
@@ -135,7 +124,11 @@ def _other_format(file: InputFile) -> str:
     """What a file without documents seems to be by its first bytes, and what to do; empty where that is unclear."""
     if file.format == "parquet":
         return ""
-    head = _head(file)
+    if file.is_packed:
+        head = next(blocks(file, MAX_BYTES)).content
+    else:
+        with file.open(0) as raw:
+            head = raw.read(MAX_BYTES)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "the file is UTF-16; convert it to UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"
     text = head.removeprefix(documents.BOM).lstrip()
@@ -154,19 +147,8 @@ def _fields(file: InputFile, first: BadLine) -> list[str]:
         with tables.opened(file) as table:
             return list(table.schema_arrow.names[:20])
     fields: Counter[str] = Counter()
-    for line in _head(file).split(b"\n")[first.line - 1 :][:HEAD_LINES]:
-        try:
-            value = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue
-        if isinstance(value, dict):
-            fields.update(value.keys())
+    lines = read(Range(replace(file, format="txt")), txt_document="line")
+    for item in islice(lines, first.line - 1, first.line - 1 + HEAD_LINES):
+        value = object_of_line(item.text) if isinstance(item, Document) else Reason.BROKEN_JSON
+        fields.update([*value] if isinstance(value, dict) else [])
     return [name for name, _ in fields.most_common(20)]
-
-
-def _head(file: InputFile) -> bytes:
-    """The first megabytes, unpacked."""
-    if file.is_packed:
-        return next(blocks(file, _HEAD_BYTES)).content
-    with file.open(_BUFFER_BYTES) as raw:
-        return raw.read(_HEAD_BYTES)

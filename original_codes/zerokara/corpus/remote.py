@@ -2,11 +2,10 @@
 
 In: an address of any protocol that `fsspec` has a package for: ``hf://datasets/owner/name[@revision][/path]``,
 ``s3://bucket/path``, ``gs://bucket/path``; a path may be a file, a folder or a glob. Out: the files there, each with
-what identifies its content, and streams of their bytes. Listing, globbing, retries and credentials are the packages'
-own (HF_TOKEN, HF_ENDPOINT; AWS_PROFILE, AWS_ENDPOINT_URL; FSSPEC_S3_ANON and the like). Ours is what they do not do:
-all processes read the same content (a revision is resolved to a commit once, another file is known by its content's
-id); an answer is the range that was asked for; every error names the file; the Hub's token goes to the Hub alone.
-Import this module only where an entry has an address. Source: fsspec 2026.9, huggingface_hub 2.4.
+what identifies its content, and streams of their bytes. Ours is what the packages do not do: all processes read the
+same content (a revision is resolved to a commit once, another file is known by its content's id); an answer is the
+range that was asked for; every error names the file; the Hub's token goes to the Hub alone.
+Source: fsspec 2026.9, huggingface_hub 2.4.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ HUB = "hf://"
 CONVERSION = "; the Hub's own conversion, where it made one, is hf://datasets/owner/name@refs/convert/parquet"
 _CONTENT_IDS = ("md5Hash", "ETag", "etag", "checksum", "mtime", "LastModified", "last_modified", "modified", "created")
 """What the packages call that which changes with a file's content, the best first."""
-_READ_AHEAD_BUFFERS = 4
-"""How many buffers one request fetches."""
 
 
 def find(address: str, where: str) -> list[RemoteFile]:
@@ -72,9 +69,9 @@ def check_readable(file: RemoteFile, where: str) -> None:
         UserError, RunError: as of `find`.
     """
     try:
-        _Stream(file, cache_type="none").fetch(0, min(1, file.bytes))
-    except Exception as error:
-        raise _worded(error, file.name, where) from error
+        open_file(file, 0).read(1)
+    except OSError as error:
+        raise _worded(error.__cause__ or error, file.name, where) from error
 
 
 def open_file(file: RemoteFile, buffer_bytes: int) -> BinaryIO:
@@ -83,9 +80,9 @@ def open_file(file: RemoteFile, buffer_bytes: int) -> BinaryIO:
     Raises:
         OSError: it has changed, or the network fails for longer than the retries last (from reading too).
     """
-    cache = {"cache_type": "readahead", "block_size": _READ_AHEAD_BUFFERS * buffer_bytes} if buffer_bytes else {}
+    cache = {"cache_type": "readahead" if buffer_bytes else "none", "block_size": 4 * buffer_bytes}
     try:
-        stream = _Stream(file, **{"cache_type": "none", **cache})
+        stream = _Stream(file, **cache)
     except Exception as error:
         raise _failed(file, "opening", error) from error
     return io.BufferedReader(stream, buffer_bytes) if buffer_bytes else stream
@@ -106,18 +103,14 @@ class _Stream(AbstractBufferedFile):
                 raise RuntimeError(f"it changed since it was listed: it had {file.bytes:,} bytes, now {now.bytes:,}")
         super().__init__(files, path, size=file.bytes, **cache)
 
-    def fetch(self, start: int, end: int) -> bytes:
-        """The bytes from `start` to before `end`."""
-        self._inner.seek(start)
-        content: bytes = self._inner.read(end - start)
-        if len(content) != end - start:
-            # A server that ignores the header sends the whole file.
-            raise RuntimeError(f"the server sends {len(content):,} bytes where {end - start:,} were asked for")
-        return content
-
     def _fetch_range(self, start: int, end: int) -> bytes:
+        end = min(end, self._file.bytes)
         try:
-            return self.fetch(start, min(end, self._file.bytes))
+            self._inner.seek(start)
+            content: bytes = self._inner.read(end - start)
+            if len(content) != end - start:  # a server that ignores the header sends the whole file
+                raise RuntimeError(f"the server sends {len(content):,} bytes where {end - start:,} were asked for")
+            return content
         except Exception as error:
             raise _failed(self._file, f"reading bytes {start:,} to {end:,} of {self._file.bytes:,}", error) from error
 
@@ -150,8 +143,7 @@ def _beside(files: Any, path: str) -> str:
     with suppress(Exception):
         folder = path.rpartition("/")[0]
         names = sorted({name.rpartition("/")[2] for name in files.ls(folder, detail=False)})
-        more = f" and {len(names) - 8} more" if names[8:] else ""
-        return f"; {folder} holds {', '.join(names[:8])}{more}" if names else ""
+        return f"; {folder} holds {', '.join(names[:8])}{', …' if names[8:] else ''}" if names else ""
     return ""
 
 
@@ -173,7 +165,7 @@ def _message(error: BaseException) -> str:
     return f"the server did not answer as it should ({cause})"
 
 
-def _worded(error: Exception, address: str, where: str) -> UserError | RunError:
+def _worded(error: BaseException, address: str, where: str) -> UserError | RunError:
     """The error of a step."""
     remedy = "check the name; for what is private set HF_TOKEN or run: hf auth login"
     match error:

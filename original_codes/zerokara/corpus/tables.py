@@ -12,12 +12,11 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import types
 
 from zerokara.corpus import documents
 from zerokara.corpus.documents import BadLine, Document, Reason, excerpt, fault_of
@@ -45,14 +44,9 @@ def gathered_row_groups(file: InputFile, target_bytes: int) -> list[tuple[int, i
             sizes = _disk_sizes(table.metadata, file.bytes)
     except Damaged:
         return [(0, None, file.bytes)]  # The reader tells.
-    parts: list[tuple[int, int | None, int]] = []
-    first = size = 0
-    for group, group_bytes in enumerate(sizes):
-        if size and size + group_bytes > target_bytes:
-            parts.append((first, group, size))
-            first, size = group, 0
-        size += group_bytes
-    return [*parts, (first, len(sizes), size)]
+    ends = list(accumulate(sizes))
+    parts = [list(part) for _, part in groupby(range(len(sizes)), lambda number: (ends[number] - 1) // target_bytes)]
+    return [(part[0], part[-1] + 1, sum(sizes[number] for number in part)) for part in parts]
 
 
 def unpacked_bytes(file: InputFile) -> tuple[int, int]:
@@ -190,10 +184,8 @@ def _fault_of_column(schema: pa.Schema, text_field: str) -> tuple[Reason, str] |
     if text_field not in schema.names:
         return Reason.MISSING_FIELD, excerpt(f"the columns are {', '.join(schema.names)}".encode())
     kind = schema.field(schema.names.index(text_field)).type
-    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    if any(is_text(kind) for is_text in (*tests, types.is_string_view, types.is_binary_view)):
-        return None
-    return Reason.WRONG_TYPE, excerpt(f"a column of {kind}".encode())
+    is_text = str(kind).removeprefix("large_").removesuffix("_view") in ("string", "binary")
+    return None if is_text else (Reason.WRONG_TYPE, excerpt(f"a column of {kind}".encode()))
 
 
 def _batches(table: pq.ParquetFile, number: int, text_field: str) -> Iterator[list[bytes | None]]:
