@@ -195,8 +195,7 @@ def _lines_of(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         rule = f"the list {shown(path.absolute())} cannot be read: {reason}"
-        remedy = _beside(path) if not path.exists() else ""
-        faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy=remedy))
+        faults.append(Fault(where, rule, value=shown(entry), remedy="" if path.exists() else _beside(path)))
         return
     stripped = enumerate((line.strip() for line in lines), 1)
     named = [(number, line) for number, line in stripped if line and not line.startswith("#")]
@@ -221,7 +220,7 @@ def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str
     looked_for = f"{shown(path.absolute())} as a file or a folder"
     if path.is_file():
         if formats.of(path.name) is None:
-            raise UserError(_of_no_format(entry, where, formats))
+            raise UserError(Fault(where, f"is of no format known here: {formats.text}", value=shown(entry)))
         search.found[os.path.realpath(path)] = path
     elif path.is_dir() or (path.is_symlink() and not path.exists()):
         search.take([str(path)])
@@ -257,23 +256,19 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
     found = {file: file.name.rpartition("/")[2] for file in remote.find(address, where)}
     exact = [file for file, name in found.items() if len(found) == 1 and name == address.rpartition("/")[2]]
     if exact and formats.of(found[exact[0]]) is None:
-        raise UserError(_of_no_format(address, where, formats))
+        raise UserError(Fault(where, f"is of no format known here: {formats.text}", value=address))
     wanted = exact or [file for file, name in found.items() if formats.is_name(name) and not _NO_DATA.search(file.name)]
     _log_notes({_PACKED_OTHERWISE: [file.name for file, name in found.items() if formats.is_packed_otherwise(name)]})
     if not wanted:
         rule = f"names no corpus file; looked for {formats.text}"
-        remedy = f"it {holding(found.values())}{remote.CONVERSION if address.startswith(remote.HUB) else ''}"
-        raise UserError(Fault(where, rule, value=address, remedy=remedy))
+        more = remote.CONVERSION if address.startswith(remote.HUB) else ""
+        raise UserError(Fault(where, rule, value=address, remedy=f"it {_holding(found.values())}{more}"))
     remote.check_readable(next((file for file in wanted if file.bytes), wanted[0]), where)
     return {
         file.name: InputFile(Path(file.name), source, *kind, file.bytes, 0, file)
         for file in wanted
         if (kind := formats.of(found[file]))
     }
-
-
-def _of_no_format(entry: str, where: str, formats: Formats) -> Fault:
-    return Fault(where=where, value=shown(entry), rule=f"is of no format known here: {formats.text}")
 
 
 class _Search:
@@ -371,10 +366,9 @@ def _beside(path: Path) -> str:
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():
         return f"there is no folder {shown(folder.absolute())}"
-    return f"{shown(folder.absolute())} {holding(item.name for item in folder.iterdir())}"
+    return f"{shown(folder.absolute())} {_holding(item.name for item in folder.iterdir())}"
 
 
-def holding(names: Iterable[str]) -> str:
-    """What a folder holds, for messages."""
+def _holding(names: Iterable[str]) -> str:
     first = sorted(map(shown, names))
     return f"holds {', '.join(first[:8])}{', …' if first[8:] else ''}" if first else "is empty"

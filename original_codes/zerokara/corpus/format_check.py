@@ -48,23 +48,17 @@ def check_formats(files: Sequence[InputFile], text_field: str, txt_document: Txt
             filled = [file for file in files if file.source == source and file.bytes]
             most = MAX_REMOTE_FILES if any(file.remote for file in filled) else MAX_FILES
             checked = filled[:: -(-len(filled) // most) or 1]
-            faults.extend(_faults_of_source(checked, text_field, txt_document, where))
+            misnamed = {file: fault for file in checked if (fault := _misnamed(file))}
+            checked = [file for file in checked if file not in misnamed]
+            bad = [(file, lines) for file in checked if (lines := _bad_head(file, text_field, txt_document))]
+            if len(bad) < len(checked):
+                bad = [one for one in bad if len(one[1]) >= LINES_TO_JUDGE_ONE_FILE or _other_format(one[0])]
+            faults += list(misnamed.values())[:10]
+            faults += [_fault(file, lines, text_field, where) for file, lines in bad[:10]]
     except OSError as error:
         raise RunError(f"cannot read {shown(str(error.filename))}: {error.strerror}") from error
     if faults:
         raise UserError(faults)
-
-
-def _faults_of_source(checked: list[InputFile], text_field: str, txt_document: TxtDocument, where: str) -> list[Fault]:
-    misnamed = {file: fault for file in checked if (fault := _misnamed(file))}
-    checked = [file for file in checked if file not in misnamed]
-    bad_files = [(file, bad) for file in checked if (bad := _bad_head(file, text_field, txt_document))]
-    if len(bad_files) < len(checked):
-        bad_files = [
-            (file, bad) for file, bad in bad_files if len(bad) >= LINES_TO_JUDGE_ONE_FILE or _other_format(file)
-        ]
-    faults = [_fault(file, bad, text_field, where) for file, bad in bad_files[:10]]
-    return [*list(misnamed.values())[:10], *faults]
 
 
 def _misnamed(file: InputFile) -> Fault | None:
@@ -97,15 +91,13 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
     reason = Counter(item.reason for item in bad).most_common(1)[0][0]
     first = next(item for item in bad if item.reason is reason)
     place, lines = f"{file.name}:{first.line}", "rows" if file.format == "parquet" else "lines"
-    if reason is Reason.MISSING_FIELD:
+    if reason in (Reason.MISSING_FIELD, Reason.WRONG_TYPE):
         others = f", nor have the next {len(bad) - 1} {lines}" if bad[1:] else ""
-        rule, fields = f"has no field {text_field!r}{others}", ", ".join(_fields(file, first))
-        remedy = f"its fields are: {fields}; set text_field ({where}) to the one that holds the text"
-        return Fault(where=place, rule=rule, remedy=remedy)
-    if reason is Reason.WRONG_TYPE:
         found = f" but {first.excerpt}" if file.format == "parquet" else ""
-        remedy = f"its fields are: {', '.join(_fields(file, first))}; set text_field ({where})"
-        return Fault(where=place, rule=f"field {text_field!r} does not hold text{found}", remedy=remedy)
+        not_text = f"field {text_field!r} does not hold text{found}"
+        rule = not_text if reason is Reason.WRONG_TYPE else f"has no field {text_field!r}{others}"
+        remedy = f"its fields are: {', '.join(_fields(file, first))}; set text_field ({where}) to the one of the text"
+        return Fault(where=place, rule=rule, remedy=remedy)
     if reason is Reason.TOO_LONG and file.format == "txt":
         rule = f"is one document of {file.bytes:,} bytes; at most {documents.MAX_LINE_BYTES:,} are read as one"
         return Fault(where=file.name, rule=rule, remedy="set txt_document: line, so that each line is a document")

@@ -56,7 +56,11 @@ def find(address: str, where: str) -> list[RemoteFile]:
         listed = look(path, detail=True).values()
         found = sorted((_found(files, about) for about in listed if about["type"] == "file"), key=lambda one: one.name)
         if not found:
-            raise FileNotFoundError(f"nothing is there{_beside(files, path)}")
+            folder, beside = path.rpartition("/")[0], list[str]()
+            with suppress(Exception):  # only a hint for a mistyped name
+                beside = sorted(name.rpartition("/")[2] for name in files.ls(folder, detail=False))
+            more = f"{', '.join(beside[:8])}{', …' if beside[8:] else ''}" or "nothing"
+            raise FileNotFoundError(f"nothing is there; {folder} holds {more}")
         return found
     except Exception as error:  # Whatever a network, a proxy or a package may raise; worded, never swallowed.
         raise _worded(error, address, where) from error
@@ -136,15 +140,6 @@ def _found(files: Any, about: dict[str, Any]) -> RemoteFile:
         value = value.timestamp() if isinstance(value, datetime) else value
         content = f"{key.lower()}:{value}".replace('"', "") if key else ""
     return RemoteFile(files.unstrip_protocol(about["name"]), about["size"] or 0, content)
-
-
-def _beside(files: Any, path: str) -> str:
-    """What the folder holds, as a hint for a mistyped path."""
-    with suppress(Exception):
-        folder = path.rpartition("/")[0]
-        names = sorted({name.rpartition("/")[2] for name in files.ls(folder, detail=False)})
-        return f"; {folder} holds {', '.join(names[:8])}{', …' if names[8:] else ''}" if names else ""
-    return ""
 
 
 def _failed(file: RemoteFile, action: str, error: Exception) -> OSError:

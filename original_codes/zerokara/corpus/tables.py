@@ -87,9 +87,18 @@ def opened(file: InputFile) -> Iterator[pq.ParquetFile]:
         options["buffer_size"] = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
         with damage():
             table = pq.ParquetFile(raw, **options)
-            _check_footer(table.metadata)
+            # Losses are counted by these numbers, which must not contradict each other.
+            rows = [group.num_rows for group in _groups(table.metadata)]
+            sizes = [size for group in _groups(table.metadata) for size in _packed_sizes(group)]
+            if min([0, *rows, *sizes]) < 0 or sum(rows) != table.metadata.num_rows:
+                raise Damaged(f"the footer has {table.metadata.num_rows:,} rows in all, its row groups {sum(rows):,}")
             if any(pa.types.is_dictionary(column.type) for column in table.schema_arrow):
-                table = pq.ParquetFile(raw, metadata=_without_arrow_schema(table.metadata), **options)
+                # A dictionary would hold the texts of a whole row group, at several times their size. Without Arrow's
+                # own schema, here under a name as long that no reader knows, such a column is one of strings.
+                thrift = io.BytesIO()
+                table.metadata.write_metadata_file(thrift)
+                renamed = thrift.getvalue().replace(b"ARROW:schema", b"NO_ARROW_ONE")
+                table = pq.ParquetFile(raw, metadata=pq.read_metadata(io.BytesIO(renamed)), **options)
         yield table
 
 
@@ -104,25 +113,6 @@ def damage() -> Iterator[None]:
         raise Damaged(str(error)) from error
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise Damaged(str(error)) from error
-
-
-def _without_arrow_schema(footer: pq.FileMetaData) -> pq.FileMetaData:
-    """The footer without Arrow's own schema: a column of its dictionary type is then one of strings.
-
-    A dictionary would hold the texts of a whole row group, at several times their size.
-    """
-    thrift = io.BytesIO()
-    footer.write_metadata_file(thrift)
-    renamed = thrift.getvalue().replace(b"ARROW:schema", b"NO_ARROW_ONE")  # as long, and unknown to all readers
-    return pq.read_metadata(io.BytesIO(renamed))
-
-
-def _check_footer(footer: pq.FileMetaData) -> None:
-    """Refuse a footer whose numbers contradict each other: losses are counted by them."""
-    rows = [group.num_rows for group in _groups(footer)]
-    sizes = [size for group in _groups(footer) for size in _packed_sizes(group)]
-    if min([0, *rows, *sizes]) < 0 or sum(rows) != footer.num_rows:
-        raise Damaged(f"the footer has {footer.num_rows:,} rows in all, and {sum(rows):,} in its row groups")
 
 
 def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
