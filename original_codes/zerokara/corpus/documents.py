@@ -9,6 +9,7 @@ writing system and is left by crashes and wrong conversions.
 from __future__ import annotations
 
 import json
+import re
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
@@ -108,40 +109,35 @@ def text_of_line(line: bytes, offset: int) -> str | Reason:
 
 def text_of_json(line: bytes, text_field: str) -> str | Reason:
     """The text of a JSON line."""
-    value = _object_of(line)
-    if isinstance(value, Reason):
-        return value
+    is_strict = True
+    try:
+        value: Any = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        is_strict, value = False, _careful_json(line)
+    if type(value) is not dict:
+        return value if isinstance(value, Reason) else Reason.NOT_AN_OBJECT
     text = value.get(text_field)
     if type(text) is not str:
         if text_field not in value:
             return Reason.MISSING_FIELD
         return Reason.NULL if text is None else Reason.WRONG_TYPE
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if not is_strict and re.search("[\ud800-\udfff]", text):
         return Reason.LONE_SURROGATE
     return fault_of(text) or text
 
 
 def object_of_line(text: str) -> dict[str, Any] | Reason:
     """The JSON object that a line of text is, all of whose strings can be written."""
-    value = _object_of(text.encode() + b"\n")
-    if "\\u" in text:
+    try:
+        value: Any = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = _careful_json(text.encode() + b"\n")
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             return Reason.LONE_SURROGATE
         except RecursionError:
             return Reason.BROKEN_JSON
-    return value
-
-
-def _object_of(line: bytes) -> dict[str, Any] | Reason:
-    """A line parsed by orjson, or leniently where orjson refuses it."""
-    try:
-        value: Any = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        value = _careful_json(line)
     return value if isinstance(value, dict | Reason) else Reason.NOT_AN_OBJECT
 
 

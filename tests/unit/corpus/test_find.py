@@ -174,7 +174,8 @@ def test_local_files_need_neither_fsspec_nor_pyarrow(tmp_path: Path) -> None:
         "files = find.find_files(sys.argv[1:], '')\n"
         "format_check.check_formats(files, 'text', 'line', '')\n"
         "assert sum(1 for part in read.ranges(files, 5) for _ in read.read(part)) == 2\n"
-        "print(sorted({'huggingface_hub', 'pyarrow', 'pydantic', 'torch', 'numpy', 'backports', 'fsspec'} & set(sys.modules)))\n"
+        "heavy = {'huggingface_hub', 'pyarrow', 'pydantic', 'torch', 'numpy', 'backports', 'fsspec'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(find.__file__).parents[2])}
     command = [sys.executable, "-c", program, str(tmp_path)]
