@@ -26,8 +26,8 @@ UNREAD = 141
 """Exit code if the reader of the output is gone, as in shells (128 + SIGPIPE)."""
 SAME_COMMAND = "the same command"
 """Stands for the command of a step that was called neither by its script nor as a module."""
-_NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\]")
-"""What ends a line, steers a terminal, turns the direction of writing, or stands for a byte that is no UTF-8."""
+_NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]")
+"""What ends a line, steers a terminal, turns the direction of writing, or is half a character."""
 _MAX_VALUE_CHARACTERS, _MAX_MESSAGE_CHARACTERS = 500, 50_000
 """A list of files may have thousands of entries, and a server may answer with a whole page."""
 _CUT = "…"
@@ -98,16 +98,8 @@ def shown(path: str | os.PathLike[str]) -> str:
     Bytes that are not UTF-8 are written ``\\xNN``, characters that would end a line or control a terminal ``\\uNNNN``,
     and a backslash is doubled.
     """
-    return _NOT_SHOWN.sub(_spelt, os.fspath(path))
-
-
-def _spelt(match: re.Match[str]) -> str:
-    character = match[0]
-    if character == "\\":
-        return "\\\\"
-    code = ord(character)
-    # As os.fsdecode has them (PEP 383).
-    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+    text = _NOT_SHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", os.fspath(path).replace("\\", r"\\"))
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class UserError(Exception):

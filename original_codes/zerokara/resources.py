@@ -24,67 +24,51 @@ _PR_SET_PDEATHSIG = 1
 
 def available_memory(num_processes: int = 1) -> int:
     """Bytes that so many processes, started from this one, may still take together."""
-    limits = [psutil.virtual_memory().available, *(limit - used for limit, used in _memory_limits())]
-    own, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
-    if own != resource.RLIM_INFINITY:
-        limits.append(num_processes * (own - psutil.Process().memory_info().vms))
-    return max(0, min(limits))
+    unused = (limit - used for limit, used in _memory_limits(num_processes))
+    return max(0, min([psutil.virtual_memory().available, *unused]))
 
 
 def total_memory(num_processes: int = 1) -> int:
     """Bytes that so many processes could take together if nothing else ran on the machine."""
-    limits = [psutil.virtual_memory().total, *(limit for limit, _ in _memory_limits())]
-    own, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if own != resource.RLIM_INFINITY:
-        limits.append(num_processes * own)
-    return min(limits)
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_limits(num_processes))])
 
 
 def available_cores() -> int:
     """Cores that this process may run on (taskset, Slurm), and no more than its control groups give it the time of."""
-    quotas = []
-    for folder in control_groups():
-        try:
-            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
-        except (OSError, ValueError):
-            continue
-        if quota != "max":
-            quotas.append(int(quota) // int(period))
-    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
+    quotas = [_content(group / "cpu.max").split() for group in control_groups()]
+    allowed = [int(quota[0]) // int(quota[1]) for quota in quotas if quota and quota[0] != "max"]
+    return max(1, min([len(os.sched_getaffinity(0)), *allowed]))
 
 
 def control_groups() -> Iterator[Path]:
     """The control groups (version 2) that this process is in, the innermost first."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for inner in [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]:
-        folder = _CGROUPS / inner
-        yield from (parent for parent in [folder, *folder.parents] if parent.is_relative_to(_CGROUPS))
+    for line in _content(Path("/proc/self/cgroup")).splitlines():
+        if line.startswith("0::/"):
+            group = _CGROUPS / line.removeprefix("0::/")
+            yield from (parent for parent in [group, *group.parents] if parent.is_relative_to(_CGROUPS))
 
 
-def _memory_limits() -> Iterator[tuple[int, int]]:
-    """Limit of each control group that has one, and the bytes in use that cannot simply be dropped."""
+def _memory_limits(num_processes: int) -> Iterator[tuple[int, int]]:
+    """Each limit for so many processes together, and the bytes in use under it that cannot simply be dropped."""
+    own, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
+    if own != resource.RLIM_INFINITY:
+        yield num_processes * own, num_processes * psutil.Process().memory_info().vms
     places = [(group, "memory.max", "memory.current") for group in control_groups()]
     places.append((_CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))  # a container's, version 1
     for group, limit_name, used_name in places:
-        try:
-            limit = (group / limit_name).read_text(encoding="utf-8").strip()
-            used = int((group / used_name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # the root has no limit, nor has a group without the memory controller
-            continue
-        if limit != "max":
-            yield int(limit), used - _file_cache(group / "memory.stat")
+        limit, used = _content(group / limit_name).strip(), _content(group / used_name)
+        if used and limit.isdecimal():  # it may be "max"
+            statistics = dict(line.split() for line in _content(group / "memory.stat").splitlines())
+            # File cache, which reading a large file fills, is dropped before memory is refused.
+            yield int(limit), int(used) - int(statistics.get("inactive_file", 0))
 
 
-def _file_cache(statistics: Path) -> int:
-    """Bytes of file cache that the kernel drops before it refuses memory: reading a large file fills it."""
+def _content(path: Path) -> str:
+    """A file of the kernel; empty where it has none (the root has no limit, nor has a group without a controller)."""
     try:
-        lines = statistics.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8")
     except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+        return ""
 
 
 def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
