@@ -15,9 +15,8 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import orjson
 import psutil
@@ -31,8 +30,7 @@ _files: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 os.register_at_fork(after_in_child=lambda: [file.close() for file in _files])  # a lock ends with its last open file
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """The process that holds a lock, as it wrote itself into the file."""
 
     pid: int
@@ -102,7 +100,7 @@ def _locked(path: Path) -> IO[bytes] | None:
         file.close()
         return _locked(path)
     file.truncate(0)
-    file.write(orjson.dumps(asdict(Holder(os.getpid(), socket.gethostname()))))
+    file.write(orjson.dumps(Holder(os.getpid(), socket.gethostname())._asdict()))
     file.flush()
     _files.add(file)
     return file

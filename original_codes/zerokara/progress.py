@@ -10,7 +10,7 @@ import math
 import re
 import sys
 import threading
-from typing import IO, Any
+from typing import Any
 
 from tqdm import tqdm
 
@@ -41,16 +41,13 @@ class Progress(tqdm):
     total: float | None
     monitor_interval = 0  # no thread that draws a bar of its own accord
 
-    def __init__(
-        self, label: str, total: float | None = None, unit: str = "it", stream: IO[str] | None = None, done: float = 0
-    ):
+    def __init__(self, label: str, total: float | None = None, unit: str = "it", done: float = 0):
         """`done` of the `total` was done before, and does not count in the rate; the total may be an estimate."""
-        file = stream or sys.stderr
-        self._is_drawn = file.isatty()
+        self._is_drawn = sys.stderr.isatty()
         interval, delay = (0.1, 0.5) if self._is_drawn else (LINE_INTERVAL_SECONDS,) * 2  # short work shows none
         form: dict[str, Any] = {"dynamic_ncols": True} if self._is_drawn else {"ncols": 0, "position": 0}
         form |= {"unit": unit, "unit_scale": unit in ("B", "s"), "initial": done, "miniters": 0}
-        super().__init__(None, label, total, False, file, mininterval=interval, delay=delay, **form)
+        super().__init__(None, label, total, leave=False, mininterval=interval, delay=delay, **form)
 
     def advance(self, amount: float = 1) -> None:
         """Count `amount` more units as done; 0, every second where nothing advances, shows that the work continues."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import time
 
 import pytest
@@ -14,8 +15,8 @@ from zerokara import progress
 def test_plain_progress_lines_tell_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("tqdm.std.time", lambda: now)
-    stream = io.StringIO()
-    with progress.Progress("encoding", total=4_000_000, unit="B", stream=stream) as bar:
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    with progress.Progress("encoding", total=4_000_000, unit="B") as bar:
         bar.note(docs=3)
         now = 9.0
         bar.advance(500_000)
@@ -31,8 +32,8 @@ def test_an_estimated_total_is_never_passed_and_what_was_done_before_has_no_rate
     now = 0.0
     monkeypatch.setattr("tqdm.std.time", lambda: now)
     monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.0)
-    stream = io.StringIO()
-    with progress.Progress("training", total=10, unit="round", stream=stream, done=5) as bar:
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    with progress.Progress("training", total=10, unit="round", done=5) as bar:
         bar.advance(0)
         assert "50% 5/10 [00:00<?" in stream.getvalue().splitlines()[-1], "nothing is done yet"
         now = 2.0
@@ -42,13 +43,13 @@ def test_an_estimated_total_is_never_passed_and_what_was_done_before_has_no_rate
     assert "100% 11/11 [00:02<00:00" in stream.getvalue().splitlines()[-1]
 
 
-def test_on_a_terminal_too_what_was_done_before_has_no_rate() -> None:
+def test_on_a_terminal_too_what_was_done_before_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
-    stream = Terminal()
-    with progress.Progress("pruning", total=4, unit="round", stream=stream, done=1) as bar:
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    with progress.Progress("pruning", total=4, unit="round", done=1) as bar:
         assert not stream.getvalue(), "short work shows none"
         time.sleep(0.6)
         bar.advance(0)
