@@ -16,7 +16,7 @@ from typing import Any
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
-from zerokara.hashing import file_key, sha256_of
+from zerokara.manifest import file_key, sha256_of
 from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import sentencepiece_itself

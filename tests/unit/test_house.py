@@ -42,11 +42,9 @@ FLOORS = {
     "errors": 0,
     "durable": 0,
     "file_lock": 0,
-    "hashing": 0,
     "manifest": 0,
     "progress": 0,
     "resources": 0,
-    "markdown": 0,
 }
 """Where each room stands; it may import its own floor and those below."""
 

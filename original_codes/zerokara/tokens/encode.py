@@ -22,7 +22,7 @@ from zerokara.corpus.find import InputFile, check_unchanged
 from zerokara.corpus.read import total_plain_bytes
 from zerokara.durable import write_json
 from zerokara.errors import Fault, RunError, UserError, shown
-from zerokara.hashing import FileKey
+from zerokara.manifest import FileKey
 from zerokara.progress import Progress, bytes_text, count_text, log, plural, seconds_text
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, sentencepiece_itself

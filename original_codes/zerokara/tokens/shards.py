@@ -26,7 +26,7 @@ from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, ex
 from zerokara.corpus.read import Block, Range, read
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import RunError
-from zerokara.hashing import FileKey
+from zerokara.manifest import FileKey
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.tasks import Task
 

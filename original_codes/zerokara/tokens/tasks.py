@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from zerokara.corpus.documents import TxtDocument
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Block, Range, blocks, has_unknown_size, ranges
-from zerokara.hashing import FileKey, file_key
+from zerokara.manifest import FileKey, file_key
 from zerokara.resources import available_cores
 
 if TYPE_CHECKING:  # what the fork server imports leaves out the classes of the configuration

@@ -25,11 +25,11 @@ from typing import Any
 
 import orjson
 
-from zerokara import file_lock, hashing
+from zerokara import file_lock
 from zerokara.corpus.find import InputFile
 from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError, shown
-from zerokara.hashing import FileKey
+from zerokara.manifest import FileKey, hash_files
 from zerokara.progress import Progress, bytes_text
 from zerokara.tokens.layout import TokenPaths, bin_path
 from zerokara.tokens.shards import ENDINGS, ShardResult, is_left_here, shard_path, unfinished_path
@@ -285,5 +285,5 @@ def _is_same(folder: Path, was: Sequence[FileRecord], files: Sequence[InputFile]
     differing = [number for number, (old, new) in enumerate(zip(was, now, strict=True)) if old.key != new.key]
     if any(was[number].key not in known or files[number].remote is not None for number in differing):
         return False
-    hashes = hashing.hash_files([files[number].path for number in differing])
+    hashes = hash_files([files[number].path for number in differing])
     return all(hashes[now[number].key] == known[was[number].key] for number in differing)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokara.errors import RunError, UserError, shown
-from zerokara.hashing import file_key, sha256_of
+from zerokara.manifest import file_key, sha256_of
 from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
 from zerokara.tokens.shards import FileHash, Job, ShardResult, write_shard
 from zerokara.tokens.tasks import Task
