@@ -75,10 +75,8 @@ class StepSpec:
 
     step: str
     settings: dict[str, Any]
-    """Every setting that changes the result; JSON values only, no paths."""
+    """Every setting that changes the result, by its YAML key; JSON values only, no paths."""
     inputs: Paths = field(default_factory=dict)
-    key_of: Callable[[str], str] = str
-    """The user's YAML key of a setting or an input, where that is another name."""
 
 
 @dataclass(frozen=True)
@@ -227,14 +225,14 @@ def _differences(manifest_path: Path, done: Manifest, spec: StepSpec) -> Iterato
         was, now = done.settings.get(name, "(none)"), settings.get(name, "(none)")
         if was != now:
             rule = f"was {was} when this output was made"
-            yield Fault(str(manifest_path), rule, spec.key_of(name), now, remedy)
+            yield Fault(str(manifest_path), rule, name, now, remedy)
     known = {FileKey(r.path, r.bytes, r.modified_ns): r.sha256 for r in chain(*done.inputs.values())}
     inputs = _records(spec.inputs, shown, known)
     for name in sorted(done.inputs.keys() | inputs.keys()):
         was_files, now_files = done.inputs.get(name, []), inputs.get(name, [])
         if [record.sha256 for record in was_files] != [record.sha256 for record in now_files]:
             rule = f"has changed since this output was made (it was {_brief(was_files)})"
-            yield Fault(str(manifest_path), rule, spec.key_of(name), _brief(now_files), remedy)
+            yield Fault(str(manifest_path), rule, name, _brief(now_files), remedy)
 
 
 def _brief(records: list[FileRecord]) -> str:

@@ -62,7 +62,7 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: p
         assert not [name for name in own if name.encode() in path.read_bytes()], path
     assert "examples" not in text, "lines of the corpus"
     assert '"source":"corpus.jsonl"' in (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    assert made.inputs["checkpoint"][0].path == "global_step10/manifest.json"
+    assert made.inputs["input_model_dir (its checkpoint)"][0].path == "global_step10/manifest.json"
     on_disk = {path.name for path in folder.iterdir()} - {"manifest.json"}
     assert "tokenizer.model" in on_disk, "the tokenizer is BPE: llama.cpp gives the same ids"
     assert on_disk == {record.path for record in exported_folder.files(made)}

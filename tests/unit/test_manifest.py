@@ -43,11 +43,10 @@ def test_an_unchanged_step_is_done_wherever_its_input_is(done: tuple[Path, StepS
 def test_every_difference_is_a_fault_with_key_and_value(done: tuple[Path, StepSpec]) -> None:
     path, spec = done
     path.with_name("in.txt").write_text("changed", encoding="utf-8")
-    keys = {"size": "max_size", "source": "input_jsonl"}
-    other = StepSpec("step", {**spec.settings, "size": 4}, spec.inputs, keys.__getitem__)
+    other = StepSpec("step", {**spec.settings, "size": 4}, spec.inputs)
     size, source = faults(path, other)
-    assert (size.where, size.key, size.value) == (str(path), "max_size", 4) and "3" in size.rule
-    assert source.key == "input_jsonl" and "7 bytes" in str(source.value) and "2 bytes" in source.rule
+    assert (size.where, size.key, size.value) == (str(path), "size", 4) and "3" in size.rule
+    assert source.key == "source" and "7 bytes" in str(source.value) and "2 bytes" in source.rule
     assert "--redo" in size.remedy and "--redo" in source.remedy
     assert manifest.already_done(path, other, redo=True) is None
     assert len(faults(path, StepSpec("another", spec.settings, spec.inputs))) == 1

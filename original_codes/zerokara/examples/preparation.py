@@ -76,15 +76,14 @@ def prepare(
     settings = {key: getattr(config, key) for key in ("label_words", "prompt_template", "system_prompt", "overlong")}
     # What `auto` came to: it goes by the metric, too.
     settings |= {"data_format": form.name, "input_field": form.input_field, "output_field": form.output_field}
-    settings |= {"packed_length": packed_length, "is_encoder_decoder": is_encoder_decoder}
+    settings |= {"packed_length": packed_length, "init_from (is its model an encoder-decoder)": is_encoder_decoder}
     if not files["valid"]:
         settings |= {"valid_fraction": config.valid_fraction, "seed": config.seed}
     inputs: dict[str, manifest.Inputs] = {"input_tokenizer_file": encoder.model_path}
     inputs |= {f"{split}_data": for_manifest(files[split]) for split in SPLITS if files[split]}
     if config.chat_template != "auto":
         inputs["chat_template"] = Path(config.chat_template)
-    names = {"is_encoder_decoder": "init_from (is its model an encoder-decoder)"}
-    spec = manifest.StepSpec(STEP, settings, inputs, lambda key: names.get(key, key))
+    spec = manifest.StepSpec(STEP, settings, inputs)
     if manifest.already_done(paths.manifest, spec, redo=redo):
         made = ExampleFiles.read(config.output_prefix)
         _check_counts(config, paths, {name: split.counts for name, split in made.splits.items()})

@@ -38,15 +38,14 @@ def work(source: CheckpointSource, settings: ConvertConfig) -> manifest.StepSpec
     names = (
         "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
     )  # fmt: skip
-    inputs = {"checkpoint": source.folder / MANIFEST_NAME, "tokenizer": source.tokenizer_path}
+    read = {"checkpoint": source.folder / MANIFEST_NAME, "tokenizer": source.tokenizer_path}
     # What step 7 left there, if it did.
     left = {"chat_template": facts.CHAT_TEMPLATE_NAME, "finetuning": facts.NAME}
-    inputs |= {key: source.run_dir / name for key, name in left.items() if (source.run_dir / name).is_file()}
+    read |= {key: source.run_dir / name for key, name in left.items() if (source.run_dir / name).is_file()}
     return manifest.StepSpec(
         step=STEP,
         settings={name: getattr(settings, name) for name in names},
-        inputs=inputs,
-        key_of=lambda name: f"input_model_dir (its {name})" if name in inputs else name,
+        inputs={f"input_model_dir (its {key})": path for key, path in read.items()},
     )
 
 

@@ -69,11 +69,11 @@ def manifest_work(config: DataSettings, files: Sequence[InputFile]) -> manifest.
     """The settings and inputs that the token files depend on."""
     names = ("text_field", "txt_document", "valid_fraction", "valid_min_documents", "split_seed")
     settings = {name: getattr(config, name) for name in names}
-    settings["files_per_source"] = [sum(file.source == i for file in files) for i in range(len(config.input_jsonl))]
+    num_files = [sum(file.source == i for file in files) for i in range(len(config.input_jsonl))]
+    settings["input_jsonl (number of files of each entry)"] = num_files
     tokenizer_path = Path(config.input_tokenizer_file)
     inputs: manifest.Paths = {"input_tokenizer_file": tokenizer_path, "input_jsonl": for_manifest(files)}
-    keys = {"files_per_source": "input_jsonl (number of files of each entry)"}
-    return manifest.StepSpec(preflight.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
+    return manifest.StepSpec(preflight.TOKENS_STEP, settings, inputs)
 
 
 main = partial(

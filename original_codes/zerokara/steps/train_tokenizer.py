@@ -81,12 +81,12 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
 
 def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path]) -> manifest.StepSpec:
     settings = config.model_dump(exclude={"input", "output_dir", "compare_with"})
-    settings["files_per_source"] = [sum(file.source == i for file in files) for i in range(len(config.input))]
+    num_files = [sum(file.source == i for file in files) for i in range(len(config.input))]
+    settings["input (number of files of each entry)"] = num_files
     inputs: dict[str, manifest.Inputs] = {"input": for_manifest(files)}
     if others:
         inputs["compare_with"] = others
-    keys = {"files_per_source": "input (number of files of each entry)"}
-    return manifest.StepSpec(preflight.TOKENIZER_STEP, settings, inputs, lambda name: keys.get(name, name))
+    return manifest.StepSpec(preflight.TOKENIZER_STEP, settings, inputs)
 
 
 main = partial(command.run, "1_train_sentencepiece_tokenizer.py", train_tokenizer, __doc__)

@@ -126,7 +126,7 @@ def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type
     assert {word.split()[0].rstrip(",") for word in told} <= set(PretrainConfig.model_fields)
     mixed = run_plan.make_plan(settings("train_tokens=auto", "stages=[{tokens: rest}]"), 1)
     work = run_folder._work_of(mixed)
-    names = {work.key_of(name).split()[0].rstrip(",") for name in [*work.settings, *work.inputs]}
+    names = {run_folder.key_of(name).split()[0].rstrip(",") for name in [*work.settings, *work.inputs]}
     assert names <= set(PretrainConfig.model_fields)
     assert [word.split()[0] for word in run_folder._differences(was, {**was, "seq_len": 1, "target_len": 1})] == [
         "seq_len"

@@ -382,5 +382,4 @@ def _work_of(plan: RunPlan) -> manifest.StepSpec:
         step="3_train",
         settings={**settings, **identity_of(plan), "steps": plan.schedule.num_steps},
         inputs={"tokenizer": Path(plan.requested.input_tokenizer_file)},
-        key_of=key_of,
     )
