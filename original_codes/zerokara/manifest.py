@@ -117,7 +117,7 @@ def hash_files(files: Iterable[Path]) -> dict[FileKey, str]:
         OSError: a file cannot be read.
     """
     keys = {path: file_key(path) for path in files}
-    largest_first = sorted(keys, key=lambda path: -keys[path].bytes)  # so that all threads end together
+    keys = dict(sorted(keys.items(), key=lambda item: -item[1].bytes))  # so that all threads end together
     threads, lock, stopped = ThreadPoolExecutor(min(8, available_cores())), threading.Lock(), threading.Event()
     with threads, Progress("checking files", sum(key.bytes for key in keys.values()), "B") as progress:
 
@@ -131,8 +131,7 @@ def hash_files(files: Iterable[Path]) -> dict[FileKey, str]:
             return digest.hexdigest()
 
         try:
-            hashes = threads.map(sha256, largest_first)
-            return {keys[path]: found for path, found in zip(largest_first, hashes, strict=True)}
+            return dict(zip(keys.values(), threads.map(sha256, keys), strict=True))
         finally:
             stopped.set()  # Ctrl-C must not wait for a hundred gigabytes
 

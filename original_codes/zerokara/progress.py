@@ -64,7 +64,8 @@ class Progress(tqdm):
         if self._is_drawn:
             return bool(super().display(msg, pos))
         if msg is None:
-            print(self, file=self.fp, flush=True)
+            with contextlib.suppress(OSError):  # of a full disk, as in `log`; tqdm would not release its lock
+                print(self, file=self.fp, flush=True)
         return False
 
 

@@ -11,7 +11,6 @@ import ctypes
 import os
 import resource
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,10 +73,8 @@ def _content(path: Path) -> str:
 def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
     """Ask for signal `number` when the parent, whose process id is `parent_pid`, dies; call it first in the child.
 
-    However it dies (`kill -9` as well): see prctl(2). Elsewhere than on Linux the child ends when its work does.
+    However it dies (`kill -9` as well): see prctl(2).
     """
-    if sys.platform != "linux":
-        return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:  # It died before the request.
         os._exit(1)
