@@ -16,14 +16,13 @@ from typing import Any
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
-from zerokara.manifest import file_key, sha256_of
 from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import sentencepiece_itself
 from zerokara.tokens import work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, manifest_facts
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.shards import FileHash, Job, ShardResult, write_shard
+from zerokara.tokens.shards import Job, ShardResult, write_shard
 from zerokara.tokens.tasks import Part, Task
 
 
@@ -34,12 +33,12 @@ def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
 
 
 def run_in_this_process(
-    job: Job, lanes: Sequence[Iterator[Task | Path]], num_workers: int
-) -> Generator[ShardResult | FileHash, None, None]:
+    job: Job, lanes: Sequence[Iterator[Task]], num_workers: int
+) -> Generator[ShardResult, None, None]:
     """Do the tasks one after another, in the place of `run_in_workers`."""
     for lane in lanes:
         for task in lane:
-            yield (file_key(task), sha256_of(task)) if isinstance(task, Path) else write_shard(job, task)
+            yield write_shard(job, task)
 
 
 def encode(
@@ -59,10 +58,8 @@ def stopping_after(shards: int, run_tasks: RunTasks = run_in_this_process) -> Ru
     """End the run when so many shards are finished, as Ctrl-C does."""
 
     def stopped(*arguments: Any) -> Any:
-        finished = 0
         with closing(run_tasks(*arguments)) as results:
-            for result in results:
-                finished += isinstance(result, ShardResult)
+            for finished, result in enumerate(results, 1):
                 yield result
                 if finished == shards:
                     raise KeyboardInterrupt

@@ -30,11 +30,12 @@ from numpy.typing import NDArray
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import HARMLESS
+from zerokara.corpus.read import Block, Range
 from zerokara.durable import atomic_file
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.shards import ShardResult, shard_path
+from zerokara.tokens.shards import RangeResult, ShardResult, shard_path
 from zerokara.tokens.tasks import Task
 
 NAMED_FILES = 5
@@ -147,10 +148,9 @@ class SourceTally:
         return cls(skipped=Counter(facts["skipped"]), damaged=damaged, **numbers)
 
 
-def count_sources(num_sources: int, tasks: Sequence[Task], results: Mapping[str, ShardResult]) -> list[SourceTally]:
-    """Count every source, except for the splits; `tasks` are all tasks in corpus order."""
+def count_sources(num_sources: int, parts: Sequence[tuple[Range | Block, RangeResult]]) -> list[SourceTally]:
+    """Count every source, except for the splits; `parts` are of all tasks, in corpus order, with what they held."""
     tallies = [SourceTally() for _ in range(num_sources)]
-    parts = [part for task in tasks for part in zip(task.parts, results[task.name].ranges, strict=True)]
     for file, of_file in groupby(parts, lambda part: part[0].file):
         held = [result for _, result in of_file]
         tally = tallies[file.source]

@@ -22,7 +22,7 @@ from zerokara.corpus.find import InputFile, check_unchanged
 from zerokara.corpus.read import total_plain_bytes
 from zerokara.durable import write_json
 from zerokara.errors import Fault, RunError, UserError, shown
-from zerokara.manifest import FileKey
+from zerokara.manifest import FileKey, file_key
 from zerokara.progress import Progress, bytes_text, count_text, log, plural, seconds_text
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, sentencepiece_itself
@@ -30,11 +30,11 @@ from zerokara.tokens import merge, work_folder
 from zerokara.tokens.accounts import SourceTally, check_sources, count_sources, total, write_quarantine
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.shards import FileHash, Job, ShardResult
-from zerokara.tokens.tasks import WHOLE, Part, Task, expected, lanes, num_workers, to_hash, usual_task_bytes
+from zerokara.tokens.shards import Job, ShardResult
+from zerokara.tokens.tasks import WHOLE, Part, Task, expected, lanes, num_workers, usual_task_bytes
 from zerokara.tokens.workers import run_in_workers
 
-RunTasks = Callable[[Job, Sequence[Iterator[Task | Path]], int], Generator[ShardResult | FileHash, None, None]]
+RunTasks = Callable[[Job, Sequence[Iterator[Task]], int], Generator[ShardResult, None, None]]
 """Does the tasks of all lanes with so many workers, as `run_in_workers`."""
 
 
@@ -53,7 +53,7 @@ class EncodedCorpus:
     seconds: float
     """Time that took."""
     hashes: dict[FileKey, str]
-    """SHA-256 of the corpus files that were hashed."""
+    """SHA-256 of the corpus files on a disk."""
 
 
 def encode_corpus(
@@ -80,7 +80,10 @@ def encode_corpus(
     for kind, of_work in (("part", part), ("merge", merging if merging != WHOLE else None)):
         share = f"{kind}-{of_work.number}-of-{of_work.of}" if of_work else share
     wanted = work_folder.ShardPlan(
-        files=[work_folder.FileRecord.of(file) for file in files],
+        files=[
+            [file.path.name, file.bytes, file.remote.content if file.remote else file.modified_ns, file.source]
+            for file in files
+        ],
         tokenizer_sha256=encoder.sha256,
         text_field=config.text_field,
         txt_document=config.txt_document,
@@ -90,10 +93,10 @@ def encode_corpus(
     with _foreseen_errors(paths), work_folder.claimed(paths, share) as folder:
         merge.forget_other_split(config, folder, share)
         shared = part is not None or merging is not None
-        plan, finished = work_folder.settle(folder, wanted, files, merge.copied(folder), shared)
-        started, results, sources = time.monotonic(), finished, list[SourceTally]()
+        plan, finished = work_folder.settle(folder, wanted, merge.copied(folder), shared)
+        started, results, sources, hashes = time.monotonic(), finished, list[SourceTally](), dict[FileKey, str]()
         if merging is None:
-            results = encode(config, files, encoder, choice, plan, folder, finished, part or WHOLE, share, run_tasks)
+            results = encode(config, files, encoder, choice, plan, folder, finished, part or WHOLE, run_tasks)
         seconds = time.monotonic() - started
         check_unchanged(files)
         if part is None:
@@ -106,12 +109,13 @@ def encode_corpus(
                 raise UserError(Fault(str(folder), rule, remedy=remedy))
             if not (merging and merging.number):  # one of the machines that merge
                 write_quarantine(tasks, results, folder, paths.quarantine)
-            sources = count_sources(len(config.input_jsonl), tasks, results)
+            parts = [part for task in tasks for part in zip(task.parts, results[task.name].ranges, strict=True)]
+            sources = count_sources(len(config.input_jsonl), parts)
+            hashes = {file_key(part.file.path): held.sha256 for part, held in parts if held.sha256}
             check_sources(config, sources, paths)
             merge.merge_shards(
                 config, tasks, results, folder, paths, dtype_for(encoder.vocab_size), sources, merging or WHOLE
             )
-        hashes = work_folder.recorded_hashes(folder)
     made = [result for name, result in results.items() if result is not finished.get(name)]
     text_bytes, name = sum(result.text_bytes for result in made), next(iter(results.values())).encoder_name
     return EncodedCorpus(sources, name, len(results) - len(made), text_bytes, seconds, hashes)
@@ -126,7 +130,6 @@ def encode(
     folder: Path,
     finished: Mapping[str, ShardResult],
     part: Part,
-    share: str,
     run_tasks: RunTasks,
 ) -> dict[str, ShardResult]:
     """Do the tasks of a part that are not in `finished`; return the results of all that are done, by name.
@@ -139,8 +142,7 @@ def encode(
         size = sum(result.text_bytes for result in finished.values())
         log(f"  resuming: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
     job = Job(choice.encoder, folder, config.text_field, config.txt_document, choice.name, is_synced=part.of > 1)
-    unhashed = to_hash(files, part, work_folder.recorded_hashes(folder))
-    todo: list[Iterator[Task | Path]] = [unhashed, *lanes(files, plan.task_bytes, config.txt_document, part, finished)]
+    todo = lanes(files, plan.task_bytes, config.txt_document, part, finished)
     results, made, started = dict(finished), ShardResult(""), time.monotonic()
     all_bytes, before = sum(file.bytes for file in files), sum(result.disk_bytes for result in finished.values())
     try:
@@ -149,9 +151,6 @@ def encode(
             Progress("tokenise", all_bytes // part.of, "B", done=before // part.of) as progress,
         ):
             for result in done:
-                if not isinstance(result, ShardResult):
-                    work_folder.record_hash(folder, share, *result)
-                    continue
                 results[result.name] = result
                 made.documents += result.documents
                 made.tokens += result.tokens
@@ -171,7 +170,7 @@ def encode(
     choice = sentencepiece_itself(encoder, "")
     plan = replace(plan, encoder=choice.name)
     write_json(folder / work_folder.PLAN_NAME, plan)
-    return encode(config, files, encoder, choice, plan, folder, {}, part, share, run_tasks)
+    return encode(config, files, encoder, choice, plan, folder, {}, part, run_tasks)
 
 
 @contextmanager

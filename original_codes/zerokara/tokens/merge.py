@@ -18,7 +18,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,7 @@ def merge_shards(
 ) -> None:
     """Write both splits, count their contents, and give the files their final names at the very end.
 
-    `tasks` are all there are, in corpus order; `tallies` are of each source. A `share`
-    copies the shards that are its own, and no more.
+    `tasks` are all there are, in corpus order; `tallies` are of each source. A `share` copies its own shards alone.
 
     Raises:
         UserError: a source has too few documents to be split.
@@ -114,16 +113,9 @@ def merge_shards(
     for source, tally in enumerate(tallies):
         train, valid = counts[sources == source].sum(0).tolist()
         tally.train, tally.valid = SplitTally(*train), SplitTally(*valid)
-    if not state["is_complete"]:
-        _copy_all(shards, counts, dtype, share)
+    _copy_all(shards, counts, dtype, share)
     if share == WHOLE:
-        if not state["is_complete"]:
-            write_json(folder / STATE_NAME, state | {"is_complete": True})  # now only the final names are missing
         _give_final_names(folder, any(tally.valid.documents for tally in tallies), paths)
-
-
-class _DamagedShardError(Exception):
-    """A shard is not what was written; `_Shards.check` tells of it."""
 
 
 class _Shards:
@@ -141,20 +133,19 @@ class _Shards:
         for source, result in zip(self._sources, self.results, strict=True):
             self._firsts.append(documents[source])
             documents[source] += result.documents
-        self._damaged: list[str] = []
 
     def content(self, number: int, ending: str) -> bytes:
         """A file of a shard.
 
         Raises:
-            _DamagedShardError: it is not what was written.
+            RunError: it is not what was written; the shard counts as unfinished from now on.
         """
         result = self.results[number]
         content = shard_path(self.folder, result.name, ending).read_bytes()
         if [len(content), zlib.crc32(content)] != [*result.files[ending]]:
             shard_path(self.folder, result.name, "json").unlink(missing_ok=True)
-            self._damaged.append(result.name)
-            raise _DamagedShardError
+            rule = f"the shard {result.name} on the disk differs from what was written, as after a power cut"
+            raise RunError(f"{rule}; it is removed. The same command makes it again")
         return content
 
     def lengths(self, number: int) -> NDArray[np.int32]:
@@ -172,17 +163,6 @@ class _Shards:
         result = self.results[number]
         return int(result.files["bin"][0]) + INDEX_BYTES * result.documents
 
-    def check(self) -> None:
-        """Check that no shard was found damaged.
-
-        Raises:
-            RunError: some were; they count as unfinished from now on.
-        """
-        if self._damaged:
-            which = ", ".join(sorted(self._damaged)[:5]) + (", …" if self._damaged[5:] else "")
-            rule = f"{plural(len(self._damaged), 'shard')} on the disk differ from what was written ({which})"
-            raise RunError(f"{rule}, as after a power cut; they are removed. The same command makes them again")
-
 
 def _planned(shards: _Shards, tallies: Sequence[SourceTally]) -> dict[str, Any]:
     """The state of the merge, begun if it is not: ``shards`` has (documents, ids, bytes of text) by split, of each."""
@@ -191,37 +171,29 @@ def _planned(shards: _Shards, tallies: Sequence[SourceTally]) -> dict[str, Any]:
         if not is_ours:
             raise RunError("another share of the merge still counts the documents: run the same command later")
         if not is_begun(folder):
-            shards.thresholds = [_threshold(config, source, tally) for source, tally in enumerate(tallies)]
+            for source, tally in enumerate(tallies):
+                num_valid = splits.num_valid_documents(config, config.input_jsonl[source], tally.documents)
+                key = splits.valid_threshold(tally.documents, num_valid, config.split_seed, source)
+                shards.thresholds.append(None if key is None else int(key))
             counts = dict(zip([result.name for result in shards.results], _counted(shards), strict=True))
             fresh = {"settings": _settings(config), "thresholds": shards.thresholds, "shards": counts}
-            write_json(folder / STATE_NAME, {**fresh, "is_complete": False})
+            write_json(folder / STATE_NAME, fresh)
     state = _read_state(folder)
     shards.thresholds = state["thresholds"]
     return state
 
 
-def _threshold(config: DataSettings, source: int, tally: SourceTally) -> int | None:
-    documents = tally.documents
-    num_valid = splits.num_valid_documents(documents, config.valid_fraction, config.valid_min_documents)
-    splits.check_source(config, config.input_jsonl[source], documents, num_valid)
-    threshold = splits.valid_threshold(documents, num_valid, config.split_seed, source)
-    return None if threshold is None else int(threshold)
-
-
 def _counted(shards: _Shards) -> list[list[list[int]]]:
     def count(number: int) -> list[list[int]]:
-        with suppress(_DamagedShardError):
-            lengths, in_valid = shards.lengths(number), shards.in_valid(number)
-            parts = (lengths[~in_valid], lengths[in_valid])
-            return [[len(part), *part.sum(0, dtype=np.int64).tolist()] for part in parts]
-        return []
+        lengths, in_valid = shards.lengths(number), shards.in_valid(number)
+        parts = (lengths[~in_valid], lengths[in_valid])
+        return [[len(part), *part.sum(0, dtype=np.int64).tolist()] for part in parts]
 
     num, counts = len(shards.results), []
     with ThreadPoolExecutor(NUM_THREADS) as pool, Progress("counting the documents", num, "shard") as progress:
         for each in pool.map(count, range(num)):
             counts.append(each)
             progress.advance()
-    shards.check()
     return counts
 
 
@@ -232,7 +204,9 @@ def _copy_all(shards: _Shards, counts: NDArray[np.int64], dtype: np.dtype[Any], 
     is_own = (sizes.cumsum() - sizes) * share.of // max(1, sizes.sum()) == share.number
     done = copied(shards.folder)
     left = [each for each in np.flatnonzero(is_own).tolist() if shards.results[each].name not in done]
-    most = max((shards.needed_bytes(each) for each in left), default=1)
+    if not left:  # a run that was killed later may have given the files their final names
+        return
+    most = max(shards.needed_bytes(each) for each in left)
     num_threads = min(NUM_THREADS, max(1, shutil.disk_usage(shards.folder).free // most))
     count = max(1, CHECKPOINT_BYTES // most)
     record = shards.folder / f"copied-{share.number}-of-{share.of}.txt"
@@ -246,7 +220,6 @@ def _copy_all(shards: _Shards, counts: NDArray[np.int64], dtype: np.dtype[Any], 
         for future in as_completed([pool.submit(copier.batch, batch) for batch in batches]):
             progress.advance(future.result())
         copier.sync()
-    shards.check()
 
 
 class _Copier:
@@ -289,10 +262,9 @@ class _Copier:
                 needed = self._num_threads * self._shards.needed_bytes(number)
                 if shutil.disk_usage(folder).free < needed + _MARGIN_BYTES:
                     self._delete(finished)
-                with suppress(_DamagedShardError):
-                    self._copy(number)
-                    finished.append(self._shards.results[number])
-                    num_bytes += finished[-1].files["bin"][0]
+                self._copy(number)
+                finished.append(self._shards.results[number])
+                num_bytes += finished[-1].files["bin"][0]
         finally:
             self._delete(finished)
         return num_bytes

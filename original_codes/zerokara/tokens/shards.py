@@ -7,6 +7,7 @@ A shard is four files: ``<name>.bin`` ids of every document with its end of docu
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import zlib
@@ -26,15 +27,12 @@ from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, ex
 from zerokara.corpus.read import Block, Range, read
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import RunError
-from zerokara.manifest import FileKey
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.tasks import Task
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 ENDINGS = ("bin", "lengths", "bad")
-FileHash = tuple[FileKey, str]
-"""A corpus file and its SHA-256."""
 
 
 class TextEncoder(Protocol):
@@ -78,6 +76,8 @@ class RangeResult:
     """Bytes on disk that could not be read or belong to a line that is too long."""
     unverified_bytes: int = 0
     """As in `BadLine`."""
+    sha256: str = ""
+    """Of its whole file on a disk, where it is the first of the file."""
 
 
 @dataclass
@@ -196,6 +196,9 @@ class _ShardWriter:
     def add(self, part: Range | Block, job: Job) -> None:
         """Write what a range or a block holds."""
         self.result.ranges.append(held := RangeResult())
+        if part.start == 0 and part.file.remote is None:
+            with open(part.file.path, "rb") as file:
+                held.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         characters = 0
         for item in read(part, job.text_field, job.txt_document):
             if isinstance(item, Document):

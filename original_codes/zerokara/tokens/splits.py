@@ -19,23 +19,22 @@ from zerokara.errors import UserError
 _CHUNK = 1 << 20
 
 
-def num_valid_documents(num_documents: int, fraction: float, minimum: int) -> int:
-    """Number of a source's validation documents; 0 when `fraction` is 0."""
-    return max(minimum, round(fraction * num_documents)) if fraction > 0 else 0
-
-
-def check_source(config: DataSettings, name: str, num_documents: int, num_valid: int) -> None:
-    """Check that a source has documents, at least half of them for training.
+def num_valid_documents(config: DataSettings, name: str, num_documents: int) -> int:
+    """Number of a source's validation documents; 0 when `valid_fraction` is 0.
 
     Raises:
-        UserError: it does not.
+        UserError: it has no documents, or less than half would be for training.
     """
     if num_documents == 0:
         raise UserError(config.fault("input_jsonl", f"the source {name} holds no document with text"))
+    if config.valid_fraction == 0:
+        return 0
+    num_valid = max(config.valid_min_documents, round(config.valid_fraction * num_documents))
     if num_documents < 2 * num_valid:
         rule = f"the source {name} has {num_documents:,} documents, too few to hold out {num_valid:,} for validation"
         remedy = f"set it to {num_documents // 2} or less, or valid_fraction to 0, or cut the text into more documents"
         raise UserError(config.fault("valid_min_documents", rule, remedy))
+    return num_valid
 
 
 def document_keys(first: int, count: int, split_seed: int, source: int) -> NDArray[np.uint64]:

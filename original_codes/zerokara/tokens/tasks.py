@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from zerokara.corpus.documents import TxtDocument
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Block, Range, blocks, has_unknown_size, ranges
-from zerokara.manifest import FileKey, file_key
 from zerokara.resources import available_cores
 
 if TYPE_CHECKING:  # what the fork server imports leaves out the classes of the configuration
@@ -109,14 +107,6 @@ def lanes(
     unfinished = [stream for stream in streams if _blocks_done(stream, done)[-1] not in done]
     mine = (task for task in known[part.number :: part.of] if task.name not in done)
     return [mine, *(_blocks(stream, task_bytes, of_each, done) for stream in unfinished)]
-
-
-def to_hash(files: Sequence[InputFile], part: Part, known: Collection[FileKey]) -> Iterator[Path]:
-    """The files on a disk that a part hashes, but for those in `known`, the largest first."""
-    local = [file for file in files if file.remote is None]
-    for file in sorted(local, key=lambda file: -file.bytes)[part.number :: part.of]:
-        if file_key(file.path) not in known:
-            yield file.path
 
 
 def expected(

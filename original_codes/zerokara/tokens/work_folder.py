@@ -7,9 +7,6 @@ of a task. A run with the same plan takes over the finished shards; one with ano
 the work with another plan is refused. A shard is finished when its ``<name>.json`` is there, which is written last, and
 its files have the sizes and the checksums recorded in it: a run that works alone syncs nothing on the way, so a power
 cut may lose any of them.
-
-``hashes*.jsonl`` have a line for each corpus file that was hashed: where only the place or the time of change of a file
-differs, as of a copy, its content decides whether the plan is the same.
 """
 
 from __future__ import annotations
@@ -19,57 +16,34 @@ import shutil
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from zerokara import file_lock
-from zerokara.corpus.find import InputFile
 from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
-from zerokara.errors import Fault, UserError, shown
-from zerokara.manifest import FileKey, hash_files
-from zerokara.progress import Progress, bytes_text
+from zerokara.errors import Fault, UserError
+from zerokara.progress import Progress, bytes_text, log
 from zerokara.tokens.layout import TokenPaths, bin_path
 from zerokara.tokens.shards import ENDINGS, ShardResult, is_left_here, shard_path, unfinished_path
 
-FORMAT = 7
+FORMAT = 8
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
 _TURN_SECONDS = 60.0
 """How long a share of the work waits for others that begin at the same moment."""
 _CHUNK_BYTES = 1 << 20
-_NAMED_FILES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """A corpus file in the plan."""
-
-    path: str
-    """Absolute, or its address on a server."""
-    bytes: int
-    modified_ns: int
-    source: int
-
-    @classmethod
-    def of(cls, file: InputFile) -> FileRecord:
-        """As the search found it."""
-        path = file.remote.name if file.remote else shown(file.path.resolve())
-        return cls(path, file.bytes, file.modified_ns, file.source)
-
-    @property
-    def key(self) -> FileKey:
-        """By which its hash is known."""
-        return FileKey(self.path, self.bytes, self.modified_ns)
 
 
 @dataclass(frozen=True)
 class ShardPlan:
     """What the shards are made from; to resume from them, all but `task_bytes` and `encoder` must be equal."""
 
-    files: Sequence[FileRecord]
+    files: list[list[Any]]
+    """Of each corpus file [name without its folder, bytes, time of change in ns or content id, source]."""
     tokenizer_sha256: str
     text_field: str
     txt_document: str
@@ -80,9 +54,10 @@ class ShardPlan:
     format: int = FORMAT
 
     def differences(self, earlier: ShardPlan) -> list[str]:
-        """What makes the shards of `earlier` useless for this plan, the files apart."""
+        """What makes the shards of `earlier` useless for this plan; of the files the first that differs."""
         names = ("tokenizer_sha256", "text_field", "txt_document", "format")
         pairs = [(name, getattr(earlier, name), getattr(self, name)) for name in names]
+        pairs += next(([pair] for pair in zip_longest(["a file"], earlier.files, self.files) if pair[1] != pair[2]), [])
         return [f"{name} was {was}, here it is {now}" for name, was, now in pairs if was != now]
 
     def has_made(self, result: ShardResult) -> bool:
@@ -133,7 +108,7 @@ def discard(paths: TokenPaths) -> None:
 
 
 def settle(
-    folder: Path, wanted: ShardPlan, files: Sequence[InputFile], merged: Collection[str] = (), is_shared: bool = False
+    folder: Path, wanted: ShardPlan, merged: Collection[str] = (), is_shared: bool = False
 ) -> tuple[ShardPlan, dict[str, ShardResult]]:
     """Return the plan to follow and the finished shards by name: those of earlier runs if this one continues them.
 
@@ -145,15 +120,14 @@ def settle(
     if is_shared:
         _propose(folder, wanted)
     earlier = _read_plan(folder)
-    if is_shared:
-        _check_same(folder, wanted, earlier)
-    elif earlier is None or wanted.differences(earlier) or not _is_same(folder, earlier.files, files):
-        _restart(folder, wanted)
+    differing = wanted.differences(earlier) if earlier else ["there is no plan that can be read"]
+    if differing and is_shared:
+        rule = f"the work that was begun here is another: {'; '.join(differing)}"
+        remedy = "give all parts the same settings and files (copy files with their times: cp -p, rsync -a)"
+        raise UserError(Fault(str(folder), rule, remedy=f"{remedy}, or delete this folder to start over"))
+    if differing or not earlier:
+        _restart(folder, wanted, differing)
         return wanted, {}
-    assert earlier is not None
-    if list(earlier.files) != list(wanted.files):  # the same content: the next time without reading it
-        earlier = replace(earlier, files=wanted.files)
-        write_json(folder / PLAN_NAME, earlier)
     remove_unfinished(folder, is_alone=not is_shared)
     finished = {}
     records = sorted(folder.glob("*-*.json"))
@@ -179,26 +153,10 @@ def _propose(folder: Path, plan: ShardPlan) -> None:
     proposed.unlink()
 
 
-def _check_same(folder: Path, wanted: ShardPlan, earlier: ShardPlan | None) -> None:
-    """Check that this share of the work follows the same plan as the others.
-
-    Raises:
-        UserError: it does not; names what differs.
-    """
-    differing = wanted.differences(earlier) if earlier else ["its plan cannot be read"]
-    was, now = ({file.key: file for file in plan.files} for plan in (earlier or wanted, wanted))
-    for key in [key for key in now if key not in was][:_NAMED_FILES]:
-        differing.append(f"{key.path} ({key.bytes:,} bytes, changed at {key.modified_ns} ns) is none of its files")
-    if len(was) != len(now):
-        differing.append(f"its plan has {len(was):,} files, here are {len(now):,}")
-    if differing:
-        rule = f"the work that was begun here is another: {'; '.join(differing)}"
-        remedy = "give all parts the same settings and files (copy files with their times: cp -p, rsync -a)"
-        raise UserError(Fault(str(folder), rule, remedy=f"{remedy}, or delete this folder to start over"))
-
-
-def _restart(folder: Path, plan: ShardPlan) -> None:
+def _restart(folder: Path, plan: ShardPlan, differing: Sequence[str]) -> None:
     """Empty the folder and write the plan."""
+    if any(folder.glob("*-*.json")):
+        log(f"  starting over, not from what an earlier run has finished: {'; '.join(differing)}")
     for left_over in folder.iterdir():
         if left_over.is_dir():
             shutil.rmtree(left_over)
@@ -223,12 +181,9 @@ def remove_unfinished(folder: Path, is_alone: bool) -> None:
 
 
 def _read_plan(folder: Path) -> ShardPlan | None:
-    try:
-        plan = ShardPlan(**orjson.loads((folder / PLAN_NAME).read_bytes()))
-        files: Any = plan.files
-        return replace(plan, files=[FileRecord(**record) for record in files])
-    except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # an OSError ends the step: the plan may be intact
-        return None
+    with suppress(FileNotFoundError, orjson.JSONDecodeError, TypeError):  # an OSError ends the step: it may be intact
+        return ShardPlan(**orjson.loads((folder / PLAN_NAME).read_bytes()))
+    return None
 
 
 def _read_result(path: Path) -> ShardResult | None:
@@ -252,38 +207,3 @@ def _is_undamaged(folder: Path, result: ShardResult) -> bool:
         if found != checksum:
             return False
     return set(result.files) == set(ENDINGS)
-
-
-def recorded_hashes(folder: Path) -> dict[FileKey, str]:
-    """SHA-256 of the corpus files that were hashed here; a line that was cut off is left out."""
-    found = {}
-    for path in folder.glob("hashes*.jsonl"):
-        for line in path.read_bytes().splitlines():
-            with suppress(ValueError, TypeError):
-                name, size, modified, sha256 = orjson.loads(line)
-                found[FileKey(name, size, modified)] = str(sha256)
-    return found
-
-
-def record_hash(folder: Path, share: str, key: FileKey, sha256: str) -> None:
-    """Note the SHA-256 of a corpus file."""
-    with open(folder / f"hashes-{share or 'all'}.jsonl", "ab") as file:
-        file.write(b"\n" + orjson.dumps([*key, sha256]) + b"\n")  # a line may have been cut off before
-
-
-def _is_same(folder: Path, was: Sequence[FileRecord], files: Sequence[InputFile]) -> bool:
-    """Whether these files hold what those of an earlier plan held.
-
-    Where only the place or the time of change differs, files are read, which shows progress if it takes long.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    now, known = [FileRecord.of(file) for file in files], recorded_hashes(folder)
-    if [(record.bytes, record.source) for record in was] != [(record.bytes, record.source) for record in now]:
-        return False
-    differing = [number for number, (old, new) in enumerate(zip(was, now, strict=True)) if old.key != new.key]
-    if any(was[number].key not in known or files[number].remote is not None for number in differing):
-        return False
-    hashes = hash_files([files[number].path for number in differing])
-    return all(hashes[now[number].key] == known[was[number].key] for number in differing)

@@ -2,8 +2,7 @@
 
 The step deals, by a pool of the standard library: it takes tasks from several lanes at once and keeps a few more of
 them under way than there are workers. Workers are forked by multiprocessing's fork server, a process without threads
-that has imported what they need: they start within milliseconds, and the step itself may have threads (for hashes,
-packed files, the Hub).
+that has imported what they need: they start within milliseconds, and the step itself may have threads.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, Thr
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
-from zerokara.errors import RunError, UserError, shown
-from zerokara.manifest import file_key, sha256_of
+from zerokara.errors import RunError, UserError
 from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
-from zerokara.tokens.shards import FileHash, Job, ShardResult, write_shard
+from zerokara.tokens.shards import Job, ShardResult, write_shard
 from zerokara.tokens.tasks import Task
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -47,10 +44,8 @@ def start_fork_server() -> None:
         signal.signal(signal.SIGINT, previous)
 
 
-def run_in_workers(
-    job: Job, lanes: Iterable[Iterator[Task | Path]], num_workers: int
-) -> Generator[ShardResult | FileHash, None, None]:
-    """Do the tasks of all lanes, of which a path is a file to be hashed; yield results as they come, in no fixed order.
+def run_in_workers(job: Job, lanes: Iterable[Iterator[Task]], num_workers: int) -> Generator[ShardResult, None, None]:
+    """Do the tasks of all lanes; yield results as they come, in no fixed order.
 
     Close the generator to end the workers early (`contextlib.closing`).
 
@@ -64,9 +59,9 @@ def run_in_workers(
     others, workers = set(multiprocessing.active_children()), set[BaseProcess]()
     pool = ProcessPoolExecutor(num_workers, _CONTEXT, _begin, (job,))
     threads = ThreadPoolExecutor(OPEN_LANES)
-    waiting, opened = iter(lanes), list[Iterator[Task | Path]]()
-    asked: dict[Future[Any], Iterator[Task | Path]] = {}
-    under_way: dict[Future[Any], Task | Path] = {}
+    waiting, opened = iter(lanes), list[Iterator[Task]]()
+    asked: dict[Future[Any], Iterator[Task]] = {}
+    under_way: dict[Future[Any], Task] = {}
     try:
         while True:
             while len(asked) < OPEN_LANES and len(asked) + len(under_way) < num_workers * 3 // 2 + 3:
@@ -78,8 +73,9 @@ def run_in_workers(
                 return
             for future in wait([*asked, *under_way], return_when=FIRST_COMPLETED).done:
                 if future in under_way:
-                    del under_way[future]
-                    yield future.result()
+                    result = future.result()
+                    del under_way[future]  # later, since a death is told with all tasks that were under way
+                    yield result
                     continue
                 lane, task = asked.pop(future), future.result()
                 if task is not None:
@@ -96,7 +92,7 @@ def run_in_workers(
         threads.shutdown(cancel_futures=True)
 
 
-def _death(workers: Iterable[BaseProcess], tasks: Sequence[Task | Path]) -> RunError:
+def _death(workers: Iterable[BaseProcess], tasks: Sequence[Task]) -> RunError:
     """The error for a worker that died while some of these tasks were under way."""
     # The pool ends the others by SIGTERM.
     codes = {worker.exitcode or 0 for worker in workers} - {0}
@@ -106,10 +102,8 @@ def _death(workers: Iterable[BaseProcess], tasks: Sequence[Task | Path]) -> RunE
     if code < 0:
         cause = f"killed by {signal.Signals(-code).name}"
         remedy = "; most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
-    places = [
-        shown(task) if isinstance(task, Path) else f"{task.parts[0].file.name}, from byte {task.parts[0].start:,}"
-        for task in tasks[:NAMED_TASKS]
-    ]
+    firsts = [task.parts[0] for task in tasks[:NAMED_TASKS]]
+    places = [f"{first.file.name}, from byte {first.start:,}" for first in firsts]
     more = f", and {len(tasks) - NAMED_TASKS} more" if tasks[NAMED_TASKS:] else ""
     return RunError(
         f"a tokenising process died ({cause}) at one of: {'; '.join(places)}{more}. Finished shards are kept, and the "
@@ -127,10 +121,10 @@ def _begin(job: Job) -> None:
     threading.Thread(target=_end_with_step, daemon=True).start()
 
 
-def _do(task: Task | Path) -> ShardResult | FileHash:
+def _do(task: Task) -> ShardResult:
     """Do a task in a worker process."""
     try:
-        return (file_key(task), sha256_of(task)) if isinstance(task, Path) else write_shard(_job, task)
+        return write_shard(_job, task)
     except OSError as error:
         # Rebuilt, because subclasses of OSError from other packages do not always survive pickling.
         raise OSError(error.errno, error.strerror or str(error), error.filename) from None

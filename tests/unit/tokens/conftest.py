@@ -92,7 +92,8 @@ def tally_of(tmp_path: Path) -> Callable[[Sequence[InputFile], int], SourceTally
                 results[task.name] = ShardResult.read(shard_path(tmp_path, task.name, "json"))
                 assert results[task.name] == result
         tasks, missing = expected(files, task_bytes, "line", results)
-        (tally,) = count_sources(1, tasks, results)
+        parts = [part for task in tasks for part in zip(task.parts, results[task.name].ranges, strict=True)]
+        (tally,) = count_sources(1, parts)
         assert not missing
         assert tally.documents_in == sum(result.documents for result in results.values()) + tally.skipped.total()
         return tally

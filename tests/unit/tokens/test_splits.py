@@ -21,8 +21,11 @@ def _valid(n: int, k: int, seed: int = 1, source: int = 0) -> list[int]:
     ("documents", "fraction", "minimum", "expected"),
     [(10000, 0.01, 10, 100), (500, 0.01, 10, 10), (500, 0.0, 10, 0), (150, 0.01, 0, 2), (40, 0.01, 0, 0)],
 )
-def test_how_many(documents: int, fraction: float, minimum: int, expected: int) -> None:
-    assert splits.num_valid_documents(documents, fraction, minimum) == expected
+def test_how_many(
+    make_config: Callable[..., PretrainConfig], documents: int, fraction: float, minimum: int, expected: int
+) -> None:
+    config = make_config(valid_fraction=fraction, valid_min_documents=minimum)
+    assert splits.num_valid_documents(config, "a", documents) == expected
 
 
 @pytest.mark.parametrize(("n", "k"), [(1000, 0), (1000, 1), (1000, 10), (1000, 500), (7, 7)])
@@ -55,11 +58,11 @@ def test_keys_stay_what_they_are() -> None:
 
 
 def test_too_small_a_source(make_config: Callable[..., PretrainConfig]) -> None:
-    config = make_config()
+    config = make_config(valid_min_documents=10)
     with pytest.raises(UserError) as raised:
-        splits.check_source(config, "a", 19, 10)
+        splits.num_valid_documents(config, "a", 19)
     (fault,) = raised.value.faults
     assert fault.key == "valid_min_documents" and "19 documents" in fault.rule and "9 or less" in fault.remedy
-    splits.check_source(config, "a", 20, 10)
+    assert splits.num_valid_documents(config, "a", 20) == 10
     with pytest.raises(UserError, match="the source a holds no document with text"):
-        splits.check_source(config, "a", 0, 0)
+        splits.num_valid_documents(config, "a", 0)

@@ -17,8 +17,7 @@ import pytest
 from failing_encoder import FailingEncoder
 
 from zerokara.corpus.find import find_files
-from zerokara.corpus.packed import zstd_module
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.shards import Job
 from zerokara.tokens.tasks import WHOLE, lanes
@@ -55,19 +54,6 @@ def test_an_error_of_the_system_comes_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left on device") as raised:
         _run(tmp_path, "full")
     assert raised.value.errno == errno.ENOSPC
-
-
-@pytest.mark.parametrize("size", [10, 10**6], ids=["unpacked by the step", "read by a worker"])
-def test_a_file_that_can_never_be_read_comes_as_the_users_fault(tmp_path: Path, model_path: Path, size: int) -> None:
-    zstd = zstd_module()
-    window = {zstd.CompressionParameter.window_log: 31}
-    wide = zstd.ZstdCompressor(options=window)
-    path = tmp_path / "x.txt.zst"
-    path.write_bytes(zstd.compress(b"a line\n") + wide.compress(b"a line\n" * 99) + wide.flush())
-    with pytest.raises(UserError) as raised:
-        list(run_in_workers(Job(Encoder(model_path), tmp_path, "text", "line"), _lanes(path, size), 1))
-    (fault,) = raised.value.faults
-    assert fault.where == str(path) and "2,147,483,648" in fault.rule
 
 
 def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path) -> None:
