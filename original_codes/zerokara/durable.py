@@ -134,17 +134,12 @@ def unused_name(path: Path, ending: str) -> Path:
     return next(name for name in names if not os.path.lexists(name))
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a whole file at once."""
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a whole file at once; a text in UTF-8."""
     with atomic_file(path) as file:
-        file.write(content)
-
-
-def write_text(path: Path, content: str) -> None:
-    """Write a whole UTF-8 file at once."""
-    write_bytes(path, content.encode("utf-8"))
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, content: object) -> None:
     """Write indented UTF-8 JSON at once."""
-    write_bytes(path, orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    write_file(path, orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

@@ -16,6 +16,7 @@ import pytest
 import torch
 from made_runs import make_run, make_tokenizer
 
+from zerokara.durable import write_file
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Unlearnable
 from zerokara.huggingface import chat_proof, exported_folder, families, tokenizer_json
@@ -172,8 +173,10 @@ def test_a_model_that_converses_is_exported_with_its_template(
 def test_a_template_that_gives_other_ids_fails(
     run_dir: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = tokenizer_json.write_text
-    monkeypatch.setattr(tokenizer_json, "write_text", lambda path, text: right(path, text.replace("< /s>", "</s>")))
+    def mended(path: Path, content: bytes | str) -> None:
+        write_file(path, content.replace("< /s>", "</s>") if isinstance(content, str) else content)
+
+    monkeypatch.setattr(tokenizer_json, "write_file", mended)
     make_chat(run_dir, tokenizer)
     assert convert(run_dir, "--set", "check_lines=300") == 1
     assert "chat template: " in capsys.readouterr().err

@@ -23,7 +23,7 @@ def content(folder: Path) -> str:
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file.txt"
-    durable.write_text(path, "old")
+    durable.write_file(path, "old")
     with pytest.raises(ValueError, match="stop"), durable.atomic_file(path) as file:
         file.write(b"half")
         raise ValueError("stop")
@@ -99,10 +99,10 @@ def test_links_stay_links_and_permissions_stay(tmp_path: Path) -> None:
     replace(tmp_path / "folder", "new")
     assert content(tmp_path / "disk" / "there") == "new" and (tmp_path / "folder").is_symlink()
     shared = tmp_path / "disk" / "config.yaml"
-    durable.write_text(shared, "old")
+    durable.write_file(shared, "old")
     shared.chmod(0o600)
     (tmp_path / "config.yaml").symlink_to(shared)
-    durable.write_text(tmp_path / "config.yaml", "new")
+    durable.write_file(tmp_path / "config.yaml", "new")
     assert (tmp_path / "config.yaml").is_symlink() and shared.read_text(encoding="utf-8") == "new"
     assert stat.S_IMODE(shared.stat().st_mode) == 0o600
     assert {path.name for path in tmp_path.rglob("*")} == {"disk", "there", "file", "folder", "config.yaml"}
@@ -111,7 +111,7 @@ def test_links_stay_links_and_permissions_stay(tmp_path: Path) -> None:
 def test_new_parents_survive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(durable, "sync_folder", synced.append)
-    durable.write_text(tmp_path / "a" / "b" / "file", "x")
+    durable.write_file(tmp_path / "a" / "b" / "file", "x")
     assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} == set(synced)
 
 

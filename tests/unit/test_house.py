@@ -326,8 +326,7 @@ def test_every_text_file_is_opened_as_utf8() -> None:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             given = {keyword.arg for keyword in node.keywords}
             if name in ("read_text", "write_text") and isinstance(node.func, ast.Attribute) and "encoding" not in given:
-                if ast.unparse(node.func.value) != "durable":  # durable.write_text is UTF-8 by itself
-                    faults.append(f"{relative(path)}:{node.lineno}")
+                faults.append(f"{relative(path)}:{node.lineno}")
             elif name == "open" and isinstance(node.func, ast.Name) and "encoding" not in given:
                 mode = next((k.value for k in node.keywords if k.arg == "mode"), None) or (node.args[1:2] or [None])[0]
                 if not (isinstance(mode, ast.Constant) and "b" in str(mode.value)):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from zerokara import manifest
-from zerokara.durable import PARTIAL_SUFFIX, recover, unused_name, write_text
+from zerokara.durable import PARTIAL_SUFFIX, recover, unused_name, write_file
 from zerokara.errors import Fault, RunError, UserError
 
 IDENTITY_NAME = "run.json"
@@ -286,7 +286,7 @@ def write_markers(run_dir: Path) -> None:
         if step < 0:
             path.unlink(missing_ok=True)
         elif not path.exists() or path.read_text(encoding="utf-8", errors="replace") != line:
-            write_text(path, line)
+            write_file(path, line)
 
 
 def best(run_dir: Path) -> Path | None:

@@ -21,7 +21,7 @@ from ruamel.yaml.error import YAMLError
 from zerokara.config.loading import FILES, load, read_value
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
-from zerokara.durable import write_text
+from zerokara.durable import write_file
 from zerokara.errors import RunError
 
 
@@ -108,10 +108,10 @@ def write_values(config_path: Path, values: Mapping[str, int | float | str]) -> 
         by_hand = "; ".join(f"{key}: {text}" for key, text in texts.items())
         what = f"cannot change {', '.join(values)} without touching something else"
         raise RunError(f"{config_path}: {what}; write by hand: {by_hand}")
-    write_text(config_path, after)
+    write_file(config_path, after)
 
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         config_class = next(FILES[name] for name in FILES if argument.endswith(name))
-        write_text(Path(argument), as_yaml(load(config_class, argument)))
+        write_file(Path(argument), as_yaml(load(config_class, argument)))

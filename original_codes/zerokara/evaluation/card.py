@@ -17,7 +17,7 @@ import orjson
 from huggingface_hub import EvalResult, ModelCard
 
 from zerokara import manifest
-from zerokara.durable import write_json, write_text
+from zerokara.durable import write_file, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation.results import Row, Section, interval_text
 from zerokara.huggingface import exported_folder
@@ -37,7 +37,7 @@ def add(folder: Path, model: str, sections: Sequence[Section]) -> Path:
         rule = "has changed since the export was proved"
         raise UserError(Fault(str(path), rule, remedy="run step 4 again with --redo, then add the results"))
     text = with_results(path.read_text(encoding="utf-8") if path.is_file() else "---\n{}\n---\n", model, sections)
-    write_text(path, text)
+    write_file(path, text)
     if record is not None:
         _record_again(folder, path)
     return path

@@ -16,7 +16,7 @@ import orjson
 
 from zerokara import checkpoint
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
-from zerokara.durable import ASIDE_ENDING, unused_name, write_bytes
+from zerokara.durable import ASIDE_ENDING, unused_name, write_file
 from zerokara.errors import RunError, UserError
 from zerokara.evaluation import baselines, metrics
 from zerokara.evaluation.baselines import Baseline
@@ -142,7 +142,7 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
         if code := spawn(plan, "test", str(tested)):
             raise RunError(f"the test ended with exit code {code}; its messages say why. To test: {commands.resume}")
     if examples.data_format == "messages":  # the export is proved on some of them, too
-        write_bytes(run_dir / facts.CONVERSATIONS_NAME, examples.train.texts_path.read_bytes())
+        write_file(run_dir / facts.CONVERSATIONS_NAME, examples.train.texts_path.read_bytes())
     return _record(plan, config, examples)
 
 

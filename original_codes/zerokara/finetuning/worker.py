@@ -20,7 +20,7 @@ from torch import Tensor
 
 from zerokara import checkpoint
 from zerokara.config.finetune_config import FinetuneRunConfig
-from zerokara.durable import write_bytes, write_json
+from zerokara.durable import write_file, write_json
 from zerokara.evaluation import metrics
 from zerokara.examples.example_files import ExampleFiles, Split, read_task_examples
 from zerokara.finetuning.task import ANSWERS_NAME, FINETUNING, RESULT_NAME
@@ -160,7 +160,7 @@ def test(plan: RunPlan, folder: Path) -> None:
             found["unmatched"] = len(metrics.unmatched([text for _, text in task.answers], files.labels).indices)
         if processes.is_first:
             lines = [orjson.dumps({"reference": one, "answer": other}) + b"\n" for one, other in task.answers]
-            write_bytes(plan.run_dir / ANSWERS_NAME, b"".join(lines))
+            write_file(plan.run_dir / ANSWERS_NAME, b"".join(lines))
     if processes.is_first:
         write_json(plan.run_dir / RESULT_NAME, found)
 

@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from zerokara.durable import write_bytes, write_json, write_text
+from zerokara.durable import write_file, write_json
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
@@ -68,10 +68,10 @@ def write(
     write_json(paths[1], _tokenizer_config(encoder, model_max_length, is_encoder_decoder))
     for name in (SENTENCEPIECE_FILE, *([MODEL_FILE] if is_for_llama_cpp(encoder) else [])):
         paths.append(folder / name)
-        write_bytes(paths[-1], encoder.model_bytes)
+        write_file(paths[-1], encoder.model_bytes)
     if chat_template is not None:
         paths.append(folder / CHAT_TEMPLATE_NAME)
-        write_text(paths[-1], chat_template)
+        write_file(paths[-1], chat_template)
     return paths
 
 

@@ -73,9 +73,9 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         outputs["card"], outputs["curve"] = [partial / "README.md"], [partial / METRICS_NAME]
         name = settings.huggingface_name or folder.name
         text = card.render(facts, name=name, language=settings.language, license=settings.license)
-        durable.write_text(partial / "README.md", text)
+        durable.write_file(partial / "README.md", text)
         curve = (orjson.dumps(_without_folders(line)) + b"\n" for line in source.metrics())
-        durable.write_bytes(partial / METRICS_NAME, b"".join(curve))
+        durable.write_file(partial / METRICS_NAME, b"".join(curve))
         return manifest.write(
             partial / exported_folder.MANIFEST_NAME,
             exported_folder.work(source, settings),

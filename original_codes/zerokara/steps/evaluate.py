@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from zerokara import manifest
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus.find import InputFile, find_files, for_manifest
-from zerokara.durable import write_json, write_text
+from zerokara.durable import write_file, write_json
 from zerokara.errors import UserError
 from zerokara.evaluation import task_data
 from zerokara.evaluation.inputs import MeasuredText, check_folder, find_texts, model_files, read_texts
@@ -84,7 +84,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     named = [{"name": model.name, "type": model.config.model_type, "sha256": model.content} for model in models]
     as_json = [section.as_json() for section in sections]
     write_json(results_path, {"models": named, "interval_level": LEVEL, "sections": as_json})
-    write_text(page_path, page.page(sections))
+    write_file(page_path, page.page(sections))
     facts = {"table": [line for section in sections for line in table(section)]}
     hashes = {key: value for model in models for key, value in model.hashes.items()}
     seconds = time.monotonic() - started

@@ -14,7 +14,7 @@ from pathlib import Path
 from zerokara import tokenizer as names
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile, check_unchanged
-from zerokara.durable import sync_folder, write_bytes, write_json, write_text
+from zerokara.durable import sync_folder, write_file, write_json
 from zerokara.errors import UserError
 from zerokara.tokenizer import report, report_page, sampling, training
 from zerokara.tokenizer.memory import SampleBudget
@@ -43,15 +43,15 @@ def build(
         morphemes = work_dir / "morphemes.txt" if analyser else None
         if analyser and morphemes:
             segment(config, analyser, sentences, morphemes, training.num_threads(config))
-        write_text(log_path, names.LOG_HEADER)
+        write_file(log_path, names.LOG_HEADER)
         model, peak = training.train(config, sentences, work_dir, log_path, morphemes)
-        write_bytes(model_path, model)
-        write_text(work_dir / names.VOCABULARY_NAME, ModelFile(model).vocabulary_text())
+        write_file(model_path, model)
+        write_file(work_dir / names.VOCABULARY_NAME, ModelFile(model).vocabulary_text())
         facts = asdict(sample) | {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": peak}
         measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with, analyser)
         write_json(work_dir / "report.json", measured.as_json())
-        write_text(work_dir / "report.txt", report_page.text(measured))
-        write_text(work_dir / "report.html", report_page.page(measured))
+        write_file(work_dir / "report.txt", report_page.text(measured))
+        write_file(work_dir / "report.html", report_page.page(measured))
         return sample, peak, measured
     except BaseException as error:
         if isinstance(error, UserError) and not had_log:

@@ -24,7 +24,7 @@ import torch.distributed
 from torch import Tensor
 
 from zerokara.config.pretrain_config import RunConfig
-from zerokara.durable import write_text
+from zerokara.durable import write_file
 from zerokara.progress import indented
 from zerokara.samples.objective import Objective, prompt_inputs
 from zerokara.samples.packed_examples import Pairs
@@ -107,7 +107,7 @@ def add(run_dir: Path, step: int, samples: Sequence[Sample]) -> None:
     text = path.read_text(encoding="utf-8") if path.exists() else "# What the model wrote\n"
     later = (section.start() for section in _SECTION.finditer(text) if int(section[1]) >= step)
     before = text[: next(later, None)].rstrip("\n")
-    write_text(path, f"{before}\n\n## step {step}\n\n{as_markdown(samples)}")
+    write_file(path, f"{before}\n\n## step {step}\n\n{as_markdown(samples)}")
 
 
 def excerpt(text: str, max_characters: int = 100) -> str:

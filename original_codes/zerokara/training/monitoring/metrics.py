@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from zerokara.durable import write_bytes
+from zerokara.durable import write_file
 from zerokara.errors import redacted
 from zerokara.progress import log
 from zerokara.training.monitoring.trackers import Plots, TensorBoard, Values, WeightsAndBiases
@@ -53,7 +53,7 @@ class Recorder:
         self._path = run_dir / FILE_NAME
         kept = [line for line in read(run_dir) if 0 < resumed_step >= line["step"]]
         kept = [line for line in kept if line["step"] < resumed_step or "resumed" not in line]
-        write_bytes(self._path, b"".join(orjson.dumps(line) + b"\n" for line in kept))
+        write_file(self._path, b"".join(orjson.dumps(line) + b"\n" for line in kept))
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  # closed in `close`
         self._size = self._file.tell()
         self._waiting, self._is_refused = b"", False

@@ -23,7 +23,7 @@ from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.writing import as_yaml
-from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, made_folder, unused_name, write_bytes, write_json, write_text
+from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, made_folder, unused_name, write_file, write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import count_text, seconds_text
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, baseline_text
@@ -174,10 +174,10 @@ def claim(plan: RunPlan) -> None:
     run_dir, config = plan.run_dir, plan.requested
     identity = identity_of(plan)
     write_json(run_dir / IDENTITY_NAME, identity)  # the first file: it tells whose the folder is
-    write_bytes(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
+    write_file(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
     for name, text in plan.data.run_files.items():
-        write_text(run_dir / name, text)
-    write_text(run_dir / RESOLVED_NAME, as_yaml(config))
+        write_file(run_dir / name, text)
+    write_file(run_dir / RESOLVED_NAME, as_yaml(config))
     plan.write(run_dir / PLAN_NAME)
 
 
