@@ -8,20 +8,25 @@ and step 3 takes the files as any others.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
+from zerokara.durable import atomic_file
 from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import sentencepiece_itself
 from zerokara.tokens import work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, manifest_facts
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import write_index
+from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.tokens.shards import Job, ShardResult, write_shard
 from zerokara.tokens.tasks import Part, Task
 
@@ -30,6 +35,17 @@ def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
     """Write a JSON line for each text; return the path."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
+
+
+def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:
+    """Write documents that are in memory already (ids with the end of document) as a pair of token files."""
+    lengths = []
+    with atomic_file(bin_path(prefix)) as file:
+        for ids in documents:
+            file.write(np.ascontiguousarray(ids, dtype=dtype).data)
+            lengths.append(len(ids))
+    with atomic_file(idx_path(prefix)) as file:
+        write_index(file, np.array(lengths, dtype=np.int32), dtype)
 
 
 def run_in_this_process(

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from made_tokens import write_documents
 
 from zerokara import manifest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.order import MixedOrder, SampleOrder
-from zerokara.tokens.indexed import write_documents
 from zerokara.tokens.layout import TokenPaths
 from zerokara.training.planning.schedule import Consumption, Schedule, consumption, extent_of
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_tokens import write_documents
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
 from zerokara.examples.example_files import ExampleTokens, example_writer
-from zerokara.tokens.indexed import IndexedTokens, dtype_for, write_documents
+from zerokara.tokens.indexed import IndexedTokens, dtype_for
 from zerokara.tokens.layout import bin_path, idx_path
 
 VOCABULARIES = {np.uint16: 65499, np.int32: 65500}

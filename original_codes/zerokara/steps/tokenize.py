@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from zerokara import manifest
 from zerokara.config.data import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
@@ -31,7 +33,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     work, steps = manifest_work(config, files), ("count_tokens.py", "3_train_node1.sh")
     following = "\nthen: ".join(command.next_command(step, options, config) for step in steps)
     if done := manifest.already_done(paths.manifest, work, redo=options.redo):
-        check_bad_fraction(config, SourceTally.from_facts(done.facts), paths)
+        check_bad_fraction(config, TypeAdapter(SourceTally).validate_python(done.facts), paths)
         if not options.dry_run:
             work_folder.discard(paths)  # of a step that was killed after it had written its manifest
         opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")

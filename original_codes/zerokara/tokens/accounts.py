@@ -24,9 +24,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import HARMLESS
@@ -52,12 +50,6 @@ class SplitTally:
     """Including the end-of-document ids."""
     text_bytes: int = 0
     """UTF-8 bytes of the documents' text."""
-
-    def add(self, lengths: NDArray[np.int32]) -> None:
-        """Count documents given as (ids, text bytes)."""
-        self.documents += len(lengths)
-        self.tokens += int(lengths[:, 0].sum(dtype=np.int64))
-        self.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
 
     def __add__(self, other: SplitTally) -> SplitTally:
         sums = (self.documents + other.documents, self.tokens + other.tokens, self.text_bytes + other.text_bytes)
@@ -129,23 +121,9 @@ class SourceTally:
         return f"{named}, and {more:,} more" if more > 0 else named
 
     def facts(self) -> dict[str, Any]:
-        """All counts but the splits, as JSON values."""
-        return {
-            "documents_in": self.documents_in,
-            "skipped": dict(self.skipped.most_common()),
-            "bytes_in": self.bytes_in,
-            "bytes_lost": self.bytes_lost,
-            "bytes_unverified": self.bytes_unverified,
-            "damaged_files": len(self.damaged),
-            "damaged": self.damaged[:FILES_IN_FACTS],
-        }
-
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> SourceTally:
-        """Restore a tally from `facts`."""
-        damaged = [DamagedFile(**file) for file in facts["damaged"]]
-        numbers = {name: facts[name] for name in ("documents_in", "bytes_in", "bytes_lost", "bytes_unverified")}
-        return cls(skipped=Counter(facts["skipped"]), damaged=damaged, **numbers)
+        """All counts, for the manifest."""
+        skipped, damaged = dict(self.skipped.most_common()), self.damaged[:FILES_IN_FACTS]
+        return {**vars(self), "skipped": skipped, "damaged_files": len(self.damaged), "damaged": damaged}
 
 
 def count_sources(num_sources: int, parts: Sequence[tuple[Range | Block, RangeResult]]) -> list[SourceTally]:

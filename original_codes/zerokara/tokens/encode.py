@@ -198,21 +198,13 @@ def manifest_facts(
 ) -> dict[str, Any]:
     """What the manifest records beside settings, inputs and outputs: counts in total, by split and by source."""
     sources = [
-        {
-            "entry": entry,
-            "files": sum(file.source == source for file in files),
-            **tally.facts(),
-            "train": tally.train,
-            "valid": tally.valid,
-        }
+        {"entry": entry, "files": sum(file.source == source for file in files), **tally.facts()}
         for source, (entry, tally) in enumerate(zip(config.input_jsonl, encoded.sources, strict=True))
     ]
     whole = total(encoded.sources)
     return {
         **whole.facts(),
         "documents_written": whole.train.documents + whole.valid.documents,
-        "train": whole.train,
-        "valid": whole.valid,
         "sources": sources,
         "text_bytes": whole.train.text_bytes + whole.valid.text_bytes,
         "text_bytes_per_second": round(encoded.text_bytes / max(encoded.seconds, 1e-9)),

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -37,7 +36,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.durable import atomic_file
 from zerokara.errors import Fault, UserError
 from zerokara.tokens.layout import bin_path, idx_path
 
@@ -52,7 +50,6 @@ TOKENIZE_STEP, EXAMPLES_STEP = "step 2", "step 7"
 """The steps that write token files, as messages name them."""
 UINT16_VOCAB_LIMIT = 65500
 """Vocabularies below this take two bytes an id (megatron-core's `DType.optimal_dtype`)."""
-_CHUNK = 1 << 20
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
@@ -63,33 +60,26 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
 def write_index(
     file: IO[bytes], lengths: NDArray[np.int32], dtype: np.dtype[Any], document_indices: NDArray[np.int64] | None = None
 ) -> None:
-    """Write the .idx of sequences of these lengths; `lengths` may be a memory map.
+    """Write the .idx of sequences of these lengths.
 
     `document_indices` are those of the format (D + 1 numbers); None for a document of each sequence.
     """
-    num = len(lengths)
-    num_indices = num + 1 if document_indices is None else len(document_indices)
+    indices = np.arange(len(lengths) + 1) if document_indices is None else document_indices
+    file.write(_header(len(lengths), len(indices), dtype))
+    file.write(lengths.astype("<i4").data)
+    file.write(((np.cumsum(lengths, dtype="<i8") - lengths) * dtype.itemsize).data)
+    file.write(indices.astype("<i8").data)
+
+
+def _header(num_sequences: int, num_indices: int, dtype: np.dtype[Any]) -> bytes:
     code = next(code for code, name in TYPE_NAMES.items() if name == dtype.name)
-    file.write(HEADER.pack(MAGIC, VERSION, code, num, num_indices))
-    for start in range(0, num, _CHUNK):
-        file.write(np.ascontiguousarray(lengths[start : start + _CHUNK], dtype="<i4").data)
-    pointer = 0
-    for start in range(0, num, _CHUNK):
-        ends = pointer + np.cumsum(lengths[start : start + _CHUNK], dtype="<i8") * dtype.itemsize
-        file.write(np.concatenate([np.array([pointer], "<i8"), ends[:-1]]).data)
-        pointer = int(ends[-1])
-    if document_indices is not None:
-        file.write(np.ascontiguousarray(document_indices, dtype="<i8").data)
-        return
-    for start in range(0, num + 1, _CHUNK):
-        file.write(np.arange(start, min(start + _CHUNK, num + 1), dtype="<i8").data)
+    return HEADER.pack(MAGIC, VERSION, code, num_sequences, num_indices)
 
 
 def begin_index(descriptor: int, num_documents: int, dtype: np.dtype[Any]) -> None:
     """Give an .idx its size and its header; `write_index_part` writes the rest, in any order."""
-    code = next(code for code, name in TYPE_NAMES.items() if name == dtype.name)
     os.ftruncate(descriptor, HEADER.size + num_documents * INDEX_BYTES + 8)
-    write_at(descriptor, HEADER.pack(MAGIC, VERSION, code, num_documents, num_documents + 1), 0)
+    write_at(descriptor, _header(num_documents, num_documents + 1, dtype), 0)
 
 
 def write_index_part(
@@ -111,17 +101,6 @@ def write_at(descriptor: int, content: bytes, offset: int) -> None:
     while left:
         written = os.pwrite(descriptor, left, offset)
         left, offset = left[written:], offset + written
-
-
-def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-    """Write documents that are in memory already (ids with the end of document) as a pair of token files."""
-    lengths = []
-    with atomic_file(bin_path(prefix)) as file:
-        for ids in documents:
-            file.write(np.ascontiguousarray(ids, dtype=dtype).data)
-            lengths.append(len(ids))
-    with atomic_file(idx_path(prefix)) as file:
-        write_index(file, np.array(lengths, dtype=np.int32), dtype)
 
 
 @dataclass(frozen=True)

@@ -98,17 +98,6 @@ class ShardResult:
     files: dict[str, list[int]] = field(default_factory=dict)
     """Size and CRC-32 of each of its files, by ending."""
 
-    @classmethod
-    def read(cls, path: Path) -> ShardResult:
-        """Restore a result from its file.
-
-        Raises:
-            ValueError, TypeError, KeyError: it is damaged.
-        """
-        values = orjson.loads(path.read_bytes())
-        ranges = [RangeResult(**held | {"skipped": Counter(held["skipped"])}) for held in values["ranges"]]
-        return cls(**{**values, "ranges": ranges})
-
 
 def shard_path(folder: Path, name: str, ending: str) -> Path:
     """Path of one file of a shard; that of its result ends in ``json``."""
@@ -148,21 +137,6 @@ def write_shard(job: Job, task: Task) -> ShardResult:
     for path in paths:
         os.replace(unfinished_path(path), path)
     return result
-
-
-def quarantine_record(range_number: int, item: BadLine) -> bytes:
-    """The line of a shard's ``.bad`` file: the range stands for the file, and `line` is counted as in the item."""
-    values: dict[str, Any] = {
-        "range": range_number,
-        "line": item.line,
-        "offset": item.offset,
-        "reason": item.reason.value,
-        "excerpt": item.excerpt,
-        "bytes": item.bytes,
-    }
-    if item.reason is Reason.DAMAGED:
-        values |= {"documents": item.documents, "bytes_lost": item.lost_bytes}
-    return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
 
 
 class _Output:
@@ -240,10 +214,13 @@ class _ShardWriter:
             held.skipped[item.reason.value] += item.documents
             held.lost_bytes += item.lost_bytes
             held.unverified_bytes += item.unverified_bytes
+            record = {name: getattr(item, name) for name in ("line", "offset", "reason", "excerpt", "bytes")}
             if item.reason is Reason.DAMAGED:
                 held.damage = held.damage or item.excerpt
                 held.lost_documents += item.documents
-            self._bad_lines.write(quarantine_record(len(self.result.ranges) - 1, item))
+                record |= {"documents": item.documents, "bytes_lost": item.lost_bytes}
+            record["range"] = len(self.result.ranges) - 1  # for the file; its lines are counted as in the item
+            self._bad_lines.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         self._documents, self._bad = [], []
 
     def _encoded(self, documents: list[Document]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

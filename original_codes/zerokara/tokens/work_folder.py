@@ -21,7 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import orjson
+from pydantic import TypeAdapter, ValidationError
 
 from zerokara import file_lock
 from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
@@ -33,6 +33,7 @@ from zerokara.tokens.shards import ENDINGS, ShardResult, is_left_here, shard_pat
 FORMAT = 8
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
+RESULT = TypeAdapter(ShardResult)
 _TURN_SECONDS = 60.0
 """How long a share of the work waits for others that begin at the same moment."""
 _CHUNK_BYTES = 1 << 20
@@ -133,7 +134,9 @@ def settle(
     records = sorted(folder.glob("*-*.json"))
     with Progress("checking finished shards", len(records), "shard") as progress:
         for path in records:
-            result = _read_result(path)
+            result = None
+            with suppress(ValidationError):
+                result = RESULT.validate_json(path.read_bytes())
             # The shards of shares are synced, and one machine would have to read all of them; the merge checks each.
             is_whole = result is not None and (is_shared or result.name in merged or _is_undamaged(folder, result))
             if result is not None and is_whole and earlier.has_made(result):
@@ -181,16 +184,8 @@ def remove_unfinished(folder: Path, is_alone: bool) -> None:
 
 
 def _read_plan(folder: Path) -> ShardPlan | None:
-    with suppress(FileNotFoundError, orjson.JSONDecodeError, TypeError):  # an OSError ends the step: it may be intact
-        return ShardPlan(**orjson.loads((folder / PLAN_NAME).read_bytes()))
-    return None
-
-
-def _read_result(path: Path) -> ShardResult | None:
-    """The result of a shard; None if its file is damaged."""
-    with suppress(ValueError, TypeError, KeyError):
-        result = ShardResult.read(path)
-        return result if result.name == path.stem else None
+    with suppress(FileNotFoundError, ValidationError):  # another OSError ends the step: the plan may be intact
+        return TypeAdapter(ShardPlan).validate_json((folder / PLAN_NAME).read_bytes())
     return None
 
 

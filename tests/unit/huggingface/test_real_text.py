@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_tokens import write_documents
 
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
@@ -17,7 +18,6 @@ from zerokara.errors import UserError
 from zerokara.huggingface import real_text
 from zerokara.huggingface.real_text import validation_text
 from zerokara.manifest import sha256_of
-from zerokara.tokens.indexed import write_documents
 from zerokara.tokens.layout import TokenPaths, bin_path
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_tokens import write_documents
 from tiny import span_data
-
-from zerokara.tokens.indexed import write_documents
 
 __all__ = ["span_data"]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_tokens import write_documents
 from span_texts import merged
 
 from zerokara.config import data
 from zerokara.samples.evaluation import SampleBatches, Window, evaluation_batches, stride_of, windows
 from zerokara.samples.objective import Batch, Causal, SpanCorruption
-from zerokara.tokens.indexed import write_documents
 
 END = 2
 DOCUMENTS = [[10, 11, 12, END], [20, 21, END], [*range(30, 39), END]]

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_tokens import write_documents
 from token_sources import some_lengths, write_sources
 
 from zerokara.config.data import causal
 from zerokara.durable import atomic_file
 from zerokara.errors import UserError
 from zerokara.samples.packed import DocumentId, PackedTokens, TokenSource, read_sources
-from zerokara.tokens.indexed import HEADER, MAGIC, write_documents
+from zerokara.tokens.indexed import HEADER, MAGIC
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 
 

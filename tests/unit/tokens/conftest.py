@@ -17,6 +17,7 @@ from zerokara.corpus.find import InputFile
 from zerokara.tokens.accounts import SourceTally, count_sources
 from zerokara.tokens.shards import Job, ShardResult, shard_path, write_shard
 from zerokara.tokens.tasks import WHOLE, expected, lanes
+from zerokara.tokens.work_folder import RESULT
 
 SENTENCE = "the sea ice melts in spring and 春 の 海 終日 のたり かな ¡olé! don't stop, <s> </s> ends here"
 
@@ -89,7 +90,7 @@ def tally_of(tmp_path: Path) -> Callable[[Sequence[InputFile], int], SourceTally
         for lane in lanes(files, task_bytes, "line", WHOLE, {}):
             for task in lane:
                 result = write_shard(job, task)
-                results[task.name] = ShardResult.read(shard_path(tmp_path, task.name, "json"))
+                results[task.name] = RESULT.validate_json(shard_path(tmp_path, task.name, "json").read_bytes())
                 assert results[task.name] == result
         tasks, missing = expected(files, task_bytes, "line", results)
         parts = [part for task in tasks for part in zip(task.parts, results[task.name].ranges, strict=True)]

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_tokens import write_documents
 
 from zerokara import manifest
 from zerokara.config.data import causal
 from zerokara.errors import UserError
 from zerokara.tokens.count import check_belongs, count
-from zerokara.tokens.indexed import IndexedTokens, write_documents
+from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths, bin_path
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_tokens import write_documents
 
 from zerokara.errors import UserError
 from zerokara.tokens import indexed
-from zerokara.tokens.indexed import IndexedTokens, dtype_for, read_header, write_documents
+from zerokara.tokens.indexed import IndexedTokens, dtype_for, read_header
 from zerokara.tokens.layout import bin_path, idx_path
 
 DOCUMENTS = [np.array([5, 6, 2]), np.array([7, 2])]
@@ -49,14 +50,6 @@ def test_nothing_at_all(tmp_path: Path) -> None:
     write_documents(tmp_path / "x", [], np.dtype(np.uint16))
     tokens = IndexedTokens(tmp_path / "x")
     assert len(tokens) == 0 and tokens.tokens.size == 0 and tokens.document_indices.tolist() == [0]
-
-
-def test_chunks_of_the_index_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    documents = [np.arange(length) for length in (4, 1, 3, 2, 5)]
-    write_documents(tmp_path / "one", documents, np.dtype(np.uint16))
-    monkeypatch.setattr(indexed, "_CHUNK", 2)
-    write_documents(tmp_path / "many", documents, np.dtype(np.uint16))
-    assert idx_path(tmp_path / "one").read_bytes() == idx_path(tmp_path / "many").read_bytes()
 
 
 def test_dtype_by_vocabulary() -> None:

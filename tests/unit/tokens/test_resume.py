@@ -243,7 +243,7 @@ def test_results_survive_their_way_through_json(make_config: MakeConfig) -> None
     folder = TokenPaths(config.output_prefix).work_folder
     for path in folder.glob("*-*.json"):
         values = json.loads(path.read_bytes())
-        assert json.loads(orjson.dumps(ShardResult.read(path))) == values
+        assert json.loads(orjson.dumps(work_folder.RESULT.validate_json(path.read_bytes()))) == values
         assert {field.name for field in dataclasses.fields(ShardResult)} == set(values)
 
 

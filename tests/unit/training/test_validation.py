@@ -11,6 +11,7 @@ import engines
 import numpy as np
 import pytest
 import torch
+from made_tokens import write_documents
 from tiny import T5
 
 from zerokara.config.loading import load
@@ -22,7 +23,7 @@ from zerokara.evaluation.models import open_models
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.builder import build
 from zerokara.samples.evaluation import evaluation_batches
-from zerokara.tokens.indexed import IndexedTokens, write_documents
+from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training import run
 from zerokara.training.evaluation import LossValidation
 from zerokara.training.planning import run_plan
