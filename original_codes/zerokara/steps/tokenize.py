@@ -16,6 +16,7 @@ from zerokara.corpus.find import InputFile, find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
 from zerokara.progress import bytes_text, count_text, log, opening, plural, summary
 from zerokara.steps import command, preflight
+from zerokara.tokenizer.compatibility import notes
 from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
 from zerokara.tokens.encode import encode_corpus, manifest_facts, summary_rows
@@ -48,7 +49,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     workers = plural(num_workers(config, files), "worker")
     opening(f"step 2 tokenise: {corpus} → {bin_path(paths.train)} ({tokens}), {workers}")
     log(f"  encoder: {prepared.choice.name}, {prepared.choice.reason}")
-    for note in prepared.notes:
+    for note in notes(prepared.encoder):
         log(f"  tokenizer: {note}")
     if options.dry_run:
         log("dry run: nothing was written")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from pathlib import Path
 
 from zerokara.config.data import DataSettings
@@ -14,7 +15,7 @@ from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Document, Range, bytes_before, plain_bytes, read, total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
-from zerokara.tokenizer.compatibility import check_exportable, notes
+from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, choose
 from zerokara.tokens import merge
@@ -72,8 +73,6 @@ class PreparedEncoding:
     choice: EncoderChoice
     """The encoder that gives these ids fastest."""
     expected: TokenEstimate
-    notes: Sequence[str] = ()
-    """What the user should know of a tokenizer that step 1 did not make."""
 
 
 def prepare(config: DataSettings, files: Sequence[InputFile]) -> PreparedEncoding:
@@ -90,7 +89,7 @@ def prepare(config: DataSettings, files: Sequence[InputFile]) -> PreparedEncodin
     choice = choose(encoder, (text for texts in rounds for text in texts if text is not None), corpus_bytes)
     expected = estimate_tokens(corpus_bytes, places, choice.encoder)
     check_disk_space(config, files, expected)
-    return PreparedEncoding(encoder, choice, expected, notes(encoder))
+    return PreparedEncoding(encoder, choice, expected)
 
 
 def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> list[SamplePlace]:
@@ -100,19 +99,12 @@ def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> list[Samp
 
 def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: TextEncoder) -> TokenEstimate:
     """Encode a part of the sample; `corpus_bytes` is the size of all files, unpacked."""
-    sampled_bytes = sampled_tokens = 0
-    for place in places:
-        part, characters = [], 0
-        for text in place.texts:
-            if characters >= ESTIMATE_CHARACTERS:
-                break
-            part.append(text)
-            characters += len(text)
-        share = characters / max(1, sum(map(len, place.texts)))
-        sampled_bytes += round(place.sampled_bytes * share)
-        sampled_tokens += len(encoder.encode_joined(part)[0])
-    tokens = round(sampled_tokens * corpus_bytes / sampled_bytes) if sampled_bytes else 0
-    times = corpus_bytes / max(1, sum(place.sampled_bytes for place in places))
+    times, sampled_tokens = corpus_bytes / max(1, sum(place.sampled_bytes for place in places)), 0.0
+    for place in (place for place in places if place.texts):
+        ends = list(accumulate(map(len, place.texts)))
+        count = min(bisect_left(ends, ESTIMATE_CHARACTERS) + 1, len(ends))
+        sampled_tokens += len(encoder.encode_joined(place.texts[:count])[0]) * ends[-1] / ends[count - 1]
+    tokens = round(times * sampled_tokens)
     return TokenEstimate(
         tokens,
         tokens * dtype_for(encoder.vocab_size).itemsize,

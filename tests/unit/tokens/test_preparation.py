@@ -12,6 +12,7 @@ from foreign_models import LLAMA
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
 from zerokara.errors import UserError
+from zerokara.tokenizer.compatibility import notes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.preparation import PreparedEncoding, prepare
 
@@ -23,7 +24,7 @@ def _prepare(make_config: Callable[..., PretrainConfig], path: Path) -> Prepared
 
 def test_a_tokenizer_of_step_1(make_config: Callable[..., PretrainConfig], model_path: Path, corpus: Path) -> None:
     prepared, encoder = _prepare(make_config, model_path), Encoder(model_path)
-    assert prepared.encoder.sha256 == encoder.sha256 and not prepared.notes
+    assert prepared.encoder.sha256 == encoder.sha256 and not notes(encoder)
     assert prepared.choice.name.startswith("sentencepiece")
     assert prepared.expected.corpus_bytes == corpus.stat().st_size
     assert prepared.expected.documents == pytest.approx(300, rel=0.1) and prepared.expected.tokens > 10_000
@@ -33,7 +34,7 @@ def test_notes_on_a_tokenizer_that_step_1_did_not_make(
     make_config: Callable[..., PretrainConfig], tmp_path: Path
 ) -> None:
     prepared = _prepare(make_config, foreign_models.train(tmp_path / "llama.model", LLAMA))
-    assert prepared.encoder.eos_id == 2 and any("<0x0A>" in note for note in prepared.notes)
+    assert prepared.encoder.eos_id == 2 and any("<0x0A>" in note for note in notes(prepared.encoder))
 
 
 def test_a_tokenizer_that_cannot_be_exported(make_config: Callable[..., PretrainConfig], tmp_path: Path) -> None:
