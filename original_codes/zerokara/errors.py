@@ -107,9 +107,7 @@ class UserError(Exception):
 
     exit_code = 2
 
-    def __init__(self, faults: Fault | str | Iterable[Fault]):
-        if isinstance(faults, str):
-            faults = Fault(where="", rule=faults)
+    def __init__(self, faults: Fault | Iterable[Fault]):
         self.faults: list[Fault] = [faults] if isinstance(faults, Fault) else list(faults)
         super().__init__("\n".join(str(fault) for fault in self.faults))
 

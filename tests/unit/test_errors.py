@@ -38,7 +38,7 @@ def test_fault_reads_as_one_line() -> None:
 def test_what_opens_doors_is_cut_out(text: str, expected: str) -> None:
     assert redacted(text) == expected
     assert redacted(expected) == expected
-    assert str(RunError(text)) == str(UserError(text)) == expected
+    assert str(RunError(text)) == str(UserError(Fault("", text))) == expected
 
 
 @pytest.mark.parametrize(

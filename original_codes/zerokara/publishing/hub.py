@@ -25,7 +25,7 @@ from huggingface_hub.utils import HFValidationError, disable_progress_bars, logg
 from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.sha import git_hash
 
-from zerokara.errors import RunError, UserError, redacted
+from zerokara.errors import Fault, RunError, UserError, redacted
 from zerokara.manifest import FileRecord
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 300.0
@@ -74,18 +74,16 @@ def upload(
             api.create_repo(repository, private=private, exist_ok=True)
         info = api.model_info(repository)
         if private and not info.private:
-            raise UserError(
-                f"{repository} exists already and is public, but private is true in the configuration; make it private "
-                f"at {url}/settings, set private: false, or choose another huggingface_name"
-            )
+            rule = "exists already and is public, but private is true in the configuration"
+            remedy = f"make it private at {url}/settings, set private: false, or choose another huggingface_name"
+            raise UserError(Fault(repository, rule, remedy=remedy))
         commit, is_private = str(info.sha), bool(info.private)
         remote = _listing(api, repository, commit)
         strays = sorted(remote.keys() - {record.path for record in files} - HUBS_OWN_FILES)
         if strays and not replace:
-            raise UserError(
-                f"{repository} on the Hub holds files that are not part of this export: {', '.join(strays)}; run again "
-                "with --redo to delete them in the same commit (the Hub's history keeps them), or choose another name"
-            )
+            rule = f"holds files on the Hub that are not part of this export: {', '.join(strays)}"
+            again = "run again with --redo to delete them in the same commit (the Hub's history keeps them)"
+            raise UserError(Fault(repository, rule, remedy=f"{again}, or choose another name"))
         if not strays and not differences(folder, files, remote):
             return Uploaded(url, commit, is_private, 0)
         done = api.upload_folder(
@@ -157,7 +155,7 @@ def _errors_explained(repository: str, account: Sequence[str]) -> Iterator[None]
     try:
         yield
     except LocalTokenNotFoundError as error:
-        raise UserError(f"there is no Hugging Face token: {LOGIN_HINT}") from error
+        raise UserError(Fault("Hugging Face", "there is no token", remedy=LOGIN_HINT)) from error
     except OfflineModeIsEnabled as error:
         raise RunError("huggingface_hub is in offline mode; unset HF_HUB_OFFLINE") from error
     except (HfHubHTTPError, httpx2.HTTPError, RuntimeError, ValueError, OSError) as error:
