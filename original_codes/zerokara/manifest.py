@@ -173,12 +173,13 @@ def write(
     `hashes` are known SHA-256 that need no computing. A `published` manifest does not reveal paths of this machine.
     """
     known, folder = hashes or {}, manifest_path.parent.resolve()
+    settings, facts = orjson.loads(orjson.dumps([spec.settings, facts]))  # as they read back
     made = Manifest(
         step=spec.step,
-        settings=_as_json(spec.settings),
+        settings=settings,
         inputs=_records(spec.inputs, (lambda path: shown("/".join(path.parts[-2:]))) if published else shown, known),
         outputs=_records(outputs, lambda path: os.path.relpath(path, folder), known),
-        facts=_as_json(facts),
+        facts=facts,
         seconds=round(seconds, 3),
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         versions={"zerokara": __version__, "python": platform.python_version()},
@@ -219,7 +220,7 @@ def is_unchanged(record: FileRecord, manifest_path: Path) -> bool:
 
 def _differences(manifest_path: Path, done: Manifest, spec: StepSpec) -> Iterator[Fault]:
     remedy = "--redo replaces the output; or choose another output in the configuration"
-    settings = _as_json(spec.settings)
+    settings = orjson.loads(orjson.dumps(spec.settings))  # so that tuples and lists compare equal
     for name in sorted(done.settings.keys() | settings.keys()):
         was, now = done.settings.get(name, "(none)"), settings.get(name, "(none)")
         if was != now:
@@ -252,8 +253,3 @@ def _records(paths: Paths, name_of: Callable[[Path], str], known: Mapping[FileKe
         return FileRecord(name_of(file.resolve()), key.bytes, hashes[key], key.modified_ns)
 
     return {name: [record(file) for file in files] for name, files in listed.items()}
-
-
-def _as_json(value: Any) -> Any:
-    """The value as it reads back from JSON, so that tuples and lists compare equal."""
-    return orjson.loads(orjson.dumps(value))
