@@ -1,9 +1,7 @@
 """Entries of a configuration (files, globs, folders, lists, addresses) → the corpus files, in a fixed order.
 
 Each entry is one *source*. Its files are sorted by path, so the same entries give the same corpus on every machine;
-the files of a list (``@files.txt``) stand in the order of the list. Formats by name: ``.jsonl``, ``.json``,
-``.ndjson`` (one JSON object a line) and ``.txt``, each plain, ``.gz`` or ``.zst``; ``.parquet``. An address
-(``hf://``, ``s3://``, …) is `remote`'s.
+the files of a list (``@files.txt``) stand in its order. An address (``hf://``, ``s3://``, …) is `remote`'s.
 
 Links are followed, each folder and each file once: a file has the name under which it really lies where that is among
 those found, else the first, by path, that a link gives it. What is left out though it may belong to the corpus is told.
@@ -32,19 +30,15 @@ if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
     from zerokara import manifest
 
 FileFormat = Literal["jsonl", "txt", "tsv", "parquet"]
-FORMAT_OF_SUFFIX: dict[str, FileFormat] = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
-PACKING_OF_SUFFIX: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
+_PACKINGS: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
 OTHER_PACKINGS = frozenset({".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z", ".zstd", ".gzip"})
 """Text packed like this is not read, but a note names it."""
-EMBEDDED_CORPUS = Path("data/embedded/corpus.jsonl")
-"""What the shipped configuration names; `run_all.sh` makes it."""
 OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
 """Files that our own steps write; a folder or a glob that holds them is still only the corpus."""
 _NO_DATA = re.compile(
     r"/\.|/(dataset_(infos?|dict)\.json|state\.json|croissant\.json|(readme|license|requirements)\.txt)$", re.I
 )
 """Hidden files at an address, and those that describe a dataset; still read where an entry names one."""
-LIST_MARK = "@"
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
 _REPEATED = "leads to what is included already; left out"
 _NOT_A_FILE = "a pipe, a socket or a device; left out"
@@ -62,12 +56,11 @@ class Formats:
 
     def of(self, name: str) -> tuple[FileFormat, Packing] | None:
         """The format that a file's name tells, or None."""
-        suffixes = [suffix.lower() for suffix in Path(name).suffixes] or [""]
-        if suffixes[-1] == ".parquet":
+        inner, suffix = os.path.splitext(name.lower())
+        if suffix == ".parquet":
             return "parquet", "none"
-        packing = PACKING_OF_SUFFIX.get(suffixes[-1], "none")
-        inner = suffixes[:-1] if packing != "none" else suffixes
-        file_format = self.of_suffix.get(inner[-1]) if inner else None
+        packing = _PACKINGS.get(suffix, "none")
+        file_format = self.of_suffix.get(suffix if packing == "none" else os.path.splitext(inner)[1])
         return (file_format, packing) if file_format else None
 
     def is_name(self, name: str) -> bool:
@@ -81,11 +74,12 @@ class Formats:
 
 
 CORPUS = Formats(
-    FORMAT_OF_SUFFIX, ".jsonl, .json (one JSON object a line) or .txt, each plain, .gz or .zst, or .parquet"
+    {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"},
+    ".jsonl, .json (one JSON object a line) or .txt, each plain, .gz or .zst, or .parquet",
 )
 """Text to pretrain on."""
 TABLES = Formats(
-    {**FORMAT_OF_SUFFIX, ".txt": "tsv", ".tsv": "tsv"},
+    {**CORPUS.of_suffix, ".txt": "tsv", ".tsv": "tsv"},
     ".jsonl, .json (one JSON object a line), .tsv or .txt (columns between tabs, their names in the first line), each "
     "plain, .gz or .zst, or .parquet",
 )
@@ -157,9 +151,9 @@ def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) ->
             first_entry |= {real: line for real in found if real not in first_entry}
             files.extend(found.values())
     if closed := [file.name for file in files if file.remote is None and not os.access(file.path, os.R_OK)]:
-        faults.append(Fault(where=_first_of(closed), rule="you may not read this"))
+        faults.append(Fault(_first_of(closed), "you may not read this"))
     if not faults and not any(file.bytes for file in files):
-        faults.append(Fault(where=where, rule=f"the corpus is empty: {len(files)} files, 0 bytes"))
+        faults.append(Fault(where, f"the corpus is empty: {len(files)} files, 0 bytes"))
     if faults:
         raise UserError(faults)
     return files
@@ -186,26 +180,23 @@ def for_manifest(files: Sequence[InputFile]) -> list[Path | manifest.RemoteFile]
 
 def _lines_of(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, str]]:
     """An entry with its place; those of a list: one a line, relative to its folder, with ``#`` before comments."""
-    if not entry.startswith(LIST_MARK) or Path(entry).exists():
+    if not entry.startswith("@") or Path(entry).exists():
         yield entry, where
         return
-    path = _path(entry.removeprefix(LIST_MARK))
+    path = _path(entry[1:])
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = enumerate(map(str.strip, path.read_text(encoding="utf-8-sig").splitlines()), 1)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        rule = f"the list {shown(path.absolute())} cannot be read: {reason}"
+        rule = f"the list {shown(path.absolute())} cannot be read: {getattr(error, 'strerror', 'it is not UTF-8 text')}"
         faults.append(Fault(where, rule, value=shown(entry), remedy="" if path.exists() else _beside(path)))
         return
-    stripped = enumerate((line.strip() for line in lines), 1)
-    named = [(number, line) for number, line in stripped if line and not line.startswith("#")]
+    named = {f"{shown(path)}:{number}": line for number, line in lines if line and not line.startswith("#")}
     if not named:
         rule = f"the list {shown(path.absolute())} names no file"
-        faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy="write one file, glob or folder a line"))
-    for number, line in named:
-        place = f"{shown(path)}:{number}"
-        if line.startswith(LIST_MARK):
-            faults.append(Fault(where=place, value=line, rule="a list cannot name another list"))
+        faults.append(Fault(where, rule, value=shown(entry), remedy="write one file, glob or folder a line"))
+    for place, line in named.items():
+        if line.startswith("@"):
+            faults.append(Fault(place, "a list cannot name another list", value=line))
         else:
             yield line if _ADDRESS.match(line) else str(path.parent / _path(line)), place
 
@@ -215,36 +206,24 @@ def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str
     if _ADDRESS.match(entry):
         return _files_at(entry, where, source, formats)
     if not entry.strip():
-        raise UserError(Fault(where=where, rule="an entry is empty", remedy="name a file, a folder or a pattern"))
-    path, search = _path(entry), _Search(formats)
-    looked_for = f"{shown(path.absolute())} as a file or a folder"
+        raise UserError(Fault(where, "an entry is empty", remedy="name a file, a folder or a pattern"))
+    path = _path(entry)
     if path.is_file():
         if formats.of(path.name) is None:
             raise UserError(Fault(where, f"is of no format known here: {formats.text}", value=shown(entry)))
-        search.found[os.path.realpath(path)] = path
-    elif path.is_dir() or (path.is_symlink() and not path.exists()):
-        search.take([str(path)])
-        looked_for = f"files ending in {formats.text}, in the folder and below"
-    elif glob.has_magic(entry):
-        try:
-            matches = {str(Path(match)) for match in _matches(os.path.join(".", path))}
-            search.take(match for match in matches if PARTIAL_SUFFIX + "/" not in match + "/")
-        except OSError as error:
-            search.faults.append((Path(error.filename), f"cannot be looked into: {error.strerror or error}"))
-        looked_for = f"the pattern {shown(path.absolute())}, for {formats.text}"
-    elif path.exists():
+        found = {os.path.realpath(path): path}
+    elif path.exists() and not path.is_dir():
         rule = "is a pipe, a socket or a device; a corpus is read more than once"
-        raise UserError(Fault(where=where, value=shown(entry), rule=rule, remedy="write it into a file"))
-    if search.faults:
-        first = sorted(search.faults)[:5]
-        raise UserError(Fault(where, rule, value=shown(one), remedy="repair it, or remove it") for one, rule in first)
-    _log_notes(search.notes)
-    if not search.found:
-        rule = f"names no corpus file; looked for {looked_for}"
-        raise UserError(Fault(where=where, value=shown(entry), rule=rule, remedy=_beside(path)))
+        raise UserError(Fault(where, rule, value=shown(entry), remedy="write it into a file"))
+    else:
+        found = _search(path, formats, where)
+    if not found:
+        rule = f"names no corpus file; looked for {shown(path.absolute())} as a file, a folder or a pattern"
+        rule += f" of {formats.text}"
+        raise UserError(Fault(where, rule, value=shown(entry), remedy=_beside(path)))
     return {
         real: InputFile(path, source, *kind, status.st_size, status.st_mtime_ns)
-        for path, real in sorted((path, real) for real, path in search.found.items())
+        for path, real in sorted((path, real) for real, path in found.items())
         if (status := path.stat()) and (kind := formats.of(path.name))
     }
 
@@ -271,54 +250,63 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
     }
 
 
-class _Search:
-    """The files of one entry whose names are wanted, and what else was met on the way."""
+def _search(given: Path, formats: Formats, where: str) -> dict[str, Path]:
+    """The wanted files of a folder or a pattern and of all folders below: real path → path.
 
-    def __init__(self, formats: Formats):
-        self._formats = formats
-        self.found: dict[str, Path] = {}
-        """Real path → the path by which the file was reached."""
-        self.faults: list[tuple[Path, str]] = []
-        """What could not be read, and why."""
-        self.notes: dict[str, set[str]] = defaultdict(set)
-        """What is left out though a user may have meant to include it: why → paths."""
+    Links come when all else is found, for they may lead to the same.
 
-    def take(self, paths: Iterable[str]) -> None:
-        """Take files, and folders with all below; links when all else is found, for they may lead to the same."""
-        waiting = sorted(map(_turn, paths))  # a heap
-        folders: dict[str, Path] = {}
-        while waiting:
-            is_link, _, path, real = heapq.heappop(waiting)
-            try:
-                mode = os.stat(path).st_mode
-                if not stat.S_ISDIR(mode):
-                    self._take_file(path, real, stat.S_ISREG(mode))
-                elif folders.setdefault(real, path) != path:
-                    self.notes[_REPEATED] |= {str(path)} if is_link else set()
-                else:
-                    with os.scandir(path) as entries:
-                        for entry in entries:
-                            if entry.is_symlink() or (entry.is_dir() and not entry.name.endswith(PARTIAL_SUFFIX)):
-                                heapq.heappush(waiting, _turn(entry.path))
-                            elif not entry.is_dir():
-                                self._take_file(Path(entry.path), os.path.join(real, entry.name), entry.is_file())
-            except OSError as error:
-                if not is_link or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                    self.faults.append((path, f"cannot be looked into: {error.strerror or error}"))
-                elif self._formats.is_name(path.name):
-                    self.faults.append((path, "is a link to nothing"))
-                elif not path.suffix and not path.name.startswith("."):
-                    self.notes[_DANGLING].add(str(path))
+    Raises:
+        UserError: a folder that cannot be looked into; a link to nothing that is named as a corpus file.
+    """
+    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
+    faults: dict[Path, str] = {}
+    notes: dict[str, set[str]] = defaultdict(set)
 
-    def _take_file(self, path: Path, real: str, is_file: bool) -> None:
-        if self._formats.is_packed_otherwise(path.name):
-            self.notes[_PACKED_OTHERWISE].add(str(path))
-        elif not self._formats.is_name(path.name):
-            return
-        elif not is_file:
-            self.notes[_NOT_A_FILE].add(str(path))
-        elif self.found.setdefault(real, path) != path:
-            self.notes[_REPEATED].add(str(path))
+    def take_file(path: Path, real: str, is_file: bool) -> None:
+        if formats.is_packed_otherwise(path.name):
+            notes[_PACKED_OTHERWISE].add(str(path))
+        elif formats.is_name(path.name) and not is_file:
+            notes[_NOT_A_FILE].add(str(path))
+        elif formats.is_name(path.name) and found.setdefault(real, path) != path:
+            notes[_REPEATED].add(str(path))
+
+    waiting: list[tuple[bool, bool, Path, str]] = []  # a heap
+    try:
+        if os.path.lexists(given):
+            waiting = [_turn(str(given))]
+        else:
+            matches = {str(Path(match)) for match in _matches(os.path.join(".", given))}
+            waiting = sorted(_turn(match) for match in matches if PARTIAL_SUFFIX + "/" not in match + "/")
+    except OSError as error:
+        faults[Path(error.filename)] = f"cannot be looked into: {error.strerror or error}"
+    while waiting:
+        is_link, _, path, real = heapq.heappop(waiting)
+        try:
+            mode = os.stat(path).st_mode
+            if not stat.S_ISDIR(mode):
+                take_file(path, real, stat.S_ISREG(mode))
+            elif folders.setdefault(real, path) == path:
+                with os.scandir(path) as entries:
+                    for entry in entries:
+                        if entry.is_symlink() or (entry.is_dir() and not entry.name.endswith(PARTIAL_SUFFIX)):
+                            heapq.heappush(waiting, _turn(entry.path))
+                        elif not entry.is_dir():
+                            take_file(Path(entry.path), os.path.join(real, entry.name), entry.is_file())
+            elif is_link:
+                notes[_REPEATED].add(str(path))
+        except OSError as error:
+            if not is_link or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                faults[path] = f"cannot be looked into: {error.strerror or error}"
+            elif formats.is_name(path.name):
+                faults[path] = "is a link to nothing"
+            elif not path.suffix and not path.name.startswith("."):
+                notes[_DANGLING].add(str(path))
+    if faults:
+        first = sorted(faults.items())[:5]
+        raise UserError(Fault(where, rule, value=shown(one), remedy="repair it, or remove it") for one, rule in first)
+    _log_notes(notes)
+    return found
 
 
 def _turn(path: str) -> tuple[bool, bool, Path, str]:
@@ -361,7 +349,7 @@ def _path(entry: str) -> Path:
 
 def _beside(path: Path) -> str:
     """What lies beside a path, as a hint for a mistyped name."""
-    if path == EMBEDDED_CORPUS:
+    if path == Path("data/embedded/corpus.jsonl"):  # of the shipped configuration
         return f"make it with: .venv/bin/python -m zerokara.corpus.embedded {path}"
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():

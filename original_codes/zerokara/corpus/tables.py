@@ -1,10 +1,8 @@
 """Rows of a .parquet file → documents and bad lines, row group by row group, in bounded memory.
 
-Only the column with the text is read, about a megabyte of it at a time. A value is text when the column is of strings
-(large and dictionary-encoded ones too) or of bytes, which is how writers without logical types store strings; a null
-and a value of any other column is no text. Invalid UTF-8 spoils only its own row, a damaged page the rest of its row
-group. Import this module, and pyarrow with it, only where there is such a file.
-Source: the Parquet format, https://parquet.apache.org/docs/.
+Only the column with the text is read, about a megabyte of it at a time. It is one of strings or of bytes, which is how
+writers without logical types store strings. Invalid UTF-8 spoils only its own row, a damaged page the rest of its row
+group. Source: the Parquet format, https://parquet.apache.org/docs/.
 """
 
 from __future__ import annotations
@@ -107,11 +105,9 @@ def damage() -> Iterator[None]:
     """Raise `Damaged` for pyarrow's errors about a file; let errors of the disk and the network pass."""
     try:
         yield
-    except OSError as error:
-        if error.errno is not None:
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise Damaged(str(error)) from error
-    except (pa.ArrowException, ValueError, OverflowError) as error:
         raise Damaged(str(error)) from error
 
 
@@ -135,25 +131,23 @@ def _items_of_group(
 ) -> Iterator[Document | BadLine]:
     """The items of a row group that begins at `row`; lines are counted from `first_row`."""
     num_rows = table.metadata.row_group(number).num_rows
-    start, end, fault, why = row, row + num_rows, _fault_of_column(table.schema_arrow, text_field), ""
-    if fault:
+    start, end = row, row + num_rows
+    if fault := _fault_of_column(table.schema_arrow, text_field):
         yield from (BadLine(file, at - first_row + 1, at, *fault, 1) for at in range(row, end))
         return
     batches = _batches(table, number, text_field)
-    while row < end and not why:
-        try:
+    try:
+        while row < end:
             with damage():
                 values = next(batches, None)
-        except Damaged as error:
-            why = str(error)
-        else:
-            why = "the row group holds fewer rows than its footer says" if values is None else ""
-            for value in (values or [])[: end - row]:
+            if values is None:
+                raise Damaged("the row group holds fewer rows than its footer says")
+            for value in values[: end - row]:
                 yield _item(file, row - first_row + 1, row, value, disk_bytes)
                 row += 1
-    if why:
+    except Damaged as why:
         lost = disk_bytes - disk_bytes * (row - start) // num_rows
-        yield BadLine(file, row - first_row + 1, row, Reason.DAMAGED, why, 0, end - row, lost)
+        yield BadLine(file, row - first_row + 1, row, Reason.DAMAGED, str(why), 0, end - row, lost)
 
 
 def _item(file: InputFile, line: int, row: int, value: bytes | None, disk_bytes: int) -> Document | BadLine:
