@@ -59,26 +59,22 @@ def write(path: Path) -> bool:
 
 
 def documents() -> Iterator[dict[str, str]]:
-    """All documents, in a fixed order."""
+    """All documents, in a fixed order: those of the standard library, then those of the installed packages."""
     seen: set[str] = set()
-    for folder in _library_folders():
+    for folder in dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")):
         for item in sorted(folder.iterdir()):
             characters = 0
             for path in _sources(item):
                 if characters >= MAX_PACKAGE_CHARACTERS:
                     break
-                text = "\n".join(part for part in dict.fromkeys(_paragraphs(path)) if part not in seen)
+                docstrings = path.read_text(encoding="utf-8", errors="replace").split('"""')[1::2]
+                parts = (part for docstring in docstrings for part in prose(docstring) if part not in seen)
+                text = "\n".join(dict.fromkeys(parts))
                 if len(text) >= MIN_DOCUMENT_CHARACTERS:
                     seen.update(text.split("\n"))
                     characters += len(text)
                     names = path.relative_to(folder).with_suffix("").parts
                     yield {"text": text, "source": ".".join(names).removesuffix(".__init__")}
-
-
-def _library_folders() -> list[Path]:
-    """The standard library, then the folders of installed packages."""
-    paths = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-    return list(dict.fromkeys(Path(path) for path in paths))
 
 
 def _sources(item: Path) -> list[Path]:
@@ -93,16 +89,11 @@ def _sources(item: Path) -> list[Path]:
     return [path for _, path in sorted(found.items())]
 
 
-def _paragraphs(path: Path) -> Iterator[str]:
-    """The prose of a source's triple-quoted strings, each paragraph on one line."""
-    for text in path.read_text(encoding="utf-8", errors="replace").split('"""')[1::2]:
-        if not _LICENCE.search(text):
-            yield from prose(text)
-
-
-def prose(text: str) -> Iterator[str]:
-    """The paragraphs of a docstring that are prose, each on one line."""
-    for paragraph in re.split(r"\n\s*\n", _MARKUP.sub("", inspect.cleandoc(text))):
+def prose(docstring: str) -> Iterator[str]:
+    """The paragraphs of a docstring that are prose, each on one line; none of a licence."""
+    if _LICENCE.search(docstring):
+        return
+    for paragraph in re.split(r"\n\s*\n", _MARKUP.sub("", inspect.cleandoc(docstring))):
         words = paragraph.split()
         if len(words) < MIN_WORDS or not _PARAGRAPH.fullmatch(paragraph.rstrip()):
             continue
@@ -116,8 +107,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("output", type=Path, metavar="OUTPUT.jsonl")
     path: Path = parser.parse_args(argv).output
     started = time.monotonic()
-    is_new = write(path)
-    took = f"written in {seconds_text(time.monotonic() - started)}" if is_new else "there already"
+    took = f"written in {seconds_text(time.monotonic() - started)}" if write(path) else "there already"
     print(f"embedded corpus: {path}: {bytes_text(path.stat().st_size)}, {took}")
     return 0
 

@@ -209,23 +209,21 @@ def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str
         raise UserError(Fault(where, "an entry is empty", remedy="name a file, a folder or a pattern"))
     path = _path(entry)
     if path.is_file():
-        if formats.of(path.name) is None:
-            raise UserError(Fault(where, f"is of no format known here: {formats.text}", value=shown(entry)))
         found = {os.path.realpath(path): path}
     elif path.exists() and not path.is_dir():
         rule = "is a pipe, a socket or a device; a corpus is read more than once"
         raise UserError(Fault(where, rule, value=shown(entry), remedy="write it into a file"))
     else:
         found = _search(path, formats, where)
-    if not found:
-        rule = f"names no corpus file; looked for {shown(path.absolute())} as a file, a folder or a pattern"
-        rule += f" of {formats.text}"
-        raise UserError(Fault(where, rule, value=shown(entry), remedy=_beside(path)))
-    return {
+    files = {
         real: InputFile(path, source, *kind, status.st_size, status.st_mtime_ns)
         for path, real in sorted((path, real) for real, path in found.items())
         if (status := path.stat()) and (kind := formats.of(path.name))
     }
+    if not files:
+        rule = f"names no corpus file; looked for {formats.text}"
+        raise UserError(Fault(where, rule, value=shown(entry), remedy=_beside(path)))
+    return files
 
 
 def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[str, InputFile]:
@@ -233,21 +231,21 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
     from zerokara.corpus import remote  # takes a while, so only where an entry is an address
 
     found = {file: file.name.rpartition("/")[2] for file in remote.find(address, where)}
-    exact = [file for file, name in found.items() if len(found) == 1 and name == address.rpartition("/")[2]]
-    if exact and formats.of(found[exact[0]]) is None:
-        raise UserError(Fault(where, f"is of no format known here: {formats.text}", value=address))
-    wanted = exact or [file for file, name in found.items() if formats.is_name(name) and not _NO_DATA.search(file.name)]
     _log_notes({_PACKED_OTHERWISE: [file.name for file, name in found.items() if formats.is_packed_otherwise(name)]})
-    if not wanted:
+    is_one_file = [*found.values()] == [address.rpartition("/")[2]]
+    files = {
+        file.name: InputFile(Path(file.name), source, *kind, file.bytes, 0, file)
+        for file, name in found.items()
+        if is_one_file or (formats.is_name(name) and not _NO_DATA.search(file.name))
+        if (kind := formats.of(name))
+    }
+    if not files:
         rule = f"names no corpus file; looked for {formats.text}"
         more = remote.CONVERSION if address.startswith(remote.HUB) else ""
         raise UserError(Fault(where, rule, value=address, remedy=f"it {_holding(found.values())}{more}"))
-    remote.check_readable(next((file for file in wanted if file.bytes), wanted[0]), where)
-    return {
-        file.name: InputFile(Path(file.name), source, *kind, file.bytes, 0, file)
-        for file in wanted
-        if (kind := formats.of(found[file]))
-    }
+    for first in [file.remote for file in files.values() if file.remote and file.bytes][:1]:
+        remote.check_readable(first, where)
+    return files
 
 
 def _search(given: Path, formats: Formats, where: str) -> dict[str, Path]:

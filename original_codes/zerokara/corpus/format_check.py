@@ -6,6 +6,7 @@ of another format than its name says. Empty lines and texts prove nothing and ar
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from itertools import islice
 from zerokara.corpus import documents
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, object_of_line
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import Range, blocks, bytes_before, read
+from zerokara.corpus.packed import PackedReader
+from zerokara.corpus.read import BUFFER_BYTES, Range, read
 from zerokara.errors import Fault, RunError, UserError, shown
 
 HEAD_LINES = 50
@@ -77,12 +79,13 @@ def _bad_head(file: InputFile, text_field: str, txt_document: TxtDocument) -> li
     """The bad lines at the start of a file, if there is no document among them; else nothing."""
     if file.format == "txt" and txt_document == "file" and file.bytes > documents.MAX_LINE_BYTES:
         return [BadLine(file, 1, 0, Reason.TOO_LONG, "")]
-    bad: list[BadLine] = []
+    bad, size = list[BadLine](), 0
     for item in islice(read(Range(file), text_field, "line"), MAX_LINES):
         if isinstance(item, Document):
             return []
         bad += [item] if item.reason not in _PROVES_NOTHING else []
-        if len(bad) == HEAD_LINES or bytes_before(item) > MAX_BYTES:
+        size += item.bytes
+        if len(bad) == HEAD_LINES or size > MAX_BYTES:
             break
     return bad
 
@@ -91,36 +94,33 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
     reason = Counter(item.reason for item in bad).most_common(1)[0][0]
     first = next(item for item in bad if item.reason is reason)
     place, lines = f"{file.name}:{first.line}", "rows" if file.format == "parquet" else "lines"
+    rule, remedy = f"none of the first {len(bad)} {lines} is a document: {reason.value} ({first.excerpt!r})", ""
     if reason in (Reason.MISSING_FIELD, Reason.WRONG_TYPE):
         others = f", nor have the next {len(bad) - 1} {lines}" if bad[1:] else ""
         found = f" but {first.excerpt}" if file.format == "parquet" else ""
         not_text = f"field {text_field!r} does not hold text{found}"
         rule = not_text if reason is Reason.WRONG_TYPE else f"has no field {text_field!r}{others}"
         remedy = f"its fields are: {', '.join(_fields(file, first))}; set text_field ({where}) to the one of the text"
-        return Fault(where=place, rule=rule, remedy=remedy)
-    if reason is Reason.TOO_LONG and file.format == "txt":
+    elif reason is Reason.TOO_LONG and file.format == "txt":
         rule = f"is one document of {file.bytes:,} bytes; at most {documents.MAX_LINE_BYTES:,} are read as one"
-        return Fault(where=file.name, rule=rule, remedy="set txt_document: line, so that each line is a document")
-    rule = f"none of the first {len(bad)} {lines} is a document: {reason.value} ({first.excerpt!r})"
-    remedy = _other_format(file)
-    if reason is Reason.DAMAGED:
+        remedy = "set txt_document: line, so that each line is a document"
+    elif reason is Reason.DAMAGED:
         remedy = "download or create the file again, or leave it out of the input"
-    elif not remedy and file.format == "jsonl":
+    elif other := _other_format(file):
+        remedy = other
+    elif file.format == "jsonl":
         remedy = 'a JSON file must have one object a line, as {"text": "..."}; name plain text .txt'
-    elif not remedy and reason in (Reason.INVALID_UTF8, Reason.TRUNCATED_LINE) and file.format == "txt":
+    elif reason in (Reason.INVALID_UTF8, Reason.TRUNCATED_LINE) and file.format == "txt":
         remedy = "text must be UTF-8; convert it, e.g. with: iconv -f SHIFT_JIS -t UTF-8"
-    return Fault(where=place, rule=rule, remedy=remedy)
+    return Fault(place, rule, remedy=remedy)
 
 
 def _other_format(file: InputFile) -> str:
     """What a file without documents seems to be by its first bytes, and what to do; empty where that is unclear."""
     if file.format == "parquet":
         return ""
-    if file.is_packed:
-        head = next(blocks(file, MAX_BYTES)).content
-    else:
-        with file.open(0) as raw:
-            head = raw.read(MAX_BYTES)
+    with file.open(BUFFER_BYTES) as raw:
+        head = io.BufferedReader(PackedReader(raw, file.packing, file.name)).read(MAX_BYTES)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "the file is UTF-16; convert it to UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"
     text = head.removeprefix(documents.BOM).lstrip()

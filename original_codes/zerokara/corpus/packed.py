@@ -1,15 +1,13 @@
 """Reading .gz and .zst such that nothing readable is lost when the file is truncated or damaged.
 
 The libraries' own readers raise in the middle of a read and drop what that read had unpacked already. This one returns
-all readable bytes, then ends, with the reason in `damage` and in `damaged_at` the packed byte from which on nothing
-could be read. Memory is a buffer and the packing's own window (32 KiB for gzip; what the frame asks for, up to
-128 MiB, for zstd: one that asks for more is damaged), however much a byte unpacks to.
+all readable bytes, then ends, with the reason in `damage`. Memory is a buffer and the packing's own window (at most
+128 MiB, for zstd: a frame that asks for more is damaged), however much a byte unpacks to.
 
-A file may hold several gzip members or zstd frames, one after another, which read as one. As with gzip(1) and zstd(1),
-nothing is read behind a damaged member; other bytes after the last one ("trailing garbage") cost no text and are
-reported. An empty file is a damaged one, as an interrupted copy leaves it. Sources: gzip, RFC 1952 (zero bytes after
-the last member are padding); zstd, RFC 8878 (its skippable frames hold no data), from the standard library (Python
-3.14) or its back-port `backports.zstd`.
+A file may hold several gzip members or zstd frames, which read as one. As with gzip(1) and zstd(1), nothing is read
+behind a damaged one; other bytes after the last one cost no text and are reported. An empty file is a damaged one, as
+an interrupted copy leaves it. Sources: gzip, RFC 1952 (zero bytes after the last member are padding); zstd, RFC 8878
+(its skippable frames hold no data), from the standard library (Python 3.14) or its back-port `backports.zstd`.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 Packing = Literal["none", "gzip", "zstd"]
 _CHUNK_BYTES, _PIECE_BYTES = 64 * 1024, 1024 * 1024
 """Packed bytes fed at once, and unpacked bytes given at once, at most."""
-_GZIP_HEADER = 31
-"""zlib's `wbits` for a gzip member with a window of any size."""
 _MAX_WINDOW_LOG = 27
 """zstd(1)'s own limit without further options: 128 MiB in every worker, which ``zstd --long=27`` needs."""
 _GZIP_MAGIC, _ZSTD_MAGIC, _SKIPPABLE_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
@@ -47,24 +43,24 @@ def zstd_module() -> ModuleType:
 
 
 class PackedReader(io.RawIOBase):
-    """The unpacked bytes of a packed file; wrap it in an `io.BufferedReader` to read lines."""
+    """The unpacked bytes of a file, packed or not; wrap it in an `io.BufferedReader` to read lines.
+
+    Where `damage` is not empty at the end, nothing could be read from the packed byte `damaged_at` on, and from
+    `unverified_from` on there may be more wrong than is known: a member whose checksum fails or is never reached may
+    have unpacked to anything; of a file that ends too early nobody knows how much is missing, so that it is all of it.
+    """
 
     def __init__(self, packed: IO[bytes], packing: Packing, name: str):
-        """`name` is the file's, for messages."""
         self.name = name
+        """For messages."""
         self.damage = ""
         """Why the reading ended before the end, or empty."""
-        self.damaged_at = 0
-        """If so: the packed byte from which on nothing could be read."""
-        self.unverified_from = 0
-        """If so: the packed byte from which on there may be more wrong than is known. A member whose checksum fails or
-        is never reached may have unpacked to anything; of a file that ends too early nobody knows how much is missing,
-        so that it is all of it."""
+        self.damaged_at = self.unverified_from = 0
         self.packed_bytes = 0
         """Packed bytes read so far."""
-        self._packed, self._is_gzip = packed, packing == "gzip"
-        self._library: Any = zlib if self._is_gzip else zstd_module()
-        self._error: type[Exception] = zlib.error if self._is_gzip else self._library.ZstdError
+        self._packed, self._packing, self._is_gzip = packed, packing, packing == "gzip"
+        self._library: Any = zstd_module() if packing == "zstd" else zlib
+        self._error: type[Exception] = self._library.ZstdError if packing == "zstd" else zlib.error
         self._fed_from = self._member_end = 0
         self._pieces, self._piece = self._members(), memoryview(b"")
 
@@ -86,6 +82,9 @@ class PackedReader(io.RawIOBase):
 
     def _members(self) -> Iterator[bytes]:
         """The unpacked bytes of all members, up to the first damage."""
+        if self._packing == "none":
+            yield from iter(lambda: self._packed.read(_PIECE_BYTES), b"")
+            return
         start = 0
         while not self.damage:
             self._packed.seek(start)
@@ -139,16 +138,15 @@ class PackedReader(io.RawIOBase):
             EOFError: the file ends before the member does.
         """
         if self._is_gzip:
-            member: Any = self._library.decompressobj(wbits=_GZIP_HEADER)
+            member: Any = self._library.decompressobj(wbits=31)  # a gzip member with a window of any size
         else:
             window = {self._library.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
             member = self._library.ZstdDecompressor(options=window)
         self._packed.seek(start)
         position = start
         while not member.eof:
-            left = member.unconsumed_tail if self._is_gzip else b""
-            needs_input = not left if self._is_gzip else member.needs_input
-            if needs_input:
+            left = getattr(member, "unconsumed_tail", b"")  # zlib's; zstd keeps it
+            if needs_input := getattr(member, "needs_input", not left):
                 count = _CHUNK_BYTES if careful_from is None else min(_CHUNK_BYTES, max(1, careful_from - position))
                 self._fed_from, left = position, self._packed.read(count)
                 position += len(left)

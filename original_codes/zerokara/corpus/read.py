@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -234,13 +235,13 @@ def _skip_line(lines: IO[bytes]) -> tuple[int, bool]:
 
 def _of_whole_file(file: InputFile) -> Document | BadLine:
     with file.open(BUFFER_BYTES) as raw:
-        packed = PackedReader(raw, file.packing, file.name) if file.is_packed else None
-        content = (io.BufferedReader(packed, BUFFER_BYTES) if packed else raw).read(documents.MAX_LINE_BYTES + 1)
+        packed = PackedReader(raw, file.packing, file.name)
+        content = io.BufferedReader(packed, BUFFER_BYTES).read(documents.MAX_LINE_BYTES + 1)
     size = len(content)
     if size > documents.MAX_LINE_BYTES:  # the file is this one item, so any size stands for all of a packed file
-        size = size if packed else file.bytes
+        size = size if file.is_packed else file.bytes
         return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content), size, lost_bytes=file.bytes)
-    if packed and packed.damage:
+    if packed.damage:
         return _damaged(file, packed, 1, 0, size)
     if isinstance(text := documents.text_of_file(content), str):
         return Document(text, file, 1, 0, size)
@@ -281,15 +282,15 @@ def total_plain_bytes(files: Sequence[InputFile]) -> int:
     Raises:
         OSError: a file or the network fails.
     """
-    alike: dict[tuple[int, str, str], list[InputFile]] = {}
+    alike: dict[tuple[int, str, str], list[InputFile]] = defaultdict(list)
     for file in files:
-        alike.setdefault((file.source, file.format, file.packing), []).append(file)
+        if file.bytes:
+            alike[file.source, file.format, file.packing].append(file)
     total = 0
     for members in alike.values():
-        filled = [file for file in members if file.bytes]
-        sampled = filled[:: -(-len(filled) // SAMPLE_FILES) or 1]
+        sampled = members[:: -(-len(members) // SAMPLE_FILES)]
         unpacked = sum(plain_bytes(file) for file in sampled)
-        total += unpacked * sum(file.bytes for file in filled) // max(1, sum(file.bytes for file in sampled))
+        total += unpacked * sum(file.bytes for file in members) // sum(file.bytes for file in sampled)
     return total
 
 

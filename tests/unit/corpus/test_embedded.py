@@ -47,7 +47,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(source, encoding="utf-8")
     (packages / "good/latin.py").write_bytes(b'"""Words in a caf\xe9."""')
-    monkeypatch.setattr(embedded, "_library_folders", lambda: [stdlib, packages])
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(stdlib if name == "stdlib" else packages))
     return packages
 
 
