@@ -1,9 +1,8 @@
 """One line or value of a corpus file → a document, or a bad line with its reason.
 
-Tolerated are a byte order mark, CRLF line ends, U+2028 and the like inside a JSON string (only
-``\\n`` ends a line), a last line without ``\\n``. A .txt file that is one document has its line ends made ``\\n`` and
-its final one removed. Anything else becomes a `BadLine` with a `Reason`, also a text with a NUL, which belongs to no
-writing system and is left by crashes and wrong conversions.
+Tolerated are a byte order mark, CRLF line ends, U+2028 and the like inside a JSON string, a last line without ``\\n``.
+Anything else becomes a `BadLine` with a `Reason`, also a text with a NUL, which belongs to no writing system and is left
+by crashes and wrong conversions.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ def object_of_line(text: str) -> dict[str, Any] | Reason:
 
 
 def text_of_file(content: bytes) -> str | tuple[Reason, int]:
-    """The text of a .txt file that is one document, or a reason and the byte that it concerns."""
+    """The text, with ``\\n`` at line ends, of a .txt file that is one document; or a reason and the byte of it."""
     try:
         text = content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:

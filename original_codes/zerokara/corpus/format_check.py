@@ -31,7 +31,6 @@ LINES_TO_JUDGE_ONE_FILE = 10
 """A shorter file is judged only together with the others of its source: its few lines may be bad by chance."""
 _PROVES_NOTHING = frozenset({Reason.EMPTY_LINE, Reason.EMPTY_TEXT, Reason.NULL})
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
-"""The first bytes of a file that is not plain text, whatever its name."""
 _TEXT = re.compile("[^\0-\x08\x0b\x0e-\x1f\ufffd]+\ufffd?")
 """What UTF-8 text decodes to; its last character may be cut off."""
 _ENDINGS = {"none": ".jsonl or .txt", "gzip": ".jsonl.gz or .txt.gz", "zstd": ".jsonl.zst or .txt.zst"}

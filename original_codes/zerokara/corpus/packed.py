@@ -28,8 +28,6 @@ _CHUNK_BYTES, _PIECE_BYTES = 64 * 1024, 1024 * 1024
 _MAX_WINDOW_LOG = 27
 """zstd(1)'s own limit without further options: 128 MiB in every worker, which ``zstd --long=27`` needs."""
 _GZIP_MAGIC, _ZSTD_MAGIC, _SKIPPABLE_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
-_HEAD_BYTES = 4096
-"""Looked at before a member, for its magic number and for padding."""
 CUT = "the file ends in the middle, and how much is missing is unknown"
 
 
@@ -88,7 +86,7 @@ class PackedReader(io.RawIOBase):
         start = 0
         while not self.damage:
             self._packed.seek(start)
-            head = self._packed.read(_HEAD_BYTES)
+            head = self._packed.read(4096)
             if not head:
                 self.damage = "" if start else "the file is empty"
                 return

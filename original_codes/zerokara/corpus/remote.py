@@ -1,11 +1,9 @@
 """Corpus files on the Hugging Face Hub and in object stores, read over the network in ranges, without a download.
 
 In: an address of any protocol that `fsspec` has a package for: ``hf://datasets/owner/name[@revision][/path]``,
-``s3://bucket/path``, ``gs://bucket/path``; a path may be a file, a folder or a glob. Out: the files there, each with
-what identifies its content, and streams of their bytes. Ours is what the packages do not do: all processes read the
-same content (a revision is resolved to a commit once, another file is known by its content's id); an answer is the
-range that was asked for; every error names the file; the Hub's token goes to the Hub alone.
-Source: fsspec 2026.9, huggingface_hub 2.4.
+``s3://bucket/path``, …; a path may be a file, a folder or a glob. Out: the files there, each with what identifies its
+content, and streams of their bytes. Ours is what the packages do not do: all processes read the same content (that of
+one commit, or with one id); an answer is the range that was asked for; the Hub's token goes to the Hub alone. Source: fsspec 2026.9, huggingface_hub 2.4.
 """
 
 from __future__ import annotations
@@ -59,8 +57,8 @@ def find(address: str, where: str) -> list[RemoteFile]:
             folder, beside = path.rpartition("/")[0], list[str]()
             with suppress(Exception):  # only a hint for a mistyped name
                 beside = sorted(name.rpartition("/")[2] for name in files.ls(folder, detail=False))
-            more = f"{', '.join(beside[:8])}{', …' if beside[8:] else ''}" or "nothing"
-            raise FileNotFoundError(f"nothing is there; {folder} holds {more}")
+            names = ", ".join(beside[:8]) + (", …" if beside[8:] else "") or "nothing"
+            raise FileNotFoundError(f"nothing is there; {folder} holds {names}")
         return found
     except Exception as error:  # Whatever a network, a proxy or a package may raise; worded, never swallowed.
         raise _worded(error, address, where) from error
@@ -192,15 +190,15 @@ def _client() -> httpx2.Client:
 
     The address of a listing's next page comes from the server, and the library sends the token wherever it points.
     """
+
+    def keep_token(request: httpx2.Request) -> None:
+        hub, other = urlsplit(constants.ENDPOINT), urlsplit(str(request.url))
+        if (hub.scheme, hub.hostname, hub.port) != (other.scheme, other.hostname, other.port):
+            request.headers.pop("Authorization", None)
+
     client = default_client_factory()
-    client.event_hooks["request"].append(_without_token_for_others)
+    client.event_hooks["request"].append(keep_token)
     return client
-
-
-def _without_token_for_others(request: httpx2.Request) -> None:
-    hub, other = urlsplit(constants.ENDPOINT), urlsplit(str(request.url))
-    if (hub.scheme, hub.hostname, hub.port) != (other.scheme, other.hostname, other.port):
-        request.headers.pop("Authorization", None)
 
 
 set_client_factory(_client)
