@@ -30,10 +30,6 @@ _PAGE_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1024 * 1024, 8 * 1024 * 1024
 class Damaged(Exception):
     """The file is not a .parquet, has no readable footer, or a page of it cannot be read."""
 
-    def __str__(self) -> str:
-        """What pyarrow says, in one line and shortened."""
-        return excerpt(" ".join(super().__str__().split()).encode())
-
 
 def gathered_row_groups(file: InputFile, target_bytes: int) -> list[tuple[int, int | None, int]]:
     """Consecutive row groups of about `target_bytes` together: (first, end, their bytes on disk) of each part."""
@@ -108,7 +104,7 @@ def damage() -> Iterator[None]:
     except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise Damaged(str(error)) from error
+        raise Damaged(excerpt(" ".join(str(error).split()).encode())) from error
 
 
 def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
@@ -130,8 +126,7 @@ def _items_of_group(
     file: InputFile, table: pq.ParquetFile, number: int, text_field: str, row: int, first_row: int, disk_bytes: int
 ) -> Iterator[Document | BadLine]:
     """The items of a row group that begins at `row`; lines are counted from `first_row`."""
-    num_rows = table.metadata.row_group(number).num_rows
-    start, end = row, row + num_rows
+    start, end = row, row + table.metadata.row_group(number).num_rows
     if fault := _fault_of_column(table.schema_arrow, text_field):
         yield from (BadLine(file, at - first_row + 1, at, *fault, 1) for at in range(row, end))
         return
@@ -146,7 +141,7 @@ def _items_of_group(
                 yield _item(file, row - first_row + 1, row, value, disk_bytes)
                 row += 1
     except Damaged as why:
-        lost = disk_bytes - disk_bytes * (row - start) // num_rows
+        lost = disk_bytes - disk_bytes * (row - start) // (end - start)
         yield BadLine(file, row - first_row + 1, row, Reason.DAMAGED, str(why), 0, end - row, lost)
 
 
