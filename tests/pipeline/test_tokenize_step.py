@@ -150,7 +150,7 @@ def test_dry_run_writes_nothing(root: Path, place: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("input_jsonl=korpus.jsonl", "korpus.jsonl: names no corpus file"),
+        ("input_jsonl=korpus.jsonl", "korpus.jsonl: names no file of a format"),
         ("input_tokenizer_file=none.model", "none.model: there is no such tokenizer file"),
         ("text_field=body", "corpus.jsonl:1: has no field 'body'"),
         ("valid_min_documents=150", "valid_min_documents = 150: the source corpus.jsonl has 200 documents, too few"),

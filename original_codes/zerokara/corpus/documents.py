@@ -1,8 +1,7 @@
 """One line or value of a corpus file → a document, or a bad line with its reason.
 
 Tolerated are a byte order mark, CRLF line ends, U+2028 and the like inside a JSON string, a last line without ``\\n``.
-Anything else becomes a `BadLine` with a `Reason`, also a text with a NUL, which belongs to no writing system and is left
-by crashes and wrong conversions.
+Anything else becomes a `BadLine` with a `Reason`, also a text with a NUL, which crashes and wrong conversions leave.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str
         if (status := path.stat()) and (kind := formats.of(path.name))
     }
     if not files:
-        rule = f"names no corpus file; looked for {formats.text}"
+        rule = f"names no file of a format known here: {formats.text}"
         raise UserError(Fault(where, rule, value=shown(entry), remedy=_beside(path)))
     return files
 
@@ -240,7 +240,7 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
         if (kind := formats.of(name))
     }
     if not files:
-        rule = f"names no corpus file; looked for {formats.text}"
+        rule = f"names no file of a format known here: {formats.text}"
         more = remote.CONVERSION if address.startswith(remote.HUB) else ""
         raise UserError(Fault(where, rule, value=address, remedy=f"it {_holding(found.values())}{more}"))
     for first in [file.remote for file in files.values() if file.remote and file.bytes][:1]:

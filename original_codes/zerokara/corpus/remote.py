@@ -3,7 +3,8 @@
 In: an address of any protocol that `fsspec` has a package for: ``hf://datasets/owner/name[@revision][/path]``,
 ``s3://bucket/path``, …; a path may be a file, a folder or a glob. Out: the files there, each with what identifies its
 content, and streams of their bytes. Ours is what the packages do not do: all processes read the same content (that of
-one commit, or with one id); an answer is the range that was asked for; the Hub's token goes to the Hub alone. Source: fsspec 2026.9, huggingface_hub 2.4.
+one commit, or with one id); an answer is the range that was asked for; the Hub's token goes to the Hub alone.
+Source: fsspec 2026.9, huggingface_hub 2.4.
 """
 
 from __future__ import annotations

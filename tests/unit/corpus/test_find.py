@@ -90,7 +90,7 @@ def test_every_missing_entry_is_named_with_what_was_looked_for(tmp_path: Path) -
         find_files([str(tmp_path / entry) for entry in entries], "config.yaml:3")
     first, second, third, fourth = (str(fault) for fault in raised.value.faults)
     assert first.startswith("config.yaml:3:") and "korpus.jsonl" in first
-    assert "looked for .jsonl" in first and f"{tmp_path} holds corpus.jsonl, empty" in first
+    assert "of a format known here: .jsonl" in first and f"{tmp_path} holds corpus.jsonl, empty" in first
     assert "there is no folder" in second and "is empty" in third and "there is no folder" in fourth
 
 

@@ -96,7 +96,7 @@ def test_what_an_entry_may_name(tmp_path: Path) -> None:
 def test_what_is_not_there_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "/poems/data holds .cache, README.txt, a.jsonl" in _fault("memory://poems/data/nothing").rule
     assert "it holds README.txt" in _fault("memory://poems/data/README*").remedy
-    assert "looked for .jsonl" in _fault("memory://poems/data/d.jsonl.xz").rule
+    assert "of a format known here: .jsonl" in _fault("memory://poems/data/d.jsonl.xz").rule
     assert "protocol" in _fault("nowhere://poems/data").rule
     with monkeypatch.context() as without:
         without.setitem(known_implementations, "s9", {"class": "not_installed.X", "err": "get it"})
