@@ -24,10 +24,6 @@ PARTIAL_SUFFIX = ".partial"
 _OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
 ASIDE_ENDING = ".old-"
 """Appended, with a number, to the name of what was replaced and is kept."""
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Error numbers of a write for which there is no room."""
-_CANNOT_SYNC = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
-"""Error numbers of a file system that cannot sync a folder (CIFS, FUSE)."""
 
 
 def sync_folder(path: Path) -> None:
@@ -36,7 +32,7 @@ def sync_folder(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _CANNOT_SYNC:
+        if error.errno not in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:  # CIFS and FUSE cannot sync a folder
             error.filename = str(path)
             raise
     finally:
@@ -84,8 +80,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         sync_folder(path.parent)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
-            error.filename = str(path)  # Python's own, of a write, names none
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            error.filename = error.filename or str(path)  # Python's own, of a write, names none
         raise
 
 

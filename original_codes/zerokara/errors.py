@@ -22,10 +22,6 @@ from zerokara.progress import plain
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells (128 + SIGINT)."""
-UNREAD = 141
-"""Exit code if the reader of the output is gone, as in shells (128 + SIGPIPE)."""
-SAME_COMMAND = "the same command"
-"""Stands for the command of a step that was called neither by its script nor as a module."""
 _NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]")
 """What ends a line, steers a terminal, turns the direction of writing, or is half a character."""
 _MAX_VALUE_CHARACTERS, _MAX_MESSAGE_CHARACTERS = 500, 50_000
@@ -35,23 +31,20 @@ _REST = r"(?:[^\s'\"<>]*[^\s'\"<>).,;:\]}])?"
 """The rest of an address, without what closes the sentence around it."""
 _SCHEME = r"\b[a-z][a-z0-9+.-]{1,30}://"
 # Lengths are bounded, so that no answer of a server keeps the expressions busy.
-_REDACTIONS = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (rf"(?i)({_SCHEME})[^\s/?#'\"<>]{{0,500}}@", rf"\1{_CUT}@"),  # user:password@host
-        (rf"(?i)({_SCHEME}[^\s?#'\"<>]{{0,2000}})[?#]{_REST}", rf"\1?{_CUT}"),
-        (rf"([?&])(?:amp;)?[\w.~%-]{{1,100}}={_REST}", rf"\1{_CUT}"),  # urllib3 quotes an address without its host
-        (rf"(?i)\bx-(?:amz|goog)-[\w-]{{1,60}}={_REST}", _CUT),
-        # What S3 answers to a wrong signature: the parts that it was made of.
-        (r"<(AWSAccessKeyId|SignatureProvided|StringToSign\w*|CanonicalRequest\w*)>[^<]*", rf"<\1>{_CUT}"),
-        (r"(?i)((?:authorization|cookie|x-api-key)['\"]?\s*[:=]\s*(?:b?['\"])?)[^'\"\r\n]+", rf"\1{_CUT}"),
-        (r"\bBearer\s+[\w.~+/=-]{8,}", f"Bearer {_CUT}"),
-        (r"\bhf_(?:[a-z]+_)?[A-Za-z0-9]{20,}", f"hf_{_CUT}"),
-        (r"\bwandb_v1_\w{20,}", f"wandb_v1_{_CUT}"),
-        (r"\beyJ[\w-]{10,2000}\.[\w-]+\.[\w-]*", _CUT),  # JSON web tokens, as Xet has them
-    )
+_REDACTIONS = (
+    (rf"(?i)({_SCHEME})[^\s/?#'\"<>]{{0,500}}@", rf"\1{_CUT}@"),  # user:password@host
+    (rf"(?i)({_SCHEME}[^\s?#'\"<>]{{0,2000}})[?#]{_REST}", rf"\1?{_CUT}"),
+    (rf"([?&])(?:amp;)?[\w.~%-]{{1,100}}={_REST}", rf"\1{_CUT}"),  # urllib3 quotes an address without its host
+    (rf"(?i)\bx-(?:amz|goog)-[\w-]{{1,60}}={_REST}", _CUT),
+    # What S3 answers to a wrong signature: the parts that it was made of.
+    (r"<(AWSAccessKeyId|SignatureProvided|StringToSign\w*|CanonicalRequest\w*)>[^<]*", rf"<\1>{_CUT}"),
+    (r"(?i)((?:authorization|cookie|x-api-key)['\"]?\s*[:=]\s*(?:b?['\"])?)[^'\"\r\n]+", rf"\1{_CUT}"),
+    (r"\bBearer\s+[\w.~+/=-]{8,}", f"Bearer {_CUT}"),
+    (r"\bhf_(?:[a-z]+_)?[A-Za-z0-9]{20,}", f"hf_{_CUT}"),
+    (r"\bwandb_v1_\w{20,}", f"wandb_v1_{_CUT}"),
+    (r"\beyJ[\w-]{10,2000}\.[\w-]+\.[\w-]*", _CUT),  # JSON web tokens, as Xet has them
 )
-_SECRET_VARIABLE = re.compile(r"(?i)(?:TOKEN|API_KEY|ACCESS_KEY|SECRET|PASSWORD)$")
+_SECRET_VARIABLES = ("TOKEN", "API_KEY", "ACCESS_KEY", "SECRET", "PASSWORD")
 
 
 def redacted(text: str) -> str:
@@ -62,10 +55,10 @@ def redacted(text: str) -> str:
     if len(text) > _MAX_MESSAGE_CHARACTERS:
         text = f"{text[:_MAX_MESSAGE_CHARACTERS]}{_CUT} ({len(text) - _MAX_MESSAGE_CHARACTERS:,} characters more)"
     for name, value in os.environ.items():
-        if len(value) >= 8 and _SECRET_VARIABLE.search(name):  # a shorter one (TOKEN=1) would blot out words
+        if len(value) >= 8 and name.upper().endswith(_SECRET_VARIABLES):  # a shorter one (TOKEN=1) would blot out words
             text = text.replace(value, _CUT)
     for pattern, replacement in _REDACTIONS:
-        text = pattern.sub(replacement, text)
+        text = re.sub(pattern, replacement, text)
     return text
 
 
@@ -125,7 +118,7 @@ class Stopped(KeyboardInterrupt):
     """A step was stopped as by Ctrl-C, and the same command would not resume it; the message says what would."""
 
 
-def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
+def guarded(work: Callable[[], None], again: str = "") -> int:
     """Run `work` and turn its errors into messages and an exit code. An unexpected one keeps its traceback, redacted.
 
     `again` is the command that resumes interrupted work; it is not mentioned if it is empty.
@@ -133,21 +126,19 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # characters that the encoding lacks are escaped
             stream.reconfigure(errors="backslashreplace")
-    code, message = 0, ""
+    code, message, resumed = 0, "", f"; to resume: {again}" if again else ""
     try:
         work()
     except UserError as error:
         code, message = error.exit_code, "\n".join(f"error: {fault}" for fault in error.faults)
     except RunError as error:
         code, message = error.exit_code, f"failed: {error}"
-    except Stopped as stop:
-        code, message = INTERRUPTED, f"stopped; {stop}"
-    except KeyboardInterrupt:
-        code, message = INTERRUPTED, f"stopped; to resume: {again}" if again else "stopped"
+    except KeyboardInterrupt as stop:
+        code, message = INTERRUPTED, f"stopped; {stop}" if str(stop) else f"stopped{resumed}"
     except Exception as error:
         code, message = RunError.exit_code, traceback.format_exc().rstrip()  # unexpected
         if isinstance(error, BrokenPipeError) and _is_unread():
-            code, message = UNREAD, f"stopped: the output is no longer read; to resume: {again or SAME_COMMAND}"
+            code, message = 141, f"stopped: the output is no longer read{resumed}"  # as in shells: 128 + SIGPIPE
         elif isinstance(error, OSError) and error.filename is not None:
             message = f"failed: cannot read or write {shown(os.fsdecode(error.filename))}: {error.strerror or error}"
     if message:

@@ -21,11 +21,6 @@ from typing import IO, NamedTuple
 import orjson
 import psutil
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-"""Error numbers of file systems without locks: NFS without its lock daemon, Lustre without ``flock``, some FUSE."""
-_PAUSE_SECONDS = 0.02
-_DYING_SECONDS = 30.0
-"""The kernel cleans up behind a killed process, which takes long where its threads wait for a core."""
 _files: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 os.register_at_fork(after_in_child=lambda: [file.close() for file in _files])  # a lock ends with its last open file
 
@@ -53,10 +48,10 @@ def held(path: Path, seconds: float = 0.0) -> Iterator[bool]:
     """
     holder = read_holder(path)
     if holder and holder.is_here and not _is_running(holder.pid):
-        seconds = max(seconds, _DYING_SECONDS)
+        seconds = max(seconds, 30.0)  # the kernel cleans up behind it, for long where its threads wait for a core
     deadline = time.monotonic() + seconds
     while not (file := _locked(path)) and time.monotonic() < deadline:
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(0.02)
     try:
         yield file is not None
     finally:
@@ -88,7 +83,8 @@ def _locked(path: Path) -> IO[bytes] | None:
         file.close()
         return None
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        # NFS without its lock daemon, Lustre without `flock`, some FUSE.
+        if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
             error.filename = str(path)
             raise
         print(

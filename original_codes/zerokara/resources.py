@@ -17,8 +17,6 @@ from pathlib import Path
 import psutil
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_PR_SET_PDEATHSIG = 1
-"""Source: linux/prctl.h."""
 
 
 def available_memory(num_processes: int = 1) -> int:
@@ -75,6 +73,6 @@ def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
 
     However it dies (`kill -9` as well): see prctl(2).
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG, linux/prctl.h
     if os.getppid() != parent_pid:  # It died before the request.
         os._exit(1)

@@ -23,7 +23,7 @@ from zerokara.config.data import DataSettings
 from zerokara.config.loading import FILES, load, read_value
 from zerokara.config.settings import Settings
 from zerokara.config.writing import help_text
-from zerokara.errors import SAME_COMMAND, UserError, guarded
+from zerokara.errors import UserError, guarded
 
 COMMAND_NAME = "ZEROKARA_COMMAND"
 """Environment variable with the name by which the user called a shell script."""
@@ -66,7 +66,7 @@ class Options:
     """As `part`, of the merge of what all parts have made; (0, 1) for all that is left of it."""
     argv: Sequence[str] = ()
     """The command line itself."""
-    again: str = SAME_COMMAND
+    again: str = "the same command"
     """The command that resumes this one."""
 
 
@@ -140,14 +140,14 @@ def run(script: str, work: Callable[[Any, Options], None], doc: str | None, argv
 
 
 def again(argv: Sequence[str], without: Sequence[str] = ()) -> str:
-    """The command that was typed, without some flags; `SAME_COMMAND` if it is not known."""
+    """The command that was typed, without some flags; "the same command" if it is not known."""
     script, module = _called(), getattr(sys.modules["__main__"], "__spec__", None)
     if script is not None:
         called = [_runner(script.name), str(script)]
     elif module is not None and module.name == "zerokara.steps.__main__":
         called = ["python", "-m", "zerokara.steps", sys.argv[1]]
     else:
-        return SAME_COMMAND
+        return "the same command"
     return shlex.join([*called, *(word for word in argv if word not in without)])
 
 
