@@ -54,7 +54,7 @@ def run_in_this_process(
     """Do the tasks one after another, in the place of `run_in_workers`."""
     for lane in lanes:
         for task in lane:
-            yield write_shard(job, task)
+            yield write_shard(task, job)
 
 
 def encode(

@@ -19,11 +19,10 @@ from zerokara.steps import command, preflight
 from zerokara.tokenizer.compatibility import notes
 from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
-from zerokara.tokens.encode import encode_corpus, manifest_facts, summary_rows
+from zerokara.tokens.encode import encode_corpus, manifest_facts, start_fork_server, summary_rows
 from zerokara.tokens.layout import TokenPaths, bin_path
 from zerokara.tokens.preparation import prepare
 from zerokara.tokens.tasks import WHOLE, Part, num_workers
-from zerokara.tokens.workers import start_fork_server
 
 
 def tokenize(config: PretrainConfig, options: command.Options) -> None:

@@ -1,5 +1,9 @@
 """Corpus → token files: cut into tasks, encode in worker processes, merge in corpus order.
 
+The step deals, by a pool of the standard library: it takes tasks from several lanes at once, of which each unpacks a
+file in a thread, and keeps a few more tasks under way than there are workers. Workers are forked by multiprocessing's
+fork server, a process without threads that has imported what they need: they start within milliseconds.
+
 The result depends on the corpus, the tokenizer and the settings, never on the number of workers, nor on how often the
 work was interrupted. Everything is written in a work folder beside the output; the final names appear at the end. The
 folder keeps what is finished until the step has written its manifest, so that the same command resumes after any
@@ -9,11 +13,17 @@ interruption.
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import shutil
+import signal
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +36,19 @@ from zerokara.manifest import FileKey, file_key
 from zerokara.progress import Progress, bytes_text, count_text, log, plural, seconds_text
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, sentencepiece_itself
-from zerokara.tokens import merge, work_folder
+from zerokara.tokens import merge, shards, work_folder
 from zerokara.tokens.accounts import SourceTally, check_sources, count_sources, total, write_quarantine
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.shards import Job, ShardResult
+from zerokara.tokens.shards import Job, ShardResult, begin_worker, write_shard
 from zerokara.tokens.tasks import WHOLE, Part, Task, expected, lanes, num_workers, usual_task_bytes
-from zerokara.tokens.workers import run_in_workers
 
+_CONTEXT = multiprocessing.get_context("forkserver")
+_PRELOADED = [shards.__name__, "gigatoken"]
+"""What the fork server imports; it passes over what is not installed."""
+OPEN_LANES = 4
+"""Packed files that are unpacked at once; zlib and zstd release the interpreter's lock."""
+NAMED_TASKS = 3
 RunTasks = Callable[[Job, Sequence[Iterator[Task]], int], Generator[ShardResult, None, None]]
 """Does the tasks of all lanes with so many workers, as `run_in_workers`."""
 
@@ -62,7 +77,7 @@ def encode_corpus(
     encoder: Encoder,
     choice: EncoderChoice,
     task_bytes: int | None = None,
-    run_tasks: RunTasks = run_in_workers,
+    run_tasks: RunTasks | None = None,
     part: Part | None = None,
     merging: Part | None = None,
 ) -> EncodedCorpus:
@@ -96,7 +111,9 @@ def encode_corpus(
         plan, finished = work_folder.settle(folder, wanted, merge.copied(folder), shared)
         started, results, sources, hashes = time.monotonic(), finished, list[SourceTally](), dict[FileKey, str]()
         if merging is None:
-            results = encode(config, files, encoder, choice, plan, folder, finished, part or WHOLE, run_tasks)
+            results = encode(
+                config, files, encoder, choice, plan, folder, finished, part or WHOLE, run_tasks or run_in_workers
+            )
         seconds = time.monotonic() - started
         check_unchanged(files)
         if part is None:
@@ -171,6 +188,85 @@ def encode(
     plan = replace(plan, encoder=choice.name)
     write_json(folder / work_folder.PLAN_NAME, plan)
     return encode(config, files, encoder, choice, plan, folder, {}, part, run_tasks)
+
+
+def start_fork_server() -> None:
+    """Start the fork server, so that it imports while the step prepares; the first worker starts it otherwise."""
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
+    # Ctrl-C reaches every process of a terminal's foreground group. It is meant for the step, which ends the others:
+    # what is ignored here stays ignored in the server and in its workers.
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def run_in_workers(job: Job, lanes: Iterable[Iterator[Task]], num_workers: int) -> Generator[ShardResult, None, None]:
+    """Do the tasks of all lanes; yield results as they come, in no fixed order.
+
+    Close the generator to end the workers early (`contextlib.closing`).
+
+    Raises:
+        RunError: a worker died or met an unforeseen error.
+        OSError: as the worker met it (a full disk, a file that is gone).
+        UserError: a file that can never be read.
+        FastEncoderDiffersError: the fast encoder gave other ids.
+    """
+    start_fork_server()
+    others, workers = set(multiprocessing.active_children()), set[BaseProcess]()
+    pool = ProcessPoolExecutor(num_workers, _CONTEXT, begin_worker, (job,))
+    threads = ThreadPoolExecutor(OPEN_LANES)
+    waiting, opened = iter(lanes), list[Iterator[Task]]()
+    asked: dict[Future[Any], Iterator[Task]] = {}
+    under_way: dict[Future[Any], Task] = {}
+    try:
+        while True:
+            while len(asked) < OPEN_LANES and len(asked) + len(under_way) < num_workers * 3 // 2 + 3:
+                lane = opened.pop(0) if opened else next(waiting, None)
+                if lane is None:
+                    break
+                asked[threads.submit(next, lane, None)] = lane
+            if not asked and not under_way:
+                return
+            for future in wait([*asked, *under_way], return_when=FIRST_COMPLETED).done:
+                if future in under_way:
+                    result = future.result()
+                    del under_way[future]  # later, since a death is told with all tasks that were under way
+                    yield result
+                    continue
+                lane, task = asked.pop(future), future.result()
+                if task is not None:
+                    opened.append(lane)
+                    under_way[pool.submit(write_shard, task)] = task
+                    workers |= {*multiprocessing.active_children()} - others
+    except BrokenProcessPool:
+        pool.shutdown()
+        raise _death(workers, list(under_way.values())[:num_workers]) from None
+    finally:
+        for worker in workers:
+            worker.kill()
+        pool.shutdown(cancel_futures=True)
+        threads.shutdown(cancel_futures=True)
+
+
+def _death(workers: Iterable[BaseProcess], tasks: Sequence[Task]) -> RunError:
+    """The error for a worker that died while some of these tasks were under way."""
+    # The pool ends the others by SIGTERM.
+    codes = {worker.exitcode or 0 for worker in workers} - {0}
+    code = next(iter(codes - {-signal.SIGTERM}), -signal.SIGTERM)
+    remedy = ""
+    cause = f"exit code {code}"
+    if code < 0:
+        cause = f"killed by {signal.Signals(-code).name}"
+        remedy = "; most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
+    firsts = [task.parts[0] for task in tasks[:NAMED_TASKS]]
+    places = [f"{first.file.name}, from byte {first.start:,}" for first in firsts]
+    more = f", and {len(tasks) - NAMED_TASKS} more" if tasks[NAMED_TASKS:] else ""
+    return RunError(
+        f"a tokenising process died ({cause}) at one of: {'; '.join(places)}{more}. Finished shards are kept, and the "
+        f"same command resumes{remedy}"
+    )
 
 
 @contextmanager

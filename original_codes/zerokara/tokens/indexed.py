@@ -27,7 +27,6 @@ Source: megatron-core 0.16.1, ``megatron/core/datasets/indexed_dataset.py`` (`In
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +41,8 @@ from zerokara.tokens.layout import bin_path, idx_path
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
-INDEX_BYTES = 20
-"""Index bytes of one document, after the header."""
+DOCUMENT_BYTES = 20
+"""Bytes of one document in the index, after the header."""
 TYPE_NAMES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 """Type of the ids by its code."""
 TOKENIZE_STEP, EXAMPLES_STEP = "step 2", "step 7"
@@ -65,42 +64,37 @@ def write_index(
     `document_indices` are those of the format (D + 1 numbers); None for a document of each sequence.
     """
     indices = np.arange(len(lengths) + 1) if document_indices is None else document_indices
-    file.write(_header(len(lengths), len(indices), dtype))
+    file.write(header_bytes(len(lengths), len(indices), dtype))
     file.write(lengths.astype("<i4").data)
     file.write(((np.cumsum(lengths, dtype="<i8") - lengths) * dtype.itemsize).data)
     file.write(indices.astype("<i8").data)
 
 
-def _header(num_sequences: int, num_indices: int, dtype: np.dtype[Any]) -> bytes:
+def header_bytes(num_sequences: int, num_indices: int, dtype: np.dtype[Any]) -> bytes:
+    """The first 34 bytes of an .idx; `num_indices` are those of documents, D + 1."""
     code = next(code for code, name in TYPE_NAMES.items() if name == dtype.name)
     return HEADER.pack(MAGIC, VERSION, code, num_sequences, num_indices)
 
 
-def begin_index(descriptor: int, num_documents: int, dtype: np.dtype[Any]) -> None:
-    """Give an .idx its size and its header; `write_index_part` writes the rest, in any order."""
-    os.ftruncate(descriptor, HEADER.size + num_documents * INDEX_BYTES + 8)
-    write_at(descriptor, _header(num_documents, num_documents + 1, dtype), 0)
+def index_bytes(num_documents: int) -> int:
+    """Size of the .idx of so many documents, each of one sequence."""
+    return HEADER.size + num_documents * DOCUMENT_BYTES + 8
 
 
-def write_index_part(
-    descriptor: int, num_documents: int, first: int, first_id: int, lengths: NDArray[np.int32], id_bytes: int
-) -> None:
-    """Write the entries of consecutive documents, the first of which is number `first` and begins at `first_id`."""
+def index_part(
+    num_documents: int, first: int, first_id: int, lengths: NDArray[np.int32], id_bytes: int
+) -> list[tuple[bytes, int]]:
+    """The entries of consecutive documents, and where each lies in the .idx of `num_documents`.
+
+    `first` is the number of the first of them, `first_id` the number of its first id.
+    """
     starts = first_id + np.cumsum(lengths, dtype="<i8") - lengths
-    place = HEADER.size
-    write_at(descriptor, lengths.astype("<i4").tobytes(), place + first * 4)
-    place += num_documents * 4
-    write_at(descriptor, (starts * id_bytes).tobytes(), place + first * 8)
-    place += num_documents * 8
-    write_at(descriptor, np.arange(first, first + len(lengths) + 1, dtype="<i8").tobytes(), place + first * 8)
-
-
-def write_at(descriptor: int, content: bytes, offset: int) -> None:
-    """Write all of it at a place of an open file."""
-    left = memoryview(content)
-    while left:
-        written = os.pwrite(descriptor, left, offset)
-        left, offset = left[written:], offset + written
+    pointers = HEADER.size + num_documents * 4
+    return [
+        (lengths.astype("<i4").tobytes(), HEADER.size + first * 4),
+        ((starts * id_bytes).tobytes(), pointers + first * 8),
+        (np.arange(first, first + len(lengths) + 1, dtype="<i8").tobytes(), pointers + (num_documents + first) * 8),
+    ]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import Progress, log, plural
 from zerokara.tokens import splits
 from zerokara.tokens.accounts import SourceTally, SplitTally
-from zerokara.tokens.indexed import INDEX_BYTES, begin_index, write_at, write_index_part
+from zerokara.tokens.indexed import DOCUMENT_BYTES, header_bytes, index_bytes, index_part
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.tokens.shards import ShardResult, shard_path
 from zerokara.tokens.tasks import WHOLE, Part, Task
@@ -161,7 +161,7 @@ class _Shards:
     def needed_bytes(self, number: int) -> int:
         """Bytes that a shard takes in the merged files."""
         result = self.results[number]
-        return int(result.files["bin"][0]) + INDEX_BYTES * result.documents
+        return int(result.files["bin"][0]) + DOCUMENT_BYTES * result.documents
 
 
 def _planned(shards: _Shards, tallies: Sequence[SourceTally]) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _copy_all(shards: _Shards, counts: NDArray[np.int64], dtype: np.dtype[Any], 
         pool = stack.enter_context(ThreadPoolExecutor(num_threads))
         stack.callback(copier.stop)  # the first thing to happen when one has failed, or after Ctrl-C
         batches = [left[first : first + count] for first in range(0, len(left), count)]
-        for future in as_completed([pool.submit(copier.batch, batch) for batch in batches]):
+        for future in as_completed([pool.submit(copier.copy, batch) for batch in batches]):
             progress.advance(future.result())
         copier.sync()
 
@@ -244,17 +244,18 @@ class _Copier:
             stack.callback(os.close, file)
         for (documents, ids, _), data, index in zip(self._totals, self._files[::2], self._files[1::2], strict=True):
             os.ftruncate(data, ids * self._id_bytes)
-            begin_index(index, documents, dtype)
+            os.ftruncate(index, index_bytes(documents))
+            write_at(index, header_bytes(documents, documents + 1, dtype), 0)
         sync_folder(shards.folder)
 
     def stop(self) -> None:
         """Let each thread end after the shard at hand."""
         self._is_stopped = True
 
-    def batch(self, numbers: Sequence[int]) -> int:
+    def copy(self, numbers: Sequence[int]) -> int:
         """Copy some shards, and delete them; the bytes of their ids."""
         finished: list[ShardResult] = []
-        num_bytes, folder = 0, self._shards.folder
+        num_bytes, folder, width = 0, self._shards.folder, self._id_bytes
         try:
             for number in numbers:
                 if self._is_stopped:
@@ -262,27 +263,24 @@ class _Copier:
                 needed = self._num_threads * self._shards.needed_bytes(number)
                 if shutil.disk_usage(folder).free < needed + _MARGIN_BYTES:
                     self._delete(finished)
-                self._copy(number)
+                ids, lengths = memoryview(self._shards.content(number, "bin")), self._shards.lengths(number)[:, 0]
+                in_valid, ends = self._shards.in_valid(number), np.cumsum(lengths, dtype=np.int64) * width
+                edges = [0, *(np.flatnonzero(in_valid[1:] != in_valid[:-1]) + 1).tolist(), len(lengths)]
+                runs: tuple[list[memoryview], list[memoryview]] = ([], [])
+                for start, end in pairwise(edges):  # consecutive documents of the same split
+                    if start < end:
+                        runs[int(in_valid[start])].append(ids[ends[start - 1] if start else 0 : ends[end - 1]])
+                for split, chosen in enumerate((~in_valid, in_valid)):
+                    data, index = self._files[2 * split : 2 * split + 2]
+                    document, token, _ = self._starts[number][split]
+                    write_at(data, b"".join(runs[split]), token * width)
+                    for entries, place in index_part(self._totals[split][0], document, token, lengths[chosen], width):
+                        write_at(index, entries, place)
                 finished.append(self._shards.results[number])
                 num_bytes += finished[-1].files["bin"][0]
         finally:
             self._delete(finished)
         return num_bytes
-
-    def _copy(self, number: int) -> None:
-        content, lengths = memoryview(self._shards.content(number, "bin")), self._shards.lengths(number)[:, 0]
-        in_valid = self._shards.in_valid(number)
-        ends = np.cumsum(lengths, dtype=np.int64) * self._id_bytes
-        edges = [0, *(np.flatnonzero(in_valid[1:] != in_valid[:-1]) + 1).tolist(), len(lengths)]
-        runs: tuple[list[memoryview], list[memoryview]] = ([], [])
-        for start, end in pairwise(edges):  # consecutive documents of the same split
-            if start < end:
-                runs[int(in_valid[start])].append(content[ends[start - 1] if start else 0 : ends[end - 1]])
-        for split, chosen in enumerate((~in_valid, in_valid)):
-            documents, ids, _ = self._starts[number][split]
-            data, index = self._files[2 * split : 2 * split + 2]
-            write_at(data, b"".join(runs[split]), ids * self._id_bytes)
-            write_index_part(index, self._totals[split][0], documents, ids, lengths[chosen], self._id_bytes)
 
     def _delete(self, finished: list[ShardResult]) -> None:
         """Delete shards that are copied, once their copies are surely on the disk."""
@@ -302,6 +300,14 @@ class _Copier:
         """Sync what was written."""
         for file in self._files:
             os.fsync(file)
+
+
+def write_at(descriptor: int, content: bytes, place: int) -> None:
+    """Write all of it at a place of an open file."""
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(descriptor, left, place)
+        left, place = left[written:], place + written
 
 
 def _give_final_names(folder: Path, has_valid: bool, paths: TokenPaths) -> None:

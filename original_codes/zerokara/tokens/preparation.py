@@ -19,7 +19,7 @@ from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, choose
 from zerokara.tokens import merge
-from zerokara.tokens.indexed import INDEX_BYTES, dtype_for
+from zerokara.tokens.indexed import DOCUMENT_BYTES, dtype_for
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import TextEncoder
 from zerokara.tokens.tasks import usual_task_bytes
@@ -145,7 +145,7 @@ def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: Token
     shard = expected.output_bytes * min(size, expected.corpus_bytes) // max(1, expected.corpus_bytes)
     records = sum(_FILE_BYTES + 2 * len(file.name) for file in files)
     small = (num_shards + 1) * _SMALL_FILES_BYTES
-    merged = expected.output_bytes + shard + INDEX_BYTES * expected.documents
+    merged = expected.output_bytes + shard + DOCUMENT_BYTES * expected.documents
     return merged + 2 * expected.bad_bytes + records + small
 
 

@@ -8,15 +8,18 @@ A shard is four files: ``<name>.bin`` ids of every document with its end of docu
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import socket
+import threading
+import traceback
 import zlib
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 import numpy as np
 import orjson
@@ -24,9 +27,10 @@ import psutil
 from numpy.typing import NDArray
 
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt
-from zerokara.corpus.read import Block, Range, read
+from zerokara.corpus.read import Block, read
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import RunError
+from zerokara.errors import RunError, UserError
+from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.tasks import Task
 
@@ -117,26 +121,123 @@ def is_left_here(path: Path) -> bool:
     return int(pid) == os.getpid() or not psutil.pid_exists(int(pid))
 
 
-def write_shard(job: Job, task: Task) -> ShardResult:
-    """Encode one task."""
+_job: Job
+
+
+def begin_worker(job: Job) -> None:
+    """Prepare a worker process, which ends as soon as the step is gone.
+
+    The kernel's parent-death signal does not serve here: the parent is the fork server, which outlives the step for as
+    long as there are workers.
+    """
+    global _job
+    _job = job
+    step = multiprocessing.parent_process()
+    assert step is not None
+
+    def end_with_step() -> None:
+        step.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_step, daemon=True).start()
+
+
+def write_shard(task: Task, job: Job | None = None) -> ShardResult:
+    """Encode one task, in a worker process or for the given `job`.
+
+    Raises:
+        RunError: an unforeseen error, with its traceback, which alone would be lost among those of other processes.
+        OSError, FastEncoderDiffersError, UserError: as they come.
+    """
+    job = job or _job
     # Under a name of its own: the orphan of a killed run may be working on the same task, here or elsewhere.
     paths = [shard_path(job.folder, task.name, ending) for ending in (*ENDINGS, "json")]
-    result = ShardResult(task.name, job.encoder_name)
-    with ExitStack() as stack:
-        *outputs, record = [_Output(stack.enter_context(open(unfinished_path(path), "wb"))) for path in paths]
-        writer = _ShardWriter(result, job.encoder, *outputs)
+    result, dtype = ShardResult(task.name, job.encoder_name), dtype_for(job.encoder.vocab_size)
+    with _errors_that_can_be_pickled(), ExitStack() as stack:
+        outputs = [_Output(stack.enter_context(open(unfinished_path(path), "wb"))) for path in paths]
         for part in task.parts:
-            writer.add(part, job)
+            result.ranges.append(held := RangeResult())
+            if part.start == 0 and part.file.remote is None:
+                with open(part.file.path, "rb") as file:
+                    held.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            for documents, bad in _batches(read(part, job.text_field, job.txt_document)):
+                held.lines += len(documents) + sum(item.documents for item in bad)
+                ids, text_bytes = job.encoder.encode_joined([document.text for document in documents])
+                ends = np.flatnonzero(ids == np.int32(job.encoder.eos_id))
+                if len(ends) != len(documents):
+                    found = f"{len(ends):,} ends for {len(documents):,} documents"
+                    raise RunError(f"the encoder gave {found}: a bug in zerokara")
+                lengths = np.column_stack([np.diff(ends, prepend=-1), text_bytes]).astype(np.int32)
+                if (empty := lengths[:, 0] == 1).any():
+                    bad.extend(_without_tokens(documents[number]) for number in np.flatnonzero(empty).tolist())
+                    bad.sort(key=lambda item: item.line)
+                    ids, lengths = np.delete(ids, ends[empty]), lengths[~empty]
+                records = [_quarantined(item, len(result.ranges) - 1, held) for item in bad]
+                contents = (ids.astype(dtype, copy=False).tobytes(), lengths.tobytes(), b"".join(records))
+                for output, content in zip(outputs, contents, strict=False):
+                    output.write(content)
+                result.documents += len(lengths)
+                result.tokens += len(ids)
+                result.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
+            result.disk_bytes += part.disk_bytes
+            if isinstance(part, Block) and not part.is_last:
+                result.next_start = part.start + len(part.content) + (part.last.bytes if part.last else 0)
         result.files = {
-            ending: [output.bytes, output.checksum] for ending, output in zip(ENDINGS, outputs, strict=True)
+            ending: [output.bytes, output.checksum] for ending, output in zip(ENDINGS, outputs, strict=False)
         }
-        record.write(orjson.dumps(result))
+        outputs[-1].write(orjson.dumps(result))
         if job.is_synced:
-            for output in (*outputs, record):
+            for output in outputs:
                 output.sync()
     for path in paths:
         os.replace(unfinished_path(path), path)
     return result
+
+
+@contextmanager
+def _errors_that_can_be_pickled() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # subclasses of other packages do not always survive pickling
+        raise OSError(error.errno, error.strerror or str(error), error.filename) from None
+    except (FastEncoderDiffersError, RunError, UserError):
+        raise
+    except Exception as error:
+        raise RunError(f"a tokenising process met an unforeseen error:\n{traceback.format_exc()}") from error
+
+
+def _batches(items: Iterator[Document | BadLine]) -> Iterator[tuple[list[Document], list[BadLine]]]:
+    documents, bad, characters = list[Document](), list[BadLine](), 0
+    for item in items:
+        if isinstance(item, Document):
+            documents.append(item)
+            characters += len(item.text)
+        else:
+            bad.append(item)
+        if max(len(documents), len(bad)) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
+            yield documents, bad
+            documents, bad, characters = [], [], 0
+    if documents or bad:
+        yield documents, bad
+
+
+def _quarantined(item: BadLine, range_number: int, held: RangeResult) -> bytes:
+    """Count a bad line; its record, in which the range stands for the file, and `line` is counted as in the item."""
+    held.skipped[item.reason.value] += item.documents
+    held.lost_bytes += item.lost_bytes
+    held.unverified_bytes += item.unverified_bytes
+    record = {name: getattr(item, name) for name in ("line", "offset", "reason", "excerpt", "bytes")}
+    if item.reason is Reason.DAMAGED:
+        held.damage = held.damage or item.excerpt
+        held.lost_documents += item.documents
+        record |= {"documents": item.documents, "bytes_lost": item.lost_bytes}
+    return orjson.dumps({**record, "range": range_number}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _without_tokens(document: Document) -> BadLine:
+    # Normalization can leave nothing of a text, as of zero-width spaces under nmt_nfkc.
+    shown = excerpt(document.text.encode("utf-8"))
+    return BadLine(document.file, document.line, document.offset, Reason.NO_TOKENS, shown, document.bytes)
 
 
 class _Output:
@@ -146,96 +247,11 @@ class _Output:
         self._file = file
         self.bytes = self.checksum = 0
 
-    def write(self, content: bytes | memoryview) -> None:
+    def write(self, content: bytes) -> None:
         self._file.write(content)
-        self.bytes += memoryview(content).nbytes
+        self.bytes += len(content)
         self.checksum = zlib.crc32(content, self.checksum)
 
     def sync(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
-
-
-class _ShardWriter:
-    """Collects documents into batches, encodes and writes them."""
-
-    def __init__(self, result: ShardResult, encoder: TextEncoder, ids: _Output, lengths: _Output, bad: _Output):
-        self.result = result
-        self._encoder, self._ids, self._lengths, self._bad_lines = encoder, ids, lengths, bad
-        self._dtype: np.dtype[Any] = dtype_for(encoder.vocab_size)
-        self._eos = np.int32(encoder.eos_id)
-        self._documents: list[Document] = []
-        self._bad: list[BadLine] = []
-
-    def add(self, part: Range | Block, job: Job) -> None:
-        """Write what a range or a block holds."""
-        self.result.ranges.append(held := RangeResult())
-        if part.start == 0 and part.file.remote is None:
-            with open(part.file.path, "rb") as file:
-                held.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        characters = 0
-        for item in read(part, job.text_field, job.txt_document):
-            if isinstance(item, Document):
-                held.lines += 1
-                self._documents.append(item)
-                characters += len(item.text)
-            else:
-                held.lines += item.documents
-                self._bad.append(item)
-            full = len(self._documents) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS
-            if full or len(self._bad) >= BATCH_DOCUMENTS:
-                self._flush(held)
-                characters = 0
-        self._flush(held)
-        if isinstance(part, Range):
-            self.result.disk_bytes += part.disk_bytes
-        else:
-            self.result.disk_bytes += part.disk_bytes
-            end = part.start + len(part.content) + (part.last.bytes if part.last else 0)
-            self.result.next_start = 0 if part.is_last else end
-
-    def _flush(self, held: RangeResult) -> None:
-        """Encode the batch and write it; a batch never spans two ranges."""
-        documents, bad = self._documents, self._bad
-        if documents:
-            ids, lengths = self._encoded(documents)
-            empty = lengths[:, 0] == 1
-            if empty.any():
-                bad.extend(_without_tokens(documents[i]) for i in np.flatnonzero(empty).tolist())
-                bad.sort(key=lambda item: item.line)
-                ids = np.delete(ids, np.cumsum(lengths[:, 0])[empty] - 1)
-                lengths = np.ascontiguousarray(lengths[~empty])
-            self._ids.write(ids.astype(self._dtype, copy=False).data.cast("B"))
-            self._lengths.write(lengths.data.cast("B"))
-            self.result.documents += len(lengths)
-            self.result.tokens += len(ids)
-            self.result.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
-        for item in bad:
-            held.skipped[item.reason.value] += item.documents
-            held.lost_bytes += item.lost_bytes
-            held.unverified_bytes += item.unverified_bytes
-            record = {name: getattr(item, name) for name in ("line", "offset", "reason", "excerpt", "bytes")}
-            if item.reason is Reason.DAMAGED:
-                held.damage = held.damage or item.excerpt
-                held.lost_documents += item.documents
-                record |= {"documents": item.documents, "bytes_lost": item.lost_bytes}
-            record["range"] = len(self.result.ranges) - 1  # for the file; its lines are counted as in the item
-            self._bad_lines.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-        self._documents, self._bad = [], []
-
-    def _encoded(self, documents: list[Document]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Ids of the documents with their end-of-document ids, and int32[documents, 2] of (ids, bytes of text)."""
-        ids, text_bytes = self._encoder.encode_joined([document.text for document in documents])
-        ends = np.flatnonzero(ids == self._eos)
-        if len(ends) != len(documents):
-            raise RunError(f"the encoder gave {len(ends):,} ends for {len(documents):,} documents: a bug in zerokara")
-        lengths = np.empty((len(documents), 2), dtype=np.int32)
-        lengths[:, 0] = np.diff(ends, prepend=-1)
-        lengths[:, 1] = text_bytes
-        return ids, lengths
-
-
-def _without_tokens(document: Document) -> BadLine:
-    # Normalization can leave nothing of a text, as of zero-width spaces under nmt_nfkc.
-    shown = excerpt(document.text.encode("utf-8"))
-    return BadLine(document.file, document.line, document.offset, Reason.NO_TOKENS, shown, document.bytes)

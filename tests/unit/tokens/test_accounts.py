@@ -25,8 +25,8 @@ from zerokara.errors import UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction, total
+from zerokara.tokens.encode import run_in_workers
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.workers import run_in_workers
 
 zstd: ModuleType = zstd_module()
 MakeConfig = Callable[..., PretrainConfig]

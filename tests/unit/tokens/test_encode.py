@@ -27,11 +27,10 @@ from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, sentencepiece_itself
 from zerokara.tokens import merge, work_folder
-from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus
+from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, run_in_workers
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths, idx_path
 from zerokara.tokens.merge import SourceTally
-from zerokara.tokens.workers import run_in_workers
 
 MakeConfig = Callable[..., PretrainConfig]
 
@@ -218,7 +217,7 @@ def test_a_full_disk_while_merging_leaves_what_was_there(
     def full(*_: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(merge, "write_index_part", full)
+    monkeypatch.setattr(merge, "index_part", full)
     with pytest.raises(RunError, match="No space left on device"):
         _encode(config)
     assert _hashes(config) == before
@@ -285,7 +284,7 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     path.write_text("a\n\u200b\n\nb\n", encoding="utf-8")
     files = find_files([str(path)], "")
     job = Job(Deaf(), tmp_path, "text", "line")
-    result = write_shard(job, Task("0-0", 0, (Range(files[0]),)))
+    result = write_shard(Task("0-0", 0, (Range(files[0]),)), job)
     (held,) = result.ranges
     assert held.skipped == {"text without tokens": 1, "empty line": 1} and result.documents == 2
     assert np.fromfile(shard_path(tmp_path, "0-0", "bin"), np.int32).tolist() == [9, 2, 9, 2]

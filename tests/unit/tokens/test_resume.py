@@ -26,10 +26,9 @@ from made_tokens import discard_work, run_in_this_process, stopping_after, writt
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.tokens import merge, work_folder
-from zerokara.tokens.encode import EncodedCorpus, RunTasks
+from zerokara.tokens.encode import EncodedCorpus, RunTasks, run_in_workers
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import ShardResult
-from zerokara.tokens.workers import run_in_workers
 
 MakeConfig = Callable[..., PretrainConfig]
 TASK_BYTES = 4000
@@ -170,7 +169,7 @@ def test_a_merge_that_is_ended_anywhere_resumes(
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     else:
         monkeypatch.setattr(merge, "CHECKPOINT_BYTES", 20_000)
-    places = ["write_at", "write_index_part", "_give_final_names", "write_json", "sync_folder"]
+    places = ["write_at", "index_part", "_give_final_names", "write_json", "sync_folder"]
     for _ in range(12):
         with monkeypatch.context() as patched:
             place, after = chance.choice(places), chance.randint(0, 6)
@@ -197,14 +196,14 @@ def test_a_merge_that_is_ended_anywhere_resumes(
 def test_where_the_disk_is_tight_each_shard_goes_before_the_next_is_copied(
     make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, left, copy = make_config(), list[int](), merge.write_index_part
+    config, left, copy = make_config(), list[int](), merge.index_part
     folder = TokenPaths(config.output_prefix).work_folder
 
-    def counting(*arguments: Any) -> None:
+    def counting(*arguments: Any) -> Any:
         left.append(len(list(folder.glob("*-*.bin"))))
-        copy(*arguments)
+        return copy(*arguments)
 
-    monkeypatch.setattr(merge, "write_index_part", counting)
+    monkeypatch.setattr(merge, "index_part", counting)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     _encode(config)
     number = len(left) // 2  # of each shard a part for either split
@@ -218,13 +217,13 @@ def test_another_split_after_shards_were_deleted(
 ) -> None:
     config, calls = make_config(), itertools.count()
 
-    def failing(*arguments: Any, copy: Callable[..., None] = merge.write_index_part) -> None:
+    def failing(*arguments: Any, copy: Callable[..., Any] = merge.index_part) -> Any:
         if next(calls) > 40:
             raise OSError(errno.ENOSPC, "full")
-        copy(*arguments)
+        return copy(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(merge, "write_index_part", failing)
+        patched.setattr(merge, "index_part", failing)
         with pytest.raises(RunError, match="the disk is full"):
             _encode(config)
     other = make_config(valid_fraction=0.2)

@@ -19,9 +19,9 @@ from failing_encoder import FailingEncoder
 from zerokara.corpus.find import find_files
 from zerokara.errors import RunError
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.encode import run_in_workers
 from zerokara.tokens.shards import Job
 from zerokara.tokens.tasks import WHOLE, lanes
-from zerokara.tokens.workers import run_in_workers
 
 
 def _run(tmp_path: Path, *action: Any, workers: int = 2) -> list[Any]:
@@ -74,7 +74,7 @@ from failing_encoder import FailingEncoder
 from zerokara.corpus.find import find_files
 from zerokara.tokens.shards import Job
 from zerokara.tokens.tasks import WHOLE, lanes
-from zerokara.tokens.workers import run_in_workers
+from zerokara.tokens.encode import run_in_workers
 
 folder, action = Path(sys.argv[1]), sys.argv[2]
 todo = lanes(find_files([str(folder / "x.txt")], ""), 9000, "line", WHOLE, {})
