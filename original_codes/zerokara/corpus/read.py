@@ -119,29 +119,26 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
         stream = io.BufferedReader(packed, _LINE_BYTES)
         start, first_line, told, is_last = 0, 1, 0, False
         while not is_last:
-            content, num_lines, line = io.BytesIO(), 0, b""
-            while content.tell() < block_bytes:
-                line = stream.readline(limit + 1)
-                if len(line) > limit or not line.endswith(b"\n"):
-                    break
-                content.write(line)
-                num_lines, line = num_lines + 1, b""
-            # What ended the block early: nothing, a line that is too long, or the last one without its end.
+            content = stream.read(block_bytes)
+            whole = content.rfind(b"\n") + 1
+            rest = stream.readline(limit + 1) if content[whole:] else b""
+            line = content[whole:] + rest
             skipped, has_end = _skip_line(stream) if line and not line.endswith(b"\n") else (0, True)
             is_last, size, last = not stream.peek(1), len(line) + skipped, None
             is_too_long, is_damaged = len(line) > limit, is_last and bool(packed.damage)
-            if line and not is_too_long and not is_damaged:
-                content.write(line)
-                num_lines, size = num_lines + 1, 0
+            if is_too_long or (is_damaged and not has_end):
+                content = content[:whole]
+            else:
+                content, size = content + rest, 0
             disk_bytes = file.bytes - told if is_last else max(0, packed.packed_bytes - told)
-            place = first_line + num_lines, start + content.tell()
+            place = first_line + content.count(b"\n"), start + len(content)
             if is_damaged and not (is_too_long and has_end):
                 last = _damaged(file, packed, *place, size)
             elif is_too_long:
                 is_last = is_last and not is_damaged  # which is told next, in a block by itself
-                lost = disk_bytes * size // (content.tell() + size)
+                lost = disk_bytes * size // (len(content) + size)
                 last = BadLine(file, *place, Reason.TOO_LONG, excerpt(line), size, lost_bytes=lost)
-            yield Block(file, start, first_line, content.getvalue(), last, disk_bytes, is_last)
+            yield Block(file, start, first_line, content, last, disk_bytes, is_last)
             told += disk_bytes
             first_line, start = (place[0] + 1, place[1] + size) if last else place
 
