@@ -119,9 +119,7 @@ def encode_corpus(
         if part is None:
             tasks, missing = expected(files, plan.task_bytes, config.txt_document, results)
             if missing:
-                rule = (
-                    f"at least {len(missing):,} of {len(tasks):,} shards are not made yet ({missing[0]} is the first)"
-                )
+                rule = f"at least {len(missing):,} of {len(tasks):,} shards are not made yet (first {missing[0]})"
                 remedy = "start the parts again, which do what is left; or step 2 on this machine alone"
                 raise UserError(Fault(str(folder), rule, remedy=remedy))
             if not (merging and merging.number):  # one of the machines that merge
@@ -134,7 +132,8 @@ def encode_corpus(
                 config, tasks, results, folder, paths, dtype_for(encoder.vocab_size), sources, merging or WHOLE
             )
     made = [result for name, result in results.items() if result is not finished.get(name)]
-    text_bytes, name = sum(result.text_bytes for result in made), next(iter(results.values())).encoder_name
+    name = next((result.encoder_name for result in results.values()), choice.name)
+    text_bytes = sum(result.text_bytes for result in made)
     return EncodedCorpus(sources, name, len(results) - len(made), text_bytes, seconds, hashes)
 
 

@@ -45,6 +45,7 @@ def test_parts_write_what_one_run_writes(
 ) -> None:
     numbers = [*range(of), 0]  # one comes twice
     random.Random(of).shuffle(numbers)
+    assert encode(config, TASK_BYTES, part=Part(998, 999)).text_bytes == 0, "there are more parts than tasks"
     for number in numbers:
         assert encode(config, TASK_BYTES, part=Part(number, of)).sources == []
     for number in range(merge_of - 1):  # and one not at all
