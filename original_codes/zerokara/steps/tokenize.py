@@ -14,6 +14,7 @@ from zerokara.config.data import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile, find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
+from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text, count_text, log, opening, plural, summary
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.compatibility import notes
@@ -27,7 +28,14 @@ from zerokara.tokens.tasks import WHOLE, Part, num_workers
 
 def tokenize(config: PretrainConfig, options: command.Options) -> None:
     """Tokenize the corpus or a part of it, unless it is done already; with --dry-run only say what would be done."""
-    started, paths = time.monotonic(), TokenPaths(config.output_prefix)
+    started, paths, name = time.monotonic(), TokenPaths(config.output_prefix), "step 2 tokenise"
+    part, merging = (Part(*share) if share else None for share in (options.part, options.merge))
+    if part and merging:
+        raise UserError(
+            Fault("--part and --merge", "are two steps of the work", remedy="merge when all parts are done")
+        )
+    if share := part or (merging if merging != WHOLE else None):
+        name += f", {'part' if part else 'merge'} {share.number}/{share.of}"
     preflight.check_tokenizer_file(config)
     files = find_files(config.input_jsonl, config.where("input_jsonl"))
     work, steps = manifest_work(config, files), ("count_tokens.py", "3_train_node1.sh")
@@ -46,25 +54,24 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     tokens = f"about {count_text(prepared.expected.tokens)} tokens, {bytes_text(prepared.expected.output_bytes)}"
     workers = plural(num_workers(config, files), "worker")
-    opening(f"step 2 tokenise: {corpus} → {bin_path(paths.train)} ({tokens}), {workers}")
+    opening(f"{name}: {corpus} → {bin_path(paths.train)} ({tokens}), {workers}")
     log(f"  encoder: {prepared.choice.name}, {prepared.choice.reason}")
     for note in notes(prepared.encoder):
         log(f"  tokenizer: {note}")
     if options.dry_run:
         log("dry run: nothing was written")
         return
-    part, merging = (Part(*share) if share else None for share in (options.part, options.merge))
     encoded = encode_corpus(config, files, prepared.encoder, prepared.choice, part=part, merging=merging)
-    if share := part or (merging if merging != WHOLE else None):
+    if share:
         text = f"{bytes_text(encoded.text_bytes)} of text encoded, {encoded.resumed_shards:,} shards were there before"
         following = command.next_command("2_tokenize.sh", options, config, flags=["--merge"])
-        summary(f"step 2 tokenise: share {share.number}/{share.of} done", [("work", text)], f"{following} (after all)")
+        summary(f"{name}: done", [("work", text)], f"when all {share.of} are done: {following}")
         return
     facts = manifest_facts(config, files, encoded, prepared.encoder)
     seconds = time.monotonic() - started
     manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, encoded.hashes)
     work_folder.discard(paths)
-    summary("step 2 tokenise: done", summary_rows(config, encoded, time.monotonic() - started), following)
+    summary(f"{name}: done", summary_rows(config, encoded, time.monotonic() - started), following)
 
 
 def manifest_work(config: DataSettings, files: Sequence[InputFile]) -> manifest.StepSpec:
