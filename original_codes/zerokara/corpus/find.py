@@ -148,7 +148,7 @@ def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) ->
                 names = _first_of([found[real].name for real in again])
                 rule = f"names {names}, which {shown(first_entry[again[0]])} names already"
                 faults.append(Fault(where=place, value=shown(line), rule=rule, remedy="name each file once"))
-            first_entry |= {real: line for real in found if real not in first_entry}
+            first_entry = dict.fromkeys(found, line) | first_entry
             files.extend(found.values())
     if closed := [file.name for file in files if file.remote is None and not os.access(file.path, os.R_OK)]:
         faults.append(Fault(_first_of(closed), "you may not read this"))
@@ -163,8 +163,7 @@ def check_unchanged(files: Sequence[InputFile]) -> None:
     """Check, once the files are read, that none on a disk has changed since it was found; `remote` checks the others.
 
     Raises:
-        RunError: one is not.
-        OSError: one is gone.
+        RunError, OSError: one has changed, or is gone.
     """
     for file in (file for file in files if file.remote is None):
         status = file.path.stat()

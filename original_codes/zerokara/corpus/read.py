@@ -22,7 +22,6 @@ from zerokara.corpus.find import InputFile
 from zerokara.corpus.packed import PackedReader
 
 BUFFER_BYTES = 1024 * 1024
-_LINE_BYTES = 64 * 1024
 MAX_REMOTE_FOOTERS = 64
 """More remote .parquet files than this are read whole: to cut one takes some tenths of a second for its footer."""
 SAMPLE_FILES = 16
@@ -116,7 +115,7 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
     limit = documents.MAX_LINE_BYTES
     with file.open(BUFFER_BYTES) as raw:
         packed = PackedReader(raw, file.packing, file.name)
-        stream = io.BufferedReader(packed, _LINE_BYTES)
+        stream = io.BufferedReader(packed, 64 * 1024)
         start, first_line, told, is_last = 0, 1, 0, False
         while not is_last:
             content = stream.read(block_bytes)
@@ -144,11 +143,7 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
 
 
 def parts(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> Iterator[Range | Block]:
-    """Ranges of files, and the blocks of packed ones: to read one after another, with `disk_bytes` as the progress.
-
-    Raises:
-        OSError: as of `ranges` and `blocks`.
-    """
+    """Ranges of files, and the blocks of packed ones: to read one after another, with `disk_bytes` as the progress."""
     for part in ranges(files, target_bytes, txt_document):
         is_cut = has_unknown_size(part.file, txt_document)
         yield from blocks(part.file, target_bytes) if is_cut else [part]
@@ -252,12 +247,26 @@ def _damaged(file: InputFile, packed: PackedReader, line: int, start: int, size:
     return BadLine(file, line, start, Reason.DAMAGED, packed.damage, size, 1, lost, unverified)
 
 
-def plain_bytes(file: InputFile) -> int:
-    """Size of a file unpacked: guessed from its beginning if it is packed, from the footer (all columns) of a .parquet.
+def total_plain_bytes(files: Sequence[InputFile]) -> int:
+    """Size of files unpacked, to some ten percent, by a sample of each format; of a .parquet that of all columns.
 
     Raises:
-        OSError: the file or the network fails.
+        OSError: a file or the network fails.
     """
+    alike: dict[tuple[int, str, str], list[InputFile]] = defaultdict(list)
+    for file in files:
+        if file.bytes:
+            alike[file.source, file.format, file.packing].append(file)
+    total = 0
+    for members in alike.values():
+        sampled = members[:: -(-len(members) // SAMPLE_FILES)]
+        unpacked = sum(map(_plain_bytes, sampled))
+        total += unpacked * sum(file.bytes for file in members) // sum(file.bytes for file in sampled)
+    return total
+
+
+def _plain_bytes(file: InputFile) -> int:
+    """Of a packed file guessed from its beginning."""
     if file.format == "parquet":
         from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
@@ -271,24 +280,6 @@ def plain_bytes(file: InputFile) -> int:
     while unpacked < _MAX_UNPACKED_HEAD and (count := reader.readinto(buffer)):
         unpacked += count
     return round(file.bytes * unpacked / reader.packed_bytes) if unpacked else file.bytes
-
-
-def total_plain_bytes(files: Sequence[InputFile]) -> int:
-    """Size of many files unpacked, to some ten percent, from a sample of each format.
-
-    Raises:
-        OSError: a file or the network fails.
-    """
-    alike: dict[tuple[int, str, str], list[InputFile]] = defaultdict(list)
-    for file in files:
-        if file.bytes:
-            alike[file.source, file.format, file.packing].append(file)
-    total = 0
-    for members in alike.values():
-        sampled = members[:: -(-len(members) // SAMPLE_FILES)]
-        unpacked = sum(plain_bytes(file) for file in sampled)
-        total += unpacked * sum(file.bytes for file in members) // sum(file.bytes for file in sampled)
-    return total
 
 
 def bytes_before(item: Document | BadLine) -> int:

@@ -66,11 +66,7 @@ def find(address: str, where: str) -> list[RemoteFile]:
 
 
 def check_readable(file: RemoteFile, where: str) -> None:
-    """Read one byte: a gated dataset lists its files to everyone.
-
-    Raises:
-        UserError, RunError: as of `find`.
-    """
+    """Read one byte, for a gated dataset lists its files to everyone; raises what `find` does."""
     try:
         open_file(file, 0).read(1)
     except OSError as error:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from zerokara.corpus.documents import HARMLESS, BadLine, Reason, excerpt, object_of_line
 from zerokara.corpus.find import TABLES, InputFile, find_files
-from zerokara.corpus.read import Range, plain_bytes, read
+from zerokara.corpus.read import Range, read, total_plain_bytes
 from zerokara.errors import Fault, UserError, shown
 
 
@@ -62,7 +62,7 @@ def read_records(file: InputFile, advance: Callable[[float], object] = lambda am
 
 
 def _lines(file: InputFile, advance: Callable[[float], object]) -> Iterator[Record]:
-    names, share_on_disk = list[str](), file.bytes / max(1, plain_bytes(file))
+    names, share_on_disk = list[str](), file.bytes / max(1, total_plain_bytes([file]))
     values: dict[str, Any] | str
     for item in read(Range(replace(file, format="txt")), txt_document="line"):
         advance(item.bytes * share_on_disk)

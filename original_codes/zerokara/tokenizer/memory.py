@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import Document, Range, TxtDocument, bytes_before, plain_bytes, read
+from zerokara.corpus.read import Document, Range, TxtDocument, bytes_before, read, total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.resources import available_memory
@@ -158,7 +158,7 @@ def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: Txt
         for item in read(Range(file), text_field, "line" if file.format == "txt" else txt_document):
             if num_bytes >= times * HEAD_BYTES // MAX_FILES:
                 # The text in the whole file, if the rest is like its beginning.
-                text_bytes = num_bytes * plain_bytes(file) / max(1, bytes_before(item))
+                text_bytes = num_bytes * total_plain_bytes([file]) / max(1, bytes_before(item))
                 break
             if isinstance(item, Document):
                 passages += passages_of(item.text)

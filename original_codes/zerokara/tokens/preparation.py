@@ -12,7 +12,7 @@ from pathlib import Path
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import Document, Range, bytes_before, plain_bytes, read, total_plain_bytes
+from zerokara.corpus.read import Document, Range, bytes_before, read, total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.tokenizer.compatibility import check_exportable
@@ -184,5 +184,5 @@ def _read_place(config: DataSettings, start: Range) -> SamplePlace:
         else:
             bad_lines += 1
             bad_bytes += _BAD_LINE_BYTES + len(item.excerpt.encode()) + len(start.file.name.encode())
-    end = plain_bytes(start.file) if last is None else last
+    end = total_plain_bytes([start.file]) if last is None else last
     return SamplePlace(texts, max(0, end - (first or 0)), bad_bytes)

@@ -24,7 +24,6 @@ from zerokara.corpus.read import (
     Reason,
     bytes_before,
     parts,
-    plain_bytes,
     ranges,
     read,
     total_plain_bytes,
@@ -105,11 +104,11 @@ def test_unpacked_sizes_are_guessed_from_the_head(tmp_path: Path, ending: str) -
     path = tmp_path / f"a.jsonl{ending}"
     path.write_bytes(pack(content))
     (file,) = find_files([str(path)], "")
-    assert plain_bytes(file) == pytest.approx(len(content), rel=0.1)
+    assert total_plain_bytes([file]) == pytest.approx(len(content), rel=0.1)
     members = b"".join(pack(content[i : i + 3000]) for i in range(0, len(content), 3000))
     path.write_bytes(members)
     (file,) = find_files([str(path)], "")
-    assert plain_bytes(file) == pytest.approx(len(content), rel=0.1)
+    assert total_plain_bytes([file]) == pytest.approx(len(content), rel=0.1)
     *_, item = read(Range(file))
     assert bytes_before(item) == item.offset
 
@@ -124,8 +123,8 @@ def test_of_many_files_a_few_are_checked(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "empty.jsonl.gz").touch()
     files = find_files([str(tmp_path)], "")
     checked: list[InputFile] = []
-    size_of = read_module.plain_bytes
-    monkeypatch.setattr(read_module, "plain_bytes", lambda file: checked.append(file) or size_of(file))
+    size_of = read_module._plain_bytes
+    monkeypatch.setattr(read_module, "_plain_bytes", lambda file: checked.append(file) or size_of(file))
     assert total_plain_bytes(files) == pytest.approx(total, rel=0.1)
     assert len(checked) <= 32 and total_plain_bytes([]) == 0
 
@@ -135,7 +134,7 @@ def test_a_bomb_is_not_unpacked_to_guess_its_size(tmp_path: Path) -> None:
     path.write_bytes(b"".join([zstd.compress(bytes(20_000_000))] * 100))
     (file,) = find_files([str(path)], "")
     started = time.process_time()
-    assert plain_bytes(file) >= 64_000_000
+    assert total_plain_bytes([file]) >= 64_000_000
     assert time.process_time() - started < 1
 
 

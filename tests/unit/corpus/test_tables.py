@@ -15,7 +15,7 @@ import pytest
 
 from zerokara.corpus import documents, tables
 from zerokara.corpus.find import InputFile, find_files
-from zerokara.corpus.read import BadLine, Document, Range, Reason, bytes_before, plain_bytes, ranges, read
+from zerokara.corpus.read import BadLine, Document, Range, Reason, bytes_before, ranges, read, total_plain_bytes
 
 Item = Document | BadLine
 
@@ -138,7 +138,7 @@ def test_a_file_that_is_no_parquet_is_told_as_one_bad_line(tmp_path: Path, spoil
     for target in (1, 1 << 20):
         (item,) = _items(file, target)
         assert isinstance(item, BadLine) and item.reason is Reason.DAMAGED and item.excerpt
-    assert plain_bytes(file) == file.bytes
+    assert total_plain_bytes([file]) == file.bytes
 
 
 def test_an_error_of_the_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_an_error_of_the_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.M
 
 def test_sizes_come_from_the_footer(tmp_path: Path) -> None:
     file = _file(tmp_path / "a.parquet", pa.table({"text": [f"{i:05d}" + "a" * 95 for i in range(10_000)]}))
-    size = plain_bytes(file)
+    size = total_plain_bytes([file])
     assert size == pytest.approx(1_040_000, rel=0.02) and file.bytes < size / 4
     item = _items(file)[2500]
     assert bytes_before(item) == size // 4
