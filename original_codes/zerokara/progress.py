@@ -55,10 +55,6 @@ class Progress(tqdm):
             self.total = max(self.total, self.n + amount)  # it was estimated too low
         self.update(amount)
 
-    def note(self, **values: object) -> None:
-        """Show further values beside the progress (``loss=2.31``)."""
-        self.set_postfix(values, refresh=False)
-
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Draw the bar, or print a line where nothing can be drawn (tqdm would end each with a carriage return)."""
         if self._is_drawn:

@@ -17,7 +17,7 @@ def test_plain_progress_lines_tell_rate_and_time_left(monkeypatch: pytest.Monkey
     monkeypatch.setattr("tqdm.std.time", lambda: now)
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with progress.Progress("encoding", total=4_000_000, unit="B") as bar:
-        bar.note(docs=3)
+        bar.set_postfix(docs=3, refresh=False)
         now = 9.0
         bar.advance(500_000)
         assert not stream.getvalue(), "short work shows none"

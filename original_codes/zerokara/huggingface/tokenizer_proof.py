@@ -79,7 +79,7 @@ def prove(encoder: Encoder, hf_folder: Path, texts: Iterable[str], max_lines: in
             lines += len(single)
             equal += len(single) - len(differing)
             progress.advance(len(single))
-            progress.note(ties=len(ties), failures=len(failures))
+            progress.set_postfix(ties=len(ties), failures=len(failures), refresh=False)
     found_in = f"{lines:,} lines, {whole_texts:,} whole texts and {len(hard)} hard texts"
     faults = []
     if failures:

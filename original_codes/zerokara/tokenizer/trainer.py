@@ -100,7 +100,7 @@ def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[
             else:  # it has its own rate, and so its own time left
                 shown.close()
                 phase, progress = now, shown.enter_context(Progress(f"{label}, {now}", total, unit, done=done))
-            progress.note(**notes)
+            progress.set_postfix(notes, refresh=False)
     log.flush()
     return last
 

@@ -177,7 +177,7 @@ def encode(
                     "docs/s": count_text(made.documents / seconds),
                     "tokens/s": count_text(made.tokens / seconds),
                 }
-                progress.note(**rates)
+                progress.set_postfix(rates, refresh=False)
                 progress.advance(result.disk_bytes)
         return results
     except FastEncoderDiffersError as difference:
