@@ -21,7 +21,6 @@ sys.path.insert(0, str(ROOT / "original_codes"))
 
 from zerokara.config.loading import load  # noqa: E402
 from zerokara.config.pretrain_config import PretrainConfig  # noqa: E402
-from zerokara.hashing import MAX_THREADS  # noqa: E402
 from zerokara.model.shapes import ModelShape  # noqa: E402
 from zerokara.training.compute import optimizers  # noqa: E402
 from zerokara.training.compute.updater import with_hierarchy  # noqa: E402
@@ -215,18 +214,24 @@ def waiting_seconds(run: Run, network: float) -> float:
 
 
 def tokenizing_table(text: float, cores: int) -> list[str]:
-    """Step 2 on `text` bytes: encoding on machines of so many cores, and what the one machine does that merges."""
-    hashing = text / (Measured.HASHING * min(cores, MAX_THREADS))
-    merging = text * Measured.IDS / Measured.MERGING
+    """Step 2 on `text` bytes, in parts on machines of so many cores: each encodes, hashes and merges its share.
+
+    The text is read twice, to encode and to hash it; ids are written as shards, read again and written once more.
+    """
+    ids = text * Measured.IDS
+    encoding = [text / (nodes * cores) * (1 / Measured.ENCODING + 1 / Measured.HASHING) for nodes in NODES]
+    merging = [ids / (nodes * Measured.MERGING) for nodes in NODES]
     lines = [_row("machines", *NODES), _rule(len(NODES))]
-    encoding = [text / (nodes * cores * Measured.ENCODING) for nodes in NODES]
-    lines.append(_row("encoding", *map(_short, encoding)))
-    lines.append(_row("hashing, beside it", *[_short(hashing)] * len(NODES)))
-    lines.append(_row("merging, after it", *[_short(merging)] * len(NODES)))
-    total = [max(seconds, hashing) + merging for seconds in encoding]
-    lines.append(_row("**in all**", *map(_short, total)))
-    unpacking = text / Measured.UNPACKING
-    lines.append(_row("as a single .gz", *(_short(max(seconds, unpacking) + merging) for seconds in encoding)))
+    lines.append(_row("encoding and hashing", *map(_short, encoding)))
+    lines.append(_row("merging, on all of them", *map(_short, merging)))
+    for name, speed in DISKS.items():
+        parts = [max(seconds, (2 * text + ids) / speed) for seconds in encoding]
+        merge = [max(seconds, 2 * ids / speed) for seconds in merging]
+        lines.append(_row(f"**in all**, {name}", *map(_short, map(sum, zip(parts, merge, strict=True)))))
+        single = [part + max(merging[0], 2 * ids / speed) for part in parts]
+        lines.append(_row("the same, merged by one machine", *map(_short, single)))
+    packed = [max(seconds, text / Measured.UNPACKING) for seconds in encoding]
+    lines.append(_row("encoding a single .gz", *map(_short, packed)))
     return lines
 
 
@@ -261,7 +266,7 @@ def tables() -> dict[str, list[str]]:
         **found,
         "stages": stage_table("13B", 8),
         "checkpoint": checkpoint_table(8),
-        "tokenizing": tokenizing_table(1e12, 64),
+        "tokenizing": tokenizing_table(10e12, 64),
         "failures": failure_table("13B"),
     }
 

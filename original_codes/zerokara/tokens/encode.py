@@ -158,13 +158,13 @@ def encode(
         size = sum(result.text_bytes for result in finished.values())
         log(f"  resuming: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
     job = Job(choice.encoder, folder, config.text_field, config.txt_document, choice.name, is_synced=part.of > 1)
-    todo = lanes(files, plan.task_bytes, config.txt_document, part, finished)
+    todo, left = lanes(files, plan.task_bytes, config.txt_document, part, finished)
     results, made, started = dict(finished), ShardResult(""), time.monotonic()
-    all_bytes, before = sum(file.bytes for file in files), sum(result.disk_bytes for result in finished.values())
+    before = sum(result.disk_bytes for result in finished.values()) if part == WHOLE else 0
     try:
         with (
             closing(run_tasks(job, todo, num_workers(config, files))) as done,
-            Progress("tokenise", all_bytes // part.of, "B", done=before // part.of) as progress,
+            Progress("tokenise", before + left, "B", done=before) as progress,
         ):
             for result in done:
                 results[result.name] = result

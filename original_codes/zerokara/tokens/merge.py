@@ -32,6 +32,7 @@ from zerokara.config.data import DataSettings
 from zerokara.durable import sync_folder, write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import Progress, log, plural
+from zerokara.resources import available_cores
 from zerokara.tokens import splits
 from zerokara.tokens.accounts import SourceTally, SplitTally
 from zerokara.tokens.indexed import DOCUMENT_BYTES, header_bytes, index_bytes, index_part
@@ -207,7 +208,7 @@ def _copy_all(shards: _Shards, counts: NDArray[np.int64], dtype: np.dtype[Any], 
     if not left:  # a run that was killed later may have given the files their final names
         return
     most = max(shards.needed_bytes(each) for each in left)
-    num_threads = min(NUM_THREADS, max(1, shutil.disk_usage(shards.folder).free // most))
+    num_threads = min(NUM_THREADS, available_cores(), max(1, shutil.disk_usage(shards.folder).free // most))
     count = max(1, CHECKPOINT_BYTES // most)
     record = shards.folder / f"copied-{share.number}-of-{share.of}.txt"
     total, before = int(sizes[is_own].sum()), int(sizes[is_own].sum() - sizes[left].sum())

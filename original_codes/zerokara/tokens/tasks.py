@@ -71,6 +71,8 @@ class Done(Protocol):
 
     next_start: int
     """Of a block: where the next begins; 0 if none follows."""
+    disk_bytes: int
+    """Bytes of the corpus that it was made from."""
 
 
 def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
@@ -87,8 +89,10 @@ def usual_task_bytes(config: DataSettings, corpus_bytes: int) -> int:
 
 def lanes(
     files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, part: Part, done: Mapping[str, Done]
-) -> list[Iterator[Task]]:
-    """The tasks of a part that are not done, to be taken from all iterators at once: each unpacks a file of its own.
+) -> tuple[list[Iterator[Task]], int]:
+    """The tasks of a part that are not done, and bytes of the corpus that they take (of blocks of parts an estimate).
+
+    Tasks are to be taken from all iterators at once, for each unpacks a file of its own.
 
     Parts take the known tasks by turn, and whole streams if there are enough, else the blocks of each by turn.
 
@@ -104,9 +108,14 @@ def lanes(
     of_each = part
     if len(streams) >= part.of:
         streams, of_each = streams[part.number :: part.of], WHOLE
-    unfinished = [stream for stream in streams if _blocks_done(stream, done)[-1] not in done]
-    mine = (task for task in known[part.number :: part.of] if task.name not in done)
-    return [mine, *(_blocks(stream, task_bytes, of_each, done) for stream in unfinished)]
+    mine = [task for task in known[part.number :: part.of] if task.name not in done]
+    left, lanes = sum(held.disk_bytes for task in mine for held in task.parts), [iter(mine)]
+    for stream in streams:
+        *finished, last = _blocks_done(stream, done)
+        if last not in done:
+            lanes.append(_blocks(stream, task_bytes, of_each, done))
+            left += (stream.file.bytes - sum(done[name].disk_bytes for name in finished)) // of_each.of
+    return lanes, left
 
 
 def expected(

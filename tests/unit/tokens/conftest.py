@@ -87,7 +87,7 @@ def tally_of(tmp_path: Path) -> Callable[[Sequence[InputFile], int], SourceTally
 
     def count(files: Sequence[InputFile], task_bytes: int) -> SourceTally:
         job, results = Job(OneIdADocument(), tmp_path, "text", "line"), dict[str, ShardResult]()
-        for lane in lanes(files, task_bytes, "line", WHOLE, {}):
+        for lane in lanes(files, task_bytes, "line", WHOLE, {})[0]:
             for task in lane:
                 result = write_shard(task, job)
                 results[task.name] = RESULT.validate_json(shard_path(tmp_path, task.name, "json").read_bytes())

@@ -20,12 +20,13 @@ from zerokara.tokens.tasks import WHOLE, Part, Task, expected, lanes, num_worker
 @dataclass
 class Result:
     next_start: int
+    disk_bytes: int
 
 
 def _all(
     files: Sequence[InputFile], size: int, part: Part = WHOLE, done: dict[str, Result] | None = None
 ) -> list[Task]:
-    return [task for lane in lanes(files, size, "line", part, done or {}) for task in lane]
+    return [task for lane in lanes(files, size, "line", part, done or {})[0] for task in lane]
 
 
 def _packed(folder: Path, *names: str) -> list[InputFile]:
@@ -43,7 +44,7 @@ def _results(made: Sequence[Task]) -> dict[str, Result]:
         next_start = 0
         if isinstance(block, Block) and not block.is_last:
             next_start = block.start + len(block.content)
-        found[task.name] = Result(next_start)
+        found[task.name] = Result(next_start, block.disk_bytes)
     return found
 
 

@@ -28,13 +28,13 @@ def _run(tmp_path: Path, *action: Any, workers: int = 2) -> list[Any]:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("a line\n", encoding="utf-8")
     files = find_files([str(tmp_path)], "")
-    todo = lanes(files, 5, "line", WHOLE, {})
+    todo, _ = lanes(files, 5, "line", WHOLE, {})
     with closing(run_in_workers(Job(FailingEncoder(*action), tmp_path, "text", "line"), todo, workers)) as results:
         return list(results)
 
 
 def _lanes(path: Path, task_bytes: int) -> list[Any]:
-    return lanes(find_files([str(path)], ""), task_bytes, "line", WHOLE, {})
+    return lanes(find_files([str(path)], ""), task_bytes, "line", WHOLE, {})[0]
 
 
 def test_a_killed_worker(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ from zerokara.tokens.tasks import WHOLE, lanes
 from zerokara.tokens.encode import run_in_workers
 
 folder, action = Path(sys.argv[1]), sys.argv[2]
-todo = lanes(find_files([str(folder / "x.txt")], ""), 9000, "line", WHOLE, {})
+todo, _ = lanes(find_files([str(folder / "x.txt")], ""), 9000, "line", WHOLE, {})
 for result in run_in_workers(Job(FailingEncoder(action), folder, "text", "line"), todo, 2):
     print("begun", flush=True)
 """
