@@ -16,7 +16,7 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
@@ -41,9 +41,7 @@ _NO_DATA = re.compile(
 """Hidden files at an address, and those that describe a dataset; still read where an entry names one."""
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
 _REPEATED = "leads to what is included already; left out"
-_NOT_A_FILE = "a pipe, a socket or a device; left out"
 _PACKED_OTHERWISE = "of a format not known here; left out; pack it as .gz or .zst"
-_DANGLING = "a link to nothing; if it was a folder of the corpus, its text will be missing"
 
 
 @dataclass(frozen=True)
@@ -230,7 +228,8 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
     from zerokara.corpus import remote  # takes a while, so only where an entry is an address
 
     found = {file: file.name.rpartition("/")[2] for file in remote.find(address, where)}
-    _log_notes({_PACKED_OTHERWISE: [file.name for file, name in found.items() if formats.is_packed_otherwise(name)]})
+    if other := [file.name for file, name in found.items() if formats.is_packed_otherwise(name)]:
+        log(f"note: {_first_of(other)}: {_PACKED_OTHERWISE}")
     is_one_file = [*found.values()] == [address.rpartition("/")[2]]
     files = {
         file.name: InputFile(Path(file.name), source, *kind, file.bytes, 0, file)
@@ -264,7 +263,7 @@ def _search(given: Path, formats: Formats, where: str) -> dict[str, Path]:
         if formats.is_packed_otherwise(path.name):
             notes[_PACKED_OTHERWISE].add(str(path))
         elif formats.is_name(path.name) and not is_file:
-            notes[_NOT_A_FILE].add(str(path))
+            notes["a pipe, a socket or a device; left out"].add(str(path))
         elif formats.is_name(path.name) and found.setdefault(real, path) != path:
             notes[_REPEATED].add(str(path))
 
@@ -298,11 +297,12 @@ def _search(given: Path, formats: Formats, where: str) -> dict[str, Path]:
             elif formats.is_name(path.name):
                 faults[path] = "is a link to nothing"
             elif not path.suffix and not path.name.startswith("."):
-                notes[_DANGLING].add(str(path))
+                notes["a link to nothing; if it was a folder of the corpus, its text will be missing"].add(str(path))
     if faults:
         first = sorted(faults.items())[:5]
         raise UserError(Fault(where, rule, value=shown(one), remedy="repair it, or remove it") for one, rule in first)
-    _log_notes(notes)
+    for why, names in notes.items():
+        log(f"note: {_first_of(sorted(map(shown, names)))}: {why}")
     return found
 
 
@@ -328,12 +328,6 @@ def _matches(pattern: str, real_above: tuple[str, ...] = ()) -> Iterator[str]:
             below = after.removesuffix("/")
             yield from _matches(glob.escape(folder) + below) if below else [folder]
             yield from _matches(f"{glob.escape(folder)}*/**/{below}".removesuffix("/"), (*real_above, real))
-
-
-def _log_notes(notes: Mapping[str, Collection[str]]) -> None:
-    for why, names in notes.items():
-        if names:
-            log(f"note: {_first_of(sorted(map(shown, names)))}: {why}")
 
 
 def _first_of(names: Sequence[str]) -> str:

@@ -182,11 +182,7 @@ def _of_range(part: Range, text_field: str) -> Iterator[Document | BadLine]:
     with part.file.open(BUFFER_BYTES) as lines:
         # One byte before: if it is a line's last, the next line is the first of the range.
         position = lines.seek(max(0, part.start - 1))
-        inside_line = part.start > 0
-        while inside_line and position < end:  # not far beyond it, where a line is very long
-            piece = lines.readline(BUFFER_BYTES)
-            position += len(piece)
-            inside_line = bool(piece) and not piece.endswith(b"\n")
+        position += _skip_line(lines, end - position)[0] if part.start else 0
         yield from _of_lines(part.file, lines, position, end, 1, text_field)
 
 
@@ -214,15 +210,12 @@ def _of_lines(
         position += size
 
 
-def _skip_line(lines: IO[bytes]) -> tuple[int, bool]:
-    """Skip the rest of a line; gives its bytes, and whether it has an end."""
+def _skip_line(lines: IO[bytes], enough: int = sys.maxsize) -> tuple[int, bool]:
+    """Skip the rest of a line, or at least `enough` of it; gives the skipped bytes, and whether its end was met."""
     size, piece = 0, b""
-    while not piece.endswith(b"\n"):
-        piece = lines.readline(BUFFER_BYTES)
-        if not piece:
-            return size, False
+    while size < enough and not piece.endswith(b"\n") and (piece := lines.readline(BUFFER_BYTES)):
         size += len(piece)
-    return size, True
+    return size, piece.endswith(b"\n")
 
 
 def _of_whole_file(file: InputFile) -> Document | BadLine:
