@@ -35,9 +35,7 @@ OTHER_PACKINGS = frozenset({".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".
 """Text packed like this is not read, but a note names it."""
 OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
 """Files that our own steps write; a folder or a glob that holds them is still only the corpus."""
-_NO_DATA = re.compile(
-    r"/\.|/(dataset_(infos?|dict)\.json|state\.json|croissant\.json|(readme|license|requirements)\.txt)$", re.I
-)
+_NO_DATA = re.compile(r"/\.|/((dataset_(infos?|dict)|state|croissant)\.json|(readme|license|requirements)\.txt)$", re.I)
 """Hidden files at an address, and those that describe a dataset; still read where an entry names one."""
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
 _REPEATED = "leads to what is included already; left out"
@@ -131,9 +129,7 @@ def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) ->
         UserError: an entry that names nothing, an unknown format, a file named twice, a corpus without a byte.
         RunError: a server that cannot be reached.
     """
-    faults: list[Fault] = []
-    files: list[InputFile] = []
-    first_entry: dict[str, str] = {}
+    faults, files, first_entry = list[Fault](), list[InputFile](), dict[str, str]()
     for source, entry in enumerate(entries):
         for line, place in _lines_of(entry, where, faults):
             try:
@@ -250,13 +246,8 @@ def _search(given: Path, formats: Formats, where: str) -> dict[str, Path]:
     """The wanted files of a folder or a pattern and of all folders below: real path → path.
 
     Links come when all else is found, for they may lead to the same.
-
-    Raises:
-        UserError: a folder that cannot be looked into; a link to nothing that is named as a corpus file.
     """
-    found: dict[str, Path] = {}
-    folders: dict[str, Path] = {}
-    faults: dict[Path, str] = {}
+    found, folders, faults = dict[str, Path](), dict[str, Path](), dict[Path, str]()
     notes: dict[str, set[str]] = defaultdict(set)
 
     def take_file(path: Path, real: str, is_file: bool) -> None:

@@ -130,11 +130,7 @@ class PackedReader(io.RawIOBase):
                 self.damage += f"; compress it again if it needs more than 128 MiB: {again}"
 
     def _fed(self, start: int, careful_from: int | None) -> Iterator[bytes]:
-        """Unpack a member from its first byte; from the packed byte `careful_from` on by feeding single bytes.
-
-        Raises:
-            EOFError: the file ends before the member does.
-        """
+        """Unpack a member from its first byte; from the packed byte `careful_from` on by feeding single bytes."""
         if self._is_gzip:
             member: Any = self._library.decompressobj(wbits=31)  # a gzip member with a window of any size
         else:
@@ -151,6 +147,6 @@ class PackedReader(io.RawIOBase):
                 self.packed_bytes = max(self.packed_bytes, position)
             piece = member.decompress(left, _PIECE_BYTES)
             if needs_input and not left and not piece and not member.eof:
-                raise EOFError
+                raise EOFError  # the file ends before the member does
             yield piece
         self._member_end = position - len(member.unused_data)

@@ -145,8 +145,7 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
 def parts(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> Iterator[Range | Block]:
     """Ranges of files, and the blocks of packed ones: to read one after another, with `disk_bytes` as the progress."""
     for part in ranges(files, target_bytes, txt_document):
-        is_cut = has_unknown_size(part.file, txt_document)
-        yield from blocks(part.file, target_bytes) if is_cut else [part]
+        yield from blocks(part.file, target_bytes) if has_unknown_size(part.file, txt_document) else [part]
 
 
 def read(

@@ -48,8 +48,7 @@ def find(address: str, where: str) -> list[RemoteFile]:
     try:
         files, path = fsspec.url_to_fs(_pinned(address))
         with suppress(FileNotFoundError):
-            about = files.info(path)
-            if about["type"] == "file":
+            if (about := files.info(path))["type"] == "file":
                 return [_found(files, about)]
         look = files.glob if fsspec.core.has_magic(path) else files.find
         listed = look(path, detail=True).values()
