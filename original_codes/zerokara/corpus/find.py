@@ -176,7 +176,7 @@ def _lines_of(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str
     if not entry.startswith("@") or Path(entry).exists():
         yield entry, where
         return
-    path = _path(entry[1:])
+    path = Path(os.path.expanduser(entry[1:]))  # that of Path raises where there is no such user
     try:
         lines = enumerate(map(str.strip, path.read_text(encoding="utf-8-sig").splitlines()), 1)
     except (OSError, UnicodeDecodeError) as error:
@@ -191,7 +191,7 @@ def _lines_of(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str
         if line.startswith("@"):
             faults.append(Fault(place, "a list cannot name another list", value=line))
         else:
-            yield line if _ADDRESS.match(line) else str(path.parent / _path(line)), place
+            yield line if _ADDRESS.match(line) else os.path.join(path.parent, os.path.expanduser(line)), place
 
 
 def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str, InputFile]:
@@ -200,7 +200,7 @@ def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str
         return _files_at(entry, where, source, formats)
     if not entry.strip():
         raise UserError(Fault(where, "an entry is empty", remedy="name a file, a folder or a pattern"))
-    path = _path(entry)
+    path = Path(os.path.expanduser(entry))
     if path.is_file():
         found = {os.path.realpath(path): path}
     elif path.exists() and not path.is_dir():
@@ -323,10 +323,6 @@ def _matches(pattern: str, real_above: tuple[str, ...] = ()) -> Iterator[str]:
 
 def _first_of(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1:,} more" if names[1:] else "")
-
-
-def _path(entry: str) -> Path:
-    return Path(os.path.expanduser(entry))  # that of Path raises where there is no such user
 
 
 def _beside(path: Path) -> str:

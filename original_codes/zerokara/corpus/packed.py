@@ -2,12 +2,10 @@
 
 The libraries' own readers raise in the middle of a read and drop what that read had unpacked already. This one returns
 all readable bytes, then ends, with the reason in `damage`. Memory is a buffer and the packing's own window (at most
-128 MiB, for zstd: a frame that asks for more is damaged), however much a byte unpacks to.
-
-A file may hold several gzip members or zstd frames, which read as one. As with gzip(1) and zstd(1), nothing is read
-behind a damaged one; other bytes after the last one cost no text and are reported. An empty file is a damaged one, as
-an interrupted copy leaves it. Sources: gzip, RFC 1952 (zero bytes after the last member are padding); zstd, RFC 8878
-(its skippable frames hold no data), from the standard library (Python 3.14) or its back-port `backports.zstd`.
+128 MiB, for zstd: a frame that asks for more is damaged), however much a byte unpacks to. As with gzip(1) and zstd(1),
+nothing is read behind a damaged member or frame; other bytes after the last one cost no text and are reported.
+Sources: gzip, RFC 1952 (zero bytes after the last member are padding); zstd, RFC 8878 (its skippable frames hold no
+data), from the standard library (Python 3.14) or its back-port `backports.zstd`.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ class PackedReader(io.RawIOBase):
             self._packed.seek(start)
             head = self._packed.read(4096)
             if not head:
-                self.damage = "" if start else "the file is empty"
+                self.damage = "" if start else "the file is empty"  # as an interrupted copy leaves it
                 return
             if start and self._is_gzip and head[0] == 0:
                 start += len(head) - len(head.lstrip(b"\0"))
