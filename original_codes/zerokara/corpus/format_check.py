@@ -119,7 +119,8 @@ def _other_format(file: InputFile) -> str:
     if file.format == "parquet":
         return ""
     with file.open(BUFFER_BYTES) as raw:
-        head = io.BufferedReader(PackedReader(raw, file.packing, file.name)).read(MAX_BYTES)
+        packed = PackedReader(raw, file.packing, file.name) if file.is_packed else None
+        head = (io.BufferedReader(packed) if packed else raw).read(MAX_BYTES)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "the file is UTF-16; convert it to UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"
     text = head.removeprefix(documents.BOM).lstrip()

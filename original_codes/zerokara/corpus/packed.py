@@ -39,7 +39,7 @@ def zstd_module() -> ModuleType:
 
 
 class PackedReader(io.RawIOBase):
-    """The unpacked bytes of a file, packed or not; wrap it in an `io.BufferedReader` to read lines.
+    """The unpacked bytes of a packed file; wrap it in an `io.BufferedReader` to read lines.
 
     Where `damage` is not empty at the end, nothing could be read from the packed byte `damaged_at` on, and from
     `unverified_from` on there may be more wrong than is known: a member whose checksum fails or is never reached may
@@ -54,9 +54,9 @@ class PackedReader(io.RawIOBase):
         self.damaged_at = self.unverified_from = 0
         self.packed_bytes = 0
         """Packed bytes read so far."""
-        self._packed, self._packing, self._is_gzip = packed, packing, packing == "gzip"
-        self._library: Any = zstd_module() if packing == "zstd" else zlib
-        self._error: type[Exception] = self._library.ZstdError if packing == "zstd" else zlib.error
+        self._packed, self._is_gzip = packed, packing == "gzip"
+        self._library: Any = zlib if self._is_gzip else zstd_module()
+        self._error: type[Exception] = zlib.error if self._is_gzip else self._library.ZstdError
         self._fed_from = self._member_end = 0
         self._pieces, self._piece = self._members(), memoryview(b"")
 
@@ -78,9 +78,6 @@ class PackedReader(io.RawIOBase):
 
     def _members(self) -> Iterator[bytes]:
         """The unpacked bytes of all members, up to the first damage."""
-        if self._packing == "none":
-            yield from iter(lambda: self._packed.read(_PIECE_BYTES), b"")
-            return
         start = 0
         while not self.damage:
             self._packed.seek(start)

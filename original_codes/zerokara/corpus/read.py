@@ -219,13 +219,13 @@ def _skip_line(lines: IO[bytes], enough: int = sys.maxsize) -> tuple[int, bool]:
 
 def _of_whole_file(file: InputFile) -> Document | BadLine:
     with file.open(BUFFER_BYTES) as raw:
-        packed = PackedReader(raw, file.packing, file.name)
-        content = io.BufferedReader(packed, BUFFER_BYTES).read(documents.MAX_LINE_BYTES + 1)
+        packed = PackedReader(raw, file.packing, file.name) if file.is_packed else None
+        content = (io.BufferedReader(packed, BUFFER_BYTES) if packed else raw).read(documents.MAX_LINE_BYTES + 1)
     size = len(content)
     if size > documents.MAX_LINE_BYTES:  # the file is this one item, so any size stands for all of a packed file
-        size = size if file.is_packed else file.bytes
+        size = size if packed else file.bytes
         return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content), size, lost_bytes=file.bytes)
-    if packed.damage:
+    if packed and packed.damage:
         return _damaged(file, packed, 1, 0, size)
     if isinstance(text := documents.text_of_file(content), str):
         return Document(text, file, 1, 0, size)
