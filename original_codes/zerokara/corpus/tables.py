@@ -40,7 +40,7 @@ def gathered_row_groups(file: InputFile, target_bytes: int) -> list[tuple[int, i
         return [(0, None, file.bytes)]  # The reader tells.
     ends = list(accumulate(sizes))
     parts = [list(part) for _, part in groupby(range(len(sizes)), lambda number: (ends[number] - 1) // target_bytes)]
-    return [(part[0], part[-1] + 1, sum(sizes[number] for number in part)) for part in parts]
+    return [(part[0], part[-1] + 1, sum(sizes[number] for number in part)) for part in parts] or [(0, None, file.bytes)]
 
 
 def unpacked_bytes(file: InputFile) -> tuple[int, int]:
@@ -83,8 +83,7 @@ def opened(file: InputFile) -> Iterator[pq.ParquetFile]:
             table = pq.ParquetFile(raw, **options)
             # Losses are counted by these numbers, which must not contradict each other.
             rows = [group.num_rows for group in _groups(table.metadata)]
-            sizes = [size for group in _groups(table.metadata) for size in _packed_sizes(group)]
-            if min([0, *rows, *sizes]) < 0 or sum(rows) != table.metadata.num_rows:
+            if min([0, *rows]) < 0 or sum(rows) != table.metadata.num_rows:
                 raise Damaged(f"the footer has {table.metadata.num_rows:,} rows in all, its row groups {sum(rows):,}")
             if any(pa.types.is_dictionary(column.type) for column in table.schema_arrow):
                 # A dictionary would hold the texts of a whole row group, at several times their size. Without Arrow's
@@ -109,17 +108,16 @@ def damage() -> Iterator[None]:
 
 def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
     """Each row group's share of the file in bytes, by its packed columns; they add up to the file."""
-    ends = list(accumulate((sum(_packed_sizes(group)) for group in _groups(footer)), initial=0))
+    columns = [[group.column(i).total_compressed_size for i in range(group.num_columns)] for group in _groups(footer)]
+    if any(min(sizes, default=0) < 0 for sizes in columns):
+        raise Damaged("the footer has a column of less than no bytes")
+    ends = list(accumulate(map(sum, columns), initial=0))
     shares = [file_bytes * end // max(1, ends[-1]) for end in ends]
     return [end - start for start, end in pairwise(shares)]
 
 
 def _groups(footer: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
     return [footer.row_group(number) for number in range(footer.num_row_groups)]
-
-
-def _packed_sizes(group: pq.RowGroupMetaData) -> list[int]:
-    return [group.column(i).total_compressed_size for i in range(group.num_columns)]
 
 
 def _items_of_group(
