@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import orjson
@@ -114,7 +114,26 @@ def merge_shards(
     for source, tally in enumerate(tallies):
         train, valid = counts[sources == source].sum(0).tolist()
         tally.train, tally.valid = SplitTally(*train), SplitTally(*valid)
-    _copy_all(shards, counts, dtype, share)
+    sizes, done = np.array([result.files["bin"][0] for result in shards.results], np.int64), copied(folder)
+    # Consecutive ones: two machines that write to the same page of a file would wait for each other.
+    is_own = (sizes.cumsum() - sizes) * share.of // max(1, sizes.sum()) == share.number
+    left = [each for each in np.flatnonzero(is_own).tolist() if shards.results[each].name not in done]
+    if left:  # else a run that was killed may have given the files their final names already
+        most = max(shards.needed_bytes(each) for each in left)
+        threads = max(1, min(NUM_THREADS, available_cores() // 2, shutil.disk_usage(folder).free // most))
+        count = max(1, CHECKPOINT_BYTES // most)
+        batches = [left[first : first + count] for first in range(0, len(left), count)]
+        before = int(sizes[is_own].sum() - sizes[left].sum())
+        with ExitStack() as stack:
+            progress = Progress("merging the shards", int(sizes[is_own].sum()), "B", done=before)
+            stack.enter_context(progress)
+            record = stack.enter_context(open(folder / f"copied-{share.number}-of-{share.of}.txt", "ab"))
+            copier = _Copier(shards, counts, dtype, record, threads, stack)
+            pool = stack.enter_context(ThreadPoolExecutor(threads))
+            stack.callback(copier.stop)  # the first thing to happen when one has failed, or after Ctrl-C
+            for future in as_completed([pool.submit(copier.copy, batch) for batch in batches]):
+                progress.advance(future.result())
+            copier.sync()
     if share == WHOLE:
         _give_final_names(folder, any(tally.valid.documents for tally in tallies), paths)
 
@@ -198,31 +217,6 @@ def _counted(shards: _Shards) -> list[list[list[int]]]:
     return counts
 
 
-def _copy_all(shards: _Shards, counts: NDArray[np.int64], dtype: np.dtype[Any], share: Part) -> None:
-    """Copy the shards of a share that are not copied yet; `counts` is int64[shards, splits, 3], as planned."""
-    sizes = np.array([result.files["bin"][0] for result in shards.results], np.int64)
-    # Consecutive ones: two machines that write to the same page of a file would wait for each other.
-    is_own = (sizes.cumsum() - sizes) * share.of // max(1, sizes.sum()) == share.number
-    done = copied(shards.folder)
-    left = [each for each in np.flatnonzero(is_own).tolist() if shards.results[each].name not in done]
-    if not left:  # a run that was killed later may have given the files their final names
-        return
-    most = max(shards.needed_bytes(each) for each in left)
-    num_threads = min(NUM_THREADS, available_cores(), max(1, shutil.disk_usage(shards.folder).free // most))
-    count = max(1, CHECKPOINT_BYTES // most)
-    record = shards.folder / f"copied-{share.number}-of-{share.of}.txt"
-    total, before = int(sizes[is_own].sum()), int(sizes[is_own].sum() - sizes[left].sum())
-    with ExitStack() as stack:
-        progress = stack.enter_context(Progress("merging the shards", total, "B", done=before))
-        copier = _Copier(shards, counts, dtype, record, num_threads, stack)
-        pool = stack.enter_context(ThreadPoolExecutor(num_threads))
-        stack.callback(copier.stop)  # the first thing to happen when one has failed, or after Ctrl-C
-        batches = [left[first : first + count] for first in range(0, len(left), count)]
-        for future in as_completed([pool.submit(copier.copy, batch) for batch in batches]):
-            progress.advance(future.result())
-        copier.sync()
-
-
 class _Copier:
     """Copies shards to their places in the unfinished files, in several threads."""
 
@@ -231,14 +225,13 @@ class _Copier:
         shards: _Shards,
         counts: NDArray[np.int64],
         dtype: np.dtype[Any],
-        record: Path,
+        record: IO[bytes],
         num_threads: int,
         stack: ExitStack,
     ) -> None:
         self._shards, self._num_threads, self._id_bytes = shards, num_threads, dtype.itemsize
         self._totals, self._starts = counts.sum(0).tolist(), (counts.cumsum(0) - counts).tolist()
-        self._lock, self._is_stopped = threading.Lock(), False
-        self._record = stack.enter_context(record.open("ab"))
+        self._record, self._lock, self._is_stopped = record, threading.Lock(), False
         # Never to be read: an NFS client that may read a page writes all of it back, with old bytes of another one's.
         self._files = [os.open(path, os.O_WRONLY | os.O_CREAT, 0o666) for path in _paths(shards.folder)]
         for file in self._files:
@@ -267,16 +260,16 @@ class _Copier:
                 ids, lengths = memoryview(self._shards.content(number, "bin")), self._shards.lengths(number)[:, 0]
                 in_valid, ends = self._shards.in_valid(number), np.cumsum(lengths, dtype=np.int64) * width
                 edges = [0, *(np.flatnonzero(in_valid[1:] != in_valid[:-1]) + 1).tolist(), len(lengths)]
-                runs: tuple[list[memoryview], list[memoryview]] = ([], [])
+                places = [token * width for _, token, _ in self._starts[number]]
                 for start, end in pairwise(edges):  # consecutive documents of the same split
                     if start < end:
-                        runs[int(in_valid[start])].append(ids[ends[start - 1] if start else 0 : ends[end - 1]])
+                        split, run = int(in_valid[start]), ids[ends[start - 1] if start else 0 : ends[end - 1]]
+                        write_at(self._files[2 * split], run, places[split])
+                        places[split] += len(run)
                 for split, chosen in enumerate((~in_valid, in_valid)):
-                    data, index = self._files[2 * split : 2 * split + 2]
                     document, token, _ = self._starts[number][split]
-                    write_at(data, b"".join(runs[split]), token * width)
                     for entries, place in index_part(self._totals[split][0], document, token, lengths[chosen], width):
-                        write_at(index, entries, place)
+                        write_at(self._files[2 * split + 1], entries, place)
                 finished.append(self._shards.results[number])
                 num_bytes += finished[-1].files["bin"][0]
         finally:
@@ -303,7 +296,7 @@ class _Copier:
             os.fsync(file)
 
 
-def write_at(descriptor: int, content: bytes, place: int) -> None:
+def write_at(descriptor: int, content: bytes | memoryview, place: int) -> None:
     """Write all of it at a place of an open file."""
     left = memoryview(content)
     while left:

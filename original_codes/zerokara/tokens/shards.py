@@ -152,7 +152,7 @@ def write_shard(task: Task, job: Job | None = None) -> ShardResult:
     job = job or _job
     # Under a name of its own: the orphan of a killed run may be working on the same task, here or elsewhere.
     paths = [shard_path(job.folder, task.name, ending) for ending in (*ENDINGS, "json")]
-    result, dtype = ShardResult(task.name, job.encoder_name), dtype_for(job.encoder.vocab_size)
+    result = ShardResult(task.name, job.encoder_name)
     with _errors_that_can_be_pickled(), ExitStack() as stack:
         outputs = [_Output(stack.enter_context(open(unfinished_path(path), "wb"))) for path in paths]
         for part in task.parts:
@@ -160,25 +160,8 @@ def write_shard(task: Task, job: Job | None = None) -> ShardResult:
             if part.start == 0 and part.file.remote is None:
                 with open(part.file.path, "rb") as file:
                     held.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            for documents, bad in _batches(read(part, job.text_field, job.txt_document)):
-                held.lines += len(documents) + sum(item.documents for item in bad)
-                ids, text_bytes = job.encoder.encode_joined([document.text for document in documents])
-                ends = np.flatnonzero(ids == np.int32(job.encoder.eos_id))
-                if len(ends) != len(documents):
-                    found = f"{len(ends):,} ends for {len(documents):,} documents"
-                    raise RunError(f"the encoder gave {found}: a bug in zerokara")
-                lengths = np.column_stack([np.diff(ends, prepend=-1), text_bytes]).astype(np.int32)
-                if (empty := lengths[:, 0] == 1).any():
-                    bad.extend(_without_tokens(documents[number]) for number in np.flatnonzero(empty).tolist())
-                    bad.sort(key=lambda item: item.line)
-                    ids, lengths = np.delete(ids, ends[empty]), lengths[~empty]
-                records = [_quarantined(item, len(result.ranges) - 1, held) for item in bad]
-                contents = (ids.astype(dtype, copy=False).tobytes(), lengths.tobytes(), b"".join(records))
-                for output, content in zip(outputs, contents, strict=False):
-                    output.write(content)
-                result.documents += len(lengths)
-                result.tokens += len(ids)
-                result.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
+            for batch in _batches(read(part, job.text_field, job.txt_document)):
+                _write_batch(job, result, outputs, *batch)
             result.disk_bytes += part.disk_bytes
             if isinstance(part, Block) and not part.is_last:
                 result.next_start = part.start + len(part.content) + (part.last.bytes if part.last else 0)
@@ -219,6 +202,29 @@ def _batches(items: Iterator[Document | BadLine]) -> Iterator[tuple[list[Documen
             documents, bad, characters = [], [], 0
     if documents or bad:
         yield documents, bad
+
+
+def _write_batch(
+    job: Job, result: ShardResult, outputs: Sequence[_Output], documents: list[Document], bad: list[BadLine]
+) -> None:
+    """Encode and count documents and bad lines of the last range, and write their ids, lengths and records."""
+    number, held = len(result.ranges) - 1, result.ranges[-1]
+    held.lines += len(documents) + sum(item.documents for item in bad)
+    ids, text_bytes = job.encoder.encode_joined([document.text for document in documents])
+    ends = np.flatnonzero(ids == np.int32(job.encoder.eos_id))
+    if len(ends) != len(documents):
+        raise RunError(f"the encoder gave {len(ends):,} ends for {len(documents):,} documents: a bug in zerokara")
+    lengths = np.column_stack([np.diff(ends, prepend=-1), text_bytes]).astype(np.int32)
+    if (empty := lengths[:, 0] == 1).any():
+        bad = bad + [_without_tokens(documents[each]) for each in np.flatnonzero(empty).tolist()]
+        bad.sort(key=lambda item: item.line)
+        ids, lengths = np.delete(ids, ends[empty]), lengths[~empty]
+    outputs[0].write(ids.astype(dtype_for(job.encoder.vocab_size), copy=False).tobytes())
+    outputs[1].write(lengths.tobytes())
+    outputs[2].write(b"".join(_quarantined(item, number, held) for item in bad))
+    result.documents += len(lengths)
+    result.tokens += len(ids)
+    result.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
 
 
 def _quarantined(item: BadLine, range_number: int, held: RangeResult) -> bytes:
