@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,6 +46,7 @@ STATE_NAME = "merge.json"
 _LOCK_SECONDS = 3600.0
 """How long a share waits for the one that counts the documents of all shards."""
 _MARGIN_BYTES = 4 * 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
 _SPLITS = ("train", "valid")
 
 
@@ -130,7 +130,7 @@ def merge_shards(
             record = stack.enter_context(open(folder / f"copied-{share.number}-of-{share.of}.txt", "ab"))
             copier = _Copier(shards, counts, dtype, record, threads, stack)
             pool = stack.enter_context(ThreadPoolExecutor(threads))
-            stack.callback(copier.stop)  # the first thing to happen when one has failed, or after Ctrl-C
+            stack.callback(copier.stopped.set)  # the first thing to happen when one has failed, or after Ctrl-C
             for future in as_completed([pool.submit(copier.copy, batch) for batch in batches]):
                 progress.advance(future.result())
             copier.sync()
@@ -154,23 +154,23 @@ class _Shards:
             self._firsts.append(documents[source])
             documents[source] += result.documents
 
-    def content(self, number: int, ending: str) -> bytes:
-        """A file of a shard.
+    def check(self, number: int, ending: str, size: int, checksum: int) -> None:
+        """Check the size and the CRC-32 of what was read of a shard.
 
         Raises:
-            RunError: it is not what was written; the shard counts as unfinished from now on.
+            RunError: they are not those of what was written; the shard counts as unfinished from now on.
         """
         result = self.results[number]
-        content = shard_path(self.folder, result.name, ending).read_bytes()
-        if [len(content), zlib.crc32(content)] != [*result.files[ending]]:
+        if [size, checksum] != [*result.files[ending]]:
             shard_path(self.folder, result.name, "json").unlink(missing_ok=True)
             rule = f"the shard {result.name} on the disk differs from what was written, as after a power cut"
             raise RunError(f"{rule}; it is removed. The same command makes it again")
-        return content
 
     def lengths(self, number: int) -> NDArray[np.int32]:
         """int32[documents, 2] of (ids, bytes of text)."""
-        return np.frombuffer(self.content(number, "lengths"), np.int32).reshape(-1, 2)
+        content = shard_path(self.folder, self.results[number].name, "lengths").read_bytes()
+        self.check(number, "lengths", len(content), zlib.crc32(content))
+        return np.frombuffer(content, np.int32).reshape(-1, 2)
 
     def in_valid(self, number: int) -> NDArray[np.bool_]:
         """bool[documents]: which are for validation."""
@@ -231,7 +231,9 @@ class _Copier:
     ) -> None:
         self._shards, self._num_threads, self._id_bytes = shards, num_threads, dtype.itemsize
         self._totals, self._starts = counts.sum(0).tolist(), (counts.cumsum(0) - counts).tolist()
-        self._record, self._lock, self._is_stopped = record, threading.Lock(), False
+        self._record, self._lock = record, threading.Lock()
+        self.stopped = threading.Event()
+        """Set to let each thread end after the shard at hand."""
         # Never to be read: an NFS client that may read a page writes all of it back, with old bytes of another one's.
         self._files = [os.open(path, os.O_WRONLY | os.O_CREAT, 0o666) for path in _paths(shards.folder)]
         for file in self._files:
@@ -242,36 +244,37 @@ class _Copier:
             write_at(index, header_bytes(documents, documents + 1, dtype), 0)
         sync_folder(shards.folder)
 
-    def stop(self) -> None:
-        """Let each thread end after the shard at hand."""
-        self._is_stopped = True
-
     def copy(self, numbers: Sequence[int]) -> int:
         """Copy some shards, and delete them; the bytes of their ids."""
         finished: list[ShardResult] = []
         num_bytes, folder, width = 0, self._shards.folder, self._id_bytes
         try:
             for number in numbers:
-                if self._is_stopped:
+                if self.stopped.is_set():
                     break
                 needed = self._num_threads * self._shards.needed_bytes(number)
                 if shutil.disk_usage(folder).free < needed + _MARGIN_BYTES:
                     self._delete(finished)
-                ids, lengths = memoryview(self._shards.content(number, "bin")), self._shards.lengths(number)[:, 0]
-                in_valid, ends = self._shards.in_valid(number), np.cumsum(lengths, dtype=np.int64) * width
-                edges = [0, *(np.flatnonzero(in_valid[1:] != in_valid[:-1]) + 1).tolist(), len(lengths)]
-                places = [token * width for _, token, _ in self._starts[number]]
-                for start, end in pairwise(edges):  # consecutive documents of the same split
-                    if start < end:
-                        split, run = int(in_valid[start]), ids[ends[start - 1] if start else 0 : ends[end - 1]]
-                        write_at(self._files[2 * split], run, places[split])
-                        places[split] += len(run)
+                result, checksum = self._shards.results[number], 0
+                lengths, in_valid = self._shards.lengths(number)[:, 0], self._shards.in_valid(number)
+                runs = np.split(lengths, np.flatnonzero(in_valid[1:] != in_valid[:-1]) + 1)  # of the same split
+                split, places = int(in_valid[:1].any()), [token * width for _, token, _ in self._starts[number]]
+                with open(shard_path(folder, result.name, "bin"), "rb") as ids:
+                    for run in runs:
+                        left = int(run.sum(dtype=np.int64)) * width
+                        while left and (piece := ids.read(min(left, _PIECE_BYTES))):
+                            write_at(self._files[2 * split], piece, places[split])
+                            checksum = zlib.crc32(piece, checksum)
+                            places[split] += len(piece)
+                            left -= len(piece)
+                        split = 1 - split
+                    self._shards.check(number, "bin", ids.tell(), checksum)
                 for split, chosen in enumerate((~in_valid, in_valid)):
                     document, token, _ = self._starts[number][split]
                     for entries, place in index_part(self._totals[split][0], document, token, lengths[chosen], width):
                         write_at(self._files[2 * split + 1], entries, place)
-                finished.append(self._shards.results[number])
-                num_bytes += finished[-1].files["bin"][0]
+                finished.append(result)
+                num_bytes += result.files["bin"][0]
         finally:
             self._delete(finished)
         return num_bytes
@@ -296,7 +299,7 @@ class _Copier:
             os.fsync(file)
 
 
-def write_at(descriptor: int, content: bytes | memoryview, place: int) -> None:
+def write_at(descriptor: int, content: bytes, place: int) -> None:
     """Write all of it at a place of an open file."""
     left = memoryview(content)
     while left:
