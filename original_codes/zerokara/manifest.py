@@ -43,30 +43,20 @@ class FileKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RemoteFile:
-    """An input on a server that knows its content, so that it need not be read here."""
-
-    name: str
-    bytes: int
-    content: str
-    """SHA-256, or another content id with a prefix that says which (``git:``)."""
-
-
-Inputs = Path | Sequence[Path | RemoteFile]
-Paths = Mapping[str, Inputs]
-
-
-@dataclass(frozen=True)
 class FileRecord:
     """A file by content; `path`, `bytes` and `modified_ns` only save hashing it again when nothing moved."""
 
     path: str
-    """Absolute for an input (as `shown` spells it), or its address on the Hub; when published, its last two names.
+    """Absolute for an input (as `shown` spells it), or its address on a server; when published, its last two names.
     Relative to the manifest's folder for an output, so that the folder can be moved."""
     bytes: int
     sha256: str
-    """For a file on the Hub that has none there: ``git:`` and its blob id."""
+    """Of a file on a server that knows none another content id, with a prefix that says which (``git:``)."""
     modified_ns: int
+
+
+Inputs = Path | Sequence[Path | FileRecord]
+Paths = Mapping[str, Inputs]
 
 
 @dataclass(frozen=True)
@@ -224,8 +214,7 @@ def _differences(manifest_path: Path, done: Manifest, spec: StepSpec) -> Iterato
     for name in sorted(done.settings.keys() | settings.keys()):
         was, now = done.settings.get(name, "(none)"), settings.get(name, "(none)")
         if was != now:
-            rule = f"was {was} when this output was made"
-            yield Fault(str(manifest_path), rule, name, now, remedy)
+            yield Fault(str(manifest_path), f"was {was} when this output was made", name, now, remedy)
     known = {FileKey(r.path, r.bytes, r.modified_ns): r.sha256 for r in chain(*done.inputs.values())}
     inputs = _records(spec.inputs, shown, known)
     for name in sorted(done.inputs.keys() | inputs.keys()):
@@ -245,11 +234,9 @@ def _records(paths: Paths, name_of: Callable[[Path], str], known: Mapping[FileKe
     listed = {name: [files] if isinstance(files, Path) else files for name, files in paths.items()}
     keys = {file: file_key(file) for file in chain(*listed.values()) if isinstance(file, Path)}
     hashes = {**known, **hash_files([file for file, key in keys.items() if key not in known])}
-
-    def record(file: Path | RemoteFile) -> FileRecord:
-        if isinstance(file, RemoteFile):
-            return FileRecord(path=file.name, bytes=file.bytes, sha256=file.content, modified_ns=0)
-        key = keys[file]
-        return FileRecord(name_of(file.resolve()), key.bytes, hashes[key], key.modified_ns)
-
-    return {name: [record(file) for file in files] for name, files in listed.items()}
+    made = {
+        file: FileRecord(name_of(file.resolve()), key.bytes, hashes[key], key.modified_ns) for file, key in keys.items()
+    }
+    return {
+        name: [each if isinstance(each, FileRecord) else made[each] for each in files] for name, files in listed.items()
+    }

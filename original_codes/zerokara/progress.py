@@ -1,4 +1,4 @@
-"""Console output of a step: an opening line, progress with rate and time left, a closing summary.
+"""Console output of a step: lines, progress with rate and time left, a closing summary.
 
 On a terminal, progress is a bar (tqdm); elsewhere, as in a log file, it is a plain line every few seconds.
 """
@@ -66,11 +66,6 @@ class Progress(tqdm):
 
 
 Progress.set_lock(threading.RLock())  # tqdm's own is one of multiprocessing too, and would fix its start method
-
-
-def opening(text: str) -> None:
-    """Print what a step is about to do (``step 2 tokenise: 40 files, 12.3 GB → data/tokens``)."""
-    print(plain(text), flush=True)
 
 
 def summary(title: str, rows: list[tuple[str, str]], next_command: str | None = None) -> None:

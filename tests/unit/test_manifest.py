@@ -11,7 +11,7 @@ import pytest
 
 from zerokara import manifest, progress
 from zerokara.errors import Fault, UserError
-from zerokara.manifest import RemoteFile, StepSpec
+from zerokara.manifest import StepSpec
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_an_input_that_cannot_be_read_raises(tmp_path: Path) -> None:
 
 def test_a_file_on_the_hub_is_known_by_its_content_id(tmp_path: Path) -> None:
     def spec(content: str, name: str = "hf://datasets/o/n@c/f.jsonl") -> StepSpec:
-        return StepSpec("step", {}, {"corpus": [RemoteFile(name, 7, content)]})
+        return StepSpec("step", {}, {"corpus": [manifest.FileRecord(name, 7, content, 0)]})
 
     path = tmp_path / "manifest.json"
     made = manifest.write(path, spec("git:abc"), {}, {}, 1.0)

@@ -96,13 +96,13 @@ class InputFile:
     """Size on disk (packed)."""
     modified_ns: int
     """0 for a remote file."""
-    remote: manifest.RemoteFile | None = None
+    remote: manifest.FileRecord | None = None
     """Where the file is on the Hub or in an object store; None for one on a disk."""
 
     @property
     def name(self) -> str:
         """The file's name in messages and in JSON files."""
-        return shown(self.path if self.remote is None else self.remote.name)
+        return shown(self.path if self.remote is None else self.remote.path)
 
     @property
     def is_packed(self) -> bool:
@@ -166,7 +166,7 @@ def check_unchanged(files: Sequence[InputFile]) -> None:
             raise RunError(f"{changed}; nothing was written; run again when it is complete")
 
 
-def for_manifest(files: Sequence[InputFile]) -> list[Path | manifest.RemoteFile]:
+def for_manifest(files: Sequence[InputFile]) -> list[Path | manifest.FileRecord]:
     """The files as inputs of a `manifest.StepSpec`."""
     return [file.remote or file.path for file in files]
 
@@ -223,14 +223,14 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
     """The files at an address by their names."""
     from zerokara.corpus import remote  # takes a while, so only where an entry is an address
 
-    found = {file: file.name.rpartition("/")[2] for file in remote.find(address, where)}
-    if other := [file.name for file, name in found.items() if formats.is_packed_otherwise(name)]:
+    found = {file: file.path.rpartition("/")[2] for file in remote.find(address, where)}
+    if other := [file.path for file, name in found.items() if formats.is_packed_otherwise(name)]:
         log(f"note: {_first_of(other)}: {_PACKED_OTHERWISE}")
     is_one_file = [*found.values()] == [address.rpartition("/")[2]]
     files = {
-        file.name: InputFile(Path(file.name), source, *kind, file.bytes, 0, file)
+        file.path: InputFile(Path(file.path), source, *kind, file.bytes, 0, file)
         for file, name in found.items()
-        if is_one_file or (formats.is_name(name) and not _NO_DATA.search(file.name))
+        if is_one_file or (formats.is_name(name) and not _NO_DATA.search(file.path))
         if (kind := formats.of(name))
     }
     if not files:

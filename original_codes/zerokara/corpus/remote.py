@@ -24,7 +24,7 @@ from huggingface_hub.utils import logging, parse_hf_uri
 from huggingface_hub.utils._http import default_client_factory  # in no public module, though `set_client_factory` is
 
 from zerokara.errors import Fault, RunError, UserError, redacted
-from zerokara.manifest import RemoteFile
+from zerokara.manifest import FileRecord
 
 HUB = "hf://"
 CONVERSION = "; the Hub's own conversion, where it made one, is hf://datasets/owner/name@refs/convert/parquet"
@@ -32,7 +32,7 @@ _CONTENT_IDS = ("md5Hash", "ETag", "etag", "checksum", "mtime", "LastModified", 
 """What the packages call that which changes with a file's content, the best first."""
 
 
-def find(address: str, where: str) -> list[RemoteFile]:
+def find(address: str, where: str) -> list[FileRecord]:
     """List the files at an address, sorted by name; `where` is its place in the configuration.
 
     Raises:
@@ -52,7 +52,7 @@ def find(address: str, where: str) -> list[RemoteFile]:
                 return [_found(files, about)]
         look = files.glob if fsspec.core.has_magic(path) else files.find
         listed = look(path, detail=True).values()
-        found = sorted((_found(files, about) for about in listed if about["type"] == "file"), key=lambda one: one.name)
+        found = sorted((_found(files, about) for about in listed if about["type"] == "file"), key=lambda one: one.path)
         if not found:
             folder, beside = path.rpartition("/")[0], list[str]()
             with suppress(Exception):  # only a hint for a mistyped name
@@ -64,15 +64,15 @@ def find(address: str, where: str) -> list[RemoteFile]:
         raise _worded(error, address, where) from error
 
 
-def check_readable(file: RemoteFile, where: str) -> None:
+def check_readable(file: FileRecord, where: str) -> None:
     """Read one byte, for a gated dataset lists its files to everyone; raises what `find` does."""
     try:
         open_file(file, 0).read(1)
     except OSError as error:
-        raise _worded(error.__cause__ or error, file.name, where) from error
+        raise _worded(error.__cause__ or error, file.path, where) from error
 
 
-def open_file(file: RemoteFile, buffer_bytes: int) -> BinaryIO:
+def open_file(file: FileRecord, buffer_bytes: int) -> BinaryIO:
     """Open a file as a seekable stream; with `buffer_bytes` 0 it fetches only what it is asked for.
 
     Raises:
@@ -89,15 +89,15 @@ def open_file(file: RemoteFile, buffer_bytes: int) -> BinaryIO:
 class _Stream(AbstractBufferedFile):
     """The bytes of a remote file, of which each answer is checked."""
 
-    def __init__(self, file: RemoteFile, **cache: Any):
-        files, path = fsspec.url_to_fs(file.name)
-        size = {"size": file.bytes} if file.name.startswith(HUB) else {}  # else it lists the folder again
+    def __init__(self, file: FileRecord, **cache: Any):
+        files, path = fsspec.url_to_fs(file.path)
+        size = {"size": file.bytes} if file.path.startswith(HUB) else {}  # else it lists the folder again
         self._file, self._inner = file, files.open(path, "rb", cache_type="none", **size)
         if not size:
             now = _found(files, getattr(self._inner, "details", None) or files.info(path))
             # A listing may tell less than the file itself.
-            is_known = now.content.partition(":")[0] == file.content.partition(":")[0]
-            if now.bytes != file.bytes or (is_known and now.content != file.content):
+            is_known = now.sha256.partition(":")[0] == file.sha256.partition(":")[0]
+            if now.bytes != file.bytes or (is_known and now.sha256 != file.sha256):
                 raise RuntimeError(f"it changed since it was listed: it had {file.bytes:,} bytes, now {now.bytes:,}")
         super().__init__(files, path, size=file.bytes, **cache)
 
@@ -124,7 +124,7 @@ def _pinned(address: str) -> str:
     return f"{HUB}datasets/{dataset.id}@{about.sha}/{dataset.path_in_repo}".rstrip("/")
 
 
-def _found(files: Any, about: dict[str, Any]) -> RemoteFile:
+def _found(files: Any, about: dict[str, Any]) -> FileRecord:
     """A file from what a package tells about it."""
     if "blob_id" in about:  # on the Hub
         content = about["lfs"]["sha256"] if about["lfs"] else f"git:{about['blob_id']}"
@@ -133,11 +133,11 @@ def _found(files: Any, about: dict[str, Any]) -> RemoteFile:
         value = about.get(key)
         value = value.timestamp() if isinstance(value, datetime) else value
         content = f"{key.lower()}:{value}".replace('"', "") if key else ""
-    return RemoteFile(files.unstrip_protocol(about["name"]), about["size"] or 0, content)
+    return FileRecord(files.unstrip_protocol(about["name"]), about["size"] or 0, content, modified_ns=0)
 
 
-def _failed(file: RemoteFile, action: str, error: Exception) -> OSError:
-    return OSError(errno.EIO, redacted(f"{action} failed: {_message(error)}"), file.name)
+def _failed(file: FileRecord, action: str, error: Exception) -> OSError:
+    return OSError(errno.EIO, redacted(f"{action} failed: {_message(error)}"), file.path)
 
 
 def _message(error: BaseException) -> str:

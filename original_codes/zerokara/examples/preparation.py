@@ -38,7 +38,7 @@ from zerokara.examples.example_files import SPLITS, STEP, ExampleFiles, ExampleP
 from zerokara.examples.facts import SplitCounts
 from zerokara.examples.formats import Example, ExampleFormat, Found, Unlearnable, read_examples, resolve
 from zerokara.examples.reading import Record, find_example_files, read_records
-from zerokara.progress import Progress, bytes_text, opening, plural, seconds_text, summary
+from zerokara.progress import Progress, bytes_text, log, plural, seconds_text, summary
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import bin_path, idx_path
@@ -87,10 +87,10 @@ def prepare(
     if manifest.already_done(paths.manifest, spec, redo=redo):
         made = ExampleFiles.read(config.output_prefix)
         _check_counts(config, paths, {name: split.counts for name, split in made.splits.items()})
-        opening(f"examples: prepared already, {bin_path(paths.prefix('train'))} was made from the same files")
+        log(f"examples: prepared already, {bin_path(paths.prefix('train'))} was made from the same files")
         return made
     size = bytes_text(sum(file.bytes for file in all_files))
-    opening(f"examples: {plural(len(all_files), 'file')}, {size}, {form.name} → {bin_path(paths.prefix('train'))}")
+    log(f"examples: {plural(len(all_files), 'file')}, {size}, {form.name} → {bin_path(paths.prefix('train'))}")
     tokenizer = load_tokenizer()
     template = _template(config, encoder, tokenizer, is_encoder_decoder) if form.name == "messages" else None
     encodes = partial(encode, encoder=encoder, tokenizer=tokenizer, template=template)

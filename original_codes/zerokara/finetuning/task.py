@@ -23,7 +23,7 @@ from zerokara.evaluation.baselines import Baseline
 from zerokara.examples import facts, preparation
 from zerokara.examples.example_files import ExampleFiles, ExamplePaths, ExampleTokens, SplitFiles
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
-from zerokara.progress import count_text, log, opening
+from zerokara.progress import count_text, log
 from zerokara.samples.example_data import ExampleData
 from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.samples.packing import target_length
@@ -138,7 +138,7 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
     test = examples.splits.get("test")
     if test is not None and not _is_tested(run_dir, tested.name, config.metric):
         number = test.num_examples
-        opening(f"{plan.task.title}: reading the {number:,} test examples, once, with {tested.name}")
+        log(f"{plan.task.title}: reading the {number:,} test examples, once, with {tested.name}")
         if code := spawn(plan, "test", str(tested)):
             raise RunError(f"the test ended with exit code {code}; its messages say why. To test: {commands.resume}")
     if examples.data_format == "messages":  # the export is proved on some of them, too

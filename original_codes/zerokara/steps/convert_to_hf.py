@@ -13,7 +13,7 @@ from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, unused_name
 from zerokara.huggingface import checkpoint_source, exported_folder, real_text
-from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
+from zerokara.progress import bytes_text, log, plain, seconds_text, summary
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.encoder import Encoder
 
@@ -29,14 +29,14 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     work = exported_folder.work(source, config)
     done = manifest.already_done(folder / exported_folder.MANIFEST_NAME, work, redo=options.redo)
     if done is not None:
-        opening(f"step 4 convert: done already, {folder} was made from {source.folder} (--redo: again)")
+        log(f"step 4 convert: done already, {folder} was made from {source.folder} (--redo: again)")
         _print_samples(done.facts["samples"], is_encoder_decoder)
         print(following)
         return
     preflight.check(config, preflight.of_export(config))
     exported_folder.check_space(config, source)
     files = real_text.files_for(config, source.config)
-    opening(f"step 4 convert: {source.folder} ({source.shape.size_text}) → {folder} ({config.dtype}), then the proofs")
+    log(f"step 4 convert: {source.folder} ({source.shape.size_text}) → {folder} ({config.dtype}), then the proofs")
     if others := exported_folder.to_keep(folder):
         names = f"{', '.join(others[:5])}{' …' if others[5:] else ''}"
         kept = unused_name(folder, ASIDE_ENDING)

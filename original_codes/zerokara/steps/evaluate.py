@@ -25,7 +25,7 @@ from zerokara.evaluation.measures import LEVEL
 from zerokara.evaluation.results import Section, table
 from zerokara.evaluation.task_data import TaskFiles
 from zerokara.evaluation.tasks import Task, measure_tasks
-from zerokara.progress import bytes_text, log, opening, plural, seconds_text, summary
+from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     work = _work(config, files, task_files)
     done = manifest.already_done(manifest_path, work, redo=options.redo)
     if done is not None:
-        opening(f"step 8 evaluate: done already, {folder} (--redo: again)")
+        log(f"step 8 evaluate: done already, {folder} (--redo: again)")
         print("\n".join(done.facts["table"]))
         return
     preflight.check(config, preflight.Outputs("output_dir", written, work.step), texts=files)
     size = bytes_text(sum(file.bytes for file in files))
     on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
-    opening(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
+    log(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
     read = list(read_texts(config, files, config.seed))
     tasks = [task_data.read(config, each, config.seed) for each in task_files]
     if options.dry_run:
@@ -121,7 +121,7 @@ def _work(config: EvaluateConfig, files: Sequence[InputFile], task_files: Sequen
     """What is to be done, for the manifest; files by content, each entry's by itself."""
     weights = [file for name in config.models for file in model_files(Path(name))]
     settings = config.model_dump(mode="json", exclude=_PLACES)
-    read: dict[str, Sequence[Path | manifest.RemoteFile]] = {"models": weights}
+    read: dict[str, Sequence[Path | manifest.FileRecord]] = {"models": weights}
     for source, members in groupby(files, key=lambda file: file.source):
         read[f"texts[{source}]"] = for_manifest(list(members))
     for each in task_files:

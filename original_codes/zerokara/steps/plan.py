@@ -21,7 +21,7 @@ from zerokara.forecast.fit import MAX_EVAL_TOKENS, NUM_RUNS, SHAPES, MeasuredRun
 from zerokara.forecast.machine import LEFT_TO_RECIPE, Planner, size_settings
 from zerokara.forecast.sizes import Budget, Candidate, candidate, recommended
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import bytes_text, count_text, log, opening, seconds_text, summary
+from zerokara.progress import bytes_text, count_text, log, seconds_text, summary
 from zerokara.steps import command
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import Counts, count
@@ -42,7 +42,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         raise UserError(config.fault("init_from", "fixes the model's size: there is nothing to plan", "set it to ''"))
     counts, vocab_size = count(config.output_prefix), Encoder(config.input_tokenizer_file).vocab_size
     planner = Planner(options.config_path, tuple(options.overrides))
-    opening(f"plan: {counts.train.tokens:,} training tokens in {config.output_prefix}")
+    log(f"plan: {counts.train.tokens:,} training tokens in {config.output_prefix}")
     speed = planner.measure_speed()
     folder = Path(f"{config.output_prefix}_plan")
     runs = _small_runs(config, options, planner, vocab_size, counts, folder)

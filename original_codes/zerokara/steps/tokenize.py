@@ -15,7 +15,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile, find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
 from zerokara.errors import Fault, UserError
-from zerokara.progress import bytes_text, count_text, log, opening, plural, summary
+from zerokara.progress import bytes_text, count_text, log, plural, summary
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.compatibility import notes
 from zerokara.tokens import work_folder
@@ -44,7 +44,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         check_bad_fraction(config, TypeAdapter(SourceTally).validate_python(done.facts), paths)
         if not options.dry_run:
             work_folder.discard(paths)  # of a step that was killed after it had written its manifest
-        opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
+        log(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
         log(f"next: {following}")
         return
     preflight.check(config, preflight.of_tokens(config), input_jsonl=files)
@@ -54,7 +54,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     tokens = f"about {count_text(prepared.expected.tokens)} tokens, {bytes_text(prepared.expected.output_bytes)}"
     workers = plural(num_workers(config, files), "worker")
-    opening(f"{name}: {corpus} → {bin_path(paths.train)} ({tokens}), {workers}")
+    log(f"{name}: {corpus} → {bin_path(paths.train)} ({tokens}), {workers}")
     log(f"  encoder: {prepared.choice.name}, {prepared.choice.reason}")
     for note in notes(prepared.encoder):
         log(f"  tokenizer: {note}")

@@ -13,7 +13,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile, find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
 from zerokara.durable import made_folder
-from zerokara.progress import bytes_text, opening, plural, seconds_text, summary
+from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 
 
@@ -32,7 +32,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     work = _work(config, files, others)
     following = command.next_command("2_tokenize.sh", options, config, {"input_tokenizer_file": str(model_path)})
     if manifest.already_done(manifest_path, work, redo=options.redo) is not None:
-        opening(f"step 1 tokenizer: done already, {model_path} was made from the same text (--redo: again)")
+        log(f"step 1 tokenizer: done already, {model_path} was made from the same text (--redo: again)")
         print(f"next: {following}")
         return
     preflight.check(config, preflight.of_tokenizer(config), input=files)
@@ -42,7 +42,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     expected, free = bytes_text(budget.peak_bytes), bytes_text(budget.available_bytes)
     sample, threads = bytes_text(budget.sample_bytes), plural(training.num_threads(config), "thread")
-    opening(f"step 1 tokenizer: {corpus} → {model_path}, {config.model_type}, {config.vocab_size:,} pieces")
+    log(f"step 1 tokenizer: {corpus} → {model_path}, {config.model_type}, {config.vocab_size:,} pieces")
     print(f"  at most {sample} of text, {threads}, about {expected} of memory ({free} free)")
     if analyser:
         print(f"  split into the morphemes that {analyser.version_text()} finds")

@@ -15,7 +15,7 @@ from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import UserError
 from zerokara.huggingface import exported_folder
-from zerokara.progress import bytes_text, opening, seconds_text, summary
+from zerokara.progress import bytes_text, log, seconds_text, summary
 from zerokara.steps import command, preflight
 
 
@@ -37,7 +37,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     files = exported_folder.files(made)
     total = sum(record.bytes for record in files)
     what, visibility = f"{len(files)} files, {bytes_text(total)}", "private" if config.private else "public"
-    opening(f"step 6 upload: {what} → {name or 'a repository to be named'} ({visibility})")
+    log(f"step 6 upload: {what} → {name or 'a repository to be named'} ({visibility})")
     if options.dry_run:
         width = max(len(record.path) for record in files)
         for record in files:

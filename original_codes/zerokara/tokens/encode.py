@@ -96,7 +96,7 @@ def encode_corpus(
         share = f"{kind}-{of_work.number}-of-{of_work.of}" if of_work else share
     wanted = work_folder.ShardPlan(
         files=[
-            [shown(file.path.name), file.bytes, file.remote.content if file.remote else file.modified_ns, file.source]
+            [shown(file.path.name), file.bytes, file.remote.sha256 if file.remote else file.modified_ns, file.source]
             for file in files
         ],
         tokenizer_sha256=encoder.sha256,

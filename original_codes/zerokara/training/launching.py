@@ -28,7 +28,7 @@ from zerokara import checkpoint
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import INTERRUPTED, RunError, Stopped, UserError
 from zerokara.model import loopback
-from zerokara.progress import bytes_text, count_text, opening, plural, summary
+from zerokara.progress import bytes_text, count_text, log, plural, summary
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import preflight, processors, run_folder, run_plan, schedule
 from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, TrialResult, min_activation_bytes
@@ -181,7 +181,7 @@ def changed_choices(plan: RunPlan, earlier: EarlierRun) -> Iterator[str]:
 
 def show(plan: RunPlan, lines: Sequence[str]) -> None:
     """Print a plan, and further lines below it."""
-    opening(f"{plan.task.title}: {plan.data.train_prefix} → {plan.run_dir}")
+    log(f"{plan.task.title}: {plan.data.train_prefix} → {plan.run_dir}")
     device = ("device", plan.devices.text(plan.processes_per_node))
     for name, value in [device, *preflight.plan_rows(plan), *plan.memory.rows()]:
         print(f"  {name:<12}  {value}")
@@ -220,7 +220,7 @@ def evaluate(config: RunConfig, task: Task, name: str) -> None:
     folder = run_folder.find_checkpoint(plan, name)
     plan = on_this_machine(plan, earlier)
     tokens = count_text(plan.data.num_valid_tokens)
-    opening(f"{task.title}, evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
+    log(f"{task.title}, evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
     print(f"  {plan.devices.text(plan.num_processes)}")
     if code := spawn(plan, "evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")

@@ -66,7 +66,7 @@ def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixtur
 
     assert (guarded(unreadable), guarded(wrong)) == (1, 2)
     progress.log(name)
-    progress.opening(name)
+    progress.log(name)
     progress.summary("step 2: done", [(name, name)])
     printed = "".join(capsys.readouterr())
     assert printed.count("a\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b31m\\udcff.jsonl\tx") == 5
