@@ -2,8 +2,7 @@
 
 In: the chain of manifests and the run folder; nothing else is claimed, and a missing fact gives no line. Out: Markdown
 with YAML front matter (https://huggingface.co/docs/hub/model-cards), by huggingface_hub from `model_card.md.jinja`.
-Names and texts of others are escaped, so that they are shown and are never markup: a corpus file may be named
-``x](javascript:…)<script>.jsonl``, and a model writes anything.
+Names and texts of others are escaped, never markup: a corpus file may be named ``x](javascript:…)<script>.jsonl``.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx2
 from huggingface_hub import HfApi, constants, set_client_factory
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import HFValidationError, disable_progress_bars, logging, validate_repo_id
 from huggingface_hub.utils._http import default_client_factory
@@ -117,8 +117,7 @@ def differences(folder: Path, files: Sequence[FileRecord], remote: Mapping[str, 
         else:
             kind, there, here = "git blob", file.blob_id, git_hash((folder / record.path).read_bytes())
         if (file.size, there) != (record.bytes, here):
-            on_hub = f"{kind} {there} ({file.size:,} bytes)"
-            found.append(f"{record.path}: {on_hub} on the Hub, {here} ({record.bytes:,} bytes) here")
+            found.append(f"{record.path}: {kind} {there} ({file.size:,} bytes) there, {here} ({record.bytes:,}) here")
     expected = {record.path for record in files} | HUBS_OWN_FILES
     found += [f"{path}: on the Hub, but not part of this export" for path in sorted(remote.keys() - expected)]
     return found
@@ -156,8 +155,6 @@ def _errors_explained(repository: str, account: Sequence[str]) -> Iterator[None]
         yield
     except LocalTokenNotFoundError as error:
         raise UserError(Fault("Hugging Face", "there is no token", remedy=LOGIN_HINT)) from error
-    except OfflineModeIsEnabled as error:
-        raise RunError("huggingface_hub is in offline mode; unset HF_HUB_OFFLINE") from error
     except (HfHubHTTPError, httpx2.HTTPError, RuntimeError, ValueError, OSError) as error:
         # Errors in its upload threads are wrapped in a RuntimeError.
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
@@ -173,9 +170,7 @@ def _refusal(error: HfHubHTTPError, repository: str, account: Sequence[str]) -> 
     """The Hub's refusal and its likely cause."""
     status, namespace = error.response.status_code, repository.partition("/")[0]
     no_access = f"the token must have write access to {namespace}; it belongs to: {', '.join(account) or 'unknown'}"
-    changed = (
-        "somebody else changed it during this upload, and none of their files was replaced: see their commit there"
-    )
+    changed = "somebody else changed it during this upload, and nothing of theirs was replaced: see their commit there"
     causes = {401: LOGIN_HINT, 403: no_access, 404: no_access, 409: changed, 412: changed, 429: "wait some minutes"}
     reason = f" ({error.server_message})" if error.server_message else ""
     refused = f"the Hub refuses {repository} with status {status} at {error.response.url}{reason}"
