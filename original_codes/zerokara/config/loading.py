@@ -37,6 +37,8 @@ FILES: dict[str, type[Settings]] = {
 """The settings of each file. A set in `model_configs/` has a prefix before the name; the last ends all the others."""
 RESOLVED_NAME = "config_resolved.yaml"
 """In a run folder: all settings of its newest start."""
+GONE = ("cluster", "cluster_parts")
+"""Settings that the runs of an earlier zerokara have recorded, and that nothing reads any more."""
 
 _Config = TypeVar("_Config", bound=Settings)
 _MAX_BYTES = 256 * 1024
@@ -67,6 +69,8 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     faults: list[Fault] = []
     values, lines = _read_file(Path(path), faults)
     _check_is_the_file(path, values.keys(), config_class)
+    if Path(path).name == RESOLVED_NAME:
+        values = {key: value for key, value in values.items() if key not in GONE}
     overridden = _apply(overrides, values, faults)
     origin = Origin(str(path), lines, frozenset(overridden))
 

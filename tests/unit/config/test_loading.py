@@ -308,3 +308,11 @@ def test_the_file_of_another_step_is_one_fault_that_names_it(name: str, read_by:
 def test_a_part_of_a_value_is_answered_with_how_to_set_it(tmp_path: Path) -> None:
     (fault,) = faults_of(tmp_path, "", overrides=("stages[1].order=shuffle",))
     assert fault.key == "stages[1].order" and "--set 'stages=[" in fault.remedy
+
+
+def test_a_run_of_an_earlier_version_may_hold_settings_that_are_gone(tmp_path: Path) -> None:
+    for name in ("config_resolved.yaml", "config.yaml"):
+        (tmp_path / name).write_text("seed: 7\ncluster: none\ncluster_parts: auto\n", encoding="utf-8")
+    assert load(PretrainConfig, tmp_path / "config_resolved.yaml").seed == 7
+    with pytest.raises(UserError, match="cluster = none: there is no such setting"):
+        load(PretrainConfig, tmp_path / "config.yaml")
