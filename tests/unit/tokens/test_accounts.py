@@ -70,7 +70,7 @@ def test_bad_lines_count_as_documents_and_one_that_is_too_long_with_its_bytes(
     assert tally.skipped == dict.fromkeys(bad, 1) | {"broken JSON": 2, "truncated last line": 1}
     assert tally.documents == 50 and tally.documents_in == 55
     assert tally.bad_documents == (4, 54), "an empty line is no loss"
-    assert tally.bad_bytes in ((0, len(content)), (3001, len(content))) and not tally.damaged
+    assert tally.bad_bytes == (3001, len(content)) and not tally.damaged
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
