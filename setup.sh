@@ -49,7 +49,9 @@ pip_install() { # on a terminal pip shows its downloads; in a log file it is qui
     [[ -t 1 ]] && quiet=
     # pip would compile the Python files one by one, which is half of the whole time: see below.
     # The lock files name every package, so no dependency is added; --require-hashes would refuse it anyway.
-    .venv/bin/python -P -m pip install --disable-pip-version-check --no-compile --require-hashes --no-deps $quiet "$@"
+    # Where pip is configured with folders that do not exist, it would say so for each package: a hundred lines.
+    .venv/bin/python -P -m pip install --disable-pip-version-check --no-compile --require-hashes --no-deps $quiet "$@" \
+        2> >(grep --line-buffered -v 'is ignored: it is neither a file nor a directory' >&2)
 }
 
 entries() { # entries NAMES: of requirements.lock, with their hashes, those whose names are these (a regular expression)
