@@ -32,14 +32,14 @@ def total_memory(num_processes: int = 1) -> int:
 
 def available_cores() -> int:
     """Cores that this process may run on (taskset, Slurm), and no more than its control groups give it the time of."""
-    quotas = [_content(group / "cpu.max").split() for group in control_groups()]
+    quotas = [content(group / "cpu.max").split() for group in control_groups()]
     allowed = [int(quota[0]) // int(quota[1]) for quota in quotas if quota and quota[0] != "max"]
     return max(1, min([len(os.sched_getaffinity(0)), *allowed]))
 
 
 def control_groups() -> Iterator[Path]:
     """The control groups (version 2) that this process is in, the innermost first."""
-    for line in _content(Path("/proc/self/cgroup")).splitlines():
+    for line in content(Path("/proc/self/cgroup")).splitlines():
         if line.startswith("0::/"):
             group = _CGROUPS / line.removeprefix("0::/")
             yield from (parent for parent in [group, *group.parents] if parent.is_relative_to(_CGROUPS))
@@ -53,14 +53,14 @@ def _memory_limits(num_processes: int) -> Iterator[tuple[int, int]]:
     places = [(group, "memory.max", "memory.current") for group in control_groups()]
     places.append((_CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))  # a container's, version 1
     for group, limit_name, used_name in places:
-        limit, used = _content(group / limit_name).strip(), _content(group / used_name)
+        limit, used = content(group / limit_name).strip(), content(group / used_name)
         if used and limit.isdecimal():  # it may be "max"
-            statistics = dict(line.split() for line in _content(group / "memory.stat").splitlines())
+            statistics = dict(line.split() for line in content(group / "memory.stat").splitlines())
             # File cache, which reading a large file fills, is dropped before memory is refused.
             yield int(limit), int(used) - int(statistics.get("inactive_file", 0))
 
 
-def _content(path: Path) -> str:
+def content(path: Path) -> str:
     """A file of the kernel; empty where it has none (the root has no limit, nor has a group without a controller)."""
     try:
         return path.read_text(encoding="utf-8")

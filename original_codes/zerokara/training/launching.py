@@ -363,12 +363,9 @@ def rendezvous() -> Iterator[dict[str, str]]:
     a file without a name, in memory (memfd_create(2)). Processes open it through /proc, which Linux allows to the same
     user alone; it is gone with the last one that holds it.
     """
-    file = os.memfd_create("zerokara_rendezvous")
-    os.fchmod(file, 0o600)
-    try:
-        yield {supervision.RENDEZVOUS_NAME: f"/proc/{os.getpid()}/fd/{file}"}
-    finally:
-        os.close(file)
+    with open(os.memfd_create("zerokara_rendezvous"), "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        yield {supervision.RENDEZVOUS_NAME: f"/proc/{os.getpid()}/fd/{file.fileno()}"}
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ Training opens all of it, the trial of a dry run all but the checkpoint, the eva
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -153,7 +154,7 @@ def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharin
             try:
                 step = int(newest_step())
             except RunError as error:  # others have one, or this is how all of them find none
-                progress.log(f"{sharing.host}: {error}")
+                progress.log(f"{socket.gethostname()}: {error}")
                 step = -1
     steps = processes.numbers_of_all(step if sharing.leads else -1)
     if (newest := max(steps)) < 0:

@@ -12,6 +12,7 @@ import contextlib
 import math
 import mmap
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -200,4 +201,4 @@ class Saver:
     def _log(self, text: str) -> None:
         """Print a line, from each process that leads; those of other machines with their names."""
         if self._sharing.leads:
-            progress.log(text if self._processes.is_first else f"{self._sharing.host}: {text}")
+            progress.log(text if self._processes.is_first else f"{socket.gethostname()}: {text}")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from torch.distributed import FileStore
 
 from zerokara.model import loopback
 from zerokara.training import launching
@@ -36,9 +35,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     with launching.rendezvous() as variables:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        joining.init_method.cache_clear()
+        joining.rendezvous.cache_clear()
         yield variables
-    joining.init_method.cache_clear()
+    joining.rendezvous.cache_clear()
 
 
 def listening() -> set[int]:
@@ -46,31 +45,30 @@ def listening() -> set[int]:
 
 
 def test_processes_share_the_store_and_open_no_port(environment: dict[str, str]) -> None:
-    before, method = listening(), joining.init_method()
-    assert method and method.startswith("file:///proc/self/fd/")
-    path = method.removeprefix("file://")
-    one, other = FileStore(path, 2), FileStore(path, 2)
+    before, one = listening(), joining.rendezvous()
+    joining.rendezvous.cache_clear()
+    other = joining.rendezvous()
+    assert one and other and one is not other
     one.set("word", "said")
     assert other.get("word") == b"said"
     assert listening() == before
 
 
 def test_the_rendezvous_outlives_the_process_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    joining.init_method.cache_clear()
+    joining.rendezvous.cache_clear()
     with launching.rendezvous() as environment:
         monkeypatch.setenv(supervision.RENDEZVOUS_NAME, environment[supervision.RENDEZVOUS_NAME])
-        method = joining.init_method()
-        assert method
-    store = FileStore(method.removeprefix("file://"), 1)
+        store = joining.rendezvous()
+    assert store
     store.set("word", "said")
     assert store.get("word") == b"said"
-    joining.init_method.cache_clear()
+    joining.rendezvous.cache_clear()
 
 
 def test_a_process_without_a_rendezvous_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(supervision.RENDEZVOUS_NAME, raising=False)
-    joining.init_method.cache_clear()
-    assert joining.init_method() is None
+    joining.rendezvous.cache_clear()
+    assert joining.rendezvous() is None
 
 
 def test_another_user_cannot_open_it(environment: dict[str, str]) -> None:

@@ -214,7 +214,7 @@ class NodeAgent(LocalElasticAgent):
         """Return what the heartbeat has lost; the first machine does not wait for that one to leave."""
         lost = self._heartbeat.lost() if self._heartbeat is not None else None
         if lost and self._meeting is not None and self._meeting.index == 0:
-            self._meeting.mark_departed()
+            self._meeting.store.add("departed", 1)
         return lost
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:

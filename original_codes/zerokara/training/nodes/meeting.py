@@ -18,7 +18,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
@@ -69,6 +69,14 @@ class LostFirstMachine(RunError):
     """The first machine, which holds the meeting, is gone or out of reach."""
 
 
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Poll `condition` until it is true, for at most `seconds`; return its last answer."""
+    deadline = time.monotonic() + seconds
+    while not (is_true := condition()) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return is_true
+
+
 @dataclass
 class Meeting:
     """The meeting, as one of the machines sees it."""
@@ -99,12 +107,10 @@ class Meeting:
         Raises:
             RunError: it has not come in time; names the machine.
         """
-        deadline, key = time.monotonic() + seconds, f"{what}/{index}"
-        while not self.store.check([key]):
-            if time.monotonic() > deadline:
-                who = f"machine {index}" if index else f"the first machine, {self.endpoint},"
-                raise RunError(f"{who} has given up before the start; see what it printed")
-            time.sleep(_POLL_SECONDS)
+        key = f"{what}/{index}"
+        if not wait_until(lambda: self.store.check([key]), seconds):
+            who = f"machine {index}" if index else f"the first machine, {self.endpoint},"
+            raise RunError(f"{who} has given up before the start; see what it printed")
         return orjson.loads(self.store.get(key))
 
     def gather(self, what: str, content: object = None) -> list[Any]:
@@ -115,10 +121,6 @@ class Meeting:
         """
         self.publish(what, content)
         return [self.wait_for(what, index) for index in range(self.count)]
-
-    def mark_departed(self) -> None:
-        """Say that a machine has left, this one or a lost one: the first does not wait for it."""
-        self.store.add("departed", 1)
 
     def claims(self, run_dir: Path) -> bool:
         """Whether this machine makes the run folder: the first of those that see the same one, which is found out here.
@@ -167,7 +169,13 @@ def meet(machines: Machines) -> Iterator[Meeting]:
     meeting = Meeting(store, endpoint, address_towards(endpoint.host), 0, machines.least)
     try:
         if machines.is_first:
-            meeting.publish("count", _count_arriving(store, machines.number, machines.least))
+            seen = 1
+            while seen < machines.number:
+                seconds = float("inf") if seen < machines.least else GRACE_SECONDS
+                if not wait_until(lambda: store.add("arrived", 0) >= seen, seconds):  # noqa: B023  # called at once
+                    break
+                seen = 1 + store.add("arrived", 0)
+            meeting.publish("count", min(seen, machines.number))
         else:
             meeting.index = store.add("arrived", 1)
         meeting.count = meeting.wait_for("count", seconds=float("inf"))
@@ -187,23 +195,11 @@ def meet(machines: Machines) -> Iterator[Meeting]:
         leaves = not machines.is_first or isinstance(stop, Stopped)
         raise
     finally:
-        deadline = time.monotonic() + LEAVE_SECONDS  # in which the others still read here why they end
         with contextlib.suppress(RuntimeError):
-            if leaves and not machines.is_first:
-                meeting.mark_departed()
-            while leaves and machines.is_first and store.add("departed", 0) < store.add("arrived", 0):
-                leaves = time.monotonic() < deadline
-                time.sleep(_POLL_SECONDS)
-
-
-def _count_arriving(store: Store, number: int, least: int) -> int:
-    """Wait until all machines are there, or the least number and for `GRACE_SECONDS` nobody more."""
-    seen, changed = 1, time.monotonic()
-    while seen < number and (seen < least or time.monotonic() - changed < GRACE_SECONDS):
-        time.sleep(_POLL_SECONDS)
-        if (arrived := 1 + store.add("arrived", 0)) != seen:
-            seen, changed = arrived, time.monotonic()
-    return min(seen, number)
+            if leaves and machines.is_first:  # the others still read here why they end
+                wait_until(lambda: store.add("departed", 0) >= store.add("arrived", 0), LEAVE_SECONDS)
+            elif leaves:
+                store.add("departed", 1)
 
 
 def _listening(endpoint: Endpoint) -> TCPStore:
@@ -254,14 +250,21 @@ def agreed(meeting: Meeting, plan: RunPlan) -> RunPlan:
         RunError: a machine has given up.
     """
     plan = plan.on_processes(meeting.count * plan.processes_per_node, meeting.count)
-    # Of files the content is compared, and not the names.
+    root, code = Path(__file__).resolve().parents[2], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    # Of files the content is compared, and not the names: a copy may have been cut off or patched since the manifest.
+    places = {"train": plan.data.train_prefix, "valid": plan.data.valid_prefix}
+    files = {name + path.suffix: path for name, at in places.items() for path in (bin_path(at), idx_path(at))}
+    tokens = {"train": plan.data.sha256[:12], "valid": plan.data.valid_sha256[:12]}
+    tokens |= {name: _sampled(path) for name, path in files.items() if path.exists()}
     settings = plan.requested.model_dump(mode="json") | {"deepspeed_template": plan.requested_template}
     own = _machine(meeting, plan.run_dir) | {
-        "code": _code_hash(),
+        "code": code.hexdigest(),
         "packages": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "settings": {key: value for key, value in settings.items() if key not in PLACES},
         "tokenizer": plan.encoder.sha256,
-        "data": _token_files(plan),
+        "data": tokens,
         "processes": plan.processes_per_node,
         "device": plan.memory.device,
         "devices": plan.devices.text(plan.processes_per_node),
@@ -321,23 +324,6 @@ def _difference(was: Any, now: Any) -> str:
         keys = [key for key in sorted({*was, *now}) if was.get(key) != now.get(key)]
         return ", ".join(f"{key} {was.get(key, '(none)')}, here {now.get(key, '(none)')}" for key in keys)
     return f"{str(was)[:12]}, here {str(now)[:12]}"
-
-
-def _code_hash() -> str:
-    """One hash over the package's own source files."""
-    root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _token_files(plan: RunPlan) -> dict[str, str]:
-    """What the manifest says of the token files, and what they hold: a copy may have been cut off or patched."""
-    found = {"train": plan.data.sha256[:12], "valid": plan.data.valid_sha256[:12]}
-    for name, prefix in (("train", plan.data.train_prefix), ("valid", plan.data.valid_prefix)):
-        paths = [path for path in (bin_path(prefix), idx_path(prefix)) if path.exists()]
-        found |= {name + path.suffix: _sampled(path) for path in paths}
-    return found
 
 
 def _sampled(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import functools
@@ -10,14 +11,13 @@ import itertools
 import os
 import resource
 import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed
-from torch.distributed import AllToAllOptions, HashStore, PrefixStore, ProcessGroup, Store, TCPStore, distributed_c10d
+from torch.distributed import FileStore, HashStore, PrefixStore, ProcessGroup, Store, TCPStore, distributed_c10d
 
 from zerokara import progress
 from zerokara.errors import RunError
@@ -33,9 +33,6 @@ ANSWER_SECONDS = 60
 """How long a process may take to answer before it is named."""
 TIMEOUT = datetime.timedelta(minutes=30)
 """How long a collective waits for the slowest process, in every group; `Processes.from_one` waits for longer."""
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Source: glibc's malloc.h."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +122,6 @@ class FolderSharing:
         """Whether this process speaks for the folder."""
         return self.index == 0
 
-    @property
-    def host(self) -> str:
-        """The machine's name."""
-        return socket.gethostname()
-
 
 def shared_folder(processes: Processes) -> FolderSharing:
     """Find out who shares this process's run folder, from what its machine was told; every process must call it."""
@@ -168,16 +160,9 @@ def init_process_group(device: torch.device) -> None:
     if torch.distributed.is_initialized():
         return
     is_cuda, count = device.type == "cuda", int(os.environ["WORLD_SIZE"])
-    store: Store | None = None
-    if count == 1:
-        store = HashStore()
-    elif address := store_address():  # of the first of several machines
-        host, port, attempt = address
-        store = PrefixStore(f"processes/{attempt}", TCPStore(host, port, is_master=False, timeout=TIMEOUT))
     torch.distributed.init_process_group(
         "nccl" if is_cuda else "gloo",
-        init_method=None if store else init_method() or "env://",
-        store=store,
+        store=HashStore() if count == 1 else rendezvous(),
         timeout=TIMEOUT,
         rank=0 if count == 1 else int(os.environ["RANK"]),
         world_size=count,
@@ -185,23 +170,21 @@ def init_process_group(device: torch.device) -> None:
     )
 
 
-def store_address() -> tuple[str, int, str] | None:
-    """Return host, port and start of the store of several machines; None on one, and where nothing was given."""
-    match os.environ.get(supervision.RENDEZVOUS_NAME, "").split(" "):
-        case [host, port, start]:
-            return host, int(port), start
-    return None
-
-
 @functools.cache
-def init_method() -> str | None:
-    """torch.distributed's init_method, in a process that was given a rendezvous; None in another.
+def rendezvous() -> Store | None:
+    """The store at which the processes of a run meet; None in a process that was given none.
 
-    The file is kept open from here on and outlives the process that made it: should that one be killed, the training
+    A file is kept open from here on and outlives the process that made it: should that one be killed, the training
     processes still save.
     """
-    path = "" if store_address() else os.environ.get(supervision.RENDEZVOUS_NAME, "")
-    return f"file:///proc/self/fd/{os.open(path, os.O_RDWR)}" if path else None
+    store: Store | None = None
+    match os.environ.get(supervision.RENDEZVOUS_NAME, "").split():
+        case [host, port, start]:  # at the first of several machines
+            store = PrefixStore(f"processes/{start}", TCPStore(host, int(port), is_master=False, timeout=TIMEOUT))
+        case [path]:
+            store = FileStore(f"/proc/self/fd/{os.open(path, os.O_RDWR)}")
+            store.set_timeout(TIMEOUT)
+    return store
 
 
 def require_answers(host_group: ProcessGroup | None = None) -> None:
@@ -235,32 +218,30 @@ def secure_groups() -> None:
     Raises:
         RunError: some process did not prove within `ANSWER_SECONDS` that it is part of this run.
     """
-    key = shared_key()
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(TIMEOUT, group)
-        if key is not None and torch.distributed.get_backend(group) == "gloo" and group.size() > 1:
-            _authenticate(group, key)
+        is_open_to_others = torch.distributed.get_backend(group) == "gloo" and group.size() > 1
+        if is_open_to_others and isinstance(rendezvous(), FileStore):
+            _authenticate(group)
 
 
 @functools.cache
-def shared_key() -> bytes | None:
-    """A random number that the processes of a rendezvous share, and nobody else knows; None without a rendezvous."""
-    if init_method() is None:
-        return None
+def shared_key() -> bytes:
+    """A random number that the processes of a rendezvous share, and nobody else knows."""
     store = distributed_c10d._get_default_store()
     if os.environ["RANK"] == "0":
         store.set("zerokara_key", secrets.token_hex())
     return bytes(store.get("zerokara_key"))
 
 
-def _authenticate(group: ProcessGroup, key: bytes) -> None:
+def _authenticate(group: ProcessGroup) -> None:
     def proof(sender: int, receiver: int) -> bytes:
-        return hmac.digest(key, f"{group.group_name} {sender} {receiver}".encode(), "sha256")
+        return hmac.digest(shared_key(), f"{group.group_name} {sender} {receiver}".encode(), "sha256")
 
     ranks, own = torch.distributed.get_process_group_ranks(group), torch.distributed.get_rank()
     sent = torch.tensor([list(proof(own, other)) for other in ranks], dtype=torch.uint8)
     received, who = torch.zeros_like(sent), "some process"
-    options = AllToAllOptions()
+    options = torch.distributed.AllToAllOptions()
     options.timeout = datetime.timedelta(seconds=ANSWER_SECONDS)  # all_to_all_single would wait as long as the group
     try:
         group.alltoall_base(received, sent, [], [], options).wait()
@@ -296,8 +277,8 @@ def keep_freed_memory(keeps: bool) -> None:
     long as a pass over it, or ten: a training step of 40M parameters took 1.4 times as long. The price of keeping is
     holes that nothing fills, a third more memory there. Elsewhere than with glibc nothing happens.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    with contextlib.suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
         if keeps:
-            mallopt(_M_TRIM_THRESHOLD, -1)
-        mallopt(_M_MMAP_THRESHOLD, 2**30 if keeps else 2**20)
+            mallopt(-1, -1)  # M_TRIM_THRESHOLD; source: glibc's malloc.h
+        mallopt(-3, 2**30 if keeps else 2**20)  # M_MMAP_THRESHOLD

@@ -6,16 +6,16 @@ import atexit
 import contextlib
 import importlib
 import os
+import re
 import signal
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from zerokara.resources import control_groups, end_with_parent
-from zerokara.training.planning.processors import PARENT_NAME
+from zerokara.resources import content, control_groups
 
 RENDEZVOUS_NAME = "ZEROKARA_RENDEZVOUS"
 """Environment variable that gives a training process the path of the file where the processes of one machine meet;
@@ -37,29 +37,21 @@ def forked(module: str, *arguments: str) -> NoReturn:
     # What the launching process wants to be done at its end is not this one's.
     atexit._clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
-    end_with_launcher()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     leave(importlib.import_module(module).main(arguments))
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code, without taking the interpreter apart.
+    """End this process with an exit code as a fork of `multiprocessing` does, without taking the interpreter apart.
 
-    gloo's threads live as long as their process groups, which torch, DeepSpeed and Megatron keep in global variables.
-    One that lets go of its last tensor while the interpreter is being taken apart is ended in the middle of C++ that
-    must not throw: ``terminate called without an active exception``, exit code -6, after everything was saved (once in
-    some hundred ends on a busy machine). So this does what a forked process of `multiprocessing` does at its end.
+    gloo's threads live as long as the process groups, which are in global variables. One that lets go of its last
+    tensor while that happens ends in C++ that must not throw: ``terminate called without an active exception``, exit
+    code -6, after everything was saved (once in some hundred ends on a busy machine).
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def end_with_launcher() -> None:
-    """Ask for SIGTERM when the launching process dies, and so save; for a training process."""
-    if pid := os.environ.get(PARENT_NAME):
-        end_with_parent(int(pid), signal.SIGTERM)
 
 
 def num_oom_kills() -> int | None:
@@ -68,14 +60,8 @@ def num_oom_kills() -> int | None:
     Source: ``oom_kill`` in memory.events and /proc/vmstat.
     """
     for path in (*(folder / "memory.events" for folder in control_groups()), Path("/proc/vmstat")):
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
+        if found := re.search(r"^oom_kill (\d+)$", content(path), re.MULTILINE):
+            return int(found[1])
     return None
 
 
@@ -97,13 +83,12 @@ class SignalForwarding:
     def __init__(self, pids: Sequence[int] = ()):
         self.pids = pids
         """The training processes, each the leader of a session. While there are none, the request ends this process."""
-        self._previous: dict[signal.Signals, Any] = {}
         self.requested = False
         """Whether somebody asked to stop."""
 
     def __enter__(self) -> SignalForwarding:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._previous[number] = signal.signal(number, self._forward)
+        numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+        self._previous = {number: signal.signal(number, self._forward) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +98,10 @@ class SignalForwarding:
     def _forward(self, number: int, frame: FrameType | None) -> None:
         if not self.pids:
             raise KeyboardInterrupt
-        ready = [pid for pid in self.pids if _handles_sigterm(pid)]
+        # Those that handle SIGTERM already, by `loop.StopRequest`; proc(5): a mask in hexadecimal, bit 0 for signal 1.
+        status = {pid: content(Path(f"/proc/{pid}/status")) for pid in self.pids}
+        caught = {pid: re.search(r"^SigCgt:\s*(\w+)$", text, re.MULTILINE) for pid, text in status.items()}
+        ready = [pid for pid, mask in caught.items() if mask and int(mask[1], 16) >> (signal.SIGTERM - 1) & 1]
         if not self.requested:
             when = "at the end of this step, and saving" if ready else "before the first step"
             print(f"stopping {when}; Ctrl-C again kills the run at once", flush=True)
@@ -131,12 +119,3 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-
-
-def _handles_sigterm(pid: int) -> bool:
-    """Whether a training process already handles SIGTERM, by `loop.StopRequest`."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("SigCgt:"):  # proc(5): a mask in hexadecimal, bit 0 for signal 1
-                return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-    return False
