@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import experts, parallel, variable_length
+from zerokara.model import attention, experts, parallel
 from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
@@ -92,7 +92,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     # As on a GPU: the kernel for experts, and in bf16 that for documents.
     experts.has_kernel, experts.grouped_mm = lambda hidden: True, plain_grouped_mm
-    variable_length.has_kernel = lambda weight, head_dim: weight.dtype == torch.bfloat16
+    attention.has_variable_length_kernel = lambda weight, head_dim: weight.dtype == torch.bfloat16
     flash.install()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
     template = load_template(config.deepspeed_template)

@@ -11,9 +11,9 @@ import torch
 from shapes import shape_of
 
 from zerokara.config.data import causal
-from zerokara.model import attention, decoder, parallel
+from zerokara.model import attention, language_model, parallel
 from zerokara.model.builder import build
-from zerokara.model.decoder import Decoder
+from zerokara.model.language_model import Decoder
 from zerokara.samples.objective import Causal
 
 EOD, VOCABULARY = 0, 300
@@ -104,7 +104,7 @@ def test_positions_of_gpt2_must_restart(monkeypatch: pytest.MonkeyPatch) -> None
     def without_restart(segments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.arange(segments.size(1)).expand_as(segments), attention.intra_document_mask(segments)[1]
 
-    monkeypatch.setattr(decoder, "intra_document_mask", without_restart)
+    monkeypatch.setattr(language_model, "intra_document_mask", without_restart)
     ids, documents = packed()
     batch = Causal(causal(ids.shape[1] - 1), EOD)(ids, np.arange(len(ids)))
     for family, matters in (("gpt2", True), ("llama", False)):

@@ -17,7 +17,7 @@ from wide_weights import spread_weights
 from zerokara.config.data import SampleLengths, packed
 from zerokara.huggingface.families import SpecialIds
 from zerokara.huggingface.stock_model import stock_model_of
-from zerokara.model import biased_attention, decoder, encoder_decoder, parallel
+from zerokara.model import cpu_attention, language_model, parallel
 from zerokara.model.builder import Model, build
 from zerokara.model.experts import Routing
 from zerokara.samples.objective import Batch
@@ -139,9 +139,9 @@ def test_a_packed_example_drops_the_choices_that_it_drops_alone(
 
 
 def test_learned_positions_must_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    masked = decoder.intra_document_mask
+    masked = language_model.intra_document_mask
     monkeypatch.setattr(
-        decoder,
+        language_model,
         "intra_document_mask",
         lambda segments: (torch.arange(segments.size(1)).expand_as(segments), masked(segments)[1]),
     )
@@ -150,7 +150,7 @@ def test_learned_positions_must_restart(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("part", ["encoder", "across", "decoder"])
 def test_each_of_the_three_masks_matters(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_examples, of_decoder = encoder_decoder._mask_of_examples, encoder_decoder.intra_document_mask
+    of_examples, of_decoder = language_model._mask_of_examples, language_model.intra_document_mask
 
     def broken(*segments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         within, across = of_examples(*segments)
@@ -158,9 +158,9 @@ def test_each_of_the_three_masks_matters(part: str, tmp_path: Path, monkeypatch:
 
     if part == "decoder":
         causal = lambda segments: (segments, torch.ones_like(of_decoder(segments)[1]).tril())  # noqa: E731
-        monkeypatch.setattr(encoder_decoder, "intra_document_mask", causal)
+        monkeypatch.setattr(language_model, "intra_document_mask", causal)
     else:
-        monkeypatch.setattr(encoder_decoder, "_mask_of_examples", broken)
+        monkeypatch.setattr(language_model, "_mask_of_examples", broken)
     assert largest_difference(case_of("t5", tmp_path), tmp_path) > 0.01
 
 
@@ -225,9 +225,9 @@ def test_the_mask_apart_and_joined_with_the_bias_give_the_same(
         nats.backward()
         return float(nats), {name: part.grad.clone() for name, part in case.model.named_parameters()}
 
-    monkeypatch.setattr(biased_attention, "MAX_SCORES", 2 * 4 * 32 * 32)
+    monkeypatch.setattr(cpu_attention, "MAX_SCORES", 2 * 4 * 32 * 32)
     apart, gradients = computed()
-    monkeypatch.setattr(biased_attention, "serves", lambda _: False)
+    monkeypatch.setattr(cpu_attention, "serves_bias", lambda _: False)
     joined, expected = computed()
     rounding.assert_same_loss(apart, joined)
     largest = max(float(each.abs().max()) for each in expected.values())

@@ -63,7 +63,7 @@ def test_gradients_are_equal_and_less_is_kept(architecture: str, masked: bool, d
 def test_validation_recomputes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     parallel.start_alone()
     model = build(shape_of(seq_len=16), activation_checkpointing="full")
-    monkeypatch.setattr("zerokara.model.recomputation.checkpoint", None)
+    monkeypatch.setattr("zerokara.model.layers.checkpoint", None)
     with torch.no_grad():
         model(torch.zeros(1, 16, dtype=torch.int64))
     with pytest.raises(TypeError):

@@ -13,9 +13,9 @@ import torch
 from shapes import shape_of
 
 from zerokara.config.data import causal
-from zerokara.model import compilation, parallel, variable_length
+from zerokara.model import attention, compilation, parallel
 from zerokara.model.builder import build
-from zerokara.model.decoder import Decoder
+from zerokara.model.language_model import Decoder
 from zerokara.samples.objective import Causal
 from zerokara.training.run import as_tensors
 
@@ -27,7 +27,7 @@ SHAPE = {"num_layers": 2, "num_kv_heads": 2, "hidden_size": 64, "num_attn_heads"
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     parallel.start_alone()
     flash.install()
-    monkeypatch.setattr(variable_length, "has_kernel", lambda weight, head_dim: True)
+    monkeypatch.setattr(attention, "has_variable_length_kernel", lambda weight, head_dim: True)
     monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch._dynamo.reset()
@@ -117,4 +117,4 @@ def test_where_it_serves(
     monkeypatch.undo()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     weight = type("Weight", (), {"is_cuda": device == "cuda", "dtype": dtype, "device": device})
-    assert variable_length.has_kernel(weight, head_dim) is has  # type: ignore[arg-type]
+    assert attention.has_variable_length_kernel(weight, head_dim) is has  # type: ignore[arg-type]

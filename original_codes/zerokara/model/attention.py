@@ -1,16 +1,20 @@
 """Attention on torch's `scaled_dot_product_attention`, as the `core_attention` of a megatron-core layer.
 
 It picks FlashAttention on a GPU and torch's own flash kernel on a CPU in fp32, never builds the S×S matrix, and serves
-grouped queries without repeating keys and values; on a CPU in bf16 matrix products are faster (`blocked_attention`).
-With intra-document masking it is given one mask for all layers, in place of the causal flag; on a GPU in bf16, where
-the documents lie, and no mask (`variable_length`).
+grouped queries without repeating keys and values; `cpu_attention` has what is better on a CPU otherwise.
+With intra-document masking it is given one mask for all layers, in place of the causal flag.
+
+On a GPU in bf16 it is given where each document begins instead, for torch's kernel for sequences of many lengths (torch
+2.13, torch/nn/attention/varlen.py): no mask of [S, S], and no work between documents. The host knows their number when
+it makes the batch, so that nobody waits for the device; their greatest length is not asked for, S is an upper bound
+(the kernel's blocks beyond the end of a document return at once).
 
 QK-norm is the RMSNorm of each head's queries and keys before the rotary embedding (Qwen3; Dehghani et al., 2023).
 Attention scores are then bounded by the weight, and no longer grow until the softmax saturates. One weight of size E
 serves all heads of a layer.
 
-Shape suffixes: S sequence, B batch, H heads, K kv heads, N either of the two (those of this process), E head dim,
-D = H·E.
+Shape suffixes: S sequence, B batch, P = B·S packed positions, H heads, K kv heads, N either of the two (those of this
+process; of offsets, documents), E head dim, D = H·E.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from zerokara.model import biased_attention, blocked_attention, parallel, variable_length
+from zerokara.model import cpu_attention, parallel
 from zerokara.model.megatron_core import AttnMaskType, TransformerConfig, copy_to_tensor_model_parallel_region
 
 
@@ -57,21 +61,21 @@ class FusedAttention(torch.nn.Module):
 
         `attention_mask` is True where a position may attend to another, and includes causality (`intra_document_mask`);
         megatron-core's own masks would be True where it may not. Or it is the offsets of documents [N + 1]. It comes
-        together with a bias only where `biased_attention` serves.
+        together with a bias only where `cpu_attention.serves_bias`.
         """
         if attention_mask is not None and attention_mask.dim() == 1:
             assert self.causal
-            return variable_length.attention(query_SBHE, key_SBKE, value_SBKE, attention_mask, self.softmax_scale)
+            return variable_length_attention(query_SBHE, key_SBKE, value_SBKE, attention_mask, self.softmax_scale)
         query_BHSE, key_BKSE, value_BKSE = (x.permute(1, 2, 0, 3) for x in (query_SBHE, key_SBKE, value_SBKE))
-        if attention_bias is not None and biased_attention.serves(attention_bias):
+        if attention_bias is not None and cpu_attention.serves_bias(attention_bias):
             assert self.softmax_scale is not None
-            out_BHSE = biased_attention.attention(
+            out_BHSE = cpu_attention.biased_attention(
                 query_BHSE, key_BKSE, value_BKSE, attention_bias, self.softmax_scale, attention_mask
             )
             return out_BHSE.permute(2, 0, 1, 3).flatten(2)
         assert attention_mask is None or attention_bias is None
-        if attention_bias is None and (self.causal or attention_mask is None) and blocked_attention.serves(query_BHSE):
-            out_BHSE = blocked_attention.attention(
+        if attention_bias is None and (self.causal or attention_mask is None) and cpu_attention.serves_bf16(query_BHSE):
+            out_BHSE = cpu_attention.blocked_attention(
                 query_BHSE, key_BKSE, value_BKSE, self.causal, self.softmax_scale, attention_mask
             )
             return out_BHSE.permute(2, 0, 1, 3).flatten(2)
@@ -110,7 +114,7 @@ class HeadNorm(torch.nn.RMSNorm):
 
 
 def intra_document_mask(segments_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """`positions_in_documents`, and where attention may go [B, 1, S, S]."""
+    """Return `positions_in_documents`, and True where attention may go [B, 1, S, S]."""
     positions_S = torch.arange(segments_BS.size(1), device=segments_BS.device)
     restarted_BS = positions_in_documents(segments_BS)
     first_BS = positions_S - restarted_BS
@@ -129,3 +133,42 @@ def positions_in_documents(segments_BS: Tensor) -> Tensor:
     starts_BS = torch.ones_like(segments_BS, dtype=torch.bool)
     starts_BS[:, 1:] = segments_BS[:, 1:] != segments_BS[:, :-1]
     return positions_S - torch.where(starts_BS, positions_S, 0).cummax(dim=1).values
+
+
+def has_variable_length_kernel(weight: Tensor, head_dim: int) -> bool:
+    """True if the kernel, FlashAttention 2, serves heads of this size where this weight lies, in its format."""
+    return (
+        weight.is_cuda
+        and weight.dtype == torch.bfloat16
+        and head_dim % 8 == 0
+        and head_dim <= 256
+        and torch.cuda.get_device_capability(weight.device) >= (8, 0)  # Ampere
+    )
+
+
+def variable_length_attention(
+    query_SBHE: Tensor, key_SBKE: Tensor, value_SBKE: Tensor, offsets_N1: Tensor, scale: float | None
+) -> Tensor:
+    """Return the values attended causally within documents, [S, B, D].
+
+    `offsets_N1` in int32, ascending from 0 to P, are where documents begin, each within one sequence: position s of
+    sequence b is b · S + s.
+    """
+    from torch.nn.attention.varlen import varlen_attn  # loads torch's compiler, for which a CPU has no use
+
+    length, batch, num_heads, _ = query_SBHE.shape
+    query_PHE, key_PKE, value_PKE = (x.transpose(0, 1).flatten(0, 1) for x in (query_SBHE, key_SBKE, value_SBKE))
+    out_PHE = varlen_attn(
+        query_PHE,
+        key_PKE,
+        value_PKE,
+        offsets_N1,
+        offsets_N1,
+        length,
+        length,
+        scale=scale,
+        window_size=(-1, 0),  # causal
+        enable_gqa=key_PKE.size(1) != num_heads,
+    )
+    assert isinstance(out_PHE, Tensor)
+    return out_PHE.unflatten(0, (batch, length)).transpose(0, 1).flatten(2)

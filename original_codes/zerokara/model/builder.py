@@ -8,12 +8,17 @@ from typing import Any
 import torch
 from torch.nn.functional import gelu, silu
 
-from zerokara.model import initial_weights, parallel, parallel_layers, recomputation
+from zerokara.model import initial_weights, parallel
 from zerokara.model.attention import FusedAttention, HeadNorm
-from zerokara.model.decoder import Decoder
-from zerokara.model.encoder_decoder import EncoderDecoder
 from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, Routing, experts_of
-from zerokara.model.feed_forward import FeedForward
+from zerokara.model.language_model import Decoder, EncoderDecoder
+from zerokara.model.layers import (
+    ColumnLinear,
+    FeedForward,
+    RowLinear,
+    checkpoint_activations,
+    embed_without_waits,
+)
 from zerokara.model.megatron_core import (
     AttnMaskType,
     CrossAttention,
@@ -29,9 +34,8 @@ from zerokara.model.megatron_core import (
     WrappedTorchNorm,
     get_bias_dropout_add,
 )
-from zerokara.model.parallel_layers import ColumnLinear, RowLinear
+from zerokara.model.parallel import Sharding
 from zerokara.model.shapes import ModelShape
-from zerokara.model.sharding import Sharding
 
 Model = Decoder | EncoderDecoder
 
@@ -46,7 +50,7 @@ def build(
     """Build this rank's shard of a model on the CPU, with the initial weights of `seed`; None leaves them undefined.
 
     The weights are drawn in fp32 and rounded to `dtype` afterwards, so the same seed gives the same model everywhere.
-    `activation_checkpointing` (`recomputation`) changes no result. `routing` is how the routers of MoE layers are
+    `activation_checkpointing` (`layers`) changes no result. `routing` is how the routers of MoE layers are
     trained. `parallel.start` must have been called.
     """
     config = _config(shape)
@@ -57,7 +61,7 @@ def build(
         config.moe_expert_capacity_factor = routing.capacity_factor
     model = _encoder_decoder(shape, config) if shape.traits.is_encoder_decoder else _decoder(shape, config)
     model.shape, model.sharding = shape, Sharding(shape.traits.gated)
-    parallel_layers.embed_without_waits(model.embedding.word_embeddings)
+    embed_without_waits(model.embedding.word_embeddings)
     if shape.moe_layers:
         model.auxiliary = AuxiliaryLoss()
         for experts in experts_of(model.all_layers()):
@@ -68,7 +72,7 @@ def build(
         parameter.tensor_model_parallel = not model.sharding.is_replicated(name)
     if seed is not None:
         initial_weights.draw(model, shape, seed)
-    recomputation.apply(model.all_layers(), activation_checkpointing)
+    checkpoint_activations(model.all_layers(), activation_checkpointing)
     return model.to(dtype)
 
 

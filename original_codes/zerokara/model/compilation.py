@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.model import feed_forward, loss, parallel
+from zerokara.model import layers as model_layers
+from zerokara.model import loss, parallel
 from zerokara.model.megatron_core import rope_utils
 from zerokara.progress import seconds_text
 
@@ -78,7 +79,7 @@ def start(
         loss.fused_softmax = Fused(loss.softmax_times_mask)
     if not whole_layers:
         loss.fused_parallel_softmax = [Fused(each) for each in loss.PARALLEL_SOFTMAX]
-        feed_forward.fused_activate = Fused(feed_forward.plain_activate, num_differentiable=2)
+        model_layers.fused_activate = Fused(model_layers.plain_activate, num_differentiable=2)
         rope_utils._apply_rotary_pos_emb_bshd = Fused(plain_rotate, num_differentiable=1)
     what = "the layers" if whole_layers else "the loss, activations and rotary positions"
     log(f"compiling {what} (torch.compile; cached in {_choose_cache_folder()} for the next start)")
@@ -110,7 +111,7 @@ def start(
 def fused_functions() -> list[Fused]:
     """The functions that are compiled by themselves."""
     softmax = loss.fused_softmax, *(loss.fused_parallel_softmax or ())
-    places = *softmax, feed_forward.fused_activate, rope_utils._apply_rotary_pos_emb_bshd
+    places = *softmax, model_layers.fused_activate, rope_utils._apply_rotary_pos_emb_bshd
     return [each for each in places if isinstance(each, Fused)]
 
 
@@ -120,7 +121,7 @@ def _first_line(error: Exception | None) -> str:
 
 def run_eagerly() -> None:
     """Undo what was put in place of functions."""
-    loss.fused_softmax = loss.fused_parallel_softmax = feed_forward.fused_activate = None
+    loss.fused_softmax = loss.fused_parallel_softmax = model_layers.fused_activate = None
     rope_utils._apply_rotary_pos_emb_bshd = plain_rotate
 
 

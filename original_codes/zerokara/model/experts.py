@@ -37,7 +37,7 @@ from torch.nn.functional import grouped_mm, linear
 
 from zerokara.config.optim import OptimSettings
 from zerokara.model import parallel
-from zerokara.model.feed_forward import activate, plain_activate
+from zerokara.model.layers import activate, plain_activate
 from zerokara.model.megatron_core import TransformerConfig
 
 PADDING = -1

@@ -22,9 +22,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara.model.parameters import row_blocks
-from zerokara.model.shapes import ModelShape
-from zerokara.model.sharding import Sharding
+from zerokara.model.parallel import Sharding
+from zerokara.model.shapes import ModelShape, row_blocks
 
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight", "experts_fc2.weight")

@@ -38,7 +38,7 @@ _NO_LOG = "6"
 _KERNELS = re.compile(r"aten::_scaled_dot_product_(\w+)|torch_attn::_(varlen_attn)|(BlockedAttention)")
 """Operators that `scaled_dot_product_attention` and `varlen_attn` call, in eager and in compiled layers (torch 2.13,
 aten/src/ATen/native/transformers/attention.cpp and torch/nn/attention/varlen.py), and our own
-(`model.blocked_attention`). ``attention_math`` are plain operations."""
+(`model.cpu_attention`). ``attention_math`` are plain operations."""
 
 
 def run_trial(plan: RunPlan, result_path: Path) -> None:

@@ -11,8 +11,8 @@ from shapes import named, shape_of
 
 from zerokara.model import builder, initial_weights, parallel
 from zerokara.model.builder import build
+from zerokara.model.parallel import Sharding
 from zerokara.model.shapes import ModelShape
-from zerokara.model.sharding import Sharding
 
 SMALL = {"num_layers": 3, "hidden_size": 96, "num_attn_heads": 6, "seq_len": 64, "init_std": 0.05}
 T5 = {**SMALL, "architecture": "t5", "ffn_hidden_size": 256}

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from zerokara.model import loss as loss_module
 from zerokara.model.attention import intra_document_mask
 from zerokara.model.builder import build, num_parameters
-from zerokara.model.encoder_decoder import EncoderDecoder
+from zerokara.model.language_model import EncoderDecoder
 
 
 @pytest.mark.parametrize(

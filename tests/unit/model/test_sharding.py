@@ -9,8 +9,8 @@ import torch
 from shapes import named, shape_of
 
 from zerokara.model.builder import build
-from zerokara.model.parameters import Partition, local_sizes
-from zerokara.model.sharding import Sharding
+from zerokara.model.parallel import Sharding
+from zerokara.model.shapes import Partition, local_sizes
 
 SMALL = {"num_attn_heads": 8, "tie_word_embeddings": False}
 FAMILIES = [

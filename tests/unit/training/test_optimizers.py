@@ -10,8 +10,7 @@ from configs import config_of
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.model.parameters import row_blocks
-from zerokara.model.shapes import ModelShape
+from zerokara.model.shapes import ModelShape, row_blocks
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.updater import settings_for
 

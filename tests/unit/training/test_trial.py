@@ -9,7 +9,7 @@ import torch
 import torch.nn.attention.varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from zerokara.model import blocked_attention
+from zerokara.model import cpu_attention
 from zerokara.training.trial import attention_kernels, profile_first_forward
 
 
@@ -22,7 +22,7 @@ class Attention(torch.nn.Module):
 
     def forward(self, heads_BHSE: torch.Tensor) -> torch.Tensor:
         if self.is_own:
-            return blocked_attention.attention(heads_BHSE, heads_BHSE, heads_BHSE, is_causal=True)
+            return cpu_attention.blocked_attention(heads_BHSE, heads_BHSE, heads_BHSE, is_causal=True)
         return scaled_dot_product_attention(heads_BHSE, heads_BHSE, heads_BHSE, attn_mask=self.bias)
 
 

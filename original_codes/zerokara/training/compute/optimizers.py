@@ -26,8 +26,7 @@ from typing import Literal, NamedTuple
 
 from zerokara.config.optim import OptimSettings
 from zerokara.config.settings import resolved
-from zerokara.model.parameters import is_layer_matrix, is_relative_position_bias
-from zerokara.model.shapes import ModelShape, TensorShape
+from zerokara.model.shapes import ModelShape, TensorShape, is_layer_matrix, is_relative_position_bias
 from zerokara.progress import count_text
 
 Algorithm = Literal["adamw", "adafactor", "muon"]

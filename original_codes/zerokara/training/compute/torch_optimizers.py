@@ -27,8 +27,7 @@ from torch import Tensor
 
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
-from zerokara.model.parameters import row_blocks
-from zerokara.model.shapes import ModelShape
+from zerokara.model.shapes import ModelShape, row_blocks
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.optimizers import Algorithm
 

@@ -19,9 +19,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from zerokara.config.pretrain_config import TrainingSettings
-from zerokara.model import parameters
-from zerokara.model.parameters import Partition
-from zerokara.model.shapes import ModelShape
+from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, partition_of
 from zerokara.progress import bytes_text
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.updater import HIERARCHY_KEY, overlaps, uses_zero
@@ -188,7 +186,7 @@ def state_bytes(run: MemoryForecast) -> dict[str, int]:
 def _replicated_parts(run: MemoryForecast) -> dict[str, int]:
     """Of `ReplicatedEngine`: at stage 1 each tensor has one owner, with its master weights and its state."""
     config, shapes = run.config, run.shape.parameter_shapes()
-    sizes = parameters.local_sizes(run.shape, config.tensor_parallel_size)
+    sizes = local_sizes(run.shape, config.tensor_parallel_size)
     count = sum(sizes.values())
     owners = optimizers.owners_of(sizes, run.data_parallel_size if config.zero_stage else 1)
     masters, state = Counter[int](), Counter[int]()
@@ -208,7 +206,7 @@ def _replicated_parts(run: MemoryForecast) -> dict[str, int]:
 def _zero_parts(run: MemoryForecast) -> dict[str, int]:
     """Of DeepSpeed's ZeRO, whose only optimizer is AdamW."""
     config, width, stage, processes = run.config, run.number_bytes, run.config.zero_stage, run.data_parallel_size
-    sizes = parameters.local_sizes(run.shape, config.tensor_parallel_size).values()
+    sizes = local_sizes(run.shape, config.tensor_parallel_size).values()
     count = sum(sizes)
     share = -(-count // processes)
     offloads = config.offload != "none" and run.device == "cuda"
@@ -247,10 +245,10 @@ def min_activation_bytes(run: MemoryForecast) -> int:
     config, shape, kept, recomputed = run.config, run.shape, 0, Counter[tuple[str, ...]]()
     modes = {"off": (), "selective": ("_fc1", "router"), "full": ("_fc1", "router", "attention")}
     for name, sizes in shape.parameter_shapes().items():
-        if not parameters.is_layer_matrix(name, sizes):
+        if not is_layer_matrix(name, sizes):
             continue
         width = sizes[-2] * (shape.experts_per_token if "experts_fc1" in name else 1)
-        if parameters.partition_of(name, gated=False) is Partition.ROWS:
+        if partition_of(name, gated=False) is Partition.ROWS:
             width //= config.tensor_parallel_size
         of_encoder = name.startswith("encoder.") or "cross_attention.linear_kv" in name
         numbers = width * (shape.input_len if of_encoder else shape.target_len)

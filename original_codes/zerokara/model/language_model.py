@@ -1,0 +1,247 @@
+"""The two models: a decoder by itself, and an encoder-decoder; batch first, they return logits or a loss.
+
+`Decoder` is megatron-core's GPTModel (0.16.1), `EncoderDecoder` its T5Model as T5 version 1.1 (Raffel et al., 2020).
+megatron-core builds the layers and the relative position biases; the way through them, projection and loss are ours.
+
+T5's encoder and decoder have one table each for all their layers: a bias for each bucket of distances and each head,
+added to the scores, which are not divided by the root of the head dimension. Training samples have equal lengths and no
+padding; shorter inputs (a prompt) come with an attention mask. Packed examples come with segments: attention stays
+within an example in the encoder, in the decoder, and from the decoder to the encoder. A relative position bias depends
+on the distance of two positions alone, and so is that of the example by itself.
+
+Shape suffixes: B batch, S sequence (the encoder's), T decoder length, N documents, H heads of this process, D hidden
+size, V rows of the (padded) vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.nn.functional import linear
+
+from zerokara.model import attention, cpu_attention, parallel
+from zerokara.model.attention import intra_document_mask, positions_in_documents
+from zerokara.model.experts import PADDING, AuxiliaryLoss
+from zerokara.model.loss import cross_entropy
+from zerokara.model.megatron_core import (
+    GPTModel,
+    T5Model,
+    copy_to_tensor_model_parallel_region,
+    gather_from_tensor_model_parallel_region,
+    scatter_to_tensor_model_parallel_region,
+)
+from zerokara.model.parallel import Sharding
+from zerokara.model.shapes import ModelShape
+
+
+class LanguageModel:
+    """The part that a decoder and an encoder-decoder have in common; stands before a model class of megatron-core."""
+
+    output_layer: Any
+    shared_embedding_or_output_weight: Any
+    shape: ModelShape
+    sharding: Sharding
+    auxiliary: AuxiliaryLoss | None = None
+    """The losses that layers add, in a model with experts."""
+
+    def _examples_or_padding(self, segments_BS: Tensor | None, num_examples_B: Tensor | None) -> Tensor | None:
+        """The packed example at each position, `PADDING` behind the examples, [B, S].
+
+        Experts alone ask for it (`MixtureOfExperts.forward`): None in a model without, and where nothing is packed.
+        """
+        if num_examples_B is None or not self.shape.moe_layers:
+            return None
+        assert segments_BS is not None
+        return segments_BS.where(segments_BS < num_examples_B[:, None], PADDING)
+
+    def _output(self) -> tuple[Tensor, int, ProcessGroup | None]:
+        """Return this process's rows of the output projection, the size of the vocabulary, and who shares it if any."""
+        tied, group = self.shape.tie_word_embeddings, parallel.tensor_group() if parallel.tensor_size() > 1 else None
+        weight_VD = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        return weight_VD, self.shape.vocab_size, group
+
+    def _logits(self, hidden_SBD: Tensor, at_B: Tensor | None) -> Tensor:
+        """Return logits [B, S, V], with `at_B` those of one position of each row, [B, 1, V]."""
+        if at_B is not None:
+            hidden_SBD = hidden_SBD[at_B, torch.arange(len(at_B), device=at_B.device)].unsqueeze(0)
+        tensor_group, (weight_VD, _, _) = parallel.tensor_group(), self._output()
+        hidden_BSD = copy_to_tensor_model_parallel_region(hidden_SBD, group=tensor_group).transpose(0, 1)
+        whole_BSV: Tensor = gather_from_tensor_model_parallel_region(linear(hidden_BSD, weight_VD), group=tensor_group)
+        return whole_BSV
+
+
+class Decoder(LanguageModel, GPTModel):
+    """A decoder-only model: ``decoder(tokens_BS)`` returns logits, with labels the summed cross-entropy."""
+
+    def forward(
+        self,
+        tokens_BS: Tensor,
+        labels_BS: Tensor | None = None,
+        mask_BS: Tensor | None = None,
+        segments_BS: Tensor | None = None,
+        document_offsets_N1: Tensor | None = None,
+        num_examples_B: Tensor | None = None,
+        at_B: Tensor | None = None,
+        per_token: bool = False,
+    ) -> Tensor:
+        """Return logits [B, S, V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
+
+        `per_token` returns the nats of each token instead, [B, S], whatever its mask, without gradients.
+
+        Attention stays within each of `segments_BS` (documents, in ascending order). Where a GPU has a kernel for it,
+        it is given the `document_offsets_N1` of the same documents (`Batch.document_offsets`) in place of a mask. Where
+        `num_examples_B` are packed (`Batch.num_examples`), experts count the segments behind them as padding. With
+        `at_B` the logits are those of that one position of each row, [B, 1, V].
+        """
+        if segments_BS is None:
+            positions_BS = torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
+            attention_mask = None
+        elif document_offsets_N1 is not None and attention.has_variable_length_kernel(
+            self.embedding.word_embeddings.weight, self.shape.head_dim
+        ):
+            positions_BS, attention_mask = positions_in_documents(segments_BS), document_offsets_N1
+        else:
+            positions_BS, attention_mask = intra_document_mask(segments_BS)
+        examples_BS = self._examples_or_padding(segments_BS, num_examples_B)
+        hidden_SBD = super().forward(tokens_BS, positions_BS, attention_mask, padding_mask=examples_BS)
+        if labels_BS is None:
+            return self._logits(hidden_SBD, at_B)
+        return cross_entropy(hidden_SBD, labels_BS, mask_BS, per_token, *self._output())
+
+    def all_layers(self) -> list[torch.nn.Module]:
+        """The layers, in the order in which they are computed."""
+        return list(self.decoder.layers)
+
+    def blank_arguments(
+        self, num_samples: int, intra_document_masking: bool, packs_examples: bool, device: torch.device
+    ) -> list[Tensor]:
+        """Arguments of `forward` for a micro batch of training, in shape and dtype: zeros, an example in each row."""
+        ids_BS = torch.zeros(num_samples, self.shape.input_len, dtype=torch.int64, device=device)
+        mask_BS = torch.ones(ids_BS.shape, device=device)
+        if not intra_document_masking:
+            return [ids_BS, ids_BS, mask_BS]
+        offsets_N1 = torch.arange(num_samples + 1, dtype=torch.int32, device=device) * self.shape.input_len
+        arguments = [ids_BS, ids_BS, mask_BS, torch.zeros_like(ids_BS), offsets_N1]
+        return [*arguments, torch.ones_like(ids_BS[:, 0])] if packs_examples else arguments
+
+    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
+        """Stop at the hidden states, [S, B, D]: projection and loss are ours."""
+        return hidden_states
+
+
+class EncoderDecoder(LanguageModel, T5Model):
+    """``model(encoder_input_ids_BS, decoder_input_ids_BT=…)`` returns logits, with labels the summed cross-entropy."""
+
+    def forward(
+        self,
+        encoder_input_ids_BS: Tensor,
+        labels_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
+        decoder_input_ids_BT: Tensor | None = None,
+        segments_BS: Tensor | None = None,
+        decoder_segments_BT: Tensor | None = None,
+        num_examples_B: Tensor | None = None,
+        at_B: Tensor | None = None,
+        encoder_attention_mask_BS: Tensor | None = None,
+        per_token: bool = False,
+    ) -> Tensor:
+        """Return logits [B, T, V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
+
+        `per_token` returns the nats of each token instead, [B, T], whatever its mask, without gradients.
+
+        `decoder_input_ids_BT` is required: a start token, and the target shifted right by one. Attention stays within
+        the examples of `segments_BS` and `decoder_segments_BT` (`Batch.segments`); both or none are given.
+        Where `num_examples_B` are packed (`Batch.num_examples`), experts count the segments behind them as padding.
+        `encoder_attention_mask_BS` is 0 at padding. With `at_B` the logits are those of that one position of each row,
+        [B, 1, V].
+        """
+        assert decoder_input_ids_BT is not None, "a decoder needs an input"
+        bias_1HSS = _relative_position_bias(self.encoder_relative_pos_emb, encoder_input_ids_BS.size(1))
+        bias_1HTT = _relative_position_bias(self.decoder_relative_pos_emb, decoder_input_ids_BT.size(1))
+        encoder_mask: Tensor | None
+        context_mask: Tensor | None
+        if segments_BS is not None:
+            assert decoder_segments_BT is not None
+            encoder_mask, context_mask = _mask_of_examples(segments_BS, decoder_segments_BT)
+            _, decoder_mask = intra_document_mask(decoder_segments_BT)
+        else:
+            context_mask = (
+                None if encoder_attention_mask_BS is None else encoder_attention_mask_BS[:, None, None].bool()
+            )
+            encoder_mask, decoder_mask = context_mask, torch.ones_like(bias_1HTT[:, :1], dtype=torch.bool).tril()
+        encoded_SBD = self.encoder(
+            self.embedding(encoder_input_ids_BS, position_ids=None),
+            **_biased(bias_1HSS, encoder_mask),
+            padding_mask=self._examples_or_padding(segments_BS, num_examples_B),
+        )
+        hidden_TBD = self.decoder(
+            self.embedding(decoder_input_ids_BT, position_ids=None),
+            **_biased(bias_1HTT, decoder_mask),
+            context=encoded_SBD,
+            context_mask=context_mask,
+            padding_mask=self._examples_or_padding(decoder_segments_BT, num_examples_B),
+        )
+        if self.shape.tie_word_embeddings:  # Mesh TensorFlow's T5: a shared matrix has the scale of an embedding
+            hidden_TBD = hidden_TBD * self.shape.hidden_size**-0.5
+        if labels_BT is None:
+            return self._logits(hidden_TBD, at_B)
+        return cross_entropy(hidden_TBD, labels_BT, mask_BT, per_token, *self._output())
+
+    def all_layers(self) -> list[torch.nn.Module]:
+        """The layers, in the order in which they are computed."""
+        return [*self.encoder.layers, *self.decoder.layers]
+
+    def blank_arguments(
+        self, num_samples: int, intra_document_masking: bool, packs_examples: bool, device: torch.device
+    ) -> list[Tensor]:
+        """Arguments of `forward` for a micro batch of training, in shape and dtype: zeros, an example in each row."""
+        encoder_ids_BS, decoder_ids_BT = (
+            torch.zeros(num_samples, length, dtype=torch.int64, device=device)
+            for length in (self.shape.input_len, self.shape.target_len)
+        )
+        arguments = [encoder_ids_BS, decoder_ids_BT, torch.ones(decoder_ids_BT.shape, device=device), decoder_ids_BT]
+        if intra_document_masking:
+            arguments += [torch.zeros_like(encoder_ids_BS), torch.zeros_like(decoder_ids_BT)]
+        if packs_examples:
+            arguments.append(torch.ones_like(encoder_ids_BS[:, 0]))
+        return arguments
+
+
+def _mask_of_examples(segments_BS: Tensor, decoder_segments_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the encoder may attend, [B, 1, S, S], and the decoder to the encoder, [B, 1, T, S].
+
+    Padding of a decoder target may have none in the encoder input to attend to, and then attends to the last example:
+    with nothing at all the softmax would be 0 / 0.
+    """
+    attended_BT = decoder_segments_BT.minimum(segments_BS[:, -1:])
+    within_BSS = segments_BS[:, :, None] == segments_BS[:, None, :]
+    across_BTS = attended_BT[:, :, None] == segments_BS[:, None, :]
+    return within_BSS[:, None], across_BTS[:, None]
+
+
+def _biased(bias_1HSS: Tensor, mask: Tensor | None) -> dict[str, Tensor | None]:
+    """The bias and the mask of a stack, as its layers take them.
+
+    A mask of its own for each sample stays apart where attention can take both: together they are [B, H, S, S], if once
+    for all layers.
+    """
+    if mask is None:
+        return {"attention_mask": None, "attention_bias": bias_1HSS}
+    if mask.size(0) > 1 and mask.size(2) > 1 and cpu_attention.serves_bias(bias_1HSS):
+        return {"attention_mask": mask, "attention_bias": bias_1HSS}
+    return {"attention_mask": None, "attention_bias": bias_1HSS.masked_fill(~mask, float("-inf"))}
+
+
+def _relative_position_bias(table: torch.nn.Module, length: int) -> Tensor:
+    """The bias of this process's heads among `length` positions, [1, H, length, length].
+
+    Contiguous: of a view of [length, length, H], as the table gives it, each layer would make a copy on a GPU.
+    """
+    bias_1HSS: Tensor = table(length, length)
+    if parallel.tensor_size() == 1:
+        return bias_1HSS.contiguous()
+    heads_last = scatter_to_tensor_model_parallel_region(bias_1HSS.permute(0, 2, 3, 1), parallel.tensor_group())
+    return heads_last.permute(0, 3, 1, 2).contiguous()

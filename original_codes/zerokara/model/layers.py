@@ -1,0 +1,142 @@
+"""megatron-core's linear layers, embedding and feed-forward network (0.16.1), and activation checkpointing of layers.
+
+megatron-core's way through a linear layer is an autograd function for communication: torch.compile cannot see into it,
+and in RowParallelLinear stops at a warning (tensor_parallel/layers.py:1243 passes no group). Where this process holds
+the whole matrix, a layer is a plain product; with tensor parallelism it stays as it is, with the group named.
+
+Activation checkpointing (recomputation): activations are recomputed in the backward pass rather than kept. ``full``
+keeps the input of each layer and recomputes the whole layer; ``selective`` recomputes only its feed-forward half, with
+the norm before it: about three fifths of what one of llama's layers keeps, for less than half of its arithmetic. The
+same operations run on the same numbers, so gradients are equal to the last bit (tests/numerics/test_recomputation.py).
+
+Shape suffixes: S sequence, B batch, D hidden size, F feed-forward size of this process, R rows of its first matrix (2F
+with a gate).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+from torch.utils.checkpoint import checkpoint
+
+from zerokara.model import parallel
+from zerokara.model.megatron_core import (
+    MLP,
+    ColumnParallelLinear,
+    MLPSubmodules,
+    RowParallelLinear,
+    TransformerConfig,
+    reduce_from_tensor_model_parallel_region,
+)
+
+Activation = Callable[[Tensor], Tensor]
+
+fused_activate: Callable[..., Tensor] | None = None
+"""`plain_activate` compiled, set by `compilation` where layers are not."""
+_RECOMPUTED = {"full": "forward", "selective": "_forward_mlp"}
+"""The method of megatron-core's TransformerLayer that is recomputed."""
+
+
+class _PlainProduct:
+    """Stands before a layer class of megatron-core: a plain product where this process holds the whole matrix."""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self._alone = parallel.tensor_size() == 1
+
+    def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **rest: Any) -> Tensor:
+        if self._alone:
+            return linear(input, weight, bias)
+        rest["tp_group"] = self.tp_group  # type: ignore[attr-defined]
+        product: Tensor = super()._forward_impl(input=input, weight=weight, bias=bias, **rest)  # type: ignore[misc]
+        return product
+
+
+class ColumnLinear(_PlainProduct, ColumnParallelLinear):
+    """Column-parallel: each of T ranks computes a T-th of the outputs."""
+
+
+class RowLinear(_PlainProduct, RowParallelLinear):
+    """Row-parallel: each of T ranks multiplies a T-th of the inputs; the products are summed."""
+
+
+class FeedForward(MLP):
+    """The `mlp` of a dense layer, with the activation as one function."""
+
+    def __init__(self, config: TransformerConfig):
+        submodules = MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)
+        super().__init__(config, submodules, ffn_hidden_size=config.ffn_hidden_size, tp_group=parallel.tensor_group())
+
+    def forward(self, hidden_SBD: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return [S, B, D], and the bias that is still to be added to it, or None; padding is computed as the rest."""
+        inner_SBR, bias_R = self.linear_fc1(hidden_SBD)
+        inner_SBF = activate(inner_SBR, bias_R, self.config.activation_func, self.config.gated_linear_unit)
+        out_SBD, bias_D = self.linear_fc2(inner_SBF)
+        return out_SBD, bias_D
+
+
+def plain_activate(inner: Tensor, bias_R: Tensor | None, activation: Activation, gated: bool) -> Tensor:
+    """Add the bias, [..., R], and activate, [..., F]; with a gate, the first half, which multiplies the other."""
+    if bias_R is not None:
+        inner = inner + bias_R
+    if not gated:
+        return activation(inner)
+    gate, up = inner.chunk(2, dim=-1)
+    return activation(gate) * up
+
+
+def activate(inner: Tensor, bias_R: Tensor | None, activation: Activation, gated: bool) -> Tensor:
+    """`plain_activate`, compiled where it is."""
+    return (fused_activate or plain_activate)(inner, bias_R, activation, gated)
+
+
+def embed_without_waits(word_embeddings: Any) -> None:
+    """Let a VocabParallelEmbedding compute the same without waiting for the device.
+
+    megatron-core assigns through masks, `output[mask] = 0`: on a GPU each of them asks where the mask is true.
+    """
+    if parallel.tensor_size() == 1:
+        return
+    first, end = word_embeddings.vocab_start_index, word_embeddings.vocab_end_index
+
+    def forward(ids_BS: Tensor) -> Tensor:
+        is_others_BS = (ids_BS < first) | (ids_BS >= end)
+        rows_BSD = embedding((ids_BS - first).masked_fill(is_others_BS, 0), word_embeddings.weight)
+        own_BSD = rows_BSD.masked_fill(is_others_BS[..., None], 0)
+        whole_BSD: Tensor = reduce_from_tensor_model_parallel_region(own_BSD, group=word_embeddings.tp_group)
+        return whole_BSD
+
+    word_embeddings.forward = forward
+
+
+def checkpoint_activations(layers: Iterable[torch.nn.Module], mode: str) -> None:
+    """Apply ``activation_checkpointing: <mode>`` to each of `layers`; once for a model."""
+    if mode == "off":
+        return
+    for layer in layers:  # its method is replaced, not its modules: parameters keep their names
+        setattr(layer, _RECOMPUTED[mode], _recomputing(getattr(layer, _RECOMPUTED[mode]), layer))
+
+
+def _recomputing(forward: Callable[..., Any], layer: torch.nn.Module) -> Callable[..., Any]:
+    def recomputing(*arguments: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():  # validation has no backward pass
+            return forward(*arguments, **named)
+        number, names = len(arguments), list(named)
+
+        def recompute(*values: Any) -> Any:
+            return forward(*values[:number], **dict(zip(names, values[number:], strict=True)))
+
+        # Under ZeRO 3 torch's reentrant variant, in which recomputation is a backward pass by itself. DeepSpeed's hooks
+        # (0.19.8, runtime/zero/parameter_offload.py) release a module's weights after each forward pass: with the other
+        # variant, which hands the recomputed tensors to the backward pass that is under way, the weights would be gone
+        # when their gradients come. The reentrant one finds tensors with gradients among positional arguments only.
+        under_zero_3 = hasattr(next(layer.parameters()), "ds_id")
+        positional = *arguments, *named.values()
+        # Dropout is 0: there is no state of random numbers to preserve.
+        return checkpoint(recompute, *positional, use_reentrant=under_zero_3, preserve_rng_state=False)
+
+    return recomputing
