@@ -286,9 +286,9 @@ def follow_memory(pid: int, peak: list[int]) -> None:
 
 def facts_of(run: Watched, run_dir: Path) -> dict[str, Any]:
     """What metrics.jsonl and the log say of a run."""
-    from zerokara.training.monitoring import metrics
+    from zerokara.training.monitoring import step_metrics
 
-    steps = [line for line in metrics.read(run_dir) if "loss" in line]
+    steps = [line for line in step_metrics.read(run_dir) if "loss" in line]
     counted = [line for line in steps if line["step"] > WARM_UP_STEPS]
     begun, compiled = run.seconds_to("compiling the layers"), run.seconds_to("compiled in")
     memory = [line["memory_bytes"] for line in steps]

@@ -21,7 +21,7 @@ from zerokara.checkpoint import TrainingState, read_moments, read_state, read_we
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.tokenizer.model_file import ModelFile
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_SENTINELS = 10
@@ -115,17 +115,17 @@ class Trained:
     @property
     def losses(self) -> list[float]:
         """The loss of each step."""
-        return [line["loss"] for line in metrics.read(self.folder) if "loss" in line]
+        return [line["loss"] for line in step_metrics.read(self.folder) if "loss" in line]
 
     @property
     def valid_losses(self) -> list[float]:
         """The loss of each validation."""
-        return [line["valid_loss"] for line in metrics.read(self.folder) if "valid_loss" in line]
+        return [line["valid_loss"] for line in step_metrics.read(self.folder) if "valid_loss" in line]
 
     @property
     def grad_norms(self) -> list[float]:
         """The norm of each step's gradient, before clipping."""
-        return [line["grad_norm"] for line in metrics.read(self.folder) if "loss" in line]
+        return [line["grad_norm"] for line in step_metrics.read(self.folder) if "loss" in line]
 
     def optimizer_bytes(self, rank: int) -> int:
         """What the optimizer's state took in one process."""

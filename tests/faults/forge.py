@@ -59,7 +59,7 @@ from zerokara.errors import UserError
 from zerokara.finetuning import worker as finetuning_worker
 from zerokara.finetuning.task import FINETUNING, prepared
 from zerokara.samples.batches import Batches
-from zerokara.training import evaluation, loop, run, saving, worker
+from zerokara.training import loop, run, saving, validation, worker
 from zerokara.training.compute.engine import ReplicatedEngine
 from zerokara.training.compute.zero import ZeroEngine
 from zerokara.training.planning import processors, run_folder
@@ -414,8 +414,8 @@ def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: 
         for engine in ENGINES:
             sending(engine, "accumulate", lambda: step() == at_step)
     elif where == "validation":
-        _patch(patches, evaluation, "BATCHES_BETWEEN_LOOKS", 2)
-        sending(evaluation, "to_device", lambda: step() > 1)
+        _patch(patches, validation, "BATCHES_BETWEEN_LOOKS", 2)
+        sending(validation, "to_device", lambda: step() > 1)
     elif where == "sampling":
         sending(loop.Sampler, "__call__", lambda: step() > 1)
     elif where == "answering":

@@ -18,7 +18,7 @@ import psutil
 from tiny import Trained
 
 from zerokara import checkpoint
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 
 STEPS = 44
 """Of 8 sequences over the corpus of `DATA`: the run crosses the edge of an epoch, as a test sees to."""
@@ -182,7 +182,7 @@ def assert_equal(run_dir: Path, expected: Trained) -> None:
     got = Trained(run_dir)
 
     def series(trained: Trained, key: str) -> list[tuple[int, float]]:
-        return [(line["step"], line[key]) for line in metrics.read(trained.folder) if key in line]
+        return [(line["step"], line[key]) for line in step_metrics.read(trained.folder) if key in line]
 
     for key in ("loss", "grad_norm", "learning_rate", "epoch", "valid_loss", "valid_accuracy", "skipped"):
         assert series(got, key) == series(expected, key), key

@@ -14,7 +14,7 @@ from zerokara import checkpoint
 from zerokara.config.data import causal
 from zerokara.samples.packed import PackedTokens, read_sources
 from zerokara.tokens.layout import TokenPaths
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 
 BAD = {"nan_at": [8 * 4 + 5, 8 * 9, 8 * 10 + 7]}
 """Sequences of steps 5, 10 and 11."""
@@ -30,7 +30,7 @@ def test_a_bad_batch_is_skipped_and_its_documents_named(
     forge: Forge, with_bad_steps: Trained, unbroken: Trained
 ) -> None:
     with Fault("a batch whose loss is nan", 3):
-        lines = metrics.read(with_bad_steps.folder)
+        lines = step_metrics.read(with_bad_steps.folder)
         assert [line["step"] for line in lines if "skipped" in line] == [5, 10, 11]
         assert [line["step"] for line in lines if "loss" in line] == [n for n in range(1, 45) if n not in (5, 10, 11)]
         assert [line["loss"] for line in lines if "loss" in line][:4] == unbroken.losses[:4]
@@ -63,7 +63,7 @@ UNDER_ZERO = [("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 1), ("fp32", 2), (
 
 def assert_left_out(run_dir: Path) -> None:
     """See that steps 3 and 5 changed nothing, and the others did."""
-    lines = [line for line in metrics.read(run_dir) if "skipped" in line]
+    lines = [line for line in step_metrics.read(run_dir) if "skipped" in line]
     assert [(line["step"], line["skipped"]) for line in lines] == [
         (3, "the loss is nan"),
         (5, "the gradient is not finite"),

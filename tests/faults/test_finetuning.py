@@ -22,7 +22,7 @@ from tiny import ROOT, Trained
 from zerokara import checkpoint, manifest
 from zerokara.checkpoint.folders import SELECTION_FACT
 from zerokara.finetuning.task import ANSWERS_NAME, RESULT_NAME
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 
 __all__ = ["small"]
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -70,7 +70,7 @@ def tuning(forge: Forge, task: Path) -> Forge:
 def tuned(tuning: Forge, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """The fine-tuning that nothing befell, not yet tested."""
     trained = trained_unbroken(tuning, tmp_path_factory.mktemp("tuned") / "run", settings=SETTINGS)
-    assert len([line for line in metrics.read(trained.folder) if "valid_accuracy" in line]) > 4
+    assert len([line for line in step_metrics.read(trained.folder) if "valid_accuracy" in line]) > 4
     return trained
 
 
@@ -99,7 +99,7 @@ def test_sigterm_is_obeyed_at_the_edge_of_a_step(tuning: Forge, tuned: Trained, 
         if where == "answering":  # it was given up, and is made up for
             assert stopped == 4
             assert manifest.read(run_dir / "global_step4" / "manifest.json").facts[SELECTION_FACT] is None
-            assert [line["step"] for line in metrics.read(run_dir) if "valid_accuracy" in line] == [0]
+            assert [line["step"] for line in step_metrics.read(run_dir) if "valid_accuracy" in line] == [0]
     assert tuning.run(run_dir, **{**SETTINGS, "keep_last": 99}) == 0, tuning.log
     assert_equal(run_dir, tuned)
     assert (run_dir / "best").read_text(encoding="utf-8") == (tuned.folder / "best").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from tiny import Trained
 
 from zerokara import checkpoint
 from zerokara.errors import RunError
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import run_folder
 
 
@@ -148,4 +148,4 @@ def test_counted_lines_are_those_of_a_save(unbroken: Trained, lines_of_a_save: i
 
 
 def test_the_run_crosses_the_edge_of_an_epoch(unbroken: Trained) -> None:
-    assert metrics.read(unbroken.folder)[-2]["epoch"] > 1.1
+    assert step_metrics.read(unbroken.folder)[-2]["epoch"] > 1.1

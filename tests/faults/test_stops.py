@@ -10,7 +10,7 @@ import pytest
 from faults.running import COMMON, Fault, Forge, assert_equal, wait_for, whole_checkpoints
 from tiny import Trained
 
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 
 
 @pytest.mark.parametrize("where", ["step", "validation", "sampling", "save"])
@@ -24,7 +24,7 @@ def test_sigterm_is_obeyed_at_the_edge_of_a_step(forge: Forge, unbroken: Trained
         stopped = forge.values("step")[-1]
         assert stopped < 20 and whole_checkpoints(run_dir)[-1] == stopped
         if where == "validation":  # it was given up, and is made up for
-            validated = [line["step"] for line in metrics.read(run_dir) if "valid_loss" in line]
+            validated = [line["step"] for line in step_metrics.read(run_dir) if "valid_loss" in line]
             assert stopped == 8 and validated == [0]
     assert forge.run(run_dir, **settings) == 0, forge.log
     assert_equal(run_dir, unbroken)

@@ -17,7 +17,7 @@ from zerokara.huggingface import families, weight_rules
 from zerokara.model import parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 
 MOE = {"num_experts": 4, "moe_layers": "[1]", "router_aux_loss_coef": 0.02, "router_z_loss_coef": 0.001}
 FAMILIES = {
@@ -111,7 +111,7 @@ def test_prompts_with_sentinels_are_filled_during_training(runs: dict) -> None:
 
 @pytest.mark.parametrize("name", ["switch", "t5_moe", "mixtral", "qwen3_moe"])
 def test_router_statistics_have_a_value_for_each_layer(runs: dict, name: str) -> None:
-    lines = [line for line in metrics.read(runs[name].folder) if "loss" in line]
+    lines = [line for line in step_metrics.read(runs[name].folder) if "loss" in line]
     shape = ModelShape.from_json(runs[name].state.shape)
     number = len(shape.moe_layers) * (2 if shape.traits.is_encoder_decoder else 1)
     for line in lines:
@@ -119,13 +119,13 @@ def test_router_statistics_have_a_value_for_each_layer(runs: dict, name: str) ->
         assert all(1 <= load <= 4 for load in line["expert_load"])
     dropped = [share for line in lines for share in line["expert_dropped"]]
     assert (max(dropped) > 0) is ("expert_capacity_factor" in FAMILIES[name]) and min(dropped) >= 0
-    assert not any("expert_load" in line for line in metrics.read(runs["t5"].folder))
+    assert not any("expert_load" in line for line in step_metrics.read(runs["t5"].folder))
 
 
 @pytest.mark.parametrize("name", ["switch_two", "mixtral_3"])
 def test_router_statistics_are_those_of_both_processes(runs: dict, name: str) -> None:
-    one = next(line for line in metrics.read(runs[name.split("_")[0]].folder) if "expert_load" in line)
-    two = next(line for line in metrics.read(runs[name].folder) if "expert_load" in line)
+    one = next(line for line in step_metrics.read(runs[name.split("_")[0]].folder) if "expert_load" in line)
+    two = next(line for line in step_metrics.read(runs[name].folder) if "expert_load" in line)
     rounding.assert_same_curve(two["expert_load"], one["expert_load"], at_step=1)
     rounding.assert_same_curve(two["router_entropy"], one["router_entropy"], at_step=1)
 

@@ -13,7 +13,7 @@ from token_sources import consumption_of
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.steps import tokenize
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 
 STAGES = (
     "[{tokens: 3200, source_weights: [3, 1]}, {tokens: 8064, source_weights: [1, 5]}, "
@@ -133,7 +133,7 @@ def test_another_precision_changes_something(runs: dict) -> None:
 
 
 def test_every_step_is_recorded_once(runs: dict) -> None:
-    lines = [line for line in metrics.read(Path(runs["bf16_stage1_broken"].folder)) if "loss" in line]
+    lines = [line for line in step_metrics.read(Path(runs["bf16_stage1_broken"].folder)) if "loss" in line]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     first, second = (lines[stop - 2]["epoch"] for stop in STOPS)  # of the last step before each stop
     assert first < 1 < second, "no run was stopped in its second epoch"
@@ -142,7 +142,7 @@ def test_every_step_is_recorded_once(runs: dict) -> None:
 def test_what_a_curriculum_read_is_what_its_table_says(runs: dict) -> None:
     folder = runs["curriculum_broken"].folder
     table = consumption_of(load(PretrainConfig, folder / "config_resolved.yaml"))
-    read = [line["source_tokens"] for line in metrics.read(folder) if "loss" in line]
+    read = [line["source_tokens"] for line in step_metrics.read(folder) if "loss" in line]
     assert read[-1] == [use.used_tokens for use in table.sources]
     assert sum(read[0]) == 8 * 32 and read == sorted(read)
     in_first_stage, in_second = (

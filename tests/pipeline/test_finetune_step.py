@@ -17,7 +17,7 @@ from zerokara import checkpoint
 from zerokara.examples import facts
 from zerokara.steps import finetune
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -80,7 +80,7 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     run_dir = labels.parent / "run"
     done = run(labels, *QUICK)
     assert done.returncode == 0, done.stderr + done.stdout
-    lines = metrics.read(run_dir)
+    lines = step_metrics.read(run_dir)
     measured = {line["step"]: line["valid_accuracy"] for line in lines if "valid_accuracy" in line}
     assert measured[0] < 0.2 and max(measured.values()) > 0.8  # an untrained model answers nothing
     best = max(step for step, value in measured.items() if value == max(measured.values()))
@@ -125,7 +125,7 @@ def test_a_killed_fine_tuning_resumes_where_it_was(labels: Path) -> None:
     done = run(labels, *settings)
     assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
     unbroken, resumed = (
-        {line["step"]: line["loss"] for line in metrics.read(labels.parent / name) if "loss" in line}
+        {line["step"]: line["loss"] for line in step_metrics.read(labels.parent / name) if "loss" in line}
         for name in ("run", "killed")
     )
     assert resumed == unbroken
@@ -139,11 +139,11 @@ def test_conversations_are_learned_by_an_encoder_decoder(encoder: Encoder, tmp_p
     )
     assert done.returncode == 0, done.stderr + done.stdout
     run_dir = tmp_path / "run"
-    losses = [line["loss"] for line in metrics.read(run_dir) if "loss" in line]
+    losses = [line["loss"] for line in step_metrics.read(run_dir) if "loss" in line]
     assert len(losses) == 6 and losses[-1] < losses[0]
     assert len(facts.conversations(run_dir)) == 196, "those that are not drawn for validation"
     assert (run_dir / facts.CHAT_TEMPLATE_NAME).read_text(encoding="utf-8").count("endgeneration") == 1
-    assert {"valid_exact_match", "valid_stopped"} <= {key for line in metrics.read(run_dir) for key in line}
+    assert {"valid_exact_match", "valid_stopped"} <= {key for line in step_metrics.read(run_dir) for key in line}
 
 
 def test_the_dry_run_of_pairs_trains_nothing(encoder: Encoder, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 import warm
 from nbclient import NotebookClient
 
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -78,7 +78,7 @@ def test_t5_reads_masked_spans_and_fills_them(corpus: Path, tmp_path: Path, monk
 
     steps = ("max_steps=120", "eval_interval=120", "save_interval=120")
     said = through_all_steps(tmp_path, corpus, "ro_t5", "head_dim=16", "lr=0.01", *steps)
-    lines = [line for line in metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
+    lines = [line for line in step_metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
     assert lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"] - 1
     assert "52 tokens with 3 masked spans" in said and "5_fill_masked_spans_with_model.ipynb" in said
     assert "T5ForConditionalGeneration" in said
@@ -119,7 +119,7 @@ def test_t5_reads_masked_spans_and_fills_them(corpus: Path, tmp_path: Path, monk
 def test_experts_are_trained_and_exported(corpus: Path, tmp_path: Path) -> None:
     small = ("num_kv_heads=1", "num_experts=4", "moe_ffn_hidden_size=32", "moe_layers=[1]")
     said = through_all_steps(tmp_path, corpus, "ko_moe", *small)
-    lines = [line for line in metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
+    lines = [line for line in step_metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
     assert lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"] - 0.4
     total, active = 400 * 32 + 2 * (32 * 32 * 2 + 32 * 16 * 2 + 64 + 32) + 32 + 3 * 32 * 64, 0
     total += 4 * 32 + 4 * 3 * 32 * 32

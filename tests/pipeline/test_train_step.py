@@ -20,7 +20,7 @@ from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import recipe, run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def wait_for(condition, seconds: float = 120) -> None:  # type: ignore[no-untype
 
 
 def recorded_steps(run_dir: Path) -> list[int]:
-    return [line["step"] for line in metrics.read(run_dir) if "loss" in line]
+    return [line["step"] for line in step_metrics.read(run_dir) if "loss" in line]
 
 
 def everything(run_dir: Path) -> dict[str, bytes]:
@@ -106,7 +106,7 @@ def longer(tiny_data: dict[str, str], finished: Path, tmp_path_factory: pytest.T
 def test_a_finished_run_is_complete_until_it_is_made_longer(
     tiny_data: dict[str, str], finished: Path, longer: Path
 ) -> None:
-    lines, facts = metrics.read(finished), manifest.read(finished / "manifest.json").facts
+    lines, facts = step_metrics.read(finished), manifest.read(finished / "manifest.json").facts
     assert recorded_steps(finished) == list(range(1, 21)) and facts["steps"] == 20 and facts["parameters"] > 0
     assert lines[-1]["step"] == 20 and lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"]
     same = (f"output_model_dir={finished}", *WATCHED, "max_steps=20")
@@ -136,7 +136,7 @@ def test_whoever_watches_sees_each_step_once_also_after_a_resume(longer: Path) -
 def test_an_evaluated_checkpoint_gives_what_the_log_has(tiny_data: dict[str, str], longer: Path) -> None:
     before = everything(longer)
     settings = (f"output_model_dir={longer}", *LONGER)
-    found = {line["step"]: line["valid_loss"] for line in metrics.read(longer) if "valid_loss" in line}
+    found = {line["step"]: line["valid_loss"] for line in step_metrics.read(longer) if "valid_loss" in line}
     assert found[20] < found[25] - 0.1
     asked = {25: ((), "num_processes=2"), 20: (("best",), "num_processes=1")}
     started = {
@@ -233,7 +233,7 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
     assert ended.returncode == 0, ended.stdout + ended.stderr
     facts = manifest.read(run_dir / "manifest.json").facts
     assert recorded_steps(run_dir) == list(range(1, facts["steps"] + 1)) and facts["steps"] > 100
-    last = next(line for line in reversed(metrics.read(run_dir)) if "loss" in line)
+    last = next(line for line in reversed(step_metrics.read(run_dir)) if "loss" in line)
     assert last["epoch"] == facts["epochs"] == pytest.approx(1, abs=1 / facts["steps"])
     assert re.search(r"trained +2[78]\.?\d?k tokens, (0\.99|1\.00)\d epochs", ended.stdout)
 
@@ -291,7 +291,7 @@ def test_a_curriculum_is_told_before_and_while_it_runs(tiny_data: dict[str, str]
     assert " total " in words and " 5,120 " in words
     assert "step 1 stage 1 of 2 begins: first, shuffle" in words
     assert "step 7 stage 2 of 2 begins: shuffle" in words  # 50 sequences are 6 steps of 8, and 2
-    lines = [line for line in metrics.read(tmp_path / "run") if "loss" in line]
+    lines = [line for line in step_metrics.read(tmp_path / "run") if "loss" in line]
     assert lines[-1]["source_tokens"] == [5120] and lines[5]["source_tokens"] == [6 * 8 * 32]
     made = manifest.read(tmp_path / "run" / "manifest.json")
     assert [use["used_tokens"] for use in made.facts["sources"]] == [5120]
@@ -373,7 +373,7 @@ def test_a_recipe_is_told_and_kept(tiny_data: dict[str, str], tmp_path: Path) ->
     trained = load_run(run_dir / RESOLVED_NAME)
     assert (trained.optimizer, trained.lr_schedule, trained.min_lr) == ("muon", "linear", 0.0)
     assert re.search(rf"recipe +optimizer muon: (?s:.*)recipe +lr {trained.lr:g}: ", done.stdout)
-    rates = [line["learning_rate"] for line in metrics.read(run_dir) if "loss" in line]
+    rates = [line["learning_rate"] for line in step_metrics.read(run_dir) if "loss" in line]
     assert max(rates) == pytest.approx(trained.lr) and rates[-1] == 0
     again = step_3(tiny_data["config"], *autos, "train_tokens=2000")
     assert again.returncode == 0 and "is complete already" in again.stdout

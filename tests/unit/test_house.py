@@ -265,7 +265,7 @@ def test_imports_within_training_go_down() -> None:
     faults = [fault for path in inside for fault in chamber_faults(relative(path), path.read_text(encoding="utf-8"))]
     assert not faults, "\n".join(faults)
     assert chamber_faults("training/compute/engine.py", "from zerokara.training.planning import schedule")
-    assert chamber_faults("training/monitoring/metrics.py", "def f():\n    from zerokara.training import session")
+    assert chamber_faults("training/monitoring/step_metrics.py", "def f():\n    from zerokara.training import session")
     assert not chamber_faults("training/loop.py", "from zerokara.training import compute, guards")
 
 

@@ -31,12 +31,12 @@ from zerokara.model import parallel
 from zerokara.progress import Progress
 from zerokara.training import worker
 from zerokara.training.compute.engine import master_weights
-from zerokara.training.evaluation import GiveUp, LossValidation, Validation, ValidationResult, load_checkpoint, of_loss
 from zerokara.training.loop import Trainer
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
 from zerokara.training.processes.joining import Processes, join
-from zerokara.training.sampling import excerpt
+from zerokara.training.sample_texts import excerpt
+from zerokara.training.validation import GiveUp, LossValidation, Validation, ValidationResult, load_checkpoint, of_loss
 
 
 class TaskValidation:

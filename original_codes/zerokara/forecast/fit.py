@@ -45,7 +45,7 @@ from zerokara.forecast.machine import LEFT_TO_RECIPE, Planner, Speed, overrides,
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import Progress, count_text
 from zerokara.resources import available_cores, available_memory
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import recipe
 from zerokara.training.planning.processors import VARIABLE, named_gpus
 
@@ -362,7 +362,7 @@ class SmallRuns:
 
     def _finish(self, run: CalibrationRun, code: int) -> None:
         path = self.result_path(run)
-        lines = metrics.read(path.with_suffix(""))
+        lines = step_metrics.read(path.with_suffix(""))
         values = [line["valid_bits_per_byte"] for line in lines if "valid_bits_per_byte" in line]
         if code or not values:
             said = f"ended with exit code {code}" if code else "was not validated"

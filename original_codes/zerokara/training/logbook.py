@@ -14,15 +14,15 @@ import torch
 from zerokara.checkpoint import TrainingState
 from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.order import MixedOrder
-from zerokara.training import sampling
-from zerokara.training.evaluation import ValidationResult
+from zerokara.training import sample_texts
 from zerokara.training.guards import StepRecord
-from zerokara.training.monitoring.metrics import Recorder, Tracker
+from zerokara.training.monitoring.step_metrics import Recorder, Tracker
 from zerokara.training.monitoring.trackers import Plots, TensorBoard, WeightsAndBiases
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import stage_messages
 from zerokara.training.processes.joining import Processes, peak_memory
-from zerokara.training.sampling import Sample
+from zerokara.training.sample_texts import Sample
+from zerokara.training.validation import ValidationResult
 
 MOST_RANGES = 8
 """Ranges of documents logged for one sequence."""
@@ -179,12 +179,12 @@ class Logbook:
         if self._recorder is None:
             return
         try:
-            sampling.add(self._plan.run_dir, step, samples)
+            sample_texts.add(self._plan.run_dir, step, samples)
         except OSError as error:  # a full disk: the next validation writes again
-            self._log(f"{sampling.FILE_NAME}: {error.strerror or error}")
-        self._recorder.show(step, {"samples": sampling.as_markdown(samples)})
+            self._log(f"{sample_texts.FILE_NAME}: {error.strerror or error}")
+        self._recorder.show(step, {"samples": sample_texts.as_markdown(samples)})
         for sample in samples:
-            self._log(f"step {step}  {sampling.excerpt(sample.prompt, 40)}⟪{sampling.excerpt(sample.sampled)}⟫")
+            self._log(f"step {step}  {sample_texts.excerpt(sample.prompt, 40)}⟪{sample_texts.excerpt(sample.sampled)}⟫")
 
     def log_stages(self, step: int, resumed: bool = False) -> None:
         """Log which stages begin in the step after `step`, and for a resumed run the stage that it is in."""

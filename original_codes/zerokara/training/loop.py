@@ -22,7 +22,6 @@ from zerokara.model import parallel
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training.compute.engine import Engine
-from zerokara.training.evaluation import Validation, of_loss
 from zerokara.training.guards import (
     DivergenceCheck,
     ProcessesDiverged,
@@ -37,8 +36,9 @@ from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import reason_to_stop
 from zerokara.training.processes.joining import Processes, join, shared_folder
 from zerokara.training.run import StepBatches, newest_checkpoint, open_run, state_of
-from zerokara.training.sampling import Sampler
+from zerokara.training.sample_texts import Sampler
 from zerokara.training.saving import Saver
+from zerokara.training.validation import Validation, of_loss
 
 STOP_NAME = "STOP"
 """``touch STOP`` in the run folder asks, from any machine that sees it."""

@@ -18,7 +18,7 @@ from zerokara.durable import make_folders
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.training.launching import spawn
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 
@@ -82,7 +82,7 @@ def compare(unbroken: Path, resumed: Path, num_steps: int) -> tuple[float, int, 
     Returns the largest difference of two losses, the count of unequal numbers in weights and optimizer, and for each of
     these two the norm of the difference, as a share of what the last steps changed.
     """
-    lines = [[line for line in metrics.read(run) if "loss" in line] for run in (unbroken, resumed)]
+    lines = [[line for line in step_metrics.read(run) if "loss" in line] for run in (unbroken, resumed)]
     losses = [{line["step"]: line["loss"] for line in of_run if line["step"] > num_steps} for of_run in lines]
     if not losses[0].keys() == losses[1].keys() == set(range(num_steps + 1, 2 * num_steps + 1)):
         raise RunError("a step was skipped or not recorded in one of the two runs; its messages above say why")

@@ -16,13 +16,13 @@ import torch.distributed
 
 from zerokara.errors import RunError, guarded
 from zerokara.resources import end_with_parent
-from zerokara.training.evaluation import evaluate_checkpoint
 from zerokara.training.loop import Trainer
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import PARENT_NAME
 from zerokara.training.planning.run_plan import PRETRAINING, Task, read_plan
 from zerokara.training.processes import supervision
 from zerokara.training.trial import run_trial
+from zerokara.training.validation import evaluate_checkpoint
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
 """Source: torch 2.13, c10/core/impl/alloc_cpu.cpp. torch tells a CPU's lack of memory by the text of a RuntimeError."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tiny import span_data, tiny_data
 
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 
 __all__ = ["span_data", "tiny_data"]
 
@@ -12,5 +12,5 @@ __all__ = ["span_data", "tiny_data"]
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a recorder logs."""
     logged: list[str] = []
-    monkeypatch.setattr(metrics, "log", logged.append)
+    monkeypatch.setattr(step_metrics, "log", logged.append)
     return logged

@@ -18,14 +18,14 @@ from zerokara.config.data import causal
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.order import MixedStage
 from zerokara.samples.packed import TokenSource
-from zerokara.training.evaluation import ValidationResult
 from zerokara.training.guards import StepRecord
 from zerokara.training.logbook import Logbook, peak_flops
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import Schedule
 from zerokara.training.processes.joining import Processes
-from zerokara.training.sampling import Sample
+from zerokara.training.sample_texts import Sample
+from zerokara.training.validation import ValidationResult
 
 START = TrainingState(0, 0, 0, 0.0, {}, "t", "d", "fp32", {})
 SOURCES = (TokenSource("a.jsonl", 0, 33 * 40), TokenSource("b.jsonl", 33 * 40, 33 * 120))
@@ -69,7 +69,7 @@ def test_the_edge_of_a_step_counts_to_its_time_and_pauses_do_not(tmp_path: Path,
         book.add(record(int(clock[0]), 5.0))
     book.log_step()
     book.close()
-    assert metrics.read(tmp_path)[0]["tokens_per_second"] == 2 * 256 / (2 + 3)
+    assert step_metrics.read(tmp_path)[0]["tokens_per_second"] == 2 * 256 / (2 + 3)
 
 
 def test_time_left_counts_pauses_and_leaves_the_first_step_out(tmp_path: Path, clock: list[float]) -> None:
@@ -82,7 +82,7 @@ def test_time_left_counts_pauses_and_leaves_the_first_step_out(tmp_path: Path, c
         with book.pause():
             clock[0] += 9 if step == 3 else 0
     book.close()
-    assert [line["seconds_left"] for line in metrics.read(tmp_path)] == [99 * 30, 97 * 3, 96 * 6]
+    assert [line["seconds_left"] for line in step_metrics.read(tmp_path)] == [99 * 30, 97 * 3, 96 * 6]
 
 
 def test_a_logged_step_is_the_mean_of_the_steps_since_the_last(
@@ -96,7 +96,7 @@ def test_a_logged_step_is_the_mean_of_the_steps_since_the_last(
     book.log_step({"expert_load": [1.5, 2.0]})
     book.log_step()
     book.close()
-    (line,) = metrics.read(tmp_path)
+    (line,) = step_metrics.read(tmp_path)
     expected = {
         "step": 2, "tokens": 512, "epoch": 16 / 160, "loss": 4.0, "learning_rate": 0.1, "grad_norm": 0.5,
         "tokens_per_second": 128.0, "mfu": None, "seconds_left": 16.0, "expert_load": [1.5, 2.0],
@@ -112,7 +112,7 @@ def test_a_mixture_is_counted_by_source(tmp_path: Path) -> None:
     book.add(record(5, 3.0))
     book.log_step()
     book.close()
-    (line,) = metrics.read(tmp_path)
+    (line,) = step_metrics.read(tmp_path)
     assert sum(line["source_tokens"]) == line["tokens"] == 40 * 32
     assert line["source_tokens"] == pytest.approx([10 * 32, 30 * 32], abs=32)  # whole samples, in a shuffled order
 
@@ -126,7 +126,7 @@ def test_a_resumed_run_logs_the_mean_over_the_break(tmp_path: Path) -> None:
     resumed.add(record(2, 3.0))
     resumed.log_step()
     resumed.close()
-    resumption, line = metrics.read(tmp_path)
+    resumption, line = step_metrics.read(tmp_path)
     assert resumption == {"step": 1, "tokens": 256, "resumed": True, "seconds": 7.0}
     assert (line["step"], line["loss"]) == (2, 4.0) and line["seconds"] >= 7.0
     assert resumed.facts == {"loss": 4.0, "first_loss": 4.0}
@@ -139,7 +139,7 @@ def test_a_skipped_step_is_recorded_with_its_samples(tmp_path: Path, capsys: pyt
     sample = {"position": 17, "sample": 4, "loss": "nan", "documents": documents}
     book.log_skipped(skipped, [sample])
     book.close()
-    (line,) = metrics.read(tmp_path)
+    (line,) = step_metrics.read(tmp_path)
     assert line == {"step": 3, "tokens": 768, "skipped": "the loss is nan", "bad_samples": [sample]}
     shown = capsys.readouterr().out
     assert (
@@ -173,7 +173,7 @@ def test_the_facts_keep_the_first_the_last_and_the_best_validation(
         "best_selection_loss": -0.9,
         "best_step": 4,
     }
-    lines = metrics.read(tmp_path)
+    lines = step_metrics.read(tmp_path)
     assert lines[1] == {"step": 2, "tokens": 512, "valid_bits_per_byte": 1.0, "valid_examples": 3}
     assert lines[2] == {"step": 2, "tokens": 512, "valid_accuracy": 0.7, "valid_examples": 3}
     assert "step 4  valid_accuracy 0.9000" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from zerokara.config.loading import RESOLVED_NAME
 from zerokara.config.writing import as_yaml
 from zerokara.training.monitoring import plots, trackers
-from zerokara.training.monitoring.metrics import Recorder
+from zerokara.training.monitoring.step_metrics import Recorder
 from zerokara.training.monitoring.trackers import Plots
 
 

@@ -25,8 +25,8 @@ from zerokara.model.builder import build
 from zerokara.samples.evaluation import evaluation_batches
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training import run
-from zerokara.training.evaluation import LossValidation
 from zerokara.training.planning import run_plan
+from zerokara.training.validation import LossValidation
 
 CPU = torch.device("cpu")
 

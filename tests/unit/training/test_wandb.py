@@ -17,8 +17,8 @@ import pytest
 from configs import config_of
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.training.monitoring import metrics, trackers
-from zerokara.training.monitoring.metrics import Recorder
+from zerokara.training.monitoring import step_metrics, trackers
+from zerokara.training.monitoring.step_metrics import Recorder
 from zerokara.training.monitoring.trackers import WeightsAndBiases
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -98,7 +98,7 @@ def test_offline_a_run_keeps_its_id_and_no_step_is_repeated(
     wandb.teardown()  # its service writes the last of a run's records when it ends, as it does with the process
     assert only.name.rpartition("-zerokara-")[2] == second.name.rpartition("-zerokara-")[2] != ""
     assert steps_recorded(only) == list(range(1, 21)) and steps_recorded(second) == list(range(21, 31))
-    assert [line["step"] for line in metrics.read(tmp_path)] == list(range(1, 31))
+    assert [line["step"] for line in step_metrics.read(tmp_path)] == list(range(1, 31))
     for file in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert KEY.encode() not in file.read_bytes(), f"the key stands in {file}"
     sent = [file for file in first.pop().rglob("*") if file.is_file() and file.parent.name != "logs"]
@@ -183,7 +183,7 @@ def test_a_server_that_cannot_be_reached_delays_nothing(
     recorder.close()
     (message,) = messages
     assert message.startswith("wandb: ") and "127.0.0.1:9" in message and KEY not in message
-    assert len(metrics.read(tmp_path)) == 1
+    assert len(step_metrics.read(tmp_path)) == 1
 
 
 def test_whatever_it_raises_the_training_continues(
@@ -199,7 +199,7 @@ def test_whatever_it_raises_the_training_continues(
     record(tmp_path, "offline", 0, 3)
     (message,) = messages
     assert message.startswith("wandb: the server is gone")
-    assert len(metrics.read(tmp_path)) == 3
+    assert len(step_metrics.read(tmp_path)) == 3
 
 
 def test_without_a_key_there_is_a_message_and_no_prompt(

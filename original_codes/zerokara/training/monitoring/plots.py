@@ -23,7 +23,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethod
 from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.durable import PARTIAL_SUFFIX, atomic_file
 from zerokara.errors import UserError
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 
 BLUE, RED, GREEN, PURPLE, YELLOW, GREY = "#4477aa", "#cc3344", "#228833", "#aa3377", "#bb8800", "#777777"
 """Distinct for colour-blind readers too. Source: Paul Tol's bright scheme, a little darker."""
@@ -58,7 +58,7 @@ def draw(run_dir: Path) -> list[Path]:
     folder = run_dir / "plots"
     for partial in folder.glob(f"*{PARTIAL_SUFFIX}"):  # of a drawing that was killed; there is never more than one
         partial.unlink(missing_ok=True)
-    curves, names = _curves(metrics.read(run_dir)), curve_names(run_dir)
+    curves, names = _curves(step_metrics.read(run_dir)), curve_names(run_dir)
     panels = [name for name, (_, key, _, _) in _PANELS.items() if key in curves]
     if "loss" not in panels:
         return []

@@ -1,6 +1,6 @@
 """What shows a run while it is trained: its plots, TensorBoard, and Weights & Biases. None of them delays a step.
 
-A tracker raises at a later call what went wrong in its thread; `metrics.Recorder` then drops it.
+A tracker raises at a later call what went wrong in its thread; `step_metrics.Recorder` then drops it.
 
 Weights & Biases (wandb 0.31.0): a run keeps its id over all its starts, so that online a resumed run extends the same
 curves. Offline, each start writes a folder of its own; the README has the command that sends them in their order

@@ -23,7 +23,7 @@ from zerokara.durable import write_json
 from zerokara.model import parallel
 from zerokara.progress import summary
 from zerokara.training.compute.engine import Engine
-from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import Processes, join
 from zerokara.training.run import build_model, to_device
@@ -143,7 +143,7 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
         return
     step = checkpoint.read_state(folder).step
     # What the run itself found at that step, if it validated there.
-    lines = [line for line in metrics.read(folder.parent) if line["step"] == step]
+    lines = [line for line in step_metrics.read(folder.parent) if line["step"] == step]
     logged = next((line["valid_loss"] for line in reversed(lines) if "valid_loss" in line), None)
     path = folder.parent / f"evaluation_step{step}.json"
     record = {

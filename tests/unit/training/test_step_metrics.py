@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from zerokara.training.monitoring import metrics
-from zerokara.training.monitoring.metrics import Recorder
+from zerokara.training.monitoring import step_metrics
+from zerokara.training.monitoring.step_metrics import Recorder
 from zerokara.training.monitoring.trackers import TensorBoard
 
 
@@ -22,7 +22,7 @@ def step_line(step: int, **values: Any) -> dict[str, Any]:
 
 
 def recorded_steps(run_dir: Path) -> list[int]:
-    return [line["step"] for line in metrics.read(run_dir)]
+    return [line["step"] for line in step_metrics.read(run_dir)]
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def test_steps_that_will_be_trained_again_are_forgotten(tmp_path: Path) -> None:
     resumed = Recorder(tmp_path, 2, {})
     resumed.record({"step": 3, "tokens": 3, "loss": 0.5})
     resumed.close()
-    assert [(line["step"], line["loss"]) for line in metrics.read(tmp_path)] == [(1, 2.0), (2, 1.0), (3, 0.5)]
+    assert [(line["step"], line["loss"]) for line in step_metrics.read(tmp_path)] == [(1, 2.0), (2, 1.0), (3, 0.5)]
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
 
 
@@ -58,7 +58,7 @@ def test_a_run_that_restarts_and_one_that_resumes_twice_from_one_step_record_onc
             recorder.record(line)
         recorder.close()
         Recorder(tmp_path, resumed_step, {}).close()
-        assert metrics.read(tmp_path) == lines[:kept]
+        assert step_metrics.read(tmp_path) == lines[:kept]
 
 
 def tensorboard_values(run_dir: Path) -> dict[str, list[tuple[int, Any]]]:

@@ -13,8 +13,8 @@ from zerokara.config.data import causal
 from zerokara.model import parallel
 from zerokara.samples.objective import Causal
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training import sampling
-from zerokara.training.sampling import Sample, Sampler
+from zerokara.training import sample_texts
+from zerokara.training.sample_texts import Sample, Sampler
 
 
 class Table(torch.nn.Module):
@@ -77,11 +77,11 @@ def test_texts_fit_into_the_context_length_and_are_the_same_each_time(encoder: E
 
 
 def test_top_p_samples_from_the_smallest_set_that_reaches_it() -> None:
-    logits_BV = (torch.tensor([0.5, 0.3, 0.16, 0.03, 0.01]) ** sampling.TEMPERATURE).log().repeat(20_000, 1)
-    counts = sampling.sample_top_p(logits_BV, torch.Generator().manual_seed(0)).bincount(minlength=5)
+    logits_BV = (torch.tensor([0.5, 0.3, 0.16, 0.03, 0.01]) ** sample_texts.TEMPERATURE).log().repeat(20_000, 1)
+    counts = sample_texts.sample_top_p(logits_BV, torch.Generator().manual_seed(0)).bincount(minlength=5)
     assert (counts / 20_000).tolist() == pytest.approx([0.5 / 0.96, 0.3 / 0.96, 0.16 / 0.96, 0, 0], abs=0.02)
     certain_BV = torch.tensor([[-torch.inf, 3.0, -torch.inf]])
-    assert sampling.sample_top_p(certain_BV, torch.Generator()).tolist() == [1]
+    assert sample_texts.sample_top_p(certain_BV, torch.Generator()).tolist() == [1]
 
 
 def test_each_step_has_one_section_whatever_the_model_writes(tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_each_step_has_one_section_whatever_the_model_writes(tmp_path: Path) -> 
 
     nasty = Sample("a\n## step 7", "one\n## step 8\x85## step 9\u2028## step 1\r## step 2", "")
     for step in (0, 10, 20, 30):
-        sampling.add(tmp_path, step, [nasty, Sample("", "two", "three")])
+        sample_texts.add(tmp_path, step, [nasty, Sample("", "two", "three")])
     assert steps() == [0, 10, 20, 30]
-    sampling.add(tmp_path, 10, [Sample("x", "again", "")])
-    sampling.add(tmp_path, 20, [nasty])
+    sample_texts.add(tmp_path, 10, [Sample("x", "again", "")])
+    sample_texts.add(tmp_path, 20, [nasty])
     assert steps() == [0, 10, 20]
     text = (tmp_path / "samples.md").read_text(encoding="utf-8")
     assert text.startswith(
@@ -102,4 +102,4 @@ def test_each_step_has_one_section_whatever_the_model_writes(tmp_path: Path) -> 
     )
     assert "**prompt:**\n\n    (the start of a document)\n\ngreedy:\n\n    two\n\nsampled:\n\n    three\n" in text
     assert text.count("again") == 1
-    assert sampling.excerpt("a\n b" + "c" * 200, 10) == "a bcccccc…"
+    assert sample_texts.excerpt("a\n b" + "c" * 200, 10) == "a bcccccc…"
