@@ -16,7 +16,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.durable import make_folders, write_json
 from zerokara.forecast.fit import SHAPES, MeasuredRun, SmallRuns, effective_parameters, plan_runs
-from zerokara.forecast.machine import Planner, Speed
+from zerokara.forecast.speed import Planner, Speed
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import count

@@ -72,7 +72,7 @@ class ExampleSettings(Settings):
     """Path and beginning of the name of the token files: <output_prefix>_train.bin and .idx, and so on."""
 
 
-class TaskSettings(Settings):
+class MetricSettings(Settings):
     """The task (step 7)."""
 
     metric: MetricName = "loss"
@@ -87,7 +87,7 @@ class TaskSettings(Settings):
     """Examples that one process generates answers for at a time."""
 
 
-class FinetuneConfig(EngineSettings, TaskSettings, ExampleSettings):
+class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
     """Examples, task and training; the model's own settings are those of `init_from`."""
 
     # What is not described here is described by the component, without what that says of `auto`.

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from zerokara.durable import atomic_file, make_folders, write_json
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.forecast.machine import LEFT_TO_RECIPE, Planner, Speed, overrides, size_settings
+from zerokara.forecast.speed import LEFT_TO_RECIPE, Planner, Speed, overrides, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import Progress, count_text
 from zerokara.resources import available_cores, available_memory

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from zerokara.config.architectures import SizeName
 from zerokara.forecast.fit import Prediction, ScalingLaw, effective_parameters
-from zerokara.forecast.machine import Speed
+from zerokara.forecast.speed import Speed
 from zerokara.model.shapes import ModelShape
 
 REPETITIONS_WORTH = 15.4

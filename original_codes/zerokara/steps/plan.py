@@ -18,8 +18,8 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import write_values
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.forecast.fit import MAX_EVAL_TOKENS, NUM_RUNS, SHAPES, MeasuredRun, SmallRuns, draw, fit, plan_runs, slots
-from zerokara.forecast.machine import LEFT_TO_RECIPE, Planner, size_settings
 from zerokara.forecast.sizes import Budget, Candidate, candidate, recommended
+from zerokara.forecast.speed import LEFT_TO_RECIPE, Planner, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text, log, seconds_text, summary
 from zerokara.steps import command

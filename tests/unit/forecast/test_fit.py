@@ -16,7 +16,7 @@ from configs import config_of
 from zerokara.errors import RunError, UserError
 from zerokara.forecast import fit as module
 from zerokara.forecast.fit import CalibrationRun, MeasuredRun, SmallRuns, fit, pinned, plan_runs, slots
-from zerokara.forecast.machine import Planner, Speed
+from zerokara.forecast.speed import Planner, Speed
 from zerokara.model.shapes import ModelShape
 
 PARAMETERS, LENGTHS = (0.4e6, 1e6, 3e6), (4e6, 12e6, 40e6)

@@ -7,8 +7,8 @@ from configs import config_of
 
 from zerokara.config.architectures import SIZES
 from zerokara.forecast.fit import MeasuredRun, ScalingLaw, fit
-from zerokara.forecast.machine import Speed
 from zerokara.forecast.sizes import Budget, Candidate, candidate, fresh_worth, recommended
+from zerokara.forecast.speed import Speed
 from zerokara.model.shapes import ModelShape
 
 SPEED = Speed(1e-5, 1e-11)

@@ -8,9 +8,9 @@ import pytest
 
 from zerokara.config.architectures import SIZES
 from zerokara.errors import UserError
-from zerokara.forecast import machine
+from zerokara.forecast import speed as module
 from zerokara.forecast.fit import SmallRuns
-from zerokara.forecast.machine import Planner, size_settings
+from zerokara.forecast.speed import Planner, size_settings
 from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.run_plan import RunPlan
 
@@ -36,7 +36,7 @@ def test_two_sizes_are_tried_and_their_tokens_counted(planner: Planner, monkeypa
         tried.append((plan.resolved.model_size, plan.shape.hidden_size, plan.resolved.precision))
         return plan, TrialResult(1, seconds_of_token * plan.schedule.batch_tokens)
 
-    monkeypatch.setattr(machine, "try_steps", steps)
+    monkeypatch.setattr(module, "try_steps", steps)
     speed = planner.measure_speed()
     assert speed.seconds_per_token == pytest.approx(1e-5) and speed.seconds_per_flop == pytest.approx(1e-11)
     assert tried == [(size, SIZES[size].hidden_size, "fp32") for size in ("1M", "10M")]
