@@ -22,7 +22,7 @@ from made_runs import corpus_lines, make_run
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Message, Unlearnable
-from zerokara.huggingface.chat_proof import tokenizer_of_exports
+from zerokara.huggingface.tokenizer_proof import tokenizer_of_exports
 from zerokara.steps import convert_to_hf
 from zerokara.tokenizer import training
 from zerokara.tokenizer.compatibility import HARD_TEXTS

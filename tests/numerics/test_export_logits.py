@@ -19,8 +19,7 @@ from wide_weights import spread_weights
 from zerokara.huggingface import families, to_hf, weight_rules
 from zerokara.huggingface import proof as export_proof
 from zerokara.huggingface.tokenizer_proof import Proof
-from zerokara.huggingface.transforms import QUERY_KEY_VALUE, Parts, Transform
-from zerokara.huggingface.weight_rules import WeightRule
+from zerokara.huggingface.weight_rules import QUERY_KEY_VALUE, Parts, Transform, WeightRule
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
 

@@ -19,9 +19,8 @@ from made_runs import make_run, make_tokenizer
 from zerokara.durable import write_file
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Unlearnable
-from zerokara.huggingface import chat_proof, exported_folder, families, tokenizer_json
-from zerokara.huggingface.transforms import Transform
-from zerokara.huggingface.weight_rules import WeightRule
+from zerokara.huggingface import exported_folder, families, tokenizer_json, tokenizer_proof
+from zerokara.huggingface.weight_rules import Transform, WeightRule
 from zerokara.steps import convert_to_hf
 from zerokara.tokenizer.encoder import Encoder
 
@@ -143,7 +142,7 @@ CHAT = [{"role": "user", "content": "the model\n</s>"}, {"role": "assistant", "c
 def make_chat(run_dir: Path, tokenizer: Path) -> None:
     """What step 7 leaves in the run folder of a model that converses."""
     encoder = Encoder(tokenizer)
-    template = ChatTemplate(auto_source(encoder), "auto", chat_proof.tokenizer_of_exports(encoder, False))
+    template = ChatTemplate(auto_source(encoder), "auto", tokenizer_proof.tokenizer_of_exports(encoder, False))
     (made,) = template.encode([CHAT])
     assert not isinstance(made, Unlearnable)
     prompt, answer = (segment.tolist() for segment in made)

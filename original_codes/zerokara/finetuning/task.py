@@ -50,7 +50,7 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
         UserError: the folder to start from holds no model, or its tokenizer is missing; a setting does not go with the
             model; the examples cannot be used, with file, line, value and remedy.
     """
-    from zerokara.huggingface import chat_proof, from_hf
+    from zerokara.huggingface import from_hf, tokenizer_proof
 
     folder = Path(config.init_from)
     values: dict[str, Any] = {**config.model_dump(), **from_hf.settings_of(folder, config.fault)}
@@ -70,7 +70,7 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
     files = preparation.prepare(
         made,
         encoder,
-        lambda: chat_proof.tokenizer_of_exports(encoder, encodes),
+        lambda: tokenizer_proof.tokenizer_of_exports(encoder, encodes),
         is_encoder_decoder=encodes,
         packed_length=length,
         redo=redo,

@@ -1,4 +1,4 @@
-"""The checkpoint that an export is made from, and the run folder around it.
+"""What an export is made from: the checkpoint in its run folder, and real text to prove it on. No torch here.
 
 A run folder holds, besides its checkpoints: ``tokenizer.model``, ``config_resolved.yaml``, ``metrics.jsonl``.
 """
@@ -6,30 +6,39 @@ A run folder holds, besides its checkpoints: ``tokenizer.model``, ``config_resol
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from zerokara import checkpoint, manifest
 from zerokara.config.convert_config import ConvertSettings
+from zerokara.config.data import DataSettings
 from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.config.pretrain_config import RunConfig
+from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.read import Document, Range, ranges, read
 from zerokara.errors import Fault, UserError
+from zerokara.examples.example_files import ExampleFiles, ExampleTokens
 from zerokara.model.shapes import ModelShape
+from zerokara.tokenizer.encoder import Encoder
 
 if TYPE_CHECKING:  # torch is imported only when weights are read
     from torch import Tensor
 
 EXPORTED_PARTS = ("weights", "state")
-"""The parts of a checkpoint that are read; the optimizer state, two thirds of its bytes, is not."""
+"""Parts of a checkpoint that are read; the optimizer state, two thirds of its bytes, is not."""
 TOKENIZER_NAME = "tokenizer.model"
 METRICS_NAME = "metrics.jsonl"
 _CHECKPOINT_NAME = re.compile(r"global_step\d+")
+RANGE_BYTES = 1 << 20
+_PLACES = 16
+"""Places of a source that are read from in turn, one document at a time."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +61,11 @@ class CheckpointSource:
         return ModelShape.from_json(self.state.shape)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The fp32 weights, each read from disk when it is asked for."""
+        """Fp32 weights, each read from disk when it is asked for."""
         return checkpoint.read_weights(self.folder)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl`` up to this checkpoint."""
+        """Lines of ``metrics.jsonl`` up to this checkpoint."""
         path = self.run_dir / METRICS_NAME
         lines: list[dict[str, Any]] = []
         for text in path.read_bytes().splitlines() if path.exists() else ():
@@ -73,20 +82,20 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     Raises:
         UserError: no such folder, no complete checkpoint, a damaged one, or another tokenizer than in training.
     """
-    given = Path(settings.input_model_dir)
-    if not given.is_dir():
+    named = Path(settings.input_model_dir)
+    if not named.is_dir():
         remedy = "name a run folder (output_model_dir of step 3) or one global_stepN folder in it"
         raise UserError(settings.fault("input_model_dir", "there is no such folder", remedy))
     skipped: list[str] = []
     folder: Path | None = None
-    if _CHECKPOINT_NAME.fullmatch(given.resolve().name):
-        folder = given.resolve()
-    elif (given / RESOLVED_NAME).is_file() and load_run(given / RESOLVED_NAME).packs_examples:
-        folder = checkpoint.best(given)
+    if _CHECKPOINT_NAME.fullmatch(named.resolve().name):
+        folder = named.resolve()
+    elif (named / RESOLVED_NAME).is_file() and load_run(named / RESOLVED_NAME).packs_examples:
+        folder = checkpoint.best(named)
     if folder is not None:
         checkpoint.check(folder, EXPORTED_PARTS)
     else:
-        folder = checkpoint.newest_complete(given, skipped.append, EXPORTED_PARTS)
+        folder = checkpoint.newest_complete(named, skipped.append, EXPORTED_PARTS)
     for message in skipped:
         print(message)
     if folder is None:
@@ -96,10 +105,7 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     run_dir = folder.parent
     missing = [name for name in (TOKENIZER_NAME, RESOLVED_NAME) if not (run_dir / name).is_file()]
     if missing:
-        rule, remedy = (
-            "is missing next to the checkpoint",
-            "keep the checkpoint in the run folder where step 3 wrote it",
-        )
+        rule, remedy = "is missing next to the checkpoint", "keep the checkpoint in the folder where step 3 wrote it"
         raise UserError([Fault(where=str(run_dir / name), rule=rule, remedy=remedy) for name in missing])
     state, sha256 = checkpoint.read_state(folder), manifest.sha256_of(run_dir / TOKENIZER_NAME)
     if sha256 != state.tokenizer_sha256:
@@ -107,3 +113,70 @@ def find(settings: ConvertSettings) -> CheckpointSource:
         rule = f"is not the tokenizer of {folder.name}: {trained}"
         raise UserError(Fault(where=str(run_dir / TOKENIZER_NAME), rule=rule, remedy="put the right file back"))
     return CheckpointSource(run_dir, folder, state, load_run(run_dir / RESOLVED_NAME))
+
+
+def corpus_files(settings: ConvertSettings, trained_with: RunConfig) -> list[InputFile]:
+    """Files of `check_corpus`, or of the corpus that the run was trained on; none for the examples of a task.
+
+    Raises:
+        UserError: a file is not there.
+    """
+    if settings.check_corpus:
+        return find_files(settings.check_corpus, settings.where("check_corpus"))
+    if trained_with.packs_examples:
+        return []
+    try:
+        return find_files(trained_with.source_entries, settings.where("check_corpus"))
+    except UserError as error:
+        rule = f"the corpus that the model was trained on is gone ({error})"
+        raise UserError(settings.fault("check_corpus", rule, "name raw text of the same kind here")) from error
+
+
+def documents(
+    files: list[InputFile], trained_with: RunConfig, num_lines: int, encoder: Encoder | None = None
+) -> list[str]:
+    """Documents with at least `num_lines` non-empty lines in all, if the corpus has that many; sources take turns.
+
+    Without files they are the examples that a fine-tuning prepared, as `encoder` decodes them.
+    """
+    if not files and encoder is not None:
+        texts = _examples(trained_with.output_prefix, encoder)
+    else:
+        data = DataSettings() if trained_with.packs_examples else cast(DataSettings, trained_with)
+        by_source: dict[int, list[InputFile]] = {}
+        for file in files:
+            by_source.setdefault(file.source, []).append(file)
+        texts = _in_turn(_spread(members, data) for members in by_source.values())
+    chosen: list[str] = []
+    lines = 0
+    for text in texts:
+        chosen.append(text)
+        lines += sum(bool(line.strip()) for line in text.split("\n"))
+        if lines >= num_lines:
+            break
+    return chosen
+
+
+def _examples(output_prefix: str, encoder: Encoder) -> Iterator[str]:
+    """Texts of training examples."""
+    tokens = ExampleTokens(ExampleFiles.read(output_prefix).train.prefix)
+    for number in range(len(tokens)):
+        yield from filter(str.strip, map(encoder.decode, tokens.segments(number)))
+
+
+def _spread(files: list[InputFile], data: DataSettings) -> Iterator[str]:
+    """Documents of one source: from `_PLACES` places of it in turn, then from the next ones."""
+
+    def texts(place: Range) -> Iterator[str]:
+        items = read(place, data.text_field, data.txt_document)
+        return (item.text for item in items if isinstance(item, Document))
+
+    places = ranges(files, RANGE_BYTES, data.txt_document)
+    step = max(1, -(-len(places) // _PLACES))
+    for first in range(step):
+        yield from _in_turn(texts(place) for place in places[first::step])
+
+
+def _in_turn(sources: Iterable[Iterator[str]]) -> Iterator[str]:
+    for turn in zip_longest(*sources):
+        yield from (text for text in turn if text is not None)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerokara import manifest
+from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.examples import facts
 from zerokara.progress import bytes_text
+from zerokara.tokens.layout import TokenPaths
 
 if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
     from zerokara.config.convert_config import ConvertConfig, ConvertSettings
@@ -179,3 +181,33 @@ def check_unchanged(folder: Path, made: manifest.Manifest) -> None:
             faults.append(Fault(where=str(path), rule=rule, remedy=_REMEDY))
     if faults:
         raise UserError(faults)
+
+
+def validation_text(
+    model_dir: Path, run_dir: Path, decode: Callable[[list[int]], str], max_tokens: int = 2000
+) -> str | None:
+    """Return the first validation documents, up to `max_tokens`, or None if they are not on this machine.
+
+    `run_dir` is the run folder, or a checkpoint in it, that `model_dir` was exported from. The documents are those that
+    the model was validated on only if the hash of the training tokens is the one in the export's manifest.
+    """
+    from zerokara.tokens.indexed import IndexedTokens
+
+    folder = next((each for each in (run_dir, run_dir.parent) if (each / RESOLVED_NAME).is_file()), None)
+    if folder is None:
+        return None
+    try:
+        paths = TokenPaths(load_run(folder / RESOLVED_NAME).output_prefix)
+        trained_on = manifest.read(model_dir / MANIFEST_NAME).facts.get("data", {}).get("sha256")
+        on_disk = manifest.read(paths.manifest)
+    except UserError:
+        return None
+    if trained_on not in {record.sha256 for records in on_disk.outputs.values() for record in records}:
+        return None
+    tokens, texts, room = IndexedTokens(paths.valid), [], max_tokens
+    for number in range(len(tokens)):
+        texts.append(decode(tokens[number][:room].tolist()))
+        room -= len(tokens[number])
+        if room <= 0:
+            break
+    return "\n".join(texts) or None

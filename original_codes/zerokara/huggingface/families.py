@@ -14,8 +14,7 @@ from zerokara.huggingface import weight_rules
 from zerokara.huggingface.gpt2 import GPT2
 from zerokara.huggingface.llama import LLAMA, MIXTRAL, QWEN3, QWEN3_MOE
 from zerokara.huggingface.t5 import SWITCH, T5
-from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY
-from zerokara.huggingface.weight_rules import WeightRule
+from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY, WeightRule
 from zerokara.model.shapes import ModelShape
 
 UNTIED_OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), VOCABULARY)

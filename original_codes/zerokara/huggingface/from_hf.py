@@ -26,7 +26,7 @@ from zerokara.config.model import ModelSettings
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, stock_model, tokenizer_proof, weight_rules
 from zerokara.huggingface.tokenizer_json import MODEL_FILE, SENTENCEPIECE_FILE
-from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY
+from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 

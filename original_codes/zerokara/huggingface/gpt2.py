@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerokara.huggingface.transforms import JOINED_QUERY_KEY_VALUE, SAME, TRANSPOSED, VOCABULARY, Transform
-from zerokara.huggingface.weight_rules import Family, WeightRule
+from zerokara.huggingface.weight_rules import (
+    JOINED_QUERY_KEY_VALUE,
+    SAME,
+    TRANSPOSED,
+    VOCABULARY,
+    Family,
+    Transform,
+    WeightRule,
+)
 from zerokara.model.shapes import ModelShape
 
 _OURS, _HF = "decoder.layers.{i}.", "transformer.h.{i}."

@@ -11,8 +11,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from zerokara.huggingface.transforms import EXPERTS, EXPERTS_GATE_AND_UP, GATE_AND_UP, QUERY_KEY_VALUE, VOCABULARY
-from zerokara.huggingface.weight_rules import Family, WeightRule
+from zerokara.huggingface.weight_rules import (
+    EXPERTS,
+    EXPERTS_GATE_AND_UP,
+    GATE_AND_UP,
+    QUERY_KEY_VALUE,
+    VOCABULARY,
+    Family,
+    WeightRule,
+)
 from zerokara.model.shapes import ModelShape
 
 _OURS, _HF = "decoder.layers.{i}.", "model.layers.{i}."

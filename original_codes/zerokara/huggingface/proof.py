@@ -29,7 +29,7 @@ from zerokara.errors import RunError
 from zerokara.huggingface import families, generation, stock_model
 from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.huggingface.generation import Sampling
-from zerokara.huggingface.layer_by_layer import device, layer_by_layer
+from zerokara.huggingface.stock_model import device, layer_by_layer
 from zerokara.huggingface.tokenizer_proof import Proof
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape

@@ -1,22 +1,29 @@
-"""The models of stock transformers: loaded from a folder, or made of weights in memory.
+"""Models of stock transformers, loaded from a folder or made of weights in memory; and fp32 layer by layer.
 
 Weights come from safetensors on this machine only; no code of the folder is run.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module, Parameter
 
 from zerokara.errors import RunError
 from zerokara.huggingface import families, weight_rules
 from zerokara.huggingface.weight_rules import Family
 from zerokara.model.shapes import ModelShape
+from zerokara.progress import Progress
+
+_LAYER = re.compile(r"(.+\.)?(layers|h|block)\.\d+")
+"""Names of the layers, in our models and in those of transformers."""
 
 
 def load(folder: Path, dtype: torch.dtype, family: Family) -> tuple[Any, list[str]]:
@@ -79,3 +86,60 @@ def _loaded(
         if had_bar:
             logging.enable_progress_bar()
     return model, [f"{name}: {sorted(map(str, keys))}" for name, keys in report.items() if keys]
+
+
+def device() -> torch.device:
+    """Device of the proof: a GPU if there is one, also for megatron-core, which asks for it."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def layer_by_layer(
+    model: Module, content: Callable[[str, Parameter], Tensor], label: str, num_passes: int
+) -> Iterator[None]:
+    """Let a model compute in fp32 without an fp32 copy of its weights: each layer has them only while it computes.
+
+    `content` gives a parameter's values by its name; what is outside the layers has them all the time. A parameter may
+    be narrower than its content, lie in a mapped file, or be empty (torch's device ``meta``). Each pass converts all
+    weights, so all tokens should go through in few; `label` and `num_passes` are for the progress bar.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def fill(modules: Iterable[Module]) -> list[tuple[Module, str, Parameter]]:
+        """Fill the modules; return their own parameters."""
+        had = [(module, key, own) for module in modules for key, own in module._parameters.items() if own is not None]
+        with torch.inference_mode(False), torch.no_grad():
+            # Shared parameters stay one. megatron-core chooses its linear function by `requires_grad`, as in training.
+            full = {
+                id(own): Parameter(content(names[id(own)], own).float().to(device()), own.requires_grad)
+                for *_, own in had
+            }
+        for module, key, own in had:
+            module._parameters[key] = full[id(own)]
+        return had
+
+    def restore(had: list[tuple[Module, str, Parameter]]) -> None:
+        for module, key, own in had:
+            module._parameters[key] = own
+        had.clear()
+
+    layers = [module for name, module in model.named_modules() if _LAYER.fullmatch(name)]
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    outside = fill(module for module in model.modules() if id(module) not in inside)
+    computing: list[tuple[Module, str, Parameter]] = []
+    with Progress(label, len(layers) * num_passes, unit="layer") as progress:
+
+        def after(*_: Any) -> None:
+            restore(computing)
+            progress.advance()
+
+        hooks = [
+            layer.register_forward_pre_hook(lambda own, _: computing.extend(fill(own.modules()))) for layer in layers
+        ]
+        hooks += [layer.register_forward_hook(after) for layer in layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            restore(computing + outside)

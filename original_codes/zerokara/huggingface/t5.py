@@ -16,8 +16,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerokara.huggingface.transforms import EXPERTS, GATE_AND_UP, KEY_VALUE, QUERY_KEY_VALUE, VOCABULARY, Transform
-from zerokara.huggingface.weight_rules import Family, WeightRule
+from zerokara.huggingface.weight_rules import (
+    EXPERTS,
+    GATE_AND_UP,
+    KEY_VALUE,
+    QUERY_KEY_VALUE,
+    VOCABULARY,
+    Family,
+    Transform,
+    WeightRule,
+)
 from zerokara.model.shapes import ModelShape
 
 _UNBOUNDED = 1 << 20

@@ -1,10 +1,10 @@
-"""Proof that the Hugging Face tokenizer gives the ids that training used, on the user's own text and on hard strings.
+"""Proof that the exported tokenizer gives the ids of training: on the user's text, on hard strings, and in chats.
 
-In: the encoder that training used, a folder with `tokenizer.json`, texts. Out: a `Proof`, which the export prints, and
-without whose holding it fails. The folder is loaded by stock `AutoTokenizer`, and called with
-`split_special_tokens=True`, so that text is text; transformers 5.23 hands that to tokenizers' `encode_special_tokens`.
-By default it reads "</s>" in a text as the control token, as its users expect; T5's sentinel tokens are compared that
-way.
+In: the encoder that training used, a folder with `tokenizer.json`, texts, and conversations of the training data with
+their ids, as step 7 left them in the run folder. Out: a `Proof`, without which the export fails. The folder is loaded
+by stock `AutoTokenizer`, and called with `split_special_tokens=True`, so that text is text; transformers 5.23 hands
+that to tokenizers' `encode_special_tokens`. By default it reads "</s>" in a text as the control token, as its users
+expect; T5's sentinel tokens are compared that way, and conversations, by `AutoTokenizer.apply_chat_template`.
 
 Equal means the same ids. For unigram models a line may be a *tie*: the same text in other pieces with the same total
 score (in float64, within 1e-6 relative), which two correct implementations may break differently. Models of step 1
@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import fsum, isclose
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from zerokara.huggingface import tokenizer_json
 from zerokara.progress import Progress
 from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.encoder import Encoder
@@ -37,7 +39,7 @@ _BATCH = 256
 
 @dataclass(frozen=True)
 class Proof:
-    """What a comparison of an exported folder with the training found; it holds when there are no faults."""
+    """Result of comparing an exported folder with the training; it holds if there are no faults."""
 
     facts: dict[str, Any]
     """Counts and measures, for manifest, card and summary."""
@@ -46,7 +48,7 @@ class Proof:
     """The first texts that differ; they are the user's, and not for everyone."""
 
     def as_json(self, examples: bool = False) -> dict[str, Any]:
-        """The facts, and whether the proof holds; with or without `examples`."""
+        """Facts for the manifest."""
         more = {"examples": self.examples} if examples else {}
         return {"holds": not self.faults, **self.facts, "faults": self.faults, **more}
 
@@ -63,7 +65,7 @@ def prove(encoder: Encoder, hf_folder: Path, texts: Iterable[str], max_lines: in
         ours = [*encoder.encode("a").tolist(), sentinel, *encoder.encode(" b").tolist()]
         found = list(theirs(text, add_special_tokens=False)["input_ids"])
         if found != ours:
-            failures.append(difference("ids", text, ours, found))
+            failures.append(_difference("ids", text, ours, found))
     ties: list[str] = []
     lines = equal = whole_texts = 0
     remaining = iter(texts)
@@ -90,15 +92,8 @@ def prove(encoder: Encoder, hf_folder: Path, texts: Iterable[str], max_lines: in
     return Proof(facts | {"failures": len(failures)}, faults, [*failures[:MAX_SHOWN], *ties[:MAX_SHOWN]])
 
 
-def load(hf_folder: Path) -> Any:
-    """Load the tokenizer as any user of the folder does."""
-    from transformers import AutoTokenizer  # seconds to import
-
-    return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True, trust_remote_code=False)
-
-
 def _differences(encoder: Encoder, theirs: Any, texts: Sequence[str]) -> Iterator[tuple[bool, str]]:
-    """For each text that gives other ids, or decodes otherwise: whether that is a tie, and a message."""
+    """Texts that give other ids, or decode otherwise, as pairs: is it a tie, and a message."""
     # Not verbose: a text longer than the context length is no fault here.
     asked = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     found = theirs(list(texts), **asked, return_attention_mask=False)["input_ids"] if texts else []
@@ -106,14 +101,14 @@ def _differences(encoder: Encoder, theirs: Any, texts: Sequence[str]) -> Iterato
         ours = our_array.tolist()
         if ours != their_ids:
             is_tie = _is_tie(encoder, ours, their_ids)
-            yield is_tie, difference("tie" if is_tie else "ids", text, ours, their_ids)
+            yield is_tie, _difference("tie" if is_tie else "ids", text, ours, their_ids)
         # Each decodes <unk> differently, and it is no text of the user anyway.
         elif encoder.unk_id not in ours and theirs.decode(ours, skip_special_tokens=True) != encoder.decode(ours):
-            yield False, difference("decoded text", text, ours, their_ids)
+            yield False, _difference("decoded text", text, ours, their_ids)
 
 
 def _is_tie(encoder: Encoder, ours: list[int], theirs: list[int]) -> bool:
-    """Whether these different ids are the same text in other pieces of the same total score."""
+    """True if these different ids are the same text in other pieces of the same total score."""
     pieces = encoder.model.pieces
 
     def total(ids: list[int]) -> float:
@@ -128,10 +123,50 @@ def _is_tie(encoder: Encoder, ours: list[int], theirs: list[int]) -> bool:
     return isclose(total(ours), total(theirs), rel_tol=TIE_TOLERANCE)
 
 
-def difference(what: str, text: str, ours: list[int], theirs: list[int]) -> str:
-    """That the two differ in `what` for a text, with the ids around the first that differs."""
+def _difference(what: str, text: str, ours: list[int], theirs: list[int]) -> str:
+    """Message that `what` of a text differs, with the ids around the first that does."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     window = slice(max(0, place - 3), place + 5)
     shown = text if len(text) <= 80 else text[:77] + "..."
     return f"{what} of {shown!r} at token {place}: ours {ours[window]}, theirs {theirs[window]}"
+
+
+def prove_chat(hf_folder: Path, conversations: Sequence[dict[str, Any]]) -> Proof:
+    """Compare conversations, each with its ``messages``, ``prompt_ids`` and ``answer_ids``.
+
+    Of each, two must be equal: the ids up to the end of the last answer, and the ids after which that answer is
+    generated (``add_generation_prompt``).
+    """
+    tokenizer, failures = load(hf_folder), list[str]()
+    # Not verbose: a conversation longer than the context is no fault here.
+    options: dict[str, Any] = {"return_dict": False, "tokenizer_kwargs": {"verbose": False}}
+    for each in conversations:
+        messages, trained = each["messages"], each["prompt_ids"] + each["answer_ids"]
+        whole = tokenizer.apply_chat_template(messages, **options)[: len(trained)]
+        prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **options)
+        for ours, theirs in ((trained, whole), (each["prompt_ids"], prompt)):
+            if ours != theirs:
+                failures.append(_difference("ids", str(messages), ours, theirs))
+                break
+    facts = {"compared": len(conversations), "failures": len(failures)}
+    differing = f"chat template: {len(failures):,} of {len(conversations):,} conversations differ; the first: "
+    return Proof(facts, [differing + failures[0]] if failures else [], failures[:MAX_SHOWN])
+
+
+def load(hf_folder: Path) -> Any:
+    """Load the tokenizer as any user of the folder does."""
+    from transformers import AutoTokenizer  # seconds to import
+
+    return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True, trust_remote_code=False)
+
+
+def tokenizer_of_exports(encoder: Encoder, is_encoder_decoder: bool) -> Any:
+    """Return the tokenizer of every export of a model with this encoder, as `AutoTokenizer` loads it.
+
+    Raises: UserError when the encoder is of a kind that cannot be exported.
+    """
+    any_length = 1 << 30  # it is not a model's yet; a longer text would only be warned of
+    with TemporaryDirectory() as folder:
+        tokenizer_json.write(encoder, Path(folder), any_length, is_encoder_decoder)
+        return load(Path(folder))

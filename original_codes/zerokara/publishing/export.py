@@ -20,15 +20,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import RunError
 from zerokara.examples import facts as finetuning
 from zerokara.examples.encoding import ChatTemplate
-from zerokara.huggingface import (
-    chat_proof,
-    exported_folder,
-    families,
-    proof,
-    to_hf,
-    tokenizer_json,
-    tokenizer_proof,
-)
+from zerokara.huggingface import exported_folder, families, proof, to_hf, tokenizer_json, tokenizer_proof
 from zerokara.huggingface.checkpoint_source import METRICS_NAME, CheckpointSource
 from zerokara.publishing import card
 from zerokara.tokenizer.encoder import Encoder
@@ -61,7 +53,7 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         proofs = {"token_ids": tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)}
         seconds["proof of token ids"] = _lap(times)
         if chat_template is not None:
-            proofs["chat"] = chat_proof.prove(partial, finetuning.conversations(source.run_dir))
+            proofs["chat"] = tokenizer_proof.prove_chat(partial, finetuning.conversations(source.run_dir))
             seconds["proof of the chat template"] = _lap(times)
         proofs["logits"], samples = proof.prove_model(
             partial, source, settings.dtype, encoder, documents, settings.test_prompt_text

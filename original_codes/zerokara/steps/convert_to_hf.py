@@ -12,7 +12,7 @@ from typing import Any
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, unused_name
-from zerokara.huggingface import checkpoint_source, exported_folder, real_text
+from zerokara.huggingface import checkpoint_source, exported_folder
 from zerokara.progress import bytes_text, log, plain, seconds_text, summary
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.encoder import Encoder
@@ -35,7 +35,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         return
     preflight.check(config, preflight.of_export(config))
     exported_folder.check_space(config, source)
-    files = real_text.files_for(config, source.config)
+    files = checkpoint_source.corpus_files(config, source.config)
     log(f"step 4 convert: {source.folder} ({source.shape.size_text}) → {folder} ({config.dtype}), then the proofs")
     if others := exported_folder.to_keep(folder):
         names = f"{', '.join(others[:5])}{' …' if others[5:] else ''}"
@@ -47,7 +47,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     from zerokara.publishing import export  # torch and transformers: everything that can be checked without is checked
 
     encoder = Encoder(source.tokenizer_path)
-    documents = real_text.documents(files, source.config, config.check_lines, encoder)
+    documents = checkpoint_source.documents(files, source.config, config.check_lines, encoder)
     made = export.export(source, config, documents)
     _print_samples(made.facts["samples"], is_encoder_decoder)
     summary("step 4 convert: done", _rows(made))

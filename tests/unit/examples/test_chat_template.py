@@ -16,7 +16,7 @@ from zerokara.errors import UserError
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Message, Unlearnable
 from zerokara.huggingface import tokenizer_json
-from zerokara.huggingface.chat_proof import tokenizer_of_exports
+from zerokara.huggingface.tokenizer_proof import tokenizer_of_exports
 from zerokara.tokenizer.encoder import Encoder
 
 HELLO = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "42 dogs"}]

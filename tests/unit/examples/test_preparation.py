@@ -21,7 +21,7 @@ from zerokara.errors import UserError
 from zerokara.examples.example_files import ExampleFiles, ExampleTokens, read_task_examples
 from zerokara.examples.preparation import prepare
 from zerokara.finetuning import task
-from zerokara.huggingface.chat_proof import tokenizer_of_exports
+from zerokara.huggingface.tokenizer_proof import tokenizer_of_exports
 from zerokara.samples.example_data import ExampleData
 from zerokara.samples.packed_examples import PackedExamples
 from zerokara.tokenizer.encoder import Encoder

@@ -14,7 +14,7 @@ from toy_tokenizers import TrainToy, toy_lines
 
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.examples.preparation import prepare
-from zerokara.huggingface import chat_proof, tokenizer_json
+from zerokara.huggingface import tokenizer_json, tokenizer_proof
 from zerokara.tokenizer.encoder import Encoder
 
 
@@ -66,14 +66,14 @@ def test_an_export_is_held_to_what_was_trained(encodes: bool, train_toy: TrainTo
     lines = (json.dumps({"messages": messages}).replace("\\u0000", "0") + "\n" for messages in conversations)
     data.write_text("".join(lines), encoding="utf-8")
     config = FinetuneConfig(train_data=[str(data)], valid_fraction=0, output_prefix=str(tmp_path / "out" / "x"))
-    tokenizer = chat_proof.tokenizer_of_exports(encoder, encodes)
+    tokenizer = tokenizer_proof.tokenizer_of_exports(encoder, encodes)
     files = prepare(config, encoder, lambda: tokenizer, is_encoder_decoder=encodes, packed_length=9999)
     trained = [json.loads(line) for line in files.train.texts_path.read_bytes().splitlines()]
     tokenizer_json.write(encoder, tmp_path, 64, encodes, files.chat_template)
-    proof = chat_proof.prove(tmp_path, trained)
+    proof = tokenizer_proof.prove_chat(tmp_path, trained)
     assert proof.facts == {"compared": 60, "failures": 0} and not proof.faults, proof.faults
     for name, change in ({} if encodes else BROKEN).items():
         tokenizer_json.write(encoder, tmp_path, 64, encodes, files.chat_template)
         change(tmp_path)
-        proof = chat_proof.prove(tmp_path, trained)
+        proof = tokenizer_proof.prove_chat(tmp_path, trained)
         assert "at token" in proof.faults[0], name

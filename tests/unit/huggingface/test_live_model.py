@@ -11,7 +11,7 @@ from torch import Tensor
 from wide_weights import spread_weights
 
 from zerokara.errors import RunError
-from zerokara.huggingface import families, transforms
+from zerokara.huggingface import families, weight_rules
 from zerokara.huggingface.proof import trained_logits
 from zerokara.huggingface.stock_model import stock_model_of
 from zerokara.huggingface.weight_rules import WeightRule
@@ -55,7 +55,7 @@ def test_a_broken_twin_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = shape_for("llama")
 
     def swapped(rule: WeightRule) -> WeightRule:
-        return replace(rule, hf=rule.hf[::-1]) if rule.transform is transforms.GATE_AND_UP else rule
+        return replace(rule, hf=rule.hf[::-1]) if rule.transform is weight_rules.GATE_AND_UP else rule
 
     rules = [swapped(rule) for rule in families.rules_for(shape)]
     monkeypatch.setattr(families, "rules_for", lambda shape: rules)

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.examples.example_files import ExampleTokens
 from zerokara.examples.preparation import prepare
-from zerokara.huggingface import chat_proof, tokenizer_json
+from zerokara.huggingface import tokenizer_json, tokenizer_proof
 from zerokara.tokenizer.encoder import Encoder
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def test_prompts_are_those_of_the_exported_tokenizer(
         assert len(tokens) == len(prompts())
         return [x for i, x in enumerate(prompts()) if theirs(x + end)["input_ids"] != tokens.prompt(i)]
 
-    ours = chat_proof.tokenizer_of_exports(encoder, encodes)
+    ours = tokenizer_proof.tokenizer_of_exports(encoder, encodes)
     assert not differing(ours)
     ours.split_special_tokens = True
     assert differing(ours), "the broken twin: names of control pieces as text"

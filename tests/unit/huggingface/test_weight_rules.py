@@ -10,7 +10,7 @@ import torch
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.errors import RunError
 from zerokara.huggingface import families, weight_rules
-from zerokara.huggingface.transforms import (
+from zerokara.huggingface.weight_rules import (
     EXPERTS,
     EXPERTS_GATE_AND_UP,
     GATE_AND_UP,
@@ -18,8 +18,8 @@ from zerokara.huggingface.transforms import (
     KEY_VALUE,
     QUERY_KEY_VALUE,
     VOCABULARY,
+    WeightRule,
 )
-from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
 
 # 4 heads and 2 kv heads of width 1: every row of linear_qkv is one head.

@@ -15,8 +15,8 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml
 from zerokara.errors import UserError
-from zerokara.huggingface import real_text
-from zerokara.huggingface.real_text import validation_text
+from zerokara.huggingface import checkpoint_source
+from zerokara.huggingface.exported_folder import validation_text
 from zerokara.manifest import sha256_of
 from zerokara.tokens.layout import TokenPaths, bin_path
 
@@ -29,27 +29,27 @@ def write(path: Path, texts: list[str]) -> str:
 def test_sources_take_turns_until_there_are_lines_enough(tmp_path: Path) -> None:
     first = write(tmp_path / "a.jsonl", [f"a{i}" for i in range(50)])
     config = PretrainConfig(input_jsonl=(first, write(tmp_path / "b.jsonl", ["b0\n\nb1", "b2"])))
-    files = real_text.files_for(ConvertConfig(), config)
-    assert real_text.documents(files, config, 5) == ["a0", "b0\n\nb1", "a1", "b2"]
-    assert len(real_text.documents(files, config, 1000)) == 52
+    files = checkpoint_source.corpus_files(ConvertConfig(), config)
+    assert checkpoint_source.documents(files, config, 5) == ["a0", "b0\n\nb1", "a1", "b2"]
+    assert len(checkpoint_source.documents(files, config, 1000)) == 52
 
 
 def test_a_large_file_is_read_from_many_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_text, "RANGE_BYTES", 200)
+    monkeypatch.setattr(checkpoint_source, "RANGE_BYTES", 200)
     config = PretrainConfig(input_jsonl=(write(tmp_path / "a.jsonl", [f"{i:04}" for i in range(1000)]),))
-    files = real_text.files_for(ConvertConfig(), config)
-    first = [int(text) for text in real_text.documents(files, config, 16)]
+    files = checkpoint_source.corpus_files(ConvertConfig(), config)
+    first = [int(text) for text in checkpoint_source.documents(files, config, 16)]
     assert len(first) == 16 and max(first) - min(first) > 800
-    everything = real_text.documents(files, config, 10_000)
+    everything = checkpoint_source.documents(files, config, 10_000)
     assert sorted(map(int, everything)) == list(range(1000))
 
 
 def test_another_corpus_may_be_named(tmp_path: Path) -> None:
     named = ConvertConfig(check_corpus=(write(tmp_path / "c.jsonl", ["c"]),))
     config = PretrainConfig(input_jsonl=(str(tmp_path / "gone.jsonl"),))
-    assert real_text.documents(real_text.files_for(named, config), config, 10) == ["c"]
+    assert checkpoint_source.documents(checkpoint_source.corpus_files(named, config), config, 10) == ["c"]
     with pytest.raises(UserError) as caught:
-        real_text.files_for(ConvertConfig(), config)
+        checkpoint_source.corpus_files(ConvertConfig(), config)
     assert [fault.key for fault in caught.value.faults] == ["check_corpus"]
 
 
