@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Sets up, then lints, checks the types, and runs the tests.
 #
-#   ./run_tests.sh                      everything (including tests/gpu if there is a GPU)
+#   ./run_tests.sh                      every test of the project (tests/gpu where there is a GPU), with 12 of the kills
+#   ./run_tests.sh --all                what CI runs: also 36 kills, other programs that load our exports (tests/clients),
+#                                       and the documents as a site
 #   ./run_tests.sh tests/unit -k order  passes its arguments to pytest
 #   ./run_tests.sh --kernels            only the numerical tests, with the kernels of other processors (tests/kernels.py)
 #   ./run_tests.sh --help               prints this
@@ -45,13 +47,23 @@ checks() {
 part "analysers" analysers
 # Where the environment forbids Python to keep what it compiles, each of the hundreds of starts would do it again.
 $python -m compileall -q original_codes
-if [ $# -gt 0 ]; then
+kills=12 further=
+if [ "${1:-}" = --all ]; then
+    kills=36 further=yes
+elif [ $# -gt 0 ]; then
     checks
     exec $python -m pytest "$@"
 fi
 
+further() {
+    local failed=0
+    part "clients" bash tests/clients/run.sh transformers4 ctranslate2 llama_cpp trl harness s3 || failed=$?
+    part "documents" docs/build.sh || failed=$?
+    return $failed
+}
+
 # Two halves that take about as long, side by side, each on cores of its own: most tests keep one core busy. The checks
-# of the source come before the first, the clients that are quickly installed after the second.
+# of the source come before the first; what CI tries besides comes after the second.
 numerics=(tests/numerics/test_{compilation,export_logits,hf_tokenizer_equals_sentencepiece,memory}.py)
 cores=$($python -c 'import os
 cores = sorted(os.sched_getaffinity(0))
@@ -59,14 +71,17 @@ print(*(",".join(map(str, part)) for part in (cores[::2], cores[1::2])))')
 read -r some others <<<"$cores"
 if [ -z "$others" ] || ! command -v taskset >/dev/null; then
     checks
-    exec $python -m pytest
+    $python -m pytest --faults $kills
+    [ -z "$further" ] || further
+    exit
 fi
 aside=$(mktemp)
 {
     failed=0
-    taskset -c "$others" $python -m pytest -p no:cacheprovider "${numerics[@]/#/--ignore=}" \
+    taskset -p -c "$others" $BASHPID >/dev/null
+    $python -m pytest -p no:cacheprovider --faults $kills "${numerics[@]/#/--ignore=}" \
         tests/numerics tests/faults || failed=$?
-    part "clients" taskset -c "$others" bash tests/clients/run.sh transformers4 ctranslate2 llama_cpp trl harness s3 || failed=$?
+    [ -z "$further" ] || further || failed=$?
     exit $failed
 } >"$aside" 2>&1 &
 half=$!
