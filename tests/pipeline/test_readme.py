@@ -1,7 +1,8 @@
-"""What the README tells people to type is true: every command is there and knows its options; every setting exists."""
+"""The README and the documents hold: their commands and options, settings, examples, files and tables of numbers."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -20,29 +21,37 @@ from zerokara.model.shapes import ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "original_codes" / "zerokara"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-ENDING = "_convert_config.yaml"
-READY_SETS = {path.name.removesuffix(ENDING) for path in ROOT.glob(f"model_configs/*{ENDING}")}
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]}
+FOR_ENGINEERS = {"architecture.md", "decisions.md", "recipe.md", "rounding.md", "scale.md", "tokenizers.md"}
+"""Pages that name functions and variables of the code, which look like settings."""
+READY_SETS = {
+    path.name.removesuffix("_convert_config.yaml") for path in ROOT.glob("model_configs/*_convert_config.yaml")
+}
+RUNNERS = ("bash", "python", "sbatch")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(text: str, language: str) -> list[str]:
+    """Code blocks of a page; `bash` are commands of ours, `sh` those of other programs."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[str]:
-    """Lines of the shell blocks, and commands quoted in the text and the table."""
-    typed = [line.split("  #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
-    typed += re.findall(r"`((?:\./|bash |python )[^`]+)`", README)
+    """Lines of the shell blocks, and commands quoted in the text and the tables."""
+    typed: list[str] = []
+    for text in PAGES.values():
+        lines = "".join(blocks(text, "bash")).replace("\\\n", " ").splitlines()
+        typed += [line.split("  #")[0].strip() for line in lines]
+        typed += re.findall(r"`((?:\./|bash |python )[\w/]+\.[^`]+)`", text)
     return sorted({command for command in typed if command})
-
-
-RUNNERS = ("bash", "python", "sbatch")
 
 
 @cache
 def help_of(script: str) -> str:
     start = [sys.executable] if script.endswith(".py") else ["bash"]
-    done = subprocess.run([*start, ROOT / script, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    given = {**os.environ, "PYTHONSAFEPATH": ""}  # the benchmarks import each other
+    done = subprocess.run(
+        [*start, ROOT / script, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT, env=given
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -53,7 +62,7 @@ def test_every_command_exists_and_knows_its_options(command: str) -> None:
     script = words[0].removeprefix("./")
     assert (ROOT / script).is_file()
     assert command.split()[0] in RUNNERS or (ROOT / script).stat().st_mode & 0o111, "is not executable"
-    if script in ("setup.sh", "run_tests.sh"):  # these hand their arguments on to pip and pytest
+    if script in ("setup.sh", "run_tests.sh", "tests/clients/run.sh"):  # they hand their arguments on
         return
     for option in (word for word in words[1:] if word.startswith("--")):
         assert re.search(rf"{option}\b", help_of(script)), f"{script} knows no {option}"
@@ -62,38 +71,52 @@ def test_every_command_exists_and_knows_its_options(command: str) -> None:
 
 
 def test_every_example_of_settings_loads(tmp_path: Path) -> None:
+    """A block of settings says of which file it is in its first line: ``# config.yaml``."""
     shown = set()
-    for example in blocks("yaml"):
-        parts = re.split(r"^# (\w+\.yaml)$", example, flags=re.MULTILINE)[1:]
-        assert parts, "an example must say of which file it is: # config.yaml"
-        for name, text in zip(parts[::2], parts[1::2], strict=True):
-            (tmp_path / name).write_text(text, encoding="utf-8")
-            assert load(FILES[name], tmp_path / name)
-            shown.add(name)
+    for name, example in ((name, block) for name, text in PAGES.items() for block in blocks(text, "yaml")):
+        parts = re.split(r"^# (\S+\.yaml)$", example, flags=re.MULTILINE)[1:]
+        assert parts, name
+        for file, text in zip(parts[::2], parts[1::2], strict=True):
+            if file in FILES:  # and not one of another program
+                (tmp_path / file).write_text(text, encoding="utf-8")
+                assert load(FILES[file], tmp_path / file)
+                shown.add(file)
     assert shown == set(FILES)
 
 
-def test_settings_and_files_named_in_the_text_exist() -> None:
-    fields = {key for config_class in FILES.values() for key in config_class.model_fields}
-    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:: [^`]*)?`", README))
-    named -= {"expert_load", "expert_dropped", "router_entropy"}  # of metrics.jsonl
-    named -= READY_SETS | set(get_args(DataFormat))
-    assert named <= fields, named - fields
-    for path in re.findall(r"`((?:original_codes|tests|model_configs)/[\w./]*)`", README):
-        assert (ROOT / path).exists(), path
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - FOR_ENGINEERS))
+def test_settings_named_in_a_page_exist(name: str) -> None:
+    known = {key for config_class in FILES.values() for key in config_class.model_fields} | READY_SETS
+    known |= set(get_args(DataFormat)) | set(re.findall(r"`(\w+)`", PAGES["metrics.md"]))
+    known |= {"inverse_sqrt", "eos_token_id", "prefix_token_id"}  # values; settings of other programs
+    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:: [^`]*)?`", PAGES[name]))
+    assert named <= known, named - known
 
 
-def test_settings_named_in_the_glossary_exist() -> None:
-    fields = {key for config_class in FILES.values() for key in config_class.model_fields}
-    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")))
-    assert named - fields <= {"grad_norm", "inverse_sqrt", "valid_end_nats", "valid_sentinel_nats"}, named - fields
+@pytest.mark.parametrize("name", PAGES)
+def test_files_named_in_a_page_exist(name: str) -> None:
+    named = re.findall(r"`([\w-]+(?:/[\w.-]+)+\.(?:py|md|sh|json|yaml|jinja))`", PAGES[name])
+    named += re.findall(r"`((?:original_codes|tests|model_configs|benchmarks)/[\w./]*)`", PAGES[name])
+    named += re.findall(r"`([\w-]+\.(?:sh|sbatch|ipynb|lock))`", PAGES[name])
+    assert not {path for path in named if not any((top / path).exists() for top in (ROOT, PACKAGE))}
+
+
+def test_the_readme_is_a_page_and_its_translations_show_the_same() -> None:
+    """Code and links are the same to the byte, but for the link at the top from each language to the others."""
+    assert len((ROOT / "README.md").read_bytes()) < 10_000
+
+    def shown(text: str) -> list[str]:
+        return re.findall(r"```.*?```|`[^`\n]+`|\]\([^)]+\)", text.split("\n## ", 1)[1], re.DOTALL)
+
+    for path in ROOT.glob("README.*.md"):
+        assert sorted(shown(path.read_text(encoding="utf-8"))) == sorted(shown(PAGES["README.md"])), path.name
 
 
 def test_the_table_of_sizes_is_right() -> None:
     rows = re.findall(
         r"^\| ([\d.]+[MB])[^|]* \| (\d+) \| (\d+) \| (\d+) \| ([\d,]+) "
         r"\| ([\d.]+) ([MB]) \| ([\d.]+) ([MB]) \| ([\d.]+) ([MG])B \|$",
-        README,
+        PAGES["model-sizes.md"],
         re.MULTILINE,
     )
     units = {"M": 1e6, "B": 1e9, "G": 1e9}
@@ -109,18 +132,14 @@ def test_the_table_of_sizes_is_right() -> None:
         assert float(number) * units[unit] == pytest.approx(parameters, rel=0.04)
         assert float(tokens) * units[tokens_unit] == pytest.approx(20 * parameters, rel=0.15)
         assert float(disk) * units[disk_unit] == pytest.approx(12 * parameters, rel=0.25 if parameters < 4e7 else 0.03)
-    shipped = load(PretrainConfig, ROOT / "config.yaml")
-    told = re.search(r"\| ([\d.]+M), as shipped \|.*\| 4,000 \|", README)
-    made = shipped.resolved_sizes()
-    assert told and SIZES[told[1]] == (made["num_layers"], made["hidden_size"], made["num_attn_heads"])
+    shipped = load(PretrainConfig, ROOT / "config.yaml").resolved_sizes()
+    told = re.search(r"\| ([\d.]+M), as shipped \|.*\| 4,000 \|", PAGES["model-sizes.md"])
+    assert told and SIZES[told[1]] == (shipped["num_layers"], shipped["hidden_size"], shipped["num_attn_heads"])
 
 
 def test_the_ready_sets_have_the_parameters_that_are_told() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) M \| (?:(\d+) M )?\|$", README, re.MULTILINE)
-    there = {
-        path.name.removesuffix("_convert_config.yaml") for path in ROOT.glob("model_configs/*_convert_config.yaml")
-    }
-    assert len(rows) == len(there) and {name for name, *_ in rows} == there
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) M \| (?:(\d+) M )?\|$", PAGES["model-kinds.md"], re.MULTILINE)
+    assert len(rows) == len(READY_SETS) and {name for name, *_ in rows} == READY_SETS
     for name, total, active in rows:
         settings = load(PretrainConfig, ROOT / "model_configs" / f"{name}_config.yaml")
         tokenizer = load(TokenizerConfig, ROOT / "model_configs" / f"{name}_sentence_piece_config.yaml")
@@ -132,24 +151,10 @@ def test_the_ready_sets_have_the_parameters_that_are_told() -> None:
 def test_the_table_of_memory_is_right() -> None:
     """Gigabytes for 1 and 8 GPUs, from the formula that stands beside them and the parameters of the table above."""
     parameters = [0.110, 0.336, 0.729, 1.28, 2.60]
-    rows = re.findall(r"^\| (\d) \|[^|]+\|([^|]+ P[^|]*)\|(.*)\|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| (\d) \|[^|]+\|([^|]+ P[^|]*)\|(.*)\|$", PAGES["model-sizes.md"], re.MULTILINE)
     assert [stage for stage, *_ in rows] == ["1", "2", "3"]
     for _, formula, cells in rows:
         shares = {n: eval(formula.replace(" P", "").replace("N", str(n))) for n in (1, 8)}
         for cell, millions in zip(cells.split("|"), parameters, strict=True):
             for n, number in zip((1, 8), re.findall(r"[\d.]+", cell), strict=True):
                 assert float(number) == pytest.approx(millions * shares[n], rel=0.05, abs=0.06), (formula, cell)
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
-def test_files_named_in_the_documents_exist(path: Path) -> None:
-    named = re.findall(r"`([\w-]+(?:/[\w.-]+)+\.(?:py|md|sh|json|yaml))`", path.read_text(encoding="utf-8"))
-    missing = {name for name in named if not any((top / name).exists() for top in (ROOT, PACKAGE))}
-    assert not missing
-
-
-def test_the_map_of_the_code_has_every_room_of_the_package() -> None:
-    text = (ROOT / "original_codes" / "README.md").read_text(encoding="utf-8")
-    rooms = {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
-    rooms |= {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
-    assert rooms == set(re.findall(r"[\w]+(?:/|\.py)", text.split("```")[1]))

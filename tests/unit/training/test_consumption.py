@@ -124,15 +124,15 @@ def test_a_stage_that_is_never_reached_is_a_warning_with_numbers(made) -> None: 
 
 
 def examples(root: Path) -> dict[str, tuple[str, int]]:
-    """The stages that the comment of config.yaml and README show, as YAML, and of how many sources they are."""
+    """The stages that the comment of config.yaml and docs/data.md show, as YAML, and the number of their sources."""
     comment = PretrainConfig.model_fields["stages"].description or ""
     (in_comment,) = re.findall(r"(\[\{.*\}\])\. Each", " ".join(comment.split()))
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    (in_readme,) = re.findall(r"^stages:.*\n((?:  - .*\n)+)", readme, re.MULTILINE)
-    return {"comment": (in_comment, 2), "README": (in_readme, 3)}
+    page = (root / "docs" / "data.md").read_text(encoding="utf-8")
+    (in_page,) = re.findall(r"^stages:.*\n((?:  - .*\n)+)", page, re.MULTILINE)
+    return {"comment": (in_comment, 2), "data.md": (in_page, 3)}
 
 
-@pytest.mark.parametrize("name", ["comment", "README"])
+@pytest.mark.parametrize("name", ["comment", "data.md"])
 def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
     stages, num_sources = examples(root)[name]
     write_sources(tmp_path, some_lengths(2, (803, 4013, 330)[:num_sources]))

@@ -3,7 +3,7 @@
 A tracker raises at a later call what went wrong in its thread; `step_metrics.Recorder` then drops it.
 
 Weights & Biases (wandb 0.31.0): a run keeps its id over all its starts, so that online a resumed run extends the same
-curves. Offline, each start writes a folder of its own; the README has the command that sends them in their order
+curves. Offline, each start writes a folder of its own; docs/training.md has the command that sends them in their order
 (core/internal/runupserter/runupserter.go: without WANDB_RESUME each would replace the one before; without WANDB_PROGRAM
 the path of the `wandb` program is sent). Of the machine only its load is sent.
 """
