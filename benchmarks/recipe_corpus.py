@@ -26,8 +26,7 @@ from zerokara.corpus.find import find_files
 from zerokara.corpus.read import ranges, read
 from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.indexed import IndexedTokens
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths
 
 _BATCH = 256
 """Documents encoded at once."""

@@ -48,8 +48,7 @@ from zerokara import manifest
 from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import FastEncoder, choose
-from zerokara.tokens.indexed import IndexedTokens
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths
 
 BATCH = 64
 CHUNK_LINES = 32

@@ -25,10 +25,9 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import sentencepiece_itself
 from zerokara.tokens import work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, manifest_facts
-from zerokara.tokens.indexed import write_index
-from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
+from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path, write_index
+from zerokara.tokens.shard_tasks import Part, ShardTask
 from zerokara.tokens.shards import Job, ShardResult, write_shard
-from zerokara.tokens.tasks import Part, Task
 
 
 def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
@@ -49,7 +48,7 @@ def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.d
 
 
 def run_in_this_process(
-    job: Job, lanes: Sequence[Iterator[Task]], num_workers: int
+    job: Job, lanes: Sequence[Iterator[ShardTask]], num_workers: int
 ) -> Generator[ShardResult, None, None]:
     """Do the tasks one after another, in the place of `run_in_workers`."""
     for lane in lanes:

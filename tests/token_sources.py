@@ -14,7 +14,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.order import MixedOrder, SampleOrder
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths
 from zerokara.training.planning.schedule import Consumption, Schedule, consumption, extent_of
 
 

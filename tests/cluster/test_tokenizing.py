@@ -20,7 +20,7 @@ from cluster.hosts import OWN, Host, cluster
 from cluster.slurm import NEEDED, ask, slurm_cluster, wait_for
 from tiny import ROOT
 
-from zerokara.corpus.packed import zstd_module
+from zerokara.corpus.compressed import zstd_module
 
 WORDS = "the sea ice melts in spring and 春 の 海 終日 のたり かな ¡olé! don't stop"
 SHARD = "[0-9]*-[0-9]*.json"

@@ -13,7 +13,7 @@ from tiny import Trained
 from zerokara import checkpoint
 from zerokara.config.data import causal
 from zerokara.samples.packed import PackedTokens, read_sources
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths
 from zerokara.training.monitoring import step_metrics
 
 BAD = {"nan_at": [8 * 4 + 5, 8 * 9, 8 * 10 + 7]}

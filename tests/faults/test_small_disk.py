@@ -21,15 +21,15 @@ from zerokara.corpus.find import find_files
 from zerokara.corpus.read import total_plain_bytes
 from zerokara.steps import tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens import encode, preparation
+from zerokara.tokens import encode, estimate
 
 given = dict(word.split("=", 1) for word in sys.argv[1:])
 disk = Path(given["output_prefix"]).parents[1]
 config = PretrainConfig(**given | {"input_jsonl": [given["input_jsonl"]], "num_workers": 1, "max_bad_fraction": 1.0})
 files = find_files(config.input_jsonl, "")
-places = preparation.sample_corpus(config, files)
-expected = preparation.estimate_tokens(total_plain_bytes(files), places, Encoder(config.input_tokenizer_file))
-estimated = preparation.peak_bytes(config, files, expected)
+places = estimate.sample_corpus(config, files)
+expected = estimate.estimate_tokens(total_plain_bytes(files), places, Encoder(config.input_tokenizer_file))
+estimated = estimate.peak_bytes(config, files, expected)
 
 def leave(num_bytes):
     """Leave so much free."""

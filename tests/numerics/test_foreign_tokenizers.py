@@ -30,8 +30,7 @@ from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import objective
 from zerokara.steps import convert_to_hf, tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.indexed import IndexedTokens
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,

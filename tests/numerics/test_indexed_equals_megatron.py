@@ -12,8 +12,7 @@ from made_tokens import write_documents
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
 from zerokara.examples.example_files import ExampleTokens, example_writer
-from zerokara.tokens.indexed import IndexedTokens, dtype_for
-from zerokara.tokens.layout import bin_path, idx_path
+from zerokara.tokens.indexed import IndexedTokens, bin_path, dtype_for, idx_path
 
 VOCABULARIES = {np.uint16: 65499, np.int32: 65500}
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from zerokara import manifest
-from zerokara.corpus.packed import zstd_module
+from zerokara.corpus.compressed import zstd_module
 
 NAME = "ada/poems"
 

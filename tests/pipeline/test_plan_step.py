@@ -19,7 +19,7 @@ from zerokara.forecast.fit import SHAPES, MeasuredRun, SmallRuns, effective_para
 from zerokara.forecast.speed import Planner, Speed
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.count import count
+from zerokara.tokens.indexed import count
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 

@@ -18,8 +18,7 @@ import pytest
 from configs import RECIPE
 
 from zerokara import manifest
-from zerokara.tokens.indexed import write_index
-from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
+from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path, write_index
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 12

@@ -19,7 +19,7 @@ import sentencepiece
 from zerokara import manifest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.tokens.count import check_belongs
+from zerokara.tokens.indexed import check_belongs
 
 CONFIG = """\
 # The corpus.

@@ -40,7 +40,7 @@ class Reason(StrEnum):
     TRUNCATED_LINE = "truncated last line"
     TOO_LONG = f"longer than {MAX_LINE_BYTES // 1024**2} MiB"
     DAMAGED = "truncated or damaged file"
-    """The rest of a packed file from some byte on, or a row group of a .parquet."""
+    """The rest of a compressed file from some byte on, or a row group of a .parquet."""
     NO_TOKENS = "text without tokens"
 
 

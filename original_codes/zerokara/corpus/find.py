@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
-from zerokara.corpus.packed import Packing
+from zerokara.corpus.compressed import Compression
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError, shown
 from zerokara.progress import log
@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
     from zerokara import manifest
 
 FileFormat = Literal["jsonl", "txt", "tsv", "parquet"]
-_PACKINGS: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
-OTHER_PACKINGS = frozenset({".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z", ".zstd", ".gzip"})
+_COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
+OTHER_COMPRESSIONS = frozenset({".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z", ".zstd", ".gzip"})
 """Text packed like this is not read, but a note names it."""
 OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
 """Files that our own steps write; a folder or a glob that holds them is still only the corpus."""
@@ -39,7 +39,7 @@ _NO_DATA = re.compile(r"/\.|/((dataset_(infos?|dict)|state|croissant)\.json|(rea
 """Hidden files at an address, and those that describe a dataset; still read where an entry names one."""
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
 _REPEATED = "leads to what is included already; left out"
-_PACKED_OTHERWISE = "of a format not known here; left out; pack it as .gz or .zst"
+_PACKED_OTHERWISE = "of a format not known here; left out; compress it as .gz or .zst"
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,23 @@ class Formats:
     text: str
     """The same in words, for messages."""
 
-    def of(self, name: str) -> tuple[FileFormat, Packing] | None:
+    def of(self, name: str) -> tuple[FileFormat, Compression] | None:
         """The format that a file's name tells, or None."""
         inner, suffix = os.path.splitext(name.lower())
         if suffix == ".parquet":
             return "parquet", "none"
-        packing = _PACKINGS.get(suffix, "none")
-        file_format = self.of_suffix.get(suffix if packing == "none" else os.path.splitext(inner)[1])
-        return (file_format, packing) if file_format else None
+        compression = _COMPRESSIONS.get(suffix, "none")
+        file_format = self.of_suffix.get(suffix if compression == "none" else os.path.splitext(inner)[1])
+        return (file_format, compression) if file_format else None
 
     def is_name(self, name: str) -> bool:
         """Whether a file of this name, found in a folder or by a pattern, belongs to the text."""
         return not name.startswith(".") and not name.endswith(OWN_OUTPUT_ENDINGS) and self.of(name) is not None
 
-    def is_packed_otherwise(self, name: str) -> bool:
+    def is_compressed_otherwise(self, name: str) -> bool:
         """Whether a name is that of such a file with one suffix more, as ``.xz``."""
         inner, suffix = os.path.splitext(name)
-        return suffix.lower() in OTHER_PACKINGS and self.is_name(inner)
+        return suffix.lower() in OTHER_COMPRESSIONS and self.is_name(inner)
 
 
 CORPUS = Formats(
@@ -91,7 +91,7 @@ class InputFile:
     source: int
     """The entry of the configuration that it belongs to, counted from 0."""
     format: FileFormat
-    packing: Packing
+    compression: Compression
     bytes: int
     """Size on disk (packed)."""
     modified_ns: int
@@ -105,9 +105,9 @@ class InputFile:
         return shown(self.path if self.remote is None else self.remote.path)
 
     @property
-    def is_packed(self) -> bool:
+    def is_compressed(self) -> bool:
         """Whether lines must be unpacked to be read (a .parquet packs its pages itself)."""
-        return self.packing != "none"
+        return self.compression != "none"
 
     def open(self, buffer_bytes: int) -> BinaryIO:
         """The bytes on disk or on a server, as a seekable stream that reads about `buffer_bytes` at once.
@@ -224,7 +224,7 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
     from zerokara.corpus import remote  # takes a while, so only where an entry is an address
 
     found = {file: file.path.rpartition("/")[2] for file in remote.find(address, where)}
-    if other := [file.path for file, name in found.items() if formats.is_packed_otherwise(name)]:
+    if other := [file.path for file, name in found.items() if formats.is_compressed_otherwise(name)]:
         log(f"note: {_first_of(other)}: {_PACKED_OTHERWISE}")
     is_one_file = [*found.values()] == [address.rpartition("/")[2]]
     files = {
@@ -251,7 +251,7 @@ def _search(given: Path, formats: Formats, where: str) -> dict[str, Path]:
     notes: dict[str, set[str]] = defaultdict(set)
 
     def take_file(path: Path, real: str, is_file: bool) -> None:
-        if formats.is_packed_otherwise(path.name):
+        if formats.is_compressed_otherwise(path.name):
             notes[_PACKED_OTHERWISE].add(str(path))
         elif formats.is_name(path.name) and not is_file:
             notes["a pipe, a socket or a device; left out"].add(str(path))

@@ -14,9 +14,9 @@ from dataclasses import replace
 from itertools import islice
 
 from zerokara.corpus import documents
+from zerokara.corpus.compressed import CompressedReader
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, object_of_line
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.packed import PackedReader
 from zerokara.corpus.read import BUFFER_BYTES, Range, read
 from zerokara.errors import Fault, RunError, UserError, shown
 
@@ -66,7 +66,7 @@ def _misnamed(file: InputFile) -> Fault | None:
     """The fault of a file whose first bytes are of another format than its name says."""
     with file.open(0) as raw:
         head = raw.read(1024)
-    by_name = "parquet" if file.format == "parquet" else file.packing
+    by_name = "parquet" if file.format == "parquet" else file.compression
     found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "none")
     if found == by_name or (found == "none" and not _TEXT.fullmatch(head.decode("utf-8", "replace"))):
         return None
@@ -119,7 +119,7 @@ def _other_format(file: InputFile) -> str:
     if file.format == "parquet":
         return ""
     with file.open(BUFFER_BYTES) as raw:
-        packed = PackedReader(raw, file.packing, file.name) if file.is_packed else None
+        packed = CompressedReader(raw, file.compression, file.name) if file.is_compressed else None
         head = (io.BufferedReader(packed) if packed else raw).read(MAX_BYTES)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "the file is UTF-16; convert it to UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"

@@ -1,10 +1,10 @@
 """Parts of corpus files → documents and bad lines, streaming, in constant memory; the one reader of all steps.
 
-A plain file of lines is cut into byte ranges, and a range owns every line that *starts* in it, so that ranges of any
-size cover each line once; a .parquet is cut by its row groups; a packed file of lines is unpacked into blocks of whole
-lines; a .txt file that is one document is read whole. Every line gives exactly one item, and the items' bytes add up to
-the (unpacked) file. A damaged packed file gives what can be read, then one item that tells the damage: the line in
-which it breaks off, or one more; a .parquet one item a row, or one for all the rows of a row group that are lost.
+Plain files of lines are cut into byte ranges, and a range owns every line that *starts* in it, so that ranges of any
+size cover each line once. A .parquet is cut by its row groups; a compressed file of lines is unpacked into blocks of
+whole lines; a .txt file that is one document is read whole. Each line gives one item, and the items' bytes add up to
+the (unpacked) file. A damaged compressed file gives what can be read, then one item for the damage: the line in which
+it breaks off, or one more. A .parquet gives one item a row, or one for all rows of a row group that are lost.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import IO
 
 from zerokara.corpus import documents
+from zerokara.corpus.compressed import CompressedReader
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt, text_of_json, text_of_line
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.packed import PackedReader
 
 BUFFER_BYTES = 1024 * 1024
 MAX_REMOTE_FOOTERS = 64
@@ -28,14 +28,14 @@ SAMPLE_FILES = 16
 """Files of each source and format that are sampled for their unpacked size."""
 _HEAD_BYTES = 256 * 1024
 _MAX_UNPACKED_HEAD = 64 * 1024 * 1024
-"""Beyond this the head of a packed file is not unpacked (some zeros pack to nothing)."""
+"""Beyond this the head of a compressed file is not unpacked (some zeros pack to nothing)."""
 
 
 @dataclass(frozen=True)
 class Range:
     """A part of a file: the lines that start at `start` or later and before `end`, or row groups of a .parquet.
 
-    The unit is a byte of a plain file, a row group of a .parquet; a packed file is one range.
+    The unit is a byte of a plain file, a row group of a .parquet; a compressed file is one range.
     """
 
     file: InputFile
@@ -55,7 +55,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive whole lines of a packed file, unpacked."""
+    """Consecutive whole lines of a compressed file, unpacked."""
 
     file: InputFile
     start: int
@@ -78,7 +78,7 @@ def is_one_document(file: InputFile, txt_document: TxtDocument) -> bool:
 
 def has_unknown_size(file: InputFile, txt_document: TxtDocument) -> bool:
     """Whether the file is packed and consists of lines: its unpacked size is unknown until it is read."""
-    return file.is_packed and not is_one_document(file, txt_document)
+    return file.is_compressed and not is_one_document(file, txt_document)
 
 
 def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> list[Range]:
@@ -90,7 +90,7 @@ def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocum
     cut: list[Range] = []
     far = sum(file.format == "parquet" and file.remote is not None for file in files) > MAX_REMOTE_FOOTERS
     for file in files:
-        whole = file.is_packed or is_one_document(file, txt_document) or (far and file.format == "parquet")
+        whole = file.is_compressed or is_one_document(file, txt_document) or (far and file.format == "parquet")
         if whole or file.bytes <= target_bytes:
             cut.append(Range(file))
         elif file.format == "parquet":
@@ -114,7 +114,7 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
     """
     limit = documents.MAX_LINE_BYTES
     with file.open(BUFFER_BYTES) as raw:
-        packed = PackedReader(raw, file.packing, file.name)
+        packed = CompressedReader(raw, file.compression, file.name)
         stream = io.BufferedReader(packed, 64 * 1024)
         start, first_line, told, is_last = 0, 1, 0, False
         while not is_last:
@@ -143,7 +143,7 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
 
 
 def parts(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> Iterator[Range | Block]:
-    """Ranges of files, and the blocks of packed ones: to read one after another, with `disk_bytes` as the progress."""
+    """Ranges of files, and blocks of compressed ones, to read one after another; `disk_bytes` is the progress."""
     for part in ranges(files, target_bytes, txt_document):
         yield from blocks(part.file, target_bytes) if has_unknown_size(part.file, txt_document) else [part]
 
@@ -165,7 +165,7 @@ def read(
         return tables.read_rows(file, part.start, part.end, text_field)
     if is_one_document(file, txt_document):
         return iter([_of_whole_file(file)])
-    if file.is_packed:
+    if file.is_compressed:
         return (item for block in blocks(file, BUFFER_BYTES) for item in _of_block(block, text_field))
     return _of_range(part, text_field)
 
@@ -219,10 +219,10 @@ def _skip_line(lines: IO[bytes], enough: int = sys.maxsize) -> tuple[int, bool]:
 
 def _of_whole_file(file: InputFile) -> Document | BadLine:
     with file.open(BUFFER_BYTES) as raw:
-        packed = PackedReader(raw, file.packing, file.name) if file.is_packed else None
+        packed = CompressedReader(raw, file.compression, file.name) if file.is_compressed else None
         content = (io.BufferedReader(packed, BUFFER_BYTES) if packed else raw).read(documents.MAX_LINE_BYTES + 1)
     size = len(content)
-    if size > documents.MAX_LINE_BYTES:  # the file is this one item, so any size stands for all of a packed file
+    if size > documents.MAX_LINE_BYTES:  # the file is this one item, so any size stands for all of a compressed file
         size = size if packed else file.bytes
         return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content), size, lost_bytes=file.bytes)
     if packed and packed.damage:
@@ -233,8 +233,8 @@ def _of_whole_file(file: InputFile) -> Document | BadLine:
     return BadLine(file, 1, offset, reason, excerpt(content[offset:]), size)
 
 
-def _damaged(file: InputFile, packed: PackedReader, line: int, start: int, size: int) -> BadLine:
-    """The item for the damage of a packed file; `size` is the size of the truncated line."""
+def _damaged(file: InputFile, packed: CompressedReader, line: int, start: int, size: int) -> BadLine:
+    """The item for the damage of a compressed file; `size` is the size of the truncated line."""
     lost, unverified = max(0, file.bytes - packed.damaged_at), packed.damaged_at - packed.unverified_from
     return BadLine(file, line, start, Reason.DAMAGED, packed.damage, size, 1, lost, unverified)
 
@@ -248,7 +248,7 @@ def total_plain_bytes(files: Sequence[InputFile]) -> int:
     alike: dict[tuple[int, str, str], list[InputFile]] = defaultdict(list)
     for file in files:
         if file.bytes:
-            alike[file.source, file.format, file.packing].append(file)
+            alike[file.source, file.format, file.compression].append(file)
     total = 0
     for members in alike.values():
         sampled = members[:: -(-len(members) // SAMPLE_FILES)]
@@ -258,16 +258,16 @@ def total_plain_bytes(files: Sequence[InputFile]) -> int:
 
 
 def _plain_bytes(file: InputFile) -> int:
-    """Of a packed file guessed from its beginning."""
+    """Of a compressed file guessed from its beginning."""
     if file.format == "parquet":
         from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
         return tables.unpacked_bytes(file)[0]
-    if not file.is_packed:
+    if not file.is_compressed:
         return file.bytes
     with file.open(_HEAD_BYTES) as raw:
         head = raw.read(_HEAD_BYTES)
-    reader = PackedReader(io.BytesIO(head), file.packing, file.name)
+    reader = CompressedReader(io.BytesIO(head), file.compression, file.name)
     unpacked, buffer = 0, bytearray(BUFFER_BYTES)
     while unpacked < _MAX_UNPACKED_HEAD and (count := reader.readinto(buffer)):
         unpacked += count

@@ -80,13 +80,13 @@ def open_file(file: FileRecord, buffer_bytes: int) -> BinaryIO:
     """
     cache = {"cache_type": "readahead" if buffer_bytes else "none", "block_size": 4 * buffer_bytes}
     try:
-        stream = _Stream(file, **cache)
+        stream = _RemoteStream(file, **cache)
     except Exception as error:
         raise _failed(file, "opening", error) from error
     return io.BufferedReader(stream, buffer_bytes) if buffer_bytes else stream
 
 
-class _Stream(AbstractBufferedFile):
+class _RemoteStream(AbstractBufferedFile):
     """The bytes of a remote file, of which each answer is checked."""
 
     def __init__(self, file: FileRecord, **cache: Any):

@@ -27,8 +27,7 @@ from zerokara.durable import atomic_file
 from zerokara.errors import Fault, UserError
 from zerokara.examples.facts import SplitCounts
 from zerokara.tokenizer.encoder import Ids
-from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens, write_index
-from zerokara.tokens.layout import bin_path, idx_path
+from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens, bin_path, idx_path, write_index
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")

@@ -40,8 +40,7 @@ from zerokara.examples.formats import Example, ExampleFormat, Found, Unlearnable
 from zerokara.examples.reading import Record, find_example_files, read_records
 from zerokara.progress import Progress, bytes_text, log, plural, seconds_text, summary
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.indexed import dtype_for
-from zerokara.tokens.layout import bin_path, idx_path
+from zerokara.tokens.indexed import bin_path, dtype_for, idx_path
 
 BATCH = 512
 """Examples that are encoded at once."""

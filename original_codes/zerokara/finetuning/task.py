@@ -28,7 +28,7 @@ from zerokara.samples.example_data import ExampleData
 from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.samples.packing import target_length
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.count import entropy
+from zerokara.tokens.indexed import entropy
 from zerokara.training.launching import Commands, spawn
 from zerokara.training.planning.run_plan import PlannedData, RunPlan, Task
 

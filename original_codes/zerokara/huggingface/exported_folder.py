@@ -18,7 +18,7 @@ from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.examples import facts
 from zerokara.progress import bytes_text
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths
 
 if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
     from zerokara.config.convert_config import ConvertConfig, ConvertSettings

@@ -18,7 +18,7 @@ from zerokara import manifest, progress
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.errors import UserError
 from zerokara.examples import facts as finetuning_facts
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths
 
 if TYPE_CHECKING:  # all that the card's text needs is imported without them
     from zerokara.huggingface.checkpoint_source import CheckpointSource

@@ -16,7 +16,7 @@ from zerokara.config.data import DataOrderSettings, DataSettings, OrderKind, Sam
 from zerokara.errors import Fault, UserError
 from zerokara.samples.order import MixedOrder, MixedStage, SampleOrder, whole_weights
 from zerokara.samples.packed import DocumentId, PackedTokens, TokenSource, read_sources
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from zerokara import manifest
 from zerokara.config.data import SampleLengths
 from zerokara.errors import Fault, UserError
-from zerokara.tokens.indexed import IndexedTokens, read_header
-from zerokara.tokens.layout import TokenPaths, bin_path
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path, read_header
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from zerokara.progress import bytes_text, log, summary
 from zerokara.samples.data_plan import DataPlan
 from zerokara.steps import command
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.count import SplitCount, count
-from zerokara.tokens.layout import TokenPaths, bin_path
+from zerokara.tokens.indexed import SplitCount, TokenPaths, bin_path, count
 from zerokara.training.planning import preflight, recipe, run_folder
 from zerokara.training.planning.schedule import Schedule, consumption, extent_of, num_samples, table_lines
 

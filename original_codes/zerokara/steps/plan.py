@@ -24,7 +24,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text, log, seconds_text, summary
 from zerokara.steps import command
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.count import Counts, count
+from zerokara.tokens.indexed import Counts, count
 
 HELP = {
     "hours": "hours of training that there are",

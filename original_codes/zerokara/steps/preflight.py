@@ -26,7 +26,7 @@ from zerokara.corpus.find import InputFile
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, UserError, guarded
 from zerokara.tokenizer import LOG_HEADER, LOG_NAME, MODEL_NAME, TOKENIZER_NAMES, WORK_NAME
-from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
+from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path
 
 TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"
 """Names of steps 1 and 2 in their manifests."""

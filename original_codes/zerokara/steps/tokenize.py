@@ -21,9 +21,9 @@ from zerokara.tokenizer.compatibility import notes
 from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
 from zerokara.tokens.encode import encode_corpus, manifest_facts, start_fork_server, summary_rows
-from zerokara.tokens.layout import TokenPaths, bin_path
-from zerokara.tokens.preparation import prepare
-from zerokara.tokens.tasks import WHOLE, Part, num_workers
+from zerokara.tokens.estimate import prepare
+from zerokara.tokens.indexed import TokenPaths, bin_path
+from zerokara.tokens.shard_tasks import WHOLE, Part, num_workers
 
 
 def tokenize(config: PretrainConfig, options: command.Options) -> None:

@@ -3,11 +3,11 @@
 Documents: what came in = train + valid + skipped, where every row of a damaged row group is one that was skipped.
 
 Bytes are those of the files on disk (compressed, if they are), and matter only where something cannot be counted in
-documents. *Lost* are those that could not be read: a packed file from its damage on; of a damaged row group, the share
-of its missing rows; a line that is too long. *Unverified* were read, but are held against `max_bad_fraction` as those
-that were lost: the gzip member or zstd frame in which a damage was met, for its checksum failed or was never reached,
-and a gzip member can unpack to nonsense for long before anything is noticed; and all of a packed file that ends in the
-middle, for nobody can know how much is missing. Their documents are used.
+documents. *Lost* bytes could not be read: a compressed file from its damage on; of a damaged row group, the share of
+its missing rows; a line that is too long. *Unverified* bytes were read, and their documents are used, but they count
+against `max_bad_fraction` as lost ones do: the gzip member or zstd frame in which a damage was met, for its checksum
+failed or was never reached (a gzip member can unpack to nonsense for long before anything is noticed); and all of a
+compressed file that ends in the middle, for nobody can know how much is missing.
 
 The quarantine lists every line that makes no document, one JSON object a line: ``file``, ``line`` (from 1; a row of a
 .parquet), ``offset`` (byte in the unpacked file; index of the row), ``reason``, ``excerpt``, ``bytes``; of a damage
@@ -32,9 +32,9 @@ from zerokara.corpus.read import Block, Range
 from zerokara.durable import atomic_file
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths
+from zerokara.tokens.shard_tasks import ShardTask
 from zerokara.tokens.shards import RangeResult, ShardResult, shard_path
-from zerokara.tokens.tasks import Task
 
 NAMED_FILES = 5
 """Damaged files named in the summary and in an error; the manifest names `FILES_IN_FACTS`."""
@@ -153,7 +153,7 @@ def total(tallies: Sequence[SourceTally]) -> SourceTally:
     return whole
 
 
-def write_quarantine(tasks: Sequence[Task], results: Mapping[str, ShardResult], folder: Path, path: Path) -> None:
+def write_quarantine(tasks: Sequence[ShardTask], results: Mapping[str, ShardResult], folder: Path, path: Path) -> None:
     """Join the ``.bad`` files of all shards, in corpus order; no bad line, no file."""
     if not any(results[task.name].files["bad"][0] for task in tasks):
         path.unlink(missing_ok=True)
@@ -163,8 +163,8 @@ def write_quarantine(tasks: Sequence[Task], results: Mapping[str, ShardResult], 
         for task in tasks:
             starts = []
             for part, held in zip(task.parts, results[task.name].ranges, strict=True):
-                # The lines of a packed file are counted from its beginning.
-                if part.file.name != last_name or part.file.is_packed:
+                # The lines of a compressed file are counted from its beginning.
+                if part.file.name != last_name or part.file.is_compressed:
                     lines_before, last_name = 0, part.file.name
                 starts.append(lines_before)
                 lines_before += held.lines

@@ -38,10 +38,9 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, sentencepiece_itself
 from zerokara.tokens import merge, shards, work_folder
 from zerokara.tokens.accounts import SourceTally, check_sources, count_sources, total, write_quarantine
-from zerokara.tokens.indexed import dtype_for
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths, dtype_for
+from zerokara.tokens.shard_tasks import WHOLE, Part, ShardTask, expected, lanes, num_workers, usual_task_bytes
 from zerokara.tokens.shards import Job, ShardResult, begin_worker, write_shard
-from zerokara.tokens.tasks import WHOLE, Part, Task, expected, lanes, num_workers, usual_task_bytes
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = [shards.__name__, "gigatoken"]
@@ -49,7 +48,7 @@ _PRELOADED = [shards.__name__, "gigatoken"]
 OPEN_LANES = 4
 """Packed files that are unpacked at once; zlib and zstd release the interpreter's lock."""
 NAMED_TASKS = 3
-RunTasks = Callable[[Job, Sequence[Iterator[Task]], int], Generator[ShardResult, None, None]]
+RunTasks = Callable[[Job, Sequence[Iterator[ShardTask]], int], Generator[ShardResult, None, None]]
 """Does the tasks of all lanes with so many workers, as `run_in_workers`."""
 
 
@@ -201,7 +200,9 @@ def start_fork_server() -> None:
         signal.signal(signal.SIGINT, previous)
 
 
-def run_in_workers(job: Job, lanes: Iterable[Iterator[Task]], num_workers: int) -> Generator[ShardResult, None, None]:
+def run_in_workers(
+    job: Job, lanes: Iterable[Iterator[ShardTask]], num_workers: int
+) -> Generator[ShardResult, None, None]:
     """Do the tasks of all lanes; yield results as they come, in no fixed order.
 
     Close the generator to end the workers early (`contextlib.closing`).
@@ -216,9 +217,9 @@ def run_in_workers(job: Job, lanes: Iterable[Iterator[Task]], num_workers: int) 
     others, workers = set(multiprocessing.active_children()), set[BaseProcess]()
     pool = ProcessPoolExecutor(num_workers, _CONTEXT, begin_worker, (job,))
     threads = ThreadPoolExecutor(OPEN_LANES)
-    waiting, opened = iter(lanes), list[Iterator[Task]]()
-    asked: dict[Future[Any], Iterator[Task]] = {}
-    under_way: dict[Future[Any], Task] = {}
+    waiting, opened = iter(lanes), list[Iterator[ShardTask]]()
+    asked: dict[Future[Any], Iterator[ShardTask]] = {}
+    under_way: dict[Future[Any], ShardTask] = {}
     try:
         while True:
             while len(asked) < OPEN_LANES and len(asked) + len(under_way) < num_workers * 3 // 2 + 3:
@@ -249,7 +250,7 @@ def run_in_workers(job: Job, lanes: Iterable[Iterator[Task]], num_workers: int) 
         threads.shutdown(cancel_futures=True)
 
 
-def _death(workers: Iterable[BaseProcess], tasks: Sequence[Task]) -> RunError:
+def _death(workers: Iterable[BaseProcess], tasks: Sequence[ShardTask]) -> RunError:
     """The error for a worker that died while some of these tasks were under way."""
     # The pool ends the others by SIGTERM.
     codes = {worker.exitcode or 0 for worker in workers} - {0}

@@ -1,5 +1,6 @@
-"""Megatron's token files: ``<prefix>.bin`` with the token ids and ``<prefix>.idx`` with where each document lies.
+"""Token files in Megatron's format: their names, content and counts.
 
+A prefix has ``<prefix>.bin`` with the token ids and ``<prefix>.idx`` with where each document lies.
 ``.bin`` is the ids of all documents, one after the other, as little-endian uint16 or int32, without any header.
 ``.idx``, all numbers little-endian:
 
@@ -30,13 +31,16 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, UserError
-from zerokara.tokens.layout import bin_path, idx_path
+
+if TYPE_CHECKING:  # pydantic, which workers need not
+    from zerokara import manifest
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -49,6 +53,61 @@ TOKENIZE_STEP, EXAMPLES_STEP = "step 2", "step 7"
 """The steps that write token files, as messages name them."""
 UINT16_VOCAB_LIMIT = 65500
 """Vocabularies below this take two bytes an id (megatron-core's `DType.optimal_dtype`)."""
+SAMPLE_TOKENS = 50_000_000
+"""Maximum number of tokens whose frequencies are counted: a second's work, and far more than the estimate needs."""
+
+
+@dataclass(frozen=True)
+class TokenPaths:
+    """Paths of step 2's files: every name that derives from `output_prefix`."""
+
+    output_prefix: str
+
+    @property
+    def train(self) -> Path:
+        """Prefix of the training documents' .bin and .idx."""
+        return Path(f"{self.output_prefix}_text_document")
+
+    @property
+    def valid(self) -> Path:
+        """Prefix of the validation documents' .bin and .idx."""
+        return Path(f"{self.output_prefix}_valid_text_document")
+
+    @property
+    def manifest(self) -> Path:
+        """The manifest of step 2, written last."""
+        return Path(f"{self.output_prefix}_text_document.manifest.json")
+
+    @property
+    def quarantine(self) -> Path:
+        """The bad lines, as JSON lines; exists only if there are any."""
+        return Path(f"{self.output_prefix}_quarantine.jsonl")
+
+    @property
+    def work_folder(self) -> Path:
+        """Shards while step 2 runs; on the same file system, so that the result can be renamed into place."""
+        return Path(f"{self.output_prefix}_tokenizing{PARTIAL_SUFFIX}")
+
+    @property
+    def lock(self) -> Path:
+        """The lock of a running step 2; beside the work folder, which comes and goes."""
+        return Path(f"{self.output_prefix}_tokenizing.lock{PARTIAL_SUFFIX}")
+
+    @property
+    def outputs(self) -> list[Path]:
+        """The files of both splits and the quarantine that exist."""
+        pairs = [path_of(prefix) for prefix in (self.train, self.valid) for path_of in (bin_path, idx_path)]
+        return [path for path in (*pairs, self.quarantine) if path.exists()]
+
+
+def bin_path(prefix: Path) -> Path:
+    """Path of the token ids."""
+    return prefix.with_name(prefix.name + ".bin")
+
+
+def idx_path(prefix: Path) -> Path:
+    """Path of the index."""
+    return prefix.with_name(prefix.name + ".idx")
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
@@ -74,11 +133,6 @@ def header_bytes(num_sequences: int, num_indices: int, dtype: np.dtype[Any]) -> 
     """The first 34 bytes of an .idx; `num_indices` are those of documents, D + 1."""
     code = next(code for code, name in TYPE_NAMES.items() if name == dtype.name)
     return HEADER.pack(MAGIC, VERSION, code, num_sequences, num_indices)
-
-
-def index_bytes(num_documents: int) -> int:
-    """Size of the .idx of so many documents, each of one sequence."""
-    return HEADER.size + num_documents * DOCUMENT_BYTES + 8
 
 
 def index_part(
@@ -180,3 +234,74 @@ class IndexedTokens:
 
     def __reduce__(self) -> tuple[type[IndexedTokens], tuple[Path, str]]:
         return IndexedTokens, (self.prefix, self._step)
+
+
+@dataclass(frozen=True)
+class SplitCount:
+    """Counts of one split."""
+
+    documents: int
+    tokens: int
+    """Including the end-of-document ids."""
+    bytes: int
+    """Size of the .bin."""
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean tokens per document."""
+        return self.tokens / self.documents if self.documents else 0.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of both splits; `valid` is None if nothing was held out for validation."""
+
+    train: SplitCount
+    valid: SplitCount | None = None
+
+
+def count(output_prefix: str) -> Counts:
+    """Count documents and tokens by the headers alone: a terabyte takes no longer than a page.
+
+    Raises:
+        UserError: the training split is missing, or a file is damaged.
+    """
+    paths, counts = TokenPaths(output_prefix), list[SplitCount]()
+    for prefix in (paths.train, paths.valid):
+        if prefix == paths.train or idx_path(prefix).exists() or bin_path(prefix).exists():
+            header, size = read_header(prefix), bin_path(prefix).stat().st_size
+            counts.append(SplitCount(header.num_documents, size // header.id_bytes, size))
+    return Counts(*counts)
+
+
+def check_belongs(output_prefix: str, tokenizer_sha256: str) -> manifest.Manifest:
+    """Check that the token files were made with this tokenizer; return their manifest.
+
+    Raises:
+        UserError: they were made with another, or step 2 has not finished.
+    """
+    from zerokara import manifest
+
+    paths = TokenPaths(output_prefix)
+    record = manifest.read(paths.manifest)
+    if (found := record.facts.get("tokenizer_sha256")) != tokenizer_sha256:
+        rule = (
+            f"was made with another tokenizer, with sha256 {found}; that of input_tokenizer_file is {tokenizer_sha256}"
+        )
+        remedy = "name the tokenizer it was made with, or tokenise again: step 2 with --redo"
+        raise UserError(Fault(where=str(bin_path(paths.train)), rule=rule, remedy=remedy))
+    return record
+
+
+def token_counts(tokens: IndexedTokens) -> NDArray[np.int64]:
+    """Occurrences of each id, [largest id + 1]."""
+    return np.bincount(tokens.tokens[:SAMPLE_TOKENS])
+
+
+def entropy(counts: NDArray[Any]) -> float:
+    """Entropy of a distribution, in nats: the loss of a model that knows only the frequencies of the tokens.
+
+    `counts` are in proportion to its probabilities, and may be 0.
+    """
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())

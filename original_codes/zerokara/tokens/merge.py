@@ -34,10 +34,9 @@ from zerokara.progress import Progress, log, plural
 from zerokara.resources import available_cores
 from zerokara.tokens import splits
 from zerokara.tokens.accounts import SourceTally, SplitTally
-from zerokara.tokens.indexed import DOCUMENT_BYTES, header_bytes, index_bytes, index_part
-from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
+from zerokara.tokens.indexed import DOCUMENT_BYTES, HEADER, TokenPaths, bin_path, header_bytes, idx_path, index_part
+from zerokara.tokens.shard_tasks import WHOLE, Part, ShardTask
 from zerokara.tokens.shards import ShardResult, shard_path
-from zerokara.tokens.tasks import WHOLE, Part, Task
 
 CHECKPOINT_BYTES = 256 * 1024 * 1024
 """Ids that a thread copies before they are synced and their shards deleted."""
@@ -91,7 +90,7 @@ def _paths(folder: Path) -> list[Path]:
 
 def merge_shards(
     config: DataSettings,
-    tasks: Sequence[Task],
+    tasks: Sequence[ShardTask],
     results: Mapping[str, ShardResult],
     folder: Path,
     paths: TokenPaths,
@@ -142,7 +141,7 @@ class _Shards:
     """The shards of the corpus, each by its number in the order of the corpus."""
 
     def __init__(
-        self, config: DataSettings, tasks: Sequence[Task], results: Mapping[str, ShardResult], folder: Path
+        self, config: DataSettings, tasks: Sequence[ShardTask], results: Mapping[str, ShardResult], folder: Path
     ) -> None:
         self.config, self.folder = config, folder
         self.results = [results[task.name] for task in tasks]
@@ -240,7 +239,7 @@ class _Copier:
             stack.callback(os.close, file)
         for (documents, ids, _), data, index in zip(self._totals, self._files[::2], self._files[1::2], strict=True):
             os.ftruncate(data, ids * self._id_bytes)
-            os.ftruncate(index, index_bytes(documents))
+            os.ftruncate(index, HEADER.size + documents * DOCUMENT_BYTES + 8)
             write_at(index, header_bytes(documents, documents + 1, dtype), 0)
         sync_folder(shards.folder)
 

@@ -32,7 +32,7 @@ from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
 from zerokara.tokens.indexed import dtype_for
-from zerokara.tokens.tasks import Task
+from zerokara.tokens.shard_tasks import ShardTask
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
@@ -142,7 +142,7 @@ def begin_worker(job: Job) -> None:
     threading.Thread(target=end_with_step, daemon=True).start()
 
 
-def write_shard(task: Task, job: Job | None = None) -> ShardResult:
+def write_shard(task: ShardTask, job: Job | None = None) -> ShardResult:
     """Encode one task, in a worker process or for the given `job`.
 
     Raises:
@@ -154,7 +154,7 @@ def write_shard(task: Task, job: Job | None = None) -> ShardResult:
     paths = [shard_path(job.folder, task.name, ending) for ending in (*ENDINGS, "json")]
     result = ShardResult(task.name, job.encoder_name)
     with _errors_that_can_be_pickled(), ExitStack() as stack:
-        outputs = [_Output(stack.enter_context(open(unfinished_path(path), "wb"))) for path in paths]
+        outputs = [_ShardFile(stack.enter_context(open(unfinished_path(path), "wb"))) for path in paths]
         for part in task.parts:
             result.ranges.append(held := RangeResult())
             if part.start == 0 and part.file.remote is None:
@@ -205,7 +205,7 @@ def _batches(items: Iterator[Document | BadLine]) -> Iterator[tuple[list[Documen
 
 
 def _write_batch(
-    job: Job, result: ShardResult, outputs: Sequence[_Output], documents: list[Document], bad: list[BadLine]
+    job: Job, result: ShardResult, outputs: Sequence[_ShardFile], documents: list[Document], bad: list[BadLine]
 ) -> None:
     """Encode and count documents and bad lines of the last range, and write their ids, lengths and records."""
     number, held = len(result.ranges) - 1, result.ranges[-1]
@@ -246,7 +246,7 @@ def _without_tokens(document: Document) -> BadLine:
     return BadLine(document.file, document.line, document.offset, Reason.NO_TOKENS, shown, document.bytes)
 
 
-class _Output:
+class _ShardFile:
     """A file with the size and CRC-32 of what was written to it."""
 
     def __init__(self, file: IO[bytes]):

@@ -27,7 +27,7 @@ from zerokara import file_lock
 from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress, bytes_text, log
-from zerokara.tokens.layout import TokenPaths, bin_path
+from zerokara.tokens.indexed import TokenPaths, bin_path
 from zerokara.tokens.shards import ENDINGS, ShardResult, is_left_here, shard_path, unfinished_path
 
 FORMAT = 8

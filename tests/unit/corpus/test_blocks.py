@@ -1,4 +1,4 @@
-"""Blocks of packed files: their union is the whole file, whatever the size of a block, and they tell a damage once."""
+"""Blocks of compressed files: their union is the whole file for any size of a block; a damage is told once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from types import ModuleType
 import pytest
 
 from zerokara.corpus import documents
+from zerokara.corpus.compressed import Compression, zstd_module
 from zerokara.corpus.find import InputFile, find_files
-from zerokara.corpus.packed import Packing, zstd_module
 from zerokara.corpus.read import BadLine, Block, Document, Range, Reason, blocks, has_unknown_size, ranges, read
 
 zstd: ModuleType = zstd_module()
 PACK = {"gzip": gzip.compress, "zstd": zstd.compress}
 ENDING = {"gzip": ".gz", "zstd": ".zst"}
-PACKINGS: list[Packing] = ["gzip", "zstd"]
+COMPRESSIONS: list[Compression] = ["gzip", "zstd"]
 WORDS = ["a", "日本語の行", "", "bb\u2028bb", "c" * 40, "", "d", "é" * 9, "last"]
 
 Seen = list[tuple[object, ...]]
@@ -53,34 +53,36 @@ def _contents(seen: Seen) -> list[object]:
     return [what for *_, what in seen]
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("kind", ["jsonl", "txt"])
 @pytest.mark.parametrize("finished", [True, False])
-def test_blocks_of_every_size_cover_each_line_once(tmp_path: Path, packing: Packing, kind: str, finished: bool) -> None:
+def test_blocks_of_every_size_cover_each_line_once(
+    tmp_path: Path, compression: Compression, kind: str, finished: bool
+) -> None:
     as_lines = [word if kind == "txt" or not word else json.dumps({"text": word}) for word in WORDS]
     content = "".join(line + "\n" for line in as_lines).encode()
     content = content if finished else content.removesuffix(b"\n")
-    file = _file(tmp_path / f"a.{kind}{ENDING[packing]}", PACK[packing](content))
+    file = _file(tmp_path / f"a.{kind}{ENDING[compression]}", PACK[compression](content))
     whole = _by_blocks(file, 1 << 20)
     assert [text for text in _contents(whole) if not isinstance(text, Reason)] == [word for word in WORDS if word]
     for size in range(1, len(content) + 3):
         assert _by_blocks(file, size) == whole, size
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("kind", ["cut", "spoilt", "cut at a line's end"])
 def test_blocks_of_a_damaged_file_tell_the_damage_once(
-    tmp_path: Path, packing: Packing, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compression: Compression, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 60)
     random = Random(2)
     lines = [json.dumps({"text": f"{i} " + random.randbytes(random.randrange(40)).hex()}) for i in range(40)]
     content = "".join(line + "\n" for line in lines).encode()
-    whole_members = PACK[packing](content[:1500])
+    whole_members = PACK[compression](content[:1500])
     content_end = content.index(b"\n", 1600) + 1
-    last = PACK[packing](content[1500:] if kind != "cut at a line's end" else content[1500:content_end])
+    last = PACK[compression](content[1500:] if kind != "cut at a line's end" else content[1500:content_end])
     last = {"cut": last[: len(last) * 2 // 3], "spoilt": last[: len(last) // 2] + b"\xff" * 40}.get(kind, last[:-2])
-    file = _file(tmp_path / f"a.jsonl{ENDING[packing]}", whole_members + last)
+    file = _file(tmp_path / f"a.jsonl{ENDING[compression]}", whole_members + last)
     whole = _by_blocks(file, 1 << 20)
     seen = _contents(whole)
     assert seen.count(Reason.DAMAGED) == 1 and seen[-1] is Reason.DAMAGED
@@ -92,17 +94,17 @@ def test_blocks_of_a_damaged_file_tell_the_damage_once(
         assert _by_blocks(file, size) == whole, size
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_lines_that_are_too_long_cost_themselves_and_are_not_loaded(
-    tmp_path: Path, packing: Packing, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compression: Compression, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
     long = Random(3).randbytes(300_000).hex().encode()
     content = b'{"text": "a"}\n' + b'{"text": "' + long + b'"}\n{"text": "b"}\n'
-    packed_bytes = PACK[packing](content)
-    file = _file(tmp_path / f"a.jsonl{ENDING[packing]}", packed_bytes)
-    cut = _file(tmp_path / f"b.jsonl{ENDING[packing]}", packed_bytes[:-100])
-    ends = _file(tmp_path / f"c.jsonl{ENDING[packing]}", PACK[packing](content[:-14]) + b"garbage")
+    packed_bytes = PACK[compression](content)
+    file = _file(tmp_path / f"a.jsonl{ENDING[compression]}", packed_bytes)
+    cut = _file(tmp_path / f"b.jsonl{ENDING[compression]}", packed_bytes[:-100])
+    ends = _file(tmp_path / f"c.jsonl{ENDING[compression]}", PACK[compression](content[:-14]) + b"garbage")
     for size in (1, 13, 14, 15, 200, 5000, 700_000):
         assert _contents(_by_blocks(file, size)) == ["a", Reason.TOO_LONG, "b"]
         assert max(len(block.content) for block in blocks(file, size)) < size + 100

@@ -40,7 +40,7 @@ def test_a_folder_gives_its_corpus_files_sorted_and_below(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "packing"),
+    ("name", "kind", "compression"),
     [
         ("a.jsonl", "jsonl", "none"),
         ("b.jsonl.gz", "jsonl", "gzip"),
@@ -53,10 +53,10 @@ def test_a_folder_gives_its_corpus_files_sorted_and_below(tmp_path: Path) -> Non
         ("train-00000-of-00001.parquet", "parquet", "none"),
     ],
 )
-def test_formats_come_from_names(tmp_path: Path, name: str, kind: str, packing: str) -> None:
+def test_formats_come_from_names(tmp_path: Path, name: str, kind: str, compression: str) -> None:
     _write(tmp_path, name)
     (file,) = find_files([str(tmp_path)], "")
-    assert (file.format, file.packing, file.is_packed) == (kind, packing, packing != "none")
+    assert (file.format, file.compression, file.is_compressed) == (kind, compression, compression != "none")
     assert file.name == str(tmp_path / name) and pickle.loads(pickle.dumps(file)) == file
 
 

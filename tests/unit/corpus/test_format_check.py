@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from zerokara.corpus import documents, format_check
+from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.find import find_files
 from zerokara.corpus.format_check import check_formats
-from zerokara.corpus.packed import zstd_module
 from zerokara.errors import Fault, RunError, UserError
 
 zstd: ModuleType = zstd_module()

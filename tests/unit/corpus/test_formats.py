@@ -15,8 +15,8 @@ import pytest
 
 from zerokara.corpus import documents
 from zerokara.corpus import read as read_module
+from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.find import InputFile, find_files
-from zerokara.corpus.packed import zstd_module
 from zerokara.corpus.read import (
     BadLine,
     Document,

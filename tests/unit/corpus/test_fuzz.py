@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 
+from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import BadLine, Document, Reason
 from zerokara.corpus.find import find_files
-from zerokara.corpus.packed import zstd_module
 from zerokara.corpus.read import parts, read
 
 zstd: ModuleType = zstd_module()

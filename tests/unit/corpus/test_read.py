@@ -11,9 +11,9 @@ import pytest
 
 from zerokara.corpus import documents
 from zerokara.corpus import read as read_module
+from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import TxtDocument
 from zerokara.corpus.find import find_files
-from zerokara.corpus.packed import zstd_module
 from zerokara.corpus.read import BadLine, Document, Range, Reason, ranges, read
 from zerokara.errors import UserError
 

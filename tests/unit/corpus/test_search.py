@@ -181,7 +181,7 @@ def test_text_that_is_packed_in_another_way_is_not_passed_over_in_silence(
     assert names(here, "in") == ["in/a.jsonl"]
     told = capsys.readouterr().out
     assert told.startswith("note: in/") and told.endswith(
-        " and 1 more: of a format not known here; left out; pack it as .gz or .zst\n"
+        " and 1 more: of a format not known here; left out; compress it as .gz or .zst\n"
     )
 
 

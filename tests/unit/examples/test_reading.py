@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from zerokara.corpus.packed import zstd_module
+from zerokara.corpus.compressed import zstd_module
 from zerokara.errors import UserError
 from zerokara.examples.reading import Record, find_example_files, read_records
 

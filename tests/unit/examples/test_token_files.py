@@ -13,7 +13,7 @@ from zerokara.config.data import packed
 from zerokara.errors import UserError
 from zerokara.examples.example_files import ExampleTokens, example_writer
 from zerokara.samples.packed_examples import PackedExamples
-from zerokara.tokens.layout import bin_path
+from zerokara.tokens.indexed import bin_path
 
 EXAMPLES = [[[5, 6], [7, 2]], [[8], [9, 2], [5], [2]], [[], [4, 2], [3]]]
 

@@ -18,7 +18,7 @@ from zerokara.errors import UserError
 from zerokara.huggingface import checkpoint_source
 from zerokara.huggingface.exported_folder import validation_text
 from zerokara.manifest import sha256_of
-from zerokara.tokens.layout import TokenPaths, bin_path
+from zerokara.tokens.indexed import TokenPaths, bin_path
 
 
 def write(path: Path, texts: list[str]) -> str:

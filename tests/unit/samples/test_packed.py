@@ -13,8 +13,7 @@ from zerokara.config.data import causal
 from zerokara.durable import atomic_file
 from zerokara.errors import UserError
 from zerokara.samples.packed import DocumentId, PackedTokens, TokenSource, read_sources
-from zerokara.tokens.indexed import HEADER, MAGIC
-from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
+from zerokara.tokens.indexed import HEADER, MAGIC, TokenPaths, bin_path, idx_path
 
 
 def test_samples_are_slices_across_documents(prefix: Path) -> None:

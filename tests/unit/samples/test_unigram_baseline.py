@@ -9,8 +9,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.manifest import Manifest
 from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.tokens.count import entropy, token_counts
-from zerokara.tokens.indexed import IndexedTokens
+from zerokara.tokens.indexed import IndexedTokens, entropy, token_counts
 from zerokara.training.planning import preflight, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 

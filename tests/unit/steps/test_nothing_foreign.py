@@ -20,7 +20,7 @@ from zerokara.huggingface.exported_folder import STEP
 from zerokara.steps import preflight, tokenize, train_tokenizer
 from zerokara.tokenizer import sampling
 from zerokara.tokens import encode
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths
 
 Main = Callable[[list[str]], int]
 

@@ -26,7 +26,7 @@ from zerokara.errors import UserError
 from zerokara.huggingface import exported_folder
 from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
 from zerokara.steps import preflight, tokenize, train, train_tokenizer, upload
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths
 
 ROOT = Path(__file__).resolve().parents[3]
 Main = Callable[[list[str]], int]

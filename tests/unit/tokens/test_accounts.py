@@ -19,14 +19,14 @@ from pydantic import TypeAdapter
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import documents
+from zerokara.corpus.compressed import CUT, zstd_module
 from zerokara.corpus.find import InputFile, find_files
-from zerokara.corpus.packed import CUT, zstd_module
 from zerokara.errors import UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction, total
 from zerokara.tokens.encode import run_in_workers
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths
 
 zstd: ModuleType = zstd_module()
 MakeConfig = Callable[..., PretrainConfig]

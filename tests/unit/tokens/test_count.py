@@ -11,9 +11,7 @@ from made_tokens import write_documents
 from zerokara import manifest
 from zerokara.config.data import causal
 from zerokara.errors import UserError
-from zerokara.tokens.count import check_belongs, count
-from zerokara.tokens.indexed import IndexedTokens
-from zerokara.tokens.layout import TokenPaths, bin_path
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path, check_belongs, count
 
 
 @pytest.fixture
@@ -54,8 +52,7 @@ def test_a_billion_tokens_are_counted_at_once(tmp_path: Path) -> None:
     # A sparse file: 2 GB long, nothing on disk.
     paths = TokenPaths(str(tmp_path / "x"))
     length = 1_000_000
-    from zerokara.tokens.indexed import write_index
-    from zerokara.tokens.layout import idx_path
+    from zerokara.tokens.indexed import idx_path, write_index
 
     with open(idx_path(paths.train), "wb") as file:
         write_index(file, np.full(1000, length, dtype=np.int32), np.dtype("u2"))

@@ -24,13 +24,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import BadLine, Document, Reason
 from zerokara.corpus.find import InputFile, find_files
-from zerokara.corpus.packed import zstd_module
 from zerokara.corpus.read import Range, read
 from zerokara.errors import UserError
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths
 
 zstd: ModuleType = zstd_module()
 CHECKED = {zstd.CompressionParameter.checksum_flag: 1}

@@ -28,8 +28,7 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, sentencepiece_itself
 from zerokara.tokens import merge, work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, run_in_workers
-from zerokara.tokens.indexed import IndexedTokens
-from zerokara.tokens.layout import TokenPaths, idx_path
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths, idx_path
 from zerokara.tokens.merge import SourceTally
 
 MakeConfig = Callable[..., PretrainConfig]
@@ -270,8 +269,8 @@ def test_two_runs_on_one_output_and_what_an_unknown_run_left(make_config: MakeCo
 
 def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp_path: Path) -> None:
     from zerokara.corpus.read import Range
+    from zerokara.tokens.shard_tasks import ShardTask
     from zerokara.tokens.shards import Job, shard_path, write_shard
-    from zerokara.tokens.tasks import Task
 
     class Deaf:
         vocab_size, eos_id = 70000, 2
@@ -284,7 +283,7 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     path.write_text("a\n\u200b\n\nb\n", encoding="utf-8")
     files = find_files([str(path)], "")
     job = Job(Deaf(), tmp_path, "text", "line")
-    result = write_shard(Task("0-0", 0, (Range(files[0]),)), job)
+    result = write_shard(ShardTask("0-0", 0, (Range(files[0]),)), job)
     (held,) = result.ranges
     assert held.skipped == {"text without tokens": 1, "empty line": 1} and result.documents == 2
     assert np.fromfile(shard_path(tmp_path, "0-0", "bin"), np.int32).tolist() == [9, 2, 9, 2]

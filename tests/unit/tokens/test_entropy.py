@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from made_tokens import write_documents
 
-from zerokara.tokens.count import entropy, token_counts
-from zerokara.tokens.indexed import IndexedTokens
+from zerokara.tokens.indexed import IndexedTokens, entropy, token_counts
 
 
 @pytest.mark.parametrize(("ids", "nats"), [([3, 4, 5, 6], math.log(4)), ([7, 7, 7], 0.0), ([1, 1, 2, 2], math.log(2))])

@@ -16,16 +16,16 @@ from zerokara.corpus.find import find_files
 from zerokara.corpus.read import total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens import preparation
-from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.preparation import TokenEstimate, check_disk_space, estimate_tokens, peak_bytes, sample_corpus
+from zerokara.tokens import estimate
+from zerokara.tokens.estimate import TokenEstimate, check_disk_space, estimate_tokens, peak_bytes, sample_corpus
+from zerokara.tokens.indexed import TokenPaths
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_the_estimate_is_near(
     make_config: Callable[..., PretrainConfig], corpus: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool
 ) -> None:
-    monkeypatch.setattr(preparation, "PLACE_CHARACTERS", 4_000)
+    monkeypatch.setattr(estimate, "PLACE_CHARACTERS", 4_000)
     content = corpus.read_text(encoding="utf-8")
     config = make_config()
     encoder = Encoder(config.input_tokenizer_file)
@@ -36,10 +36,10 @@ def test_the_estimate_is_near(
         assert total_plain_bytes(find_files([str(path)], "")) == pytest.approx(times * len(content.encode()), rel=0.05)
     files = find_files([str(path)], "")
     places = sample_corpus(config, files)
-    assert len(places) == (1 if gzipped else preparation.SAMPLE_PLACES)
+    assert len(places) == (1 if gzipped else estimate.SAMPLE_PLACES)
     expected = estimate_tokens(total_plain_bytes(files), places, encoder)
-    monkeypatch.setattr(preparation, "PLACE_CHARACTERS", 10**9)
-    monkeypatch.setattr(preparation, "ESTIMATE_CHARACTERS", 10**9)
+    monkeypatch.setattr(estimate, "PLACE_CHARACTERS", 10**9)
+    monkeypatch.setattr(estimate, "ESTIMATE_CHARACTERS", 10**9)
     files = find_files([str(corpus)], "")
     exact = estimate_tokens(total_plain_bytes(files), sample_corpus(config, files), encoder)
     assert expected.tokens == pytest.approx(times * exact.tokens, rel=0.15)
@@ -49,7 +49,7 @@ def test_the_estimate_is_near(
 def test_bad_lines_and_documents_are_foreseen(
     make_config: Callable[..., PretrainConfig], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "PLACE_CHARACTERS", 4_000)
+    monkeypatch.setattr(estimate, "PLACE_CHARACTERS", 4_000)
     corpus.write_text(corpus.read_text(encoding="utf-8").replace("\n", "\n\n"), encoding="utf-8")
     config = make_config(max_bad_fraction=1.0)
     files = find_files([str(corpus)], "")
@@ -67,7 +67,7 @@ def test_a_stretch_without_documents_is_not_read_to_its_end(
     (tmp_path / "a.txt").write_text("\n" * 100_000, encoding="utf-8")
     files = find_files([str(tmp_path / "a.txt")], "")
     (place,) = sample_corpus(make_config(), files)
-    assert place.sampled_bytes == preparation.PLACE_BAD_LINES and not place.texts
+    assert place.sampled_bytes == estimate.PLACE_BAD_LINES and not place.texts
     expected = estimate_tokens(total_plain_bytes(files), [place], Encoder(make_config().input_tokenizer_file))
     assert expected.tokens == expected.documents == 0 and expected.bad_bytes > 80 * 100_000
 

@@ -12,8 +12,7 @@ from made_tokens import write_documents
 
 from zerokara.errors import UserError
 from zerokara.tokens import indexed
-from zerokara.tokens.indexed import IndexedTokens, dtype_for, read_header
-from zerokara.tokens.layout import bin_path, idx_path
+from zerokara.tokens.indexed import IndexedTokens, bin_path, dtype_for, idx_path, read_header
 
 DOCUMENTS = [np.array([5, 6, 2]), np.array([7, 2])]
 

@@ -15,8 +15,8 @@ from made_tokens import discard_work, encode, stopping_after, written
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.manifest import file_key
-from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.tasks import WHOLE, Part
+from zerokara.tokens.indexed import TokenPaths
+from zerokara.tokens.shard_tasks import WHOLE, Part
 from zerokara.tokens.work_folder import claimed
 
 MakeConfig = Callable[..., PretrainConfig]

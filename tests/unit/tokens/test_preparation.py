@@ -14,7 +14,7 @@ from zerokara.corpus.find import find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer.compatibility import notes
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.preparation import PreparedEncoding, prepare
+from zerokara.tokens.estimate import PreparedEncoding, prepare
 
 
 def _prepare(make_config: Callable[..., PretrainConfig], path: Path) -> PreparedEncoding:

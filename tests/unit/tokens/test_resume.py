@@ -27,7 +27,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.tokens import merge, work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, run_in_workers
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import TokenPaths
 from zerokara.tokens.shards import ShardResult
 
 MakeConfig = Callable[..., PretrainConfig]

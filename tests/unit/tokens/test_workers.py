@@ -20,8 +20,8 @@ from zerokara.corpus.find import find_files
 from zerokara.errors import RunError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.encode import run_in_workers
+from zerokara.tokens.shard_tasks import WHOLE, lanes
 from zerokara.tokens.shards import Job
-from zerokara.tokens.tasks import WHOLE, lanes
 
 
 def _run(tmp_path: Path, *action: Any, workers: int = 2) -> list[Any]:
@@ -73,7 +73,7 @@ from pathlib import Path
 from failing_encoder import FailingEncoder
 from zerokara.corpus.find import find_files
 from zerokara.tokens.shards import Job
-from zerokara.tokens.tasks import WHOLE, lanes
+from zerokara.tokens.shard_tasks import WHOLE, lanes
 from zerokara.tokens.encode import run_in_workers
 
 folder, action = Path(sys.argv[1]), sys.argv[2]

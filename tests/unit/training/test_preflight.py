@@ -20,7 +20,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault
 from zerokara.progress import bytes_text
-from zerokara.tokens.layout import bin_path
+from zerokara.tokens.indexed import bin_path
 from zerokara.training import launching
 from zerokara.training.planning import preflight, run_plan
 from zerokara.training.planning.processors import PARENT_NAME

@@ -31,7 +31,7 @@ from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 from zerokara.errors import Fault, RunError, Stopped, UserError
 from zerokara.model import loopback
 from zerokara.progress import bytes_text, plural
-from zerokara.tokens.layout import bin_path, idx_path
+from zerokara.tokens.indexed import bin_path, idx_path
 from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, own_addresses
 from zerokara.training.planning.run_folder import PLACES
 from zerokara.training.planning.run_plan import RunPlan

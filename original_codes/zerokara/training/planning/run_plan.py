@@ -27,9 +27,7 @@ from zerokara.samples.example_data import ExampleBatches, Reading
 from zerokara.samples.objective import Objective, objective
 from zerokara.samples.packed_examples import Pairs
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.count import check_belongs, entropy, token_counts
-from zerokara.tokens.indexed import IndexedTokens
-from zerokara.tokens.layout import TokenPaths, idx_path
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, entropy, idx_path, token_counts
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.updater import load_template, with_hierarchy
 from zerokara.training.planning import recipe

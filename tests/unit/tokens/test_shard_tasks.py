@@ -13,8 +13,8 @@ import pytest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import Block
-from zerokara.tokens import tasks
-from zerokara.tokens.tasks import WHOLE, Part, Task, expected, lanes, num_workers
+from zerokara.tokens import shard_tasks
+from zerokara.tokens.shard_tasks import WHOLE, Part, ShardTask, expected, lanes, num_workers
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Result:
 
 def _all(
     files: Sequence[InputFile], size: int, part: Part = WHOLE, done: dict[str, Result] | None = None
-) -> list[Task]:
+) -> list[ShardTask]:
     return [task for lane in lanes(files, size, "line", part, done or {})[0] for task in lane]
 
 
@@ -36,7 +36,7 @@ def _packed(folder: Path, *names: str) -> list[InputFile]:
     return find_files([str(folder)], "")
 
 
-def _results(made: Sequence[Task]) -> dict[str, Result]:
+def _results(made: Sequence[ShardTask]) -> dict[str, Result]:
     """As `shards` leaves them."""
     found = {}
     for task in made:
@@ -88,7 +88,7 @@ def test_small_packed_files_are_read_as_a_whole_and_large_ones_of_many(
     ]
     assert [part.end for task in whole for part in task.parts] == [None, None]  # type: ignore[union-attr]
     assert len(_all(files, 1000)) > 2
-    monkeypatch.setattr(tasks, "MANY_FILES", 1)
+    monkeypatch.setattr(shard_tasks, "MANY_FILES", 1)
     assert len(_all(files, 1000)) == 2
 
 

@@ -1,9 +1,8 @@
 """The corpus cut into tasks, by the files and the size of a task alone, and the tasks of each part of the work.
 
-A task becomes one shard. Plain files, and small packed ones, are cut into ranges beforehand, and a task is consecutive
-ranges of one source, of about `task_bytes` of text. A larger packed file (.gz, .zst) of lines is a *stream*, whose
-blocks are known only as it is unpacked: each block is a task, and says where the next begins. Task names sort in the
-order of the corpus.
+A task becomes one shard. Plain files, and small compressed ones, are cut into ranges beforehand: a task is consecutive
+ranges of one source, of about `task_bytes` of text. Blocks of a larger compressed file (.gz, .zst) of lines are known
+only as it is unpacked: each is a task, and says where the next begins. Names of tasks sort in the order of the corpus.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ MAX_BLOCK_BYTES = 8 * 1024 * 1024
 """The step holds one and a half blocks for each worker, each worker one or two."""
 TASKS_A_WORKER = 16
 """Enough that all workers finish at about the same time."""
-PACKED_FACTOR = 8
-"""Bytes of text that a byte of a packed file is assumed to hold at most."""
+COMPRESSION_FACTOR = 8
+"""Bytes of text that a byte of a compressed file is assumed to hold at most."""
 MANY_FILES = 256
-"""Of so many packed files of equal size each is read whole by a worker, which then unpacks it, too."""
+"""Of so many compressed files of equal size each is read whole by a worker, which then unpacks it, too."""
 MAX_WHOLE_BYTES = 64 * 1024 * 1024
 """Packed, and no larger: an interruption costs the shard."""
 
@@ -48,8 +47,8 @@ WHOLE = Part()
 
 
 @dataclass(frozen=True)
-class Task:
-    """Consecutive ranges of one source, or a block of a packed file, that become one shard."""
+class ShardTask:
+    """Consecutive ranges of one source, or a block of a compressed file, that become one shard."""
 
     name: str
     """``<index of the first file>-<start of its range or block>``."""
@@ -58,8 +57,8 @@ class Task:
 
 
 @dataclass(frozen=True)
-class _Stream:
-    """A packed file whose tasks are its blocks."""
+class _CompressedFile:
+    """A compressed file whose tasks are its blocks."""
 
     index: int
     """Of the file in the corpus."""
@@ -78,7 +77,7 @@ class Done(Protocol):
 def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
     """Worker processes, with `auto` resolved to one a core, but no more than there can be tasks for these files."""
     wanted = available_cores() if config.num_workers == "auto" else config.num_workers
-    most = sum(file.bytes * (PACKED_FACTOR if file.is_packed else 1) for file in files) // MIN_TASK_BYTES + 1
+    most = sum(file.bytes * (COMPRESSION_FACTOR if file.is_compressed else 1) for file in files) // MIN_TASK_BYTES + 1
     return min(wanted, most) if files else wanted
 
 
@@ -89,7 +88,7 @@ def usual_task_bytes(config: DataSettings, corpus_bytes: int) -> int:
 
 def lanes(
     files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, part: Part, done: Mapping[str, Done]
-) -> tuple[list[Iterator[Task]], int]:
+) -> tuple[list[Iterator[ShardTask]], int]:
     """The tasks of a part that are not done, and bytes of the corpus that they take (of blocks of parts an estimate).
 
     Tasks are to be taken from all iterators at once, for each unpacks a file of its own.
@@ -99,9 +98,9 @@ def lanes(
     Raises:
         OSError: the footer of a .parquet cannot be read from the disk or the network; from the iterators, as `blocks`.
     """
-    known, streams = list[Task](), list[_Stream]()
+    known, streams = list[ShardTask](), list[_CompressedFile]()
     for item in _cut(files, task_bytes, txt_document):
-        if isinstance(item, Task):
+        if isinstance(item, ShardTask):
             known.append(item)
         else:
             streams.append(item)
@@ -120,7 +119,7 @@ def lanes(
 
 def expected(
     files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, done: Mapping[str, Done]
-) -> tuple[list[Task], list[str]]:
+) -> tuple[list[ShardTask], list[str]]:
     """All tasks in corpus order, with ranges in the place of blocks; and the names of those that are not done.
 
     Of the blocks of a stream those are known that were done, and the first that was not.
@@ -128,17 +127,17 @@ def expected(
     Raises:
         OSError: the footer of a .parquet cannot be read from the disk or the network.
     """
-    tasks = list[Task]()
+    tasks = list[ShardTask]()
     for item in _cut(files, task_bytes, txt_document):
-        if isinstance(item, Task):
+        if isinstance(item, ShardTask):
             tasks.append(item)
             continue
         for name in _blocks_done(item, done):
-            tasks.append(Task(name, item.file.source, (Range(item.file, int(name.split("-")[1])),)))
+            tasks.append(ShardTask(name, item.file.source, (Range(item.file, int(name.split("-")[1])),)))
     return tasks, [task.name for task in tasks if task.name not in done]
 
 
-def _blocks_done(stream: _Stream, done: Mapping[str, Done]) -> list[str]:
+def _blocks_done(stream: _CompressedFile, done: Mapping[str, Done]) -> list[str]:
     """Names of the blocks that follow one another and are done, and then of the one that is not, if one is missing."""
     names = [_name(stream.index, 0)]
     while names[-1] in done and (start := done[names[-1]].next_start):
@@ -146,29 +145,31 @@ def _blocks_done(stream: _Stream, done: Mapping[str, Done]) -> list[str]:
     return names
 
 
-def _blocks(stream: _Stream, task_bytes: int, part: Part, done: Collection[str]) -> Iterator[Task]:
+def _blocks(stream: _CompressedFile, task_bytes: int, part: Part, done: Collection[str]) -> Iterator[ShardTask]:
     for number, block in enumerate(blocks(stream.file, min(task_bytes, MAX_BLOCK_BYTES))):
         name = _name(stream.index, block.start)
         if number % part.of == part.number and name not in done:
-            yield Task(name, stream.file.source, (block,))
+            yield ShardTask(name, stream.file.source, (block,))
 
 
-def _cut(files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument) -> Iterator[Task | _Stream]:
+def _cut(
+    files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument
+) -> Iterator[ShardTask | _CompressedFile]:
     """Group consecutive ranges of one source into tasks; yield each stream by itself."""
     gathered: list[Range] = []
     size = first = 0
     packed_bytes = sum(file.bytes for file in files if has_unknown_size(file, txt_document))
-    whole_bytes = max(task_bytes // PACKED_FACTOR, min(packed_bytes // MANY_FILES, MAX_WHOLE_BYTES))
+    whole_bytes = max(task_bytes // COMPRESSION_FACTOR, min(packed_bytes // MANY_FILES, MAX_WHOLE_BYTES))
 
-    def task() -> Iterator[Task]:
+    def task() -> Iterator[ShardTask]:
         if gathered:
-            yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
+            yield ShardTask(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
             gathered.clear()
 
     for index, file in enumerate(files):
         if has_unknown_size(file, txt_document) and file.bytes > whole_bytes:
             yield from task()
-            yield _Stream(index, file)
+            yield _CompressedFile(index, file)
             continue
         for range_ in ranges([file], task_bytes, txt_document):
             if gathered and (size + range_.disk_bytes > task_bytes or gathered[0].file.source != range_.file.source):

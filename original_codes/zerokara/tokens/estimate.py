@@ -19,10 +19,9 @@ from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, choose
 from zerokara.tokens import merge
-from zerokara.tokens.indexed import DOCUMENT_BYTES, dtype_for
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.indexed import DOCUMENT_BYTES, TokenPaths, dtype_for
+from zerokara.tokens.shard_tasks import usual_task_bytes
 from zerokara.tokens.shards import TextEncoder
-from zerokara.tokens.tasks import usual_task_bytes
 
 SAMPLE_PLACES = 8
 """Places that are sampled: the beginnings of so many files, and in fewer files further places."""
@@ -163,8 +162,8 @@ def _places(files: Sequence[InputFile]) -> Iterator[Range]:
     chosen = chosen[:: max(1, len(chosen) // SAMPLE_PLACES)]
     parts = max(1, SAMPLE_PLACES // max(1, len(chosen)))
     for file in chosen:
-        # To reach the middle of a packed file, everything before it would have to be unpacked.
-        can_seek = file.packing == "none" and file.format != "parquet"
+        # To reach the middle of a compressed file, everything before it would have to be unpacked.
+        can_seek = file.compression == "none" and file.format != "parquet"
         for part in range(parts if can_seek and file.bytes > parts * PLACE_CHARACTERS else 1):
             yield Range(file, part * file.bytes // parts)
 

@@ -10,16 +10,16 @@ from types import ModuleType
 
 import pytest
 
-from zerokara.corpus.packed import CUT, PackedReader, Packing, zstd_module
+from zerokara.corpus.compressed import CUT, CompressedReader, Compression, zstd_module
 
 zstd: ModuleType = zstd_module()
 PACK = {"gzip": gzip.compress, "zstd": zstd.compress}
-PACKINGS: list[Packing] = ["gzip", "zstd"]
+COMPRESSIONS: list[Compression] = ["gzip", "zstd"]
 SKIPPABLE_FRAME = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
 
 
-def _unpack(packed: bytes, packing: Packing) -> tuple[bytes, str]:
-    reader = PackedReader(io.BytesIO(packed), packing, "a file")
+def _unpack(packed: bytes, compression: Compression) -> tuple[bytes, str]:
+    reader = CompressedReader(io.BytesIO(packed), compression, "a file")
     return io.BufferedReader(reader, 1 << 16).read(), reader.damage
 
 
@@ -30,13 +30,15 @@ def text() -> bytes:
     return b"".join(b"line %d %d\n" % (i, random.getrandbits(64)) for i in range(30_000))
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_several_members_and_empty_ones_read_as_one(packing: Packing, text: bytes) -> None:
-    pack = PACK[packing]
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_several_members_and_empty_ones_read_as_one(compression: Compression, text: bytes) -> None:
+    pack = PACK[compression]
     packed = b"".join([pack(text[:1000]), pack(b""), pack(text[1000:400_000]), pack(text[400_000:])])
-    assert _unpack(packed, packing) == (text, "")
-    assert _unpack(pack(b""), packing) == (b"", "")
-    assert _unpack(b"", packing) == (b"", "the file is empty"), "what an interrupted copy leaves, and no packing writes"
+    assert _unpack(packed, compression) == (text, "")
+    assert _unpack(pack(b""), compression) == (b"", "")
+    assert _unpack(b"", compression) == (b"", "the file is empty"), (
+        "what an interrupted copy leaves, and no compression writes"
+    )
 
 
 def test_many_small_members_as_bgzip_writes_them(text: bytes) -> None:
@@ -77,10 +79,10 @@ def test_a_window_that_takes_gigabytes_is_a_damage_that_tells_the_remedy(text: b
     assert unpacked == before and "too much memory" in damage and "zstd -dc --long=31 a file | zstd --long=27" in damage
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_a_bomb_is_unpacked_in_little_memory(packing: Packing) -> None:
-    packed = PACK[packing](bytes(60_000_000))
-    reader, buffer = PackedReader(io.BytesIO(packed), packing, "a file"), bytearray(1 << 20)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_bomb_is_unpacked_in_little_memory(compression: Compression) -> None:
+    packed = PACK[compression](bytes(60_000_000))
+    reader, buffer = CompressedReader(io.BytesIO(packed), compression, "a file"), bytearray(1 << 20)
     tracemalloc.start()
     count = 0
     while size := reader.readinto(buffer):
@@ -90,42 +92,42 @@ def test_a_bomb_is_unpacked_in_little_memory(packing: Packing) -> None:
     assert count == 60_000_000 and peak < 8_000_000
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("share", [0.0001, 0.3, 0.9999])
-def test_a_file_cut_off_gives_all_that_is_there(packing: Packing, share: float, text: bytes) -> None:
-    packed = PACK[packing](text)
-    unpacked, damage = _unpack(packed[: max(1, int(len(packed) * share))], packing)
+def test_a_file_cut_off_gives_all_that_is_there(compression: Compression, share: float, text: bytes) -> None:
+    packed = PACK[compression](text)
+    unpacked, damage = _unpack(packed[: max(1, int(len(packed) * share))], compression)
     assert damage == CUT
     assert text.startswith(unpacked) and len(unpacked) >= len(text) * share - (1 << 18)
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_what_stands_before_damage_comes_out_to_the_byte(packing: Packing, text: bytes) -> None:
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_what_stands_before_damage_comes_out_to_the_byte(compression: Compression, text: bytes) -> None:
     """Members before the damage are whole; of the damaged one, all that feeding it byte by byte gives."""
-    pack = PACK[packing]
+    pack = PACK[compression]
     members = [pack(text[i : i + 20_000]) for i in range(0, 200_000, 20_000)]
     for spoilt in (0, 3, 9):
         broken = [*members[:spoilt], b"\xff\xff\xff\xff" + members[spoilt][4:], *members[spoilt + 1 :]]
-        unpacked, damage = _unpack(b"".join(broken), packing)
+        unpacked, damage = _unpack(b"".join(broken), compression)
         assert unpacked == text[: spoilt * 20_000] and damage
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_damage_inside_a_member_loses_no_block_before_it(packing: Packing, text: bytes) -> None:
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_damage_inside_a_member_loses_no_block_before_it(compression: Compression, text: bytes) -> None:
     # Without a checksum zstd does not see every change.
     checked = {zstd.CompressionParameter.checksum_flag: 1}
-    packed = gzip.compress(text) if packing == "gzip" else zstd.compress(text, options=checked)
+    packed = gzip.compress(text) if compression == "gzip" else zstd.compress(text, options=checked)
     for place in range(len(packed) // 10, len(packed), len(packed) // 3):
         spoilt = packed[:place] + b"\xff" * 64 + packed[place + 64 :]
-        unpacked, damage = _unpack(spoilt, packing)
-        reference = _fed_byte_by_byte(spoilt, packing)
+        unpacked, damage = _unpack(spoilt, compression)
+        reference = _fed_byte_by_byte(spoilt, compression)
         assert damage and unpacked == reference and len(unpacked) >= len(text) * place / len(packed) - (1 << 18), place
 
 
-def _fed_byte_by_byte(packed: bytes, packing: Packing) -> bytes:
+def _fed_byte_by_byte(packed: bytes, compression: Compression) -> bytes:
     import zlib
 
-    if packing == "gzip":
+    if compression == "gzip":
         inflate = zlib.decompressobj(wbits=31)
         step, error = (lambda piece: inflate.decompress(piece)), zlib.error
     else:
@@ -140,25 +142,27 @@ def _fed_byte_by_byte(packed: bytes, packing: Packing) -> bytes:
     return b"".join(unpacked)
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("garbage", [b"garbage that is no member", b"\n", b"\xff" * 100_000])
-def test_bytes_after_the_last_member_are_told_and_cost_nothing(packing: Packing, garbage: bytes, text: bytes) -> None:
-    packed = PACK[packing](text)
-    reader = PackedReader(io.BytesIO(packed + garbage), packing, "a file")
+def test_bytes_after_the_last_member_are_told_and_cost_nothing(
+    compression: Compression, garbage: bytes, text: bytes
+) -> None:
+    packed = PACK[compression](text)
+    reader = CompressedReader(io.BytesIO(packed + garbage), compression, "a file")
     assert io.BufferedReader(reader).read() == text and "follows its last member" in reader.damage
     assert reader.damaged_at == reader.unverified_from == len(packed)
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_where_the_damage_is_and_what_is_unverified(packing: Packing, text: bytes) -> None:
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_where_the_damage_is_and_what_is_unverified(compression: Compression, text: bytes) -> None:
     checked = {zstd.CompressionParameter.checksum_flag: 1}
     first, last = (
-        gzip.compress(part) if packing == "gzip" else zstd.compress(part, options=checked)
+        gzip.compress(part) if compression == "gzip" else zstd.compress(part, options=checked)
         for part in (text[:300_000], text[300_000:])
     )
 
     def places(packed: bytes) -> tuple[int, int]:
-        reader = PackedReader(io.BytesIO(packed), packing, "a file")
+        reader = CompressedReader(io.BytesIO(packed), compression, "a file")
         io.BufferedReader(reader).read()
         assert reader.damage
         return reader.unverified_from, reader.damaged_at
@@ -174,10 +178,10 @@ def test_where_the_damage_is_and_what_is_unverified(packing: Packing, text: byte
     assert start == len(first) and middle - (1 << 17) < place < size
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_packed_bytes_reach_the_size_of_the_file(packing: Packing, text: bytes) -> None:
-    packed = PACK[packing](text)
-    reader = PackedReader(io.BytesIO(packed), packing, "a file")
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_packed_bytes_reach_the_size_of_the_file(compression: Compression, text: bytes) -> None:
+    packed = PACK[compression](text)
+    reader = CompressedReader(io.BytesIO(packed), compression, "a file")
     assert reader.packed_bytes == 0
     io.BufferedReader(reader).read()
     assert reader.packed_bytes == len(packed)

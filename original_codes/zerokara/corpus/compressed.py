@@ -1,7 +1,7 @@
 """Reading .gz and .zst such that nothing readable is lost when the file is truncated or damaged.
 
 The libraries' own readers raise in the middle of a read and drop what that read had unpacked already. This one returns
-all readable bytes, then ends, with the reason in `damage`. Memory is a buffer and the packing's own window (at most
+all readable bytes, then ends, with the reason in `damage`. Memory is a buffer and the compression's own window (at most
 128 MiB, for zstd: a frame that asks for more is damaged), however much a byte unpacks to. As with gzip(1) and zstd(1),
 nothing is read behind a damaged member or frame; other bytes after the last one cost no text and are reported.
 Sources: gzip, RFC 1952 (zero bytes after the last member are padding); zstd, RFC 8878 (its skippable frames hold no
@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-Packing = Literal["none", "gzip", "zstd"]
+Compression = Literal["none", "gzip", "zstd"]
 _CHUNK_BYTES, _PIECE_BYTES = 64 * 1024, 1024 * 1024
 """Packed bytes fed at once, and unpacked bytes given at once, at most."""
 _MAX_WINDOW_LOG = 27
@@ -38,15 +38,15 @@ def zstd_module() -> ModuleType:
     return zstd
 
 
-class PackedReader(io.RawIOBase):
-    """The unpacked bytes of a packed file; wrap it in an `io.BufferedReader` to read lines.
+class CompressedReader(io.RawIOBase):
+    """The unpacked bytes of a compressed file; wrap it in an `io.BufferedReader` to read lines.
 
     Where `damage` is not empty at the end, nothing could be read from the packed byte `damaged_at` on, and from
     `unverified_from` on there may be more wrong than is known: a member whose checksum fails or is never reached may
     have unpacked to anything; of a file that ends too early nobody knows how much is missing, so that it is all of it.
     """
 
-    def __init__(self, packed: IO[bytes], packing: Packing, name: str):
+    def __init__(self, packed: IO[bytes], compression: Compression, name: str):
         self.name = name
         """For messages."""
         self.damage = ""
@@ -54,7 +54,7 @@ class PackedReader(io.RawIOBase):
         self.damaged_at = self.unverified_from = 0
         self.packed_bytes = 0
         """Packed bytes read so far."""
-        self._packed, self._is_gzip = packed, packing == "gzip"
+        self._packed, self._is_gzip = packed, compression == "gzip"
         self._library: Any = zlib if self._is_gzip else zstd_module()
         self._error: type[Exception] = zlib.error if self._is_gzip else self._library.ZstdError
         self._fed_from = self._member_end = 0
