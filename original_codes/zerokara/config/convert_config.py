@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zerokara.config.settings import PositiveInt, Settings, Text, Words
+from zerokara.config.settings import PositiveInt, Prompts, Settings, Text, Words
 from zerokara.errors import Fault
 
 
@@ -28,8 +28,9 @@ class ConvertSettings(Settings):
     """Raw text for the proofs; empty takes the corpus that the run was trained on."""
     check_lines: PositiveInt = 10_000
     """Lines of this text whose token ids are compared."""
-    test_prompt_text: Words = ("The",)
-    """Prompts to continue with the converted model."""
+    test_prompt_text: Prompts = "auto"
+    """Prompts to continue with the converted model. `auto` takes those of the run (sample_prompts), or if it had none
+    the beginnings of three documents of the text for the proofs."""
 
 
 class UploadSettings(Settings):

@@ -90,6 +90,10 @@ class MetricSettings(Settings):
 class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
     """Examples, task and training; the model's own settings are those of `init_from`."""
 
+    first: ClassVar[tuple[str, ...]] = (
+        "init_from", "train_data", "valid_data", "test_data", "input_field", "output_field", "label_words", "metric",
+        "output_prefix", "output_model_dir", "epochs", "lr",
+    )  # fmt: skip
     # What is not described here is described by the component, without what that says of `auto`.
     output_model_dir: Text = "models/finetuned"
     epochs: PositiveFloat = 3.0
@@ -104,6 +108,7 @@ class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
     optimizer: OptimizerName = "adamw"
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     weight_decay: NaturalFloat = 0.01
+    sample_prompts: Words = ()
     keep_best: bool = True
     """Also keep the checkpoint with the best metric; each validation that finds a better one saves it."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from zerokara.config.optim import OptimSettings, ScheduleSettings
-from zerokara.config.settings import Auto, NaturalFloat, NaturalInt, PositiveInt, Settings, Text, Words, resolved
+from zerokara.config.settings import Auto, NaturalFloat, NaturalInt, PositiveInt, Prompts, Settings, Text, resolved
 from zerokara.errors import Fault
 
 
@@ -71,8 +71,9 @@ class MonitoringSettings(Settings):
     """Steps between validations; there is always one at the last step."""
     eval_tokens: PositiveInt | Literal["all"] = "all"
     """Validation tokens used each time: the first documents of each source, in proportion."""
-    sample_prompts: Words = ()
-    """Prompts that the model continues at each validation, into samples.md in the run folder."""
+    sample_prompts: Prompts = ()
+    """Prompts that the model continues at each validation, into samples.md in the run folder; [] for none. `auto` takes
+    the beginnings of three held-out documents, for t5 with a masked span."""
     sample_tokens: PositiveInt = 64
     """Most tokens to generate per prompt; each takes a forward pass over all prompts."""
     save_interval: PositiveInt = 100

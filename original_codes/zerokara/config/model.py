@@ -31,7 +31,7 @@ class ModelSettings(Settings):
     one expert per token), `t5_moe` (t5, experts in any layers; no Hugging Face class can hold it)."""
     model_size: SizeName | Literal[""] = ""
     """Size by name, about the number of parameters: 1M, 3M, 5M, 10M, 20M, 30M, 60M, 125M, 350M, 760M, 1.3B, 2.7B, 6.7B
-    or 13B. It gives num_layers, hidden_size and num_attn_heads where these are `auto`."""
+    or 13B. It gives num_layers, hidden_size and num_attn_heads where these are `auto`; numbers win over it."""
     num_layers: PositiveInt | Auto = 6
     """Transformer layers; for t5 in the encoder and in the decoder each. `auto` is that of model_size."""
     hidden_size: PositiveInt | Auto = 256
@@ -129,9 +129,9 @@ class ModelSettings(Settings):
         made = self.resolved_sizes()
         sizes = {key: getattr(self, key) for key in ("num_layers", "hidden_size", "num_attn_heads")}
         missing = [key for key, value in sizes.items() if value == "auto"]
-        if self.model_size and not missing:
-            given = ", ".join(f"{key}: {value}" for key, value in sizes.items())
-            yield self.fault("model_size", f"has no effect: {given} stand beside it", "set these to auto, or it to ''")
+        if self.model_size and not missing and self.typed("model_size") and not all(map(self.typed, sizes)):
+            numbers = ", ".join(f"{key}: {value}" for key, value in sizes.items())
+            yield self.fault("model_size", f"has no effect: {numbers} are given", "set one of these to auto")
         elif missing and not self.model_size:
             rule = "takes its value from model_size, which is empty"
             yield self.fault(missing[0], rule, "give a number, or model_size: 125M")

@@ -64,6 +64,11 @@ class RunConfig(TrainingSettings, ModelSettings):
 class PretrainConfig(RunConfig, DataSettings):
     """Data, model and training, each in a class of its own: code that needs only one of them takes that one."""
 
+    first: ClassVar[tuple[str, ...]] = (
+        "input_jsonl", "input_tokenizer_file", "output_prefix", "output_model_dir", "architecture", "model_size",
+        "seq_len", "train_tokens", "epochs", "sample_prompts", "eval_interval", "save_interval",
+    )  # fmt: skip
+
     @property
     def source_entries(self) -> tuple[str, ...]:
         return self.input_jsonl

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 # Otherwise pydantic reads the metadata of every installed package at each start, in search of plug-ins.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -51,6 +51,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NaturalFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Prompts = Annotated[Auto | tuple[str, ...], BeforeValidator(lambda value: value if value == "auto" else _listed(value))]
 TEXT_PATTERN = r"^[^\x00-\x08\x0a-\x1f\x7f-\x9f]*$"
 Text = Annotated[str, Field(min_length=1, pattern=TEXT_PATTERN)]
 """A name or a path, without control characters (but the tab), which would break a log line or steer a terminal."""
@@ -95,6 +96,9 @@ class Settings(BaseModel):
     # Only the classes that are loaded are compiled, not those that they consist of: it takes most of their import.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, defer_build=True)
 
+    first: ClassVar[tuple[str, ...]] = ()
+    """Settings that stand at the head of the file and of the help: what people change in their first week."""
+
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
     def __eq__(self, other: object) -> bool:
@@ -109,6 +113,10 @@ class Settings(BaseModel):
     def where(self, key: str) -> str:
         """The place where `key` was set: ``config.yaml:14``."""
         return self._origin.where(key)
+
+    def typed(self, key: str) -> bool:
+        """True if `key` was set on the command line."""
+        return key in self._origin.overridden
 
     def fault(self, key: str, rule: str, remedy: str = "", others: Sequence[str] = ()) -> Fault:
         """A fault at `key` (``lr``, ``stages[1].order``), with the file, the line and the value found.

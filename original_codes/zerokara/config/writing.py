@@ -24,6 +24,8 @@ from zerokara.config.settings import Settings
 from zerokara.durable import write_file
 from zerokara.errors import RunError
 
+FIRST_HEADING = "First: what most people change"
+
 
 def as_yaml(config: Settings) -> str:
     """YAML text that loads again to an equal object, grouped, each key under its docstring."""
@@ -49,22 +51,24 @@ def help_text(config_class: type[Settings]) -> str:
 
 
 def _groups(config_class: type[Settings]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The heading of each component, and its keys with their docstrings, in the order of the file: Python's lookup
-    order reversed. A key that a later class changes stays where it was, and has the docstring of the first class if
-    the later has none, without what that says of `auto`."""
-    seen: set[str] = set()
+    """The headings of the file, and under each its keys with their docstrings.
+
+    The first has the `first` keys of the class, each of the others the rest of a component, from the last of Python's
+    lookup order to the first. A key that a later class changes stays where it was, and has the docstring of the first
+    class if the later has none, without what that says of `auto`.
+    """
+    docs: dict[str, str] = {}
+    groups: dict[str, list[str]] = {FIRST_HEADING: [*config_class.first]} if config_class.first else {}
     for component in reversed(config_class.__mro__):
         if issubclass(component, Settings):
-            annotated = vars(component).get("__annotations__", {})
-            keys = [key for key in annotated if key in component.model_fields and key not in seen]
-            seen.update(keys)
-            if keys:
-                docs = {}
-                for key in keys:
-                    first, own = (each.model_fields[key].description for each in (component, config_class))
-                    doc = own or re.sub(r"[.;]\s`auto`\s.*", ".", first or "", flags=re.DOTALL)
-                    docs[key] = " ".join(doc.split())
-                yield (component.__doc__ or "").rstrip("."), docs
+            new = [key for key in vars(component).get("__annotations__", {}) if key in component.model_fields]
+            new = [key for key in new if key not in docs]
+            for key in new:
+                inherited, own = (each.model_fields[key].description for each in (component, config_class))
+                doc = own or re.sub(r"[.;]\s`auto`\s.*", ".", inherited or "", flags=re.DOTALL)
+                docs[key] = " ".join(doc.split())
+            groups[(component.__doc__ or "").rstrip(".")] = [key for key in new if key not in config_class.first]
+    yield from ((heading, {key: docs[key] for key in keys}) for heading, keys in groups.items() if keys)
 
 
 def _value_text(value: Any) -> str:

@@ -157,6 +157,15 @@ def proved(folder: Path) -> manifest.Manifest:
     return made
 
 
+def prompts(folder: Path, settings: ConvertSettings) -> list[str]:
+    """`test_prompt_text`; for `auto` the prompts that step 4 chose for this folder, none for a model from elsewhere."""
+    if settings.test_prompt_text != "auto":
+        return list(settings.test_prompt_text)
+    record = folder / MANIFEST_NAME
+    samples = manifest.read(record).facts.get("samples", []) if record.exists() else []
+    return [sample["prompt"] for sample in samples]
+
+
 def files(made: manifest.Manifest) -> list[manifest.FileRecord]:
     """All files of an export, by path."""
     return sorted((record for records in made.outputs.values() for record in records), key=lambda record: record.path)

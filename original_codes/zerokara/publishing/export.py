@@ -17,12 +17,14 @@ import orjson
 
 from zerokara import durable, manifest
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.settings import resolved
 from zerokara.errors import RunError
 from zerokara.examples import facts as finetuning
 from zerokara.examples.encoding import ChatTemplate
 from zerokara.huggingface import exported_folder, families, proof, to_hf, tokenizer_json, tokenizer_proof
 from zerokara.huggingface.checkpoint_source import METRICS_NAME, CheckpointSource
 from zerokara.publishing import card
+from zerokara.samples.objective import beginnings
 from zerokara.tokenizer.encoder import Encoder
 
 
@@ -55,9 +57,12 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         if chat_template is not None:
             proofs["chat"] = tokenizer_proof.prove_chat(partial, finetuning.conversations(source.run_dir))
             seconds["proof of the chat template"] = _lap(times)
-        proofs["logits"], samples = proof.prove_model(
-            partial, source, settings.dtype, encoder, documents, settings.test_prompt_text
-        )
+        prompts = settings.test_prompt_text
+        if prompts == "auto":
+            fills_spans = is_encoder_decoder and not source.config.packs_examples
+            thirds = documents[:: max(1, len(documents) // 3)][:3]
+            prompts = resolved(source.config.sample_prompts) or beginnings(thirds, fills_spans)
+        proofs["logits"], samples = proof.prove_model(partial, source, settings.dtype, encoder, documents, prompts)
         seconds["proof of logits"] = _lap(times)
         if faults := [fault for each in proofs.values() for fault in each.faults]:
             raise _failed(faults, proof.as_json(proofs, samples, examples=True), partial, folder)

@@ -10,7 +10,7 @@ document, as a ``<s>`` would. Example, inputs 7 8 EOD 5 6 EOD: segments 0 0 1 1 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -255,6 +255,22 @@ def objective(model: ModelSettings, encoder: Encoder, seed: int, intra_document_
         UserError: the tokenizer lacks what the objective needs.
     """
     return OBJECTIVES[model.traits.objective](model.text_lengths, encoder, seed, intra_document_masking)
+
+
+def beginnings(texts: Iterable[str], has_span: bool) -> tuple[str, ...]:
+    """Return prompts: the first words of each text that is not blank, with `has_span` a masked span behind them.
+
+    Example: "Nel mezzo del cammin di nostra vita mi ritrovai" gives "Nel mezzo del cammin", with a span "Nel mezzo del
+    cammin <extra_id_0> vita mi ritrovai".
+    """
+    prompts = []
+    for line in filter(None, (text.strip().partition("\n")[0] for text in texts)):
+        words, number, space = line.split(), 4, " "
+        if len(line) > 15 * len(words):  # a script without spaces
+            words, number, space = list(line), 10, ""
+        following = ["<extra_id_0>", *words[number + 2 : 2 * number + 2]] if has_span else []
+        prompts.append(space.join([*words[:number], *following]))
+    return tuple(dict.fromkeys(prompts))
 
 
 def prompt_inputs(

@@ -24,6 +24,7 @@ import torch.distributed
 from torch import Tensor
 
 from zerokara.config.pretrain_config import RunConfig
+from zerokara.config.settings import resolved
 from zerokara.durable import write_file
 from zerokara.progress import indented
 from zerokara.samples.objective import Objective, prompt_inputs
@@ -48,7 +49,8 @@ class Sampler:
     """The prompts of a run."""
 
     def __init__(self, encoder: Encoder, objective: Objective | Pairs, config: RunConfig, device: torch.device):
-        self._encoder, self._texts, self._seed, self._device = encoder, config.sample_prompts, config.seed, device
+        self._encoder, self._seed, self._device = encoder, config.seed, device
+        self._texts = resolved(config.sample_prompts)
         self._num_tokens = min(config.sample_tokens, objective.lengths.input - 1)
         prompts = [objective.prompt(encoder, text, self._num_tokens) for text in self._texts]
         self._prompts = [prompt for prompt in prompts for _ in range(2)]  # greedy, then sampled

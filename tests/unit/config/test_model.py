@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -9,6 +10,7 @@ from configs import config_of
 
 from zerokara.config.architectures import SIZES, SizeName
 from zerokara.config.data import SampleLengths, causal, with_spans
+from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
@@ -46,7 +48,6 @@ def test_what_is_given_stands() -> None:
 @pytest.mark.parametrize(
     ("settings", "key", "said"),
     [
-        ({"model_size": "125M"}, "model_size", "has no effect"),
         ({"hidden_size": "auto"}, "hidden_size", "model_size, which is empty"),
         ({**AUTO, "model_size": "5M", "head_dim": "auto", "hidden_size": 200}, "hidden_size", "multiple"),
     ],
@@ -56,6 +57,20 @@ def test_a_size_is_given_once(settings: dict[str, str], key: str, said: str) -> 
         config_of(**settings)
     (fault,) = caught.value.faults
     assert fault.key == key and said in fault.rule
+
+
+@pytest.mark.parametrize("typed", ["", "numbers", "name", "both"])
+def test_numbers_win_over_a_size_by_name_that_was_not_typed(tmp_path: Path, typed: str) -> None:
+    path, numbers = tmp_path / "config.yaml", ["num_layers=3", "hidden_size=96", "num_attn_heads=4"]
+    in_file = [*([] if typed in ("numbers", "both") else numbers), "model_size=1M"]
+    path.write_text("".join(each.replace("=", ": ") + "\n" for each in in_file), encoding="utf-8")
+    overrides = {"": [], "numbers": numbers, "name": ["model_size=5M"], "both": [*numbers, "model_size=5M"]}[typed]
+    if typed != "name":
+        assert sizes_of(load(PretrainConfig, path, overrides)) == (3, 96, 4)
+        return
+    with pytest.raises(UserError) as caught:
+        load(PretrainConfig, path, overrides)
+    assert [(fault.where, fault.key) for fault in caught.value.faults] == [("--set", "model_size")]
 
 
 @pytest.mark.parametrize(

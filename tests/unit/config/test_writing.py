@@ -88,6 +88,14 @@ def test_shipped_yaml_loads_and_its_comments_are_the_docstrings(path: Path) -> N
     )
 
 
+@pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
+def test_what_most_people_change_stands_first_and_once(config_class: type[Settings]) -> None:
+    text = as_yaml(config_class())
+    keys = [line.partition(":")[0] for line in text.splitlines() if line and line[0] not in "# "]
+    assert tuple(keys[: len(config_class.first)]) == config_class.first
+    assert sorted(keys) == sorted(config_class.model_fields)
+
+
 @pytest.mark.parametrize("config_class", FILES.values())
 def test_help_tells_every_setting_and_what_it_means(config_class: type[Settings]) -> None:
     lines = help_text(config_class).splitlines()

@@ -13,7 +13,16 @@ from span_texts import merged
 from zerokara.config.data import SampleLengths, causal, with_spans
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.errors import UserError
-from zerokara.samples.objective import Causal, Prompt, SpanCorruption, corrupt, noise_mask, objective, prompt_inputs
+from zerokara.samples.objective import (
+    Causal,
+    Prompt,
+    SpanCorruption,
+    beginnings,
+    corrupt,
+    noise_mask,
+    objective,
+    prompt_inputs,
+)
 from zerokara.tokenizer.encoder import Encoder
 
 KEYS = np.arange(2)
@@ -74,6 +83,20 @@ def test_a_prompt_has_sentinels(span_data: dict[str, str]) -> None:
     assert len(made.prompt(encoder, "abc " * 100, 5).encoder_ids) == made.lengths.input
     spelt = made.prompt(encoder, "abc<extra_id_77>", 5).encoder_ids
     assert spelt[len(first) : -1] == encoder.encode("<extra_id_77>").tolist(), "no sentinel of that name: it is text"
+
+
+def test_beginnings_are_a_few_words_or_characters() -> None:
+    texts = [
+        "\n Nel mezzo del cammin di nostra vita mi ritrovai\nper una",
+        " \n",
+        "ciao",
+        "吾輩は猫である。名前はまだ無い。",
+        "ciao",
+    ]
+    assert beginnings(texts, has_span=False) == ("Nel mezzo del cammin", "ciao", "吾輩は猫である。名前")
+    span = "<extra_id_0>"
+    expected = (f"Nel mezzo del cammin {span} vita mi ritrovai", f"ciao {span}", f"吾輩は猫である。名前{span}だ無い。")
+    assert beginnings(texts, has_span=True) == expected
 
 
 def test_prompts_are_padded_to_one_length() -> None:

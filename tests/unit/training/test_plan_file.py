@@ -10,6 +10,7 @@ import pytest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
+from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training.planning.run_plan import RunPlan, make_plan, read_plan
 
 
@@ -34,6 +35,19 @@ def test_what_is_read_is_what_was_planned(plan: RunPlan, tmp_path: Path) -> None
     assert read.consumption == plan.consumption
     read.write(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "plan.json").read_bytes()
+
+
+def test_prompts_of_auto_are_beginnings_of_held_out_documents(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    settings = ["sample_prompts=auto", "model_size=1M", "num_layers=2", "hidden_size=48", "num_attn_heads=4"]
+    plan = make_plan(load(PretrainConfig, tiny_data["config"], settings))
+    prompts = plan.requested.sample_prompts
+    tokens = IndexedTokens(plan.data.valid_prefix)
+    held_out = [plan.encoder.decode(tokens[number].tolist()) for number in range(len(tokens))]
+    assert len(prompts) == 3 and all(any(text.startswith(prompt) for text in held_out) for prompt in prompts)
+    assert make_plan(load(PretrainConfig, tiny_data["config"], settings)).requested.sample_prompts == prompts
+    plan.write(tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json").resolved.sample_prompts == prompts
+    assert plan.reasons.keys() >= {"sample_prompts", "model_size"}  # numbers stand beside it
 
 
 @pytest.mark.parametrize("hashed", ["data_sha256", "tokenizer_sha256"])

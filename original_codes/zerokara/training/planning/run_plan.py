@@ -24,7 +24,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.evaluation import DocumentBatches, SampleBatches, evaluation_batches
 from zerokara.samples.example_data import ExampleBatches, Reading
-from zerokara.samples.objective import Objective, objective
+from zerokara.samples.objective import Objective, beginnings, objective
 from zerokara.samples.packed_examples import Pairs
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, entropy, idx_path, token_counts
@@ -262,6 +262,15 @@ def read_plan(path: Path, task: Task = PRETRAINING) -> RunPlan:
     return RunPlan(config, given, encoder, data, template, num_processes, nodes, devices, content["recipe"], task)
 
 
+def _held_out_beginnings(data: PlannedData, encoder: Encoder, has_span: bool) -> tuple[str, ...]:
+    """Return prompts from three validation documents, at equal distances; none where nothing was held out."""
+    if not data.num_valid_tokens:
+        return ()
+    tokens = IndexedTokens(data.valid_prefix)
+    ids = (tokens[len(tokens) * third // 3][:64].tolist() for third in range(3))
+    return beginnings(map(encoder.decode, ids), has_span)
+
+
 def make_plan(
     given: RunConfig,
     num_processes: int | None = None,
@@ -285,6 +294,12 @@ def make_plan(
     data = task.data_of(given, encoder)
     shape, samples = ModelShape.from_config(given, encoder.vocab_size), num_samples(given, *extent_of(data.reading))
     given, reasons = recipe.resolve(given, shape, samples, kept)
+    if given.sample_prompts == "auto":
+        prompts = _held_out_beginnings(data, encoder, given.traits.is_encoder_decoder)
+        given = given.model_copy(update={"sample_prompts": prompts})
+        reasons["sample_prompts"] = "beginnings of held-out documents"
+    if given.model_size and "auto" not in (given.num_layers, given.hidden_size, given.num_attn_heads):
+        reasons["model_size"] = "describes nothing: num_layers, hidden_size and num_attn_heads are numbers"
     if faults := list(given.batch_faults(num_processes)):
         raise UserError(faults)
     plan = RunPlan(given, given, encoder, data, template, num_processes, nodes, reasons=reasons, task=task)
