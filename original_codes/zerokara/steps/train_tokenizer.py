@@ -20,7 +20,7 @@ from zerokara.steps import command, preflight
 def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     """Do step 1, or say that it is done, or what it would do."""
     # SentencePiece and numpy are loaded only where the configuration is right.
-    from zerokara.tokenizer import building, memory, report_tokenizers, training
+    from zerokara.tokenizer import report_tokenizers, sample_budget, training
     from zerokara.tokenizer.morphemes import analyser_of
 
     files = find_files(config.input, config.fault("input", "").where)
@@ -38,7 +38,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     preflight.check(config, preflight.of_tokenizer(config), input=files)
     analyser = analyser_of(config)
     check_formats(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
-    budget = memory.budget(config, files)
+    budget = sample_budget.estimate(config, files)
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     expected, free = bytes_text(budget.peak_bytes), bytes_text(budget.available_bytes)
     sample, threads = bytes_text(budget.sample_bytes), plural(training.num_threads(config), "thread")
@@ -46,13 +46,13 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     print(f"  at most {sample} of text, {threads}, about {expected} of memory ({free} free)")
     if analyser:
         print(f"  split into the morphemes that {analyser.version_text()} finds")
-    memory.check(config, budget)
+    sample_budget.check(config, budget)
     if options.dry_run:
         print("dry run: nothing was written")
         return
     started = time.monotonic()
     with made_folder(folder):
-        drawn, peak, report = building.build(config, files, budget, analyser, folder)
+        drawn, peak, report = training.build(config, files, budget, analyser, folder)
     facts = {
         "vocab_size": report.vocab_size,
         "sample": asdict(drawn),
@@ -62,10 +62,10 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         "peak_memory_bytes": peak,
         "analyser": analyser.versions() if analyser else {},
     }
-    made: manifest.Paths = {"tokenizer": building.move_into_place(folder)}
+    made: manifest.Paths = {"tokenizer": training.move_into_place(folder)}
     seconds = time.monotonic() - started
     manifest.write(manifest_path, work, made, facts, seconds)
-    building.discard_work(folder)
+    training.discard_work(folder)
     rows = [
         ("text offered", f"{bytes_text(drawn.bytes_offered)}, {plural(drawn.documents, 'document')}"),
         ("trained on", drawn.use_text()),

@@ -1,4 +1,4 @@
-"""Where two implementations of one tokenizer must agree: hard texts for each proof, and models that none can export."""
+"""Compatibility with other implementations of a tokenizer: texts for each proof, and models that none can export."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from zerokara.tokenizer.encoder import NUM_T5_SENTINELS, Encoder
 from zerokara.tokenizer.model_file import NEWLINE, PieceType
 
 MAX_SYMBOLS = 50
-"""User symbols that get hard texts of their own; all of them stand together in two more."""
+"""User symbols that are tested one by one; all of them stand together in two more texts."""
 
 HARD_TEXTS = (
     "",
@@ -71,24 +71,22 @@ def check_exportable(encoder: Encoder) -> None:
     """Check that a Hugging Face tokenizer can give the same ids, so that a model trained with them can be exported.
 
     Raises:
-        UserError: it cannot; names every rule of the model that Hugging Face's tokenizers cannot follow.
+        UserError: names every rule of the model that Hugging Face's tokenizers cannot follow.
     """
 
-    def first_of(texts: list[str]) -> str:
+    def listed(texts: list[str]) -> str:
         return ", ".join(map(repr, texts[:3])) + (f", … {len(texts):,} in all" if texts[3:] else "")
 
     model = encoder.model
     line_end = {NEWLINE} if encoder.by_line else set()
     symbols = [text for text in _texts_of(encoder, PieceType.USER_DEFINED) if text not in line_end]
-    unused = _texts_of(encoder, PieceType.UNUSED)
+    and_symbols, unused = f"has user-defined symbols ({listed(symbols)})", _texts_of(encoder, PieceType.UNUSED)
     rules = {
         "is neither a unigram nor a BPE model": not (model.is_unigram or model.is_bpe),
         "puts spaces at the end of pieces (treat_whitespace_as_suffix)": model.whitespace_as_suffix,
-        f"has both a dummy prefix and user-defined symbols ({first_of(symbols)})": model.add_dummy_prefix and symbols,
-        f"drops repeated spaces and has user-defined symbols ({first_of(symbols)})": (
-            model.remove_extra_whitespaces and symbols
-        ),
-        f"has pieces marked as unused ({first_of(unused)})": unused,
+        f"adds a dummy prefix and {and_symbols}": model.add_dummy_prefix and symbols,
+        f"drops repeated spaces and {and_symbols}": model.remove_extra_whitespaces and symbols,
+        f"has pieces marked as unused ({listed(unused)})": unused,
     }
     where, remedy = str(encoder.model_path), "use another tokenizer, or train one with step 1"
     reason = "which a Hugging Face tokenizer cannot do exactly, so that no export could be proved"
@@ -97,14 +95,14 @@ def check_exportable(encoder: Encoder) -> None:
 
 
 def notes(encoder: Encoder) -> list[str]:
-    """What the user of a model that step 1 did not make should know about its ids; empty for one of step 1."""
+    """Notes for the user on the ids of a model that step 1 did not make; empty for one of step 1."""
     if encoder.by_line:
         return []
     model, line_end = encoder.model, [encoder.piece(i) for i in encoder.encode("a\na").tolist()]
     prefix = ", with a space before it" if model.add_dummy_prefix else ""
     lossy = [model.normalization] if model.charsmap else []
     lossy += ["repeated spaces are dropped"] if model.remove_extra_whitespaces else []
-    found = {
+    facts = {
         f"not made by step 1: the ids of a document are SentencePiece's for its whole text{prefix}": True,
         "line ends are the byte piece <0x0A>": "<0x0A>" in line_end,
         "line ends become spaces": not any("\n" in piece or piece == "<0x0A>" for piece in line_end),
@@ -113,4 +111,4 @@ def notes(encoder: Encoder) -> list[str]:
         "characters without a piece become <unk>": not model.byte_fallback,
         f"{NUM_T5_SENTINELS} sentinel tokens follow its pieces, as T5's do, <extra_id_0> last": encoder.adds_sentinels,
     }
-    return [note for note, applies in found.items() if applies]
+    return [note for note, applies in facts.items() if applies]

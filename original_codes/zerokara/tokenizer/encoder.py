@@ -7,9 +7,12 @@ tokens the rounding now and then picks another segmentation than on the line alo
 like any other. With any other tokenizer the ids are SentencePiece's for the whole document, on which the models that go
 with it were trained. Control pieces are never matched in text: a text that spells "</s>" is text.
 
+A text is split into *runs*, each encoded in one call, since a call for each line takes a third longer. A run holds
+several lines where their ids are the same as alone: no piece crosses a line end, so the lines of a run affect each
+other only through rounding.
+
 Source: sentencepiece 0.2.3, `SentencePieceProcessor`. Measured: a list call builds a thread pool, which pays over some
-hundred documents and makes one short document five times slower; the Python layer around a call takes longer than
-encoding a short line, so with the known version its inner methods are called.
+hundred documents and makes one short document five times slower.
 """
 
 import hashlib
@@ -38,7 +41,7 @@ stay what they are."""
 UNKNOWN_PENALTY = 10.0
 """SentencePiece subtracts this from the lowest score for a character without a piece (`kUnkPenalty`)."""
 UNSPLIT = sys.maxsize
-"""The limit where a text must not be split."""
+"""`Encoder.run_characters` where a text must not be split."""
 _EXACT_TOTAL = 2.0**15
 """Below this total a float32 resolves half a `SCORE_STEP`, so that rounding changes the order of no two paths."""
 _BPE_RUN_CHARACTERS = 1 << 20
@@ -59,7 +62,7 @@ class Encoder:
         """The bytes of the model file."""
         self._processor, self._model = _opened(self.model_bytes, str(self.model_path))
         self.adds_sentinels = self._model is not self.model_bytes
-        """Whether the last ids are T5's sentinel tokens, which are not in the file."""
+        """True if the last ids are T5's sentinel tokens, which are not in the file."""
         self.vocab_size: int = self._processor.GetPieceSize()
         self.unk_id: int = self._processor.unk_id()
         self.bos_id: int = self._processor.bos_id()
@@ -70,26 +73,80 @@ class Encoder:
         """<unk> where the model has no <pad>, because </s> ends every text, and <unk> is in no text worth learning."""
         self.newline_id: int = self._processor.PieceToId(NEWLINE)
         """The id of the piece "\\n"; `unk_id` where there is none."""
+        # Other models hold a piece "\n" too, without splitting at it: Gemma's has one for each number of line ends.
+        self.by_line = tuple(map(self.piece, range(min(len(_FIRST_PIECES), self.vocab_size)))) == _FIRST_PIECES
+        """True if each line is encoded by itself, as in every tokenizer of step 1; else whole documents are."""
+        encode = self._processor.EncodeAsIds
+        self._prefixes_lines = self.by_line and encode("a") != encode("\na")[1:]
+        self._line_end_ids: list[int] = encode(NEWLINE)
+        """The ids of a text that is one line end: those of the dummy prefix come first."""
         self._end = np.int32(self.eos_id).tobytes()
-        self._line_ids, self._batch_ids = _buffer_methods(self._processor)
-        self._unit = TextUnit(self._processor)
-        self.by_line = self._unit.by_line
-        """Whether each line is encoded by itself, as in every tokenizer of step 1."""
+        self._run_ids, self._batch_ids = _buffer_methods(self._processor)
         if run_characters is not None:
             self.run_characters = run_characters
 
     @cached_property
     def run_characters(self) -> int:
-        """Characters of several lines that may be encoded at once without changing their ids; 0: single lines."""
-        return self._unit.limit(self.model)
+        """Characters of several lines that may be encoded at once without changing their ids; 0: single lines.
+
+        For a unigram no segmentation that matters scores worse than one piece per character, each at worst unknown. So
+        a run of n characters has a total of at most n · (|lowest score| + penalty), and up to `_EXACT_TOTAL` sums of
+        multiples of `SCORE_STEP` keep their order. The score of "\\n" is no such multiple, but it is in every path, and
+        so shifts all of them equally. BPE adds nothing up.
+        """
+        model = self.model
+        texts = [piece.text for piece in model.pieces if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED)]
+        crosses_lines = any(NEWLINE in text and text != NEWLINE for text in texts)
+        if not self.by_line:
+            changes_text = model.charsmap or model.remove_extra_whitespaces or model.whitespace_as_suffix
+            is_one_id = len(self._line_end_ids) == (2 if model.add_dummy_prefix else 1)
+            splits = model.is_bpe and is_one_id and not (changes_text or crosses_lines)
+            return _BPE_RUN_CHARACTERS if splits else UNSPLIT
+        if model.normalization != "identity" or model.add_dummy_prefix or crosses_lines:
+            return 0
+        if model.is_bpe:
+            return _BPE_RUN_CHARACTERS
+        scores = np.array([piece.score for piece in model.pieces if piece.type is PieceType.NORMAL] or [1.0])
+        is_exact = model.is_unigram and (scores <= 0).all() and not np.modf(scores / SCORE_STEP)[0].any()
+        has_symbols = len(texts) > len(scores) + 1
+        return int(_EXACT_TOTAL / (UNKNOWN_PENALTY - scores.min())) if is_exact and not has_symbols else 0
+
+    def runs(self, text: str) -> list[str]:
+        """Split at line ends into runs of up to `run_characters` characters; a longer line is a run by itself.
+
+        The line ends between runs of lines are left out; the later runs of a document begin with theirs. So the dummy
+        prefix, which only the start of a text has, is a token before it that can be removed from their ids.
+        """
+        limit = self.run_characters
+        if not limit:
+            return text.split(NEWLINE)
+        runs, start = [], 0
+        while len(text) - start > limit:
+            first = start if self.by_line else start + 1  # the line end with which a run begins does not end it
+            end = text.rfind(NEWLINE, first, start + limit + 1)
+            end = text.find(NEWLINE, first + limit) if end < 0 else end
+            if end < 0:
+                break
+            runs.append(text[start:end])
+            start = end + self.by_line
+        return [*runs, text[start:]]
+
+    def _join(self, ids: Sequence[Any]) -> Any:
+        """Join the buffers of int32 ids that SentencePiece gave for the runs of a text."""
+        if len(ids) == 1:
+            return ids[0]
+        if self.by_line:
+            return np.int32(self.newline_id).tobytes().join(ids)
+        prefix = len(self._line_end_ids) - 1
+        return b"".join((ids[0], *(np.frombuffer(each, dtype=np.int32)[prefix:].tobytes() for each in ids[1:])))
 
     def encode(self, text: str) -> Ids:
         """Return the ids of one document, without the end-of-document id."""
-        return np.frombuffer(self._unit.join([self._line_ids(run) for run in self._runs(text)]), dtype=np.int32)
+        return np.frombuffer(self._join([self._run_ids(run) for run in self.runs(text)]), dtype=np.int32)
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Return the ids of a prompt; an empty prompt is </s>, after which training has a new document."""
-        return [int(token) for token in self.encode(prompt)] or [self.eos_id]
+        return self.encode(prompt).tolist() or [self.eos_id]
 
     def encode_many(self, texts: Iterable[str]) -> list[Ids]:
         """Return the ids of each document, as `encode` does; fastest with some hundred documents at a time."""
@@ -101,18 +158,19 @@ class Encoder:
         return ids, [len(text) if text.isascii() else len(text.encode()) for text in texts]
 
     def _id_bytes(self, texts: Iterable[str]) -> Iterator[Any]:
-        """The ids of each document, as bytes."""
-        run_lists = [self._runs(text) for text in texts]
+        run_lists = [self.runs(text) for text in texts]
         ids = iter(self._batch_ids([run for runs in run_lists for run in runs]))
         for runs in run_lists:
-            yield self._unit.join(list(islice(ids, len(runs))))
-
-    def _runs(self, text: str) -> list[str]:
-        return self._unit.runs(text, self.run_characters)
+            yield self._join(list(islice(ids, len(runs))))
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """Return the text of a document; control ids give none, bytes that are no UTF-8 give U+FFFD."""
-        return self._unit.decode([int(i) for i in ids])
+        tokens, decode = [int(i) for i in ids], self._processor.DecodeIds
+        if not self._prefixes_lines:
+            return decode(tokens)
+        # Each line has a dummy prefix, and SentencePiece removes it only from the start of a text.
+        ends = [-1, *(place for place, i in enumerate(tokens) if i == self.newline_id), len(tokens)]
+        return NEWLINE.join(decode(tokens[before + 1 : end]) for before, end in pairwise(ends))
 
     def piece(self, token_id: int) -> str:
         """Return the piece as it is in the vocabulary, with the space mark."""
@@ -167,127 +225,50 @@ class Encoder:
         return Encoder, (self.model_path, self.run_characters)
 
 
-class TextUnit:
-    """What SentencePiece encodes by itself: a line where the first pieces are those of step 1, else a whole document.
-
-    A text is split into *runs*, each encoded in one call, since a call for each line takes a third longer. A run holds
-    several lines where their ids are the same as alone: no piece crosses a line end, so the lines of a run affect each
-    other only through rounding. Of a document later runs begin with their line end, so that the dummy prefix, which is
-    only at the start of the text, is a token of its own before it, and can be removed from their ids again.
-
-    Another model may hold a piece "\\n" too, without splitting at it: Gemma's has one for each number of line ends, and
-    Llama's dummy prefix precedes whole documents only.
-    """
-
-    def __init__(self, processor: Any) -> None:
-        num_first = min(len(_FIRST_PIECES), processor.GetPieceSize())
-        self.by_line = tuple(map(processor.IdToPiece, range(num_first))) == _FIRST_PIECES
-        self._newline_id = len(_FIRST_PIECES) - 1
-        self._prefixes_lines = self.by_line and processor.EncodeAsIds("a") != processor.EncodeAsIds("\na")[1:]
-        self._line_end_ids: list[int] = processor.EncodeAsIds(NEWLINE)
-        """Of a text that is one line end: after the ids of the dummy prefix."""
-        self._decode_ids = processor.DecodeIds
-
-    def limit(self, model: ModelFile) -> int:
-        """As many characters of a text as may be encoded at once without changing its ids; 0: only single lines.
-
-        For a unigram no segmentation that matters scores worse than one piece per character, each at worst unknown. So
-        a run of n characters has a total of at most n · (|lowest score| + penalty), and up to `_EXACT_TOTAL` sums of
-        multiples of `SCORE_STEP` keep their order. The score of "\\n" is no such multiple, but it is in every path, and
-        so shifts all of them equally. BPE adds nothing up.
-        """
-        texts = [piece.text for piece in model.pieces if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED)]
-        crosses_lines = any(NEWLINE in text and text != NEWLINE for text in texts)
-        if not self.by_line:
-            changes_text = model.charsmap or model.remove_extra_whitespaces or model.whitespace_as_suffix
-            is_one_id = len(self._line_end_ids) == (2 if model.add_dummy_prefix else 1)
-            splits = model.is_bpe and is_one_id and not (changes_text or crosses_lines)
-            return _BPE_RUN_CHARACTERS if splits else UNSPLIT
-        if model.normalization != "identity" or model.add_dummy_prefix or crosses_lines:
-            return 0
-        if model.is_bpe:
-            return _BPE_RUN_CHARACTERS
-        scores = np.array([piece.score for piece in model.pieces if piece.type is PieceType.NORMAL] or [1.0])
-        is_exact = model.is_unigram and (scores <= 0).all() and not np.modf(scores / SCORE_STEP)[0].any()
-        has_symbols = len(texts) > len(scores) + 1
-        return int(_EXACT_TOTAL / (UNKNOWN_PENALTY - scores.min())) if is_exact and not has_symbols else 0
-
-    def runs(self, text: str, limit: int) -> list[str]:
-        """Split at line ends into runs of up to `limit` characters; a longer line is a run by itself.
-
-        The line ends between runs of lines are left out; the later runs of a document begin with theirs.
-        """
-        if not limit:
-            return text.split(NEWLINE)
-        runs, start = [], 0
-        while len(text) - start > limit:
-            first = start if self.by_line else start + 1  # the line end with which a run begins does not end it
-            end = text.rfind(NEWLINE, first, start + limit + 1)
-            end = text.find(NEWLINE, first + limit) if end < 0 else end
-            if end < 0:
-                break
-            runs.append(text[start:end])
-            start = end + self.by_line
-        return [*runs, text[start:]]
-
-    def join(self, ids: Sequence[Any]) -> Any:
-        """Join the buffers of int32 ids that SentencePiece gave for the runs of a text."""
-        if len(ids) == 1:
-            return ids[0]
-        if self.by_line:
-            return np.int32(self._newline_id).tobytes().join(ids)
-        prefix = len(self._line_end_ids) - 1
-        return b"".join((ids[0], *(np.frombuffer(each, dtype=np.int32)[prefix:].tobytes() for each in ids[1:])))
-
-    def decode(self, ids: list[int]) -> str:
-        """Decode by lines where each has a dummy prefix: SentencePiece removes it only from the start of a text."""
-        if not self._prefixes_lines:
-            return self._decode_ids(ids)
-        ends = [-1, *(place for place, i in enumerate(ids) if i == self._newline_id), len(ids)]
-        return NEWLINE.join(self._decode_ids(ids[before + 1 : end]) for before, end in pairwise(ends))
-
-
 _KNOWN_VERSION = "0.2.3"
 _PLAIN = (False, -1, 0.1, False, False, False)
 """Positional arguments: no sampling (with its two settings), no <s>, no </s>, not reversed."""
 
 
 def _buffer_methods(processor: Any) -> tuple[Callable[[str], Any], Callable[[list[str]], Sequence[Any]]]:
-    """Functions from one line, and from many lines, to buffers of int32 ids."""
+    """Functions from one run, and from many, to buffers of int32 ids.
+
+    The Python layer around a call takes longer than encoding a short line, so with the known version its inner methods
+    are called.
+    """
     if sentencepiece.__version__ != _KNOWN_VERSION:
-        return processor.EncodeAsNumpy, lambda lines: processor.EncodeAsNumpy(lines, num_threads=1)
+        return processor.EncodeAsNumpy, lambda runs: processor.EncodeAsNumpy(runs, num_threads=1)
     inner = processor._processor
     one, many = inner._EncodeAsBuffer, inner._EncodeAsBufferBatch
-    return lambda line: one(line, *_PLAIN), lambda lines: many(lines, 1, None, *_PLAIN)
+    return lambda run: one(run, *_PLAIN), lambda runs: many(runs, 1, None, *_PLAIN)
 
 
 def _opened(content: bytes, where: str) -> tuple[Any, bytes]:
-    """The processor of a model file, and the model that it has open: with T5's sentinel tokens where they are missing.
+    """Return the processor of a model file, and the model that it has open: with T5's sentinels where they are missing.
 
-    It needs an end-of-document piece and ids for line ends: a piece, bytes (Llama 2: <0x0A>), or, where normalisation
-    makes a line end a space (T5), that. A missing <pad> is no fault (`Encoder.pad_id`).
+    A model needs an end-of-document piece and ids for line ends: a piece, bytes (Llama 2: <0x0A>), or the space that
+    normalisation makes of a line end (T5). A missing <pad> is no fault (`Encoder.pad_id`).
     """
+    remedy = "make one with step 1"
     if not content:
-        rule = "there is no such tokenizer file, or it is empty"
-        raise UserError(Fault(where, rule, remedy="make one with step 1"))
+        raise UserError(Fault(where, "there is no such tokenizer file, or it is empty", remedy=remedy))
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)
     except RuntimeError as error:
-        rule = f"is not a SentencePiece model ({error})"
-        raise UserError(Fault(where, rule, remedy="make one with step 1")) from error
-    found = []
+        raise UserError(Fault(where, f"is not a SentencePiece model ({error})", remedy=remedy)) from error
+    faults = []
     if processor.eos_id() < 0:
         remedy = "use a tokenizer that has one, or train one with step 1"
-        found.append(Fault(where, "has no </s> piece (eos_id -1), which ends each document", remedy=remedy))
+        faults.append(Fault(where, "has no </s> piece (eos_id -1), which ends each document", remedy=remedy))
     if processor.unk_id() in processor.EncodeAsIds(NEWLINE):
         rule = (
             'encodes each line end as <unk>, so that lines cannot be learnt: it has no piece "\\n", no byte pieces '
             "(byte_fallback), and no normalisation that makes it a space (nmt_nfkc)"
         )
-        found.append(Fault(where, rule, remedy="use a tokenizer that has one of these, or train one with step 1"))
-    if found:
-        raise UserError(found)
+        faults.append(Fault(where, rule, remedy="use a tokenizer that has one of these, or train one with step 1"))
+    if faults:
+        raise UserError(faults)
     special = (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id())
     sentinels = [processor.PieceToId(name) for name in ("<extra_id_0>", "\u2581<extra_id_0>")]
     if special == (0, 1, 2, -1) and sentinels == [processor.unk_id()] * 2:

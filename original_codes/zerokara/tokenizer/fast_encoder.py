@@ -1,10 +1,10 @@
 """The encoder of step 2: gigatoken for BPE models where it is proved to give SentencePiece's ids, else SentencePiece.
 
 In: the encoder that training uses, and some of the corpus. Out: an `EncoderChoice`, whose encoder can be pickled.
-SentencePiece defines the ids. gigatoken (0.10.0, which Megatron-LM uses too) caches what it has segmented before: one
-core encodes 80 MB/s of English where SentencePiece encodes 6, and 40 of Japanese where it encodes 24. If anything
-differs, before the work or during it, SentencePiece does all of it, and the user is told. For unigram nothing faster
-was found: kitoken 0.11.1 is slower and gives other ids on every third document, gigatoken does not support it.
+gigatoken (0.10.0, which Megatron-LM uses too) caches what it has segmented before: one
+core encodes 80 MB/s of English where SentencePiece encodes 6, and 40 of Japanese where it encodes 24. If any ids
+differ, before the work or during it, SentencePiece does all of it, and the log says so. For unigram nothing faster was
+found: kitoken 0.11.1 is slower and gives other ids on every third document, gigatoken does not support it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ MIN_PROOF_CHARACTERS, MAX_PROOF_CHARACTERS = 200_000, 1_000_000
 CHECKED_CHARACTERS = 1024
 """Text of each batch that SentencePiece encodes a second time: about one part in a thousand."""
 MAX_CACHED_TOKENS = 8_000_000
-"""After so many tokens (some 40 MB of text) it is reopened: its cache grows without a limit, by then by some 100 MB."""
+"""gigatoken is reopened after this many tokens (some 40 MB of text), because its cache, by then some 100 MB, has no
+limit."""
 
 
 class FastEncoderDiffersError(Exception):
-    """The fast encoder gave other ids than SentencePiece, after it had been proved equal on a sample."""
+    """The fast encoder gave other ids than SentencePiece, although it had been proved equal on a sample."""
 
     def __init__(self, excerpt: str) -> None:
         super().__init__(excerpt)
@@ -115,7 +116,7 @@ def sentencepiece_itself(encoder: Encoder, reason: str) -> EncoderChoice:
 def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> EncoderChoice:
     """Choose gigatoken if it gives SentencePiece's ids on the hard texts and on a sample; else SentencePiece.
 
-    The sample is as much of `texts` as fits a corpus of `corpus_bytes`.
+    The sample is the beginning of `texts`: `PROOF_SHARE` of the `corpus_bytes`, within its limits.
     """
     model, faster, untried = encoder.model, "gigatoken, which is faster for BPE,", ""
     if model.is_unigram:
@@ -128,7 +129,7 @@ def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Enc
         return sentencepiece_itself(encoder, f"{faster} is not used: the model {untried}")
     try:
         fast = FastEncoder(encoder.model_path, encoder)
-    except Exception as error:  # Whatever keeps it from loading, the work can be done without it.
+    except Exception as error:  # SentencePiece does the work, whatever keeps gigatoken from loading.
         return sentencepiece_itself(encoder, f"{faster} cannot be used here: {error}")
     limit = min(max(int(PROOF_SHARE * corpus_bytes), MIN_PROOF_CHARACTERS), MAX_PROOF_CHARACTERS)
     sample, characters = hard_texts(encoder), 0
@@ -160,18 +161,18 @@ def _excerpt(text: str) -> str:
 
 
 def marker(token_id: int) -> str:
-    """The name of a control piece or <unk> in gigatoken's model.
+    """Name of a control piece or <unk> in gigatoken's model.
 
-    It takes text that spells a control piece for that piece, so they get names that no text can hold: NUL is in none.
+    gigatoken takes text that spells a control piece for that piece, so the names hold NUL, which is in no text.
     """
     return f"\0{token_id}\0"
 
 
 def gigatoken_json(model: ModelFile) -> bytes:
-    """A BPE model with byte fallback as the `tokenizer.json` that gigatoken opens.
+    """Convert a BPE model with byte fallback to the `tokenizer.json` that gigatoken opens.
 
-    gigatoken can convert a `.model` file itself, in Python, which takes a quarter of a second for 16,000 pieces. This
-    gives the same in a few hundredths; a test compares the two.
+    gigatoken converts a `.model` file to the same itself, but takes ten times as long: a quarter of a second for 16,000
+    pieces.
     """
     special = (PieceType.CONTROL, PieceType.UNKNOWN)
     names = [marker(i) if piece.type in special else piece.text for i, piece in enumerate(model.pieces)]

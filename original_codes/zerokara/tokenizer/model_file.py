@@ -48,14 +48,14 @@ class Piece(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """UTF-8 bytes of the text that it stands for; 0 for control pieces and <unk>."""
+        """UTF-8 bytes of the piece's text; 0 for control pieces and <unk>."""
         if self.type in (PieceType.CONTROL, PieceType.UNKNOWN):
             return 0
         return 1 if self.type is PieceType.BYTE else len(self.text.replace(SPACE_MARK, " ").encode())
 
 
 class ModelFile:
-    """The contents of a `.model` file that is known to be one, because an encoder or the trainer made or opened it."""
+    """The contents of a valid `.model` file: an encoder or the trainer has made or opened it."""
 
     def __init__(self, content: bytes) -> None:
         self._proto: Any = messages.ModelProto()
@@ -64,15 +64,15 @@ class ModelFile:
         self.is_unigram: bool = trainer.model_type == messages.TrainerSpec.UNIGRAM
         self.is_bpe: bool = trainer.model_type == messages.TrainerSpec.BPE
         self.byte_fallback: bool = trainer.byte_fallback
-        """Whether characters without a piece are spelt in bytes."""
+        """True if characters without a piece are spelt in bytes."""
         self.whitespace_as_suffix: bool = trainer.treat_whitespace_as_suffix
-        """Whether pieces end with the space mark instead of starting with it."""
+        """True if pieces end with the space mark instead of starting with it."""
         self.id_of: dict[str, int] = {name: getattr(trainer, f"{name}_id") for name in ("unk", "bos", "eos", "pad")}
-        """The ids of the special pieces; -1 where there is none."""
+        """Ids of the special pieces; -1 where there is none."""
         self.add_dummy_prefix: bool = normalizer.add_dummy_prefix
-        """Whether a space is put before each line; may be changed."""
+        """True if a space is put before each line; may be changed."""
         self.remove_extra_whitespaces: bool = normalizer.remove_extra_whitespaces
-        """Whether leading, trailing and repeated spaces are dropped."""
+        """True if leading, trailing and repeated spaces are dropped."""
         self.normalization: str = normalizer.name
         """Name of the normalisation rule."""
         self.charsmap: bytes = normalizer.precompiled_charsmap
@@ -106,11 +106,11 @@ class ModelFile:
         self.append_controls(f"<extra_id_{i}>" for i in reversed(range(number)))
 
     def to_bytes(self) -> bytes:
-        """The file's content."""
+        """Return the content of the file."""
         self._proto.normalizer_spec.add_dummy_prefix = self.add_dummy_prefix
         return bytes(self._proto.SerializeToString(deterministic=True))
 
     def vocabulary_text(self) -> str:
-        """The content of `tokenizer.vocab`: one piece per line, with its score; line ends and tabs are escaped."""
+        """Return the content of `tokenizer.vocab`: a piece and its score per line; line ends and tabs are escaped."""
         escapes = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
         return "".join(f"{piece.text.translate(escapes)}\t{piece.score:.6g}\n" for piece in self.pieces)

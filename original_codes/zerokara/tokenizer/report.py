@@ -1,4 +1,4 @@
-"""How good a tokenizer is, in numbers, for each source of text and beside other tokenizers.
+"""Quality of a tokenizer in numbers, for each source of text and beside other tokenizers.
 
 In: the tokenizer's `.model` file, texts of each source (held out from the training where a source has enough), the
 sample that it was trained on, and the names of other tokenizers. Out: a `Report`, as values and as JSON. It compares
@@ -47,14 +47,14 @@ class SourceReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All that is known of a tokenizer and those beside it, by their names, ours first."""
+    """Measures of a tokenizer and of those beside it, by their names, ours first."""
 
     vocab_size: int
     tokenizers: dict[str, dict[str, Any]]
-    """The `description` and the `vocab_size` of each."""
+    """`description` and `vocab_size` of each."""
     sources: list[SourceReport]
     all_sources: dict[str, Measures]
-    """The sums over the sources."""
+    """Sums over the sources."""
     usage_bytes: int
     """Text over which the use of our pieces was counted."""
     usage_tokens: int
@@ -64,25 +64,25 @@ class Report:
     unused_pieces: list[str]
     """Learnt pieces that this text never used."""
     most_frequent: list[tuple[str, int]]
-    """With the number of times that each was used; likewise the longest."""
+    """Pieces with the number of times that each was used; likewise the longest."""
     longest: list[tuple[str, int]]
     piece_lengths: list[dict[str, int]]
-    """For each number of `characters` the `pieces` in the vocabulary, and the `tokens` of this text that were such."""
+    """The `pieces` of the vocabulary and the `tokens` of this text, for each number of `characters`."""
     coverage: dict[str, list[dict[str, float]]]
     """Shares of the text (in bytes) and of the tokens of all sources that the most frequent `pieces` make up."""
     sample: dict[str, Any]
-    """How the training sample came about."""
+    """Facts of the training sample (`SampleReport`), with the memory that the training took."""
     word: str
-    """What counts as a word in tokens per word."""
+    """Definition of a word in tokens per word, for display."""
 
     def as_json(self) -> dict[str, Any]:
-        """The report as JSON values, with the rates of all measures and the verdict."""
+        """Return the report as JSON values, with the rates of all measures and the verdict."""
         values = asdict(self) | {"num_unused_pieces": len(self.unused_pieces), "verdict": self.verdict}
         measured = [self.all_sources, *(source.tokenizers for source in self.sources)]
         as_values = [values["all_sources"], *(source["tokenizers"] for source in values["sources"])]
         for measures, shown in zip(measured, as_values, strict=True):
-            for name in measures:
-                shown[name] |= measures[name].rates()
+            for name, one in measures.items():
+                shown[name] |= one.rates()
         return values
 
     @cached_property
@@ -98,7 +98,7 @@ class Report:
 
     @cached_property
     def verdict(self) -> str:
-        """How the compression stands beside the other tokenizers, in a few sentences."""
+        """A few sentences that compare the compression with that of the other tokenizers."""
         ours = self.all_sources[OURS]
         if not ours.tokens:
             return "There was no text to measure on."
@@ -111,14 +111,14 @@ class Report:
         lossless = sorted((name for name in others if others[name].is_lossless), key=lambda name: others[name].tokens)
         sentences = [f"{_amounts(ours)}."]
         if lossless:
-            beside = []
+            compared = []
             for name in lossless:
                 more = ours.tokens / others[name].tokens - 1
                 amount = f"{abs(more):.0%} {'more' if more > 0 else 'fewer'} tokens than"
                 amount = "as many tokens as" if abs(more) < _EQUAL else amount
                 size = f"{self.tokenizers[name]['vocab_size']:,} pieces, {_amounts(others[name])}"
-                beside.append(f"{amount} {self.labels[name]} ({size})")
-            *first, last = beside
+                compared.append(f"{amount} {self.labels[name]} ({size})")
+            *first, last = compared
             sentences.append(f"For the same text it needs {', '.join(first)}{' and ' if first else ''}{last}.")
         better = sum(others[name].tokens < ours.tokens for name in lossless)
         if not ours.is_lossless:
@@ -136,7 +136,7 @@ class Report:
         return " ".join(sentences)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The rows of the step's summary: one for each source and tokenizer."""
+        """Return the rows of the step's summary: one for each source and tokenizer."""
         rows = []
         for source in self.sources:
             label = self.labels[source.source]
@@ -144,13 +144,10 @@ class Report:
                 row = f"{label} · {self.labels[name]}" if source.tokenizers.keys() - {OURS} else label
                 rates = one.rates()
                 per_word = f"{one.tokens_per_word:.3f} tokens/word" if one.words else "tokens/word n/a"
-                text = (
-                    f"{rates['characters_per_token']:.3f} characters/token, "
-                    f"{rates['bytes_per_token']:.3f} bytes/token, {per_word}, "
-                    f"unknown {rates['unknown_rate']:.3%}, byte fallback {rates['byte_fallback_rate']:.3%}, "
-                    f"{one.round_trip_failures:,} of {one.lines:,} lines changed"
-                )
-                rows.append((row, text))
+                per_token = f"{rates['characters_per_token']:.3f} characters/token, {rates['bytes_per_token']:.3f}"
+                kinds = f"unknown {rates['unknown_rate']:.3%}, byte fallback {rates['byte_fallback_rate']:.3%}"
+                changed = f"{one.round_trip_failures:,} of {one.lines:,} lines changed"
+                rows.append((row, f"{per_token} bytes/token, {per_word}, {kinds}, {changed}"))
         return rows
 
 
@@ -170,8 +167,8 @@ def make(
     Raises:
         UserError: a tokenizer to compare with cannot be opened.
     """
-    tokenizers = {OURS: open_tokenizer(model_path), **{name: open_tokenizer(name) for name in compare_with}}
-    ours = tokenizers[OURS]
+    ours = open_tokenizer(model_path)
+    tokenizers = {OURS: ours, **{name: open_tokenizer(name) for name in compare_with}}
     used = {name: np.zeros(len(tokenizer.pieces), dtype=np.int64) for name, tokenizer in tokenizers.items()}
     usage, usage_bytes = np.zeros_like(used[OURS]), 0
     num_examples = max(1, min(_MAX_EXAMPLES, _EXAMPLES_IN_ALL // max(len(sources) * len(tokenizers), 1)))
@@ -212,7 +209,7 @@ def make(
 
 
 def _of_pieces(ours: MeasuredTokenizer, model: ModelFile, usage: Counts) -> dict[str, Any]:
-    """The fields of the report about our own pieces."""
+    """Return the fields of the report about our own pieces."""
     counts, pieces = usage.tolist(), ours.pieces
     learnt = [i for i, piece in enumerate(model.pieces) if piece.type is PieceType.NORMAL]
     by_count = sorted(range(len(counts)), key=lambda i: (-counts[i], i))
@@ -240,7 +237,7 @@ def _changed(measures: Measures) -> str:
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
-    """The last part of each path, where that is unique; of a tokenizer's usual file the name of its folder."""
+    """Shorten each path to its last part where that is unique; a tokenizer's usual file to the name of its folder."""
     short = []
     for path in map(PurePosixPath, names):
         short.append((path.parent.name if path.name in IN_FOLDER else path.name) or str(path))

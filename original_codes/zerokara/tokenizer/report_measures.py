@@ -1,7 +1,6 @@
-"""Counting what a tokenizer does to text.
+"""Measures of a tokenizer on text.
 
 In: a tokenizer and texts. Out: sums and rates, the number of times each id was used, and lines split into their pieces.
-
 Every tokenizer is measured alike: each line is encoded by itself, and a line end counts as one token. For a tokenizer
 with pieces that hold line ends, such as "):\\n", that is a few tokens more than it would need on the whole text.
 """
@@ -27,7 +26,7 @@ Counts = npt.NDArray[np.int64]
 """int64[ids of a tokenizer]: the number of times each was used."""
 
 MAX_USAGE_BYTES = 32_000_000
-"""Text of the sample over which the use of the pieces is counted, in about a second."""
+"""Text of the sample on which the use of the pieces is counted, in about a second."""
 EXAMPLE_CHARACTERS = 180
 """Longest line shown."""
 LOSSLESS_SHARE = 0.01
@@ -43,11 +42,11 @@ _MAX_FAILURES_SHOWN = 5
 
 @dataclass
 class Measures:
-    """What one tokenizer does to one body of text.
+    """Counts of one tokenizer on one body of text.
 
     Tokens include line ends, and are counted by kind: of several characters, one whole character, part of a character
     that has no piece, unknown (of which one may hide a whole word: `unknown_characters`), line end. `words` is None
-    where they cannot be told apart (`count_words`), and a failure is a line that decodes to another text.
+    where `count_words` finds none, and a round-trip failure is a line that decodes to another text.
     """
 
     characters: int = 0
@@ -71,11 +70,11 @@ class Measures:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether nearly all lines decode exactly: dropping spaces or capitals is an easy way to few tokens."""
+        """True if nearly all lines decode exactly: dropping spaces or capitals is an easy way to few tokens."""
         return self.round_trip_failures <= LOSSLESS_SHARE * self.lines
 
     def rates(self) -> dict[str, Any]:
-        """The comparable numbers: bytes and characters per token, tokens per word, shares of tokens or lines."""
+        """Return what compares: bytes and characters per token, tokens per word, shares of tokens or lines."""
         tokens = max(self.tokens, 1)
         return {
             "tokens_per_word": self.tokens_per_word,
@@ -111,7 +110,7 @@ def measure(
     tokens = np.concatenate([np.zeros(0, dtype=np.int32), *ids])
     counts = np.bincount(tokens, minlength=len(tokenizer.pieces))
     by_kind = np.bincount(tokenizer.kinds, weights=counts, minlength=len(TokenKind)).astype(np.int64).tolist()
-    changed = [line for line, back in zip(lines, tokenizer.decode(ids), strict=True) if back != line]
+    changed = [line for line, decoded in zip(lines, tokenizer.decode(ids), strict=True) if decoded != line]
     unknown_characters = 0
     line_of_token = np.repeat(np.arange(len(lines)), np.array([len(each) for each in ids], dtype=np.int64))
     for i in np.unique(line_of_token[tokenizer.kinds[tokens] == TokenKind.UNKNOWN]).tolist():
@@ -150,7 +149,7 @@ def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, used: Counts, pr
 
 
 def total(measures: Sequence[Measures]) -> Measures:
-    """The measures of several bodies of text as one; without words where one body has none."""
+    """Add up the measures of several bodies of text; without words where one body has none."""
     summed = Measures(words=0 if all(one.words is not None for one in measures) else None)
     for one in measures:
         for name in (each.name for each in fields(Measures) if getattr(summed, each.name) is not None):
@@ -166,10 +165,9 @@ def count_words(texts: Sequence[str], analyser: Analyser | None = None) -> int |
     that are written without spaces counts only where an analyser finds its morphemes (`pre_segment`).
     """
     whole = "\n".join(texts)
-    found = whole.split()
-    unspaced = len(_UNSPACED.findall(whole))
-    if unspaced <= MAX_UNSPACED_SHARE * sum(map(len, found)):
-        return len(found)
+    words, unspaced = whole.split(), len(_UNSPACED.findall(whole))
+    if unspaced <= MAX_UNSPACED_SHARE * sum(map(len, words)):
+        return len(words)
     if analyser is None or analyser.language != "ja" or len(_KANA.findall(whole)) < MAX_UNSPACED_SHARE * unspaced:
         return None
     analyse = analyser.start()
@@ -177,14 +175,14 @@ def count_words(texts: Sequence[str], analyser: Analyser | None = None) -> int |
 
 
 def word_text(analyser: Analyser | None = None) -> str:
-    """What `count_words` counts, to be read."""
+    """Definition of a word in `count_words`, for display."""
     if analyser is None or analyser.language != "ja":
         return "what white space separates"
     return f"what white space separates, and in Japanese text a morpheme as {analyser.version_text()} finds them"
 
 
 def coverage(tokenizer: MeasuredTokenizer, used: Counts) -> list[dict[str, float]]:
-    """The coverage of the 1, 2, 5, 10, 20, 50, … most frequent pieces, up to all that were used."""
+    """Coverage of the 1, 2, 5, 10, 20, 50, … most frequent pieces, up to all that were used."""
     order = np.argsort(-used, kind="stable")[: np.count_nonzero(used)]
     tokens, text = np.cumsum(used[order]), np.cumsum(used[order] * tokenizer.piece_bytes[order])
     if not len(order) or not text[-1]:
@@ -196,7 +194,7 @@ def coverage(tokenizer: MeasuredTokenizer, used: Counts) -> list[dict[str, float
 
 
 def example_lines(texts: Sequence[str], number: int) -> list[str]:
-    """A few lines of running text, evenly spread, none longer than `EXAMPLE_CHARACTERS`."""
+    """Choose a few lines of running text, evenly spread, none longer than `EXAMPLE_CHARACTERS`."""
     lines = list(dict.fromkeys(line.strip() for text in texts for line in text.split("\n")))
     worded = [line for line in lines if sum(map(str.isalpha, line)) > len(line) / 2]
     whole = [line for line in worded if EXAMPLE_CHARACTERS / 4 <= len(line) <= EXAMPLE_CHARACTERS]
@@ -221,11 +219,12 @@ def cells(tokenizer: MeasuredTokenizer, line: str) -> list[Cell]:
             start, end_before, before = groups.pop()
             end, ids = max(end_before, end), [*before, token]
         groups.append((start, end, ids))
-    made, done = [], 0
-    for start, end, ids in groups:
-        made += [Cell(line[done:start], [], "dropped")] if start > done else []
-        kinds = {TokenKind(tokenizer.kinds[i]).name.lower() for i in ids}
-        worst = next(kind for kind in ("unknown", "byte", "piece", "character") if kind in kinds)
-        made.append(Cell(line[start:end], [tokenizer.pieces[i] for i in ids], worst))
+    row, done = [], 0
+    for start, end, ids in [*groups, (len(line), len(line), [])]:
+        row += [Cell(line[done:start], [], "dropped")] if start > done else []
+        if ids:
+            kinds = {TokenKind(tokenizer.kinds[i]).name.lower() for i in ids}
+            worst = next(kind for kind in ("unknown", "byte", "piece", "character") if kind in kinds)
+            row.append(Cell(line[start:end], [tokenizer.pieces[i] for i in ids], worst))
         done = end
-    return [*made, Cell(line[done:], [], "dropped")] if done < len(line) else made
+    return row

@@ -1,4 +1,4 @@
-"""The report as a page and as plain text, from the templates `report.html.jinja` and `report.txt.jinja`.
+"""Rendering of the report as a page and as plain text (`report.html.jinja`, `report.txt.jinja`).
 
 The page is one HTML file that needs no network, no script and no other file. Jinja2 escapes whatever comes from a
 corpus or a vocabulary; only the two charts, drawn from numbers, are markup: matplotlib's SVG. It cannot draw in the CSS
@@ -28,7 +28,7 @@ SERIES_COLOURS = 6
 """Colours of the tokenizers, ours first (--s0 to --s5 of the page)."""
 _NUM_UNUSED_SHOWN = 50
 _SPACES = {" ": "·", "\t": "→", "\u3000": "□", "\u00a0": "⍽"}
-"""The mark drawn over a space to make it visible; the space itself stays, to break lines at and to copy."""
+"""Marks drawn over spaces to make them visible; the space itself stays, to break lines at and to copy."""
 
 _COLOURS = {
     "#010100": "--soft",
@@ -39,7 +39,7 @@ _COLOURS = {
 }
 _OF = {variable: colour for colour, variable in _COLOURS.items()}
 _WIDTH, _HEIGHT = 460, 290
-"""Of a chart in points, which become units of the viewBox."""
+"""Size of a chart in points, which become units of the viewBox."""
 _MARGINS = {"left": 44 / _WIDTH, "right": 1 - 10 / _WIDTH, "top": 1 - 10 / _HEIGHT, "bottom": 44 / _HEIGHT}
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # Text stays text, in the page's font.
@@ -66,7 +66,7 @@ _UNUSED = re.compile(
 
 
 def page(report: Report) -> str:
-    """The report as one HTML page."""
+    """Render the report as one HTML page."""
     tokens = report.usage_tokens or 1
     pieces = sum(each["pieces"] for each in report.piece_lengths) or 1
     lengths = [(one["characters"], one["pieces"] / pieces, one["tokens"] / tokens) for one in report.piece_lengths]
@@ -86,7 +86,7 @@ def page(report: Report) -> str:
 
 
 def text(report: Report) -> str:
-    """The report as plain text."""
+    """Render the report as plain text."""
     return _template("report.txt.jinja").render(report=report)
 
 
@@ -115,7 +115,7 @@ def _template(name: str) -> Template:
 
 
 def segments(text: str) -> Iterator[tuple[str, str, str]]:
-    """Runs of printable text, and each space and unprintable character by itself: kind, what is shown, and its mark."""
+    """Split into runs of printable text, spaces and unprintable characters: the kind, the text shown, and its mark."""
     for is_run, characters in groupby(text.replace(SPACE_MARK, " "), lambda c: c.isprintable() and c not in _SPACES):
         if is_run:
             yield "text", "".join(characters), ""
@@ -126,19 +126,19 @@ def segments(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def spelt(text: str) -> str:
-    """`text` with what does not print as an escape of Python."""
+    """Replace each unprintable character by Python's escape."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def language(text: str) -> str:
-    """The language whose glyphs are meant, where the script tells (Han alone does not); else empty."""
+    """Language whose glyphs are meant, where the script decides it (Han alone does not); else empty."""
     if any("\u3040" <= character <= "\u30ff" for character in text):
         return "ja"
     return "ko" if any("\uac00" <= character <= "\ud7a3" for character in text) else ""
 
 
 def length_chart(pairs: Sequence[tuple[int, float, float]]) -> str:
-    """Histogram: for each number of characters the share (0 to 1) of the vocabulary, and of the tokens."""
+    """Draw a histogram: for each number of characters the share (0 to 1) of the vocabulary, and of the tokens."""
 
     def draw(axes: Axes) -> None:
         for offset, column, variable in ((-0.225, 1, "--k-piece"), (0.225, 2, "--k-byte")):
@@ -155,7 +155,7 @@ def length_chart(pairs: Sequence[tuple[int, float, float]]) -> str:
 
 
 def coverage_chart(series: Sequence[Sequence[dict[str, float]]]) -> str:
-    """A curve for each tokenizer: the share of the text over the number of pieces, on a logarithmic axis."""
+    """Draw a curve for each tokenizer: the share of the text over the number of pieces, on a logarithmic axis."""
 
     def draw(axes: Axes) -> None:
         axes.set_xscale("log")

@@ -31,7 +31,7 @@ IN_FOLDER = ("tokenizer.json", "tokenizer.model", "spiece.model")
 """Files that a folder may hold, in order of preference."""
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PART_OF_CHARACTER = b"\x80"
-"""Stands for any byte that is no character by itself."""
+"""Content of every byte that is no character by itself."""
 _PRINTING = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTING]
 _BYTES = {chr(byte): byte for byte in _PRINTING} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
@@ -42,7 +42,7 @@ _PROBE = "a 1 龘 \U0001f600"
 
 
 TokenKind = IntEnum("TokenKind", ("PIECE", "CHARACTER", "BYTE", "UNKNOWN"), start=0)
-"""What a token stands for: several characters, one whole character, a part of one, text without a piece.
+"""Kind of a token: several characters, one whole character, a part of one, text without a piece.
 
 A part is a byte-fallback piece (<0xE3>), and in byte-level BPE (GPT-2's kind, whose vocabulary spells bytes in a table
 of 256 characters) any token whose bytes are no whole characters.
@@ -83,7 +83,7 @@ class MeasuredTokenizer:
 
 
 def find_file(name: str) -> Path:
-    """The file of a tokenizer to compare with: `name` itself, or the one in that folder or downloaded repository.
+    """Return the file of a tokenizer: `name` itself, or the one in that folder or downloaded repository.
 
     Raises:
         UserError: there is none.
@@ -123,7 +123,7 @@ def open_tokenizer(name: str | Path) -> MeasuredTokenizer:
 
 
 def _sentencepiece(content: bytes) -> MeasuredTokenizer:
-    """A SentencePiece model of any kind, also one that training could not use."""
+    """Open a SentencePiece model of any kind, also one that training could not use."""
     processor = sentencepiece.SentencePieceProcessor()
     processor.LoadFromSerializedProto(content)
     model = ModelFile(content)
@@ -147,9 +147,9 @@ def _sentencepiece(content: bytes) -> MeasuredTokenizer:
 
 
 def _hugging_face(content: bytes) -> MeasuredTokenizer:
-    """The contents of a `tokenizer.json`: BPE, byte-level BPE, Unigram, WordPiece or whole words."""
+    """Open a `tokenizer.json`: BPE, byte-level BPE, Unigram, WordPiece or whole words."""
     settings = orjson.loads(content)
-    # Nothing is to be added or truncated; the last would also change offsets (`trim_offsets`).
+    # Nothing is to be added or truncated; a post-processor would also change offsets (`trim_offsets`).
     settings.update(truncation=None, padding=None, post_processor=None)
     vendor = Tokenizer.from_str(orjson.dumps(settings).decode())
     vendor.encode_special_tokens = True  # text that spells a special token is text
@@ -174,8 +174,8 @@ def _hugging_face(content: bytes) -> MeasuredTokenizer:
         contents[i] = None
 
     def spans(line: str) -> list[tuple[int, int, int]]:
-        made = vendor.encode(line, add_special_tokens=False)
-        return [(i, *offsets) for i, offsets in zip(made.ids, made.offsets, strict=True)]
+        encoding = vendor.encode(line, add_special_tokens=False)
+        return [(i, *offsets) for i, offsets in zip(encoding.ids, encoding.offsets, strict=True)]
 
     return MeasuredTokenizer(
         description=description + (", byte fallback" if model.get("byte_fallback") else ""),
@@ -184,7 +184,7 @@ def _hugging_face(content: bytes) -> MeasuredTokenizer:
         contents=contents,
         unknown_ids=unknown,
         encode=lambda lines: [
-            np.array(made.ids, dtype=np.int32) for made in vendor.encode_batch_fast(lines, add_special_tokens=False)
+            np.array(each.ids, dtype=np.int32) for each in vendor.encode_batch_fast(lines, add_special_tokens=False)
         ],
         decode=lambda ids: list(vendor.decode_batch([line.tolist() for line in ids], skip_special_tokens=False)),
         spans=spans,
@@ -192,7 +192,7 @@ def _hugging_face(content: bytes) -> MeasuredTokenizer:
 
 
 def _spelt_by(piece: str, model: dict[str, Any], parts: dict[str, dict[str, Any]]) -> bytes:
-    """The bytes of the text that a piece of a `tokenizer.json` stands for."""
+    """Return the bytes of the text that a piece of a `tokenizer.json` stands for."""
     if "ByteLevel" in parts and all(character in _BYTES for character in piece):
         return bytes(_BYTES[character] for character in piece)
     if model.get("byte_fallback") and _BYTE_PIECE.fullmatch(piece):

@@ -1,30 +1,34 @@
-"""Training sentences and settings → a SentencePiece model, byte for byte the same for the same sentences and threads.
+"""The work of step 1: sample the corpus, train a SentencePiece model on the sample, measure the result.
 
-Every model has <unk> 0, <s> 1, </s> 2, <pad> 3, the line end "\\n" as a piece of its own, the user's symbols, the 256
-byte pieces where `byte_fallback` is on, the learnt pieces, the reserved pieces, and last the sentinel tokens
-<extra_id_N> … <extra_id_0>. SentencePiece's trainer would put these two first, so that they are appended after it.
+In: the settings and the corpus. Out: the files of a tokenizer, made in a work folder inside the output folder and moved
+to their names at the end. The model is byte for byte the same for the same sentences and number of threads. It has
+<unk> 0, <s> 1, </s> 2, <pad> 3, the line end "\\n", the user's symbols, the 256 byte pieces where `byte_fallback` is
+on, the learnt pieces, the reserved pieces, and last the sentinel tokens <extra_id_N> … <extra_id_0>. SentencePiece's
+trainer would put these two first, so that they are appended after it.
 Source: sentencepiece 0.2.3, `trainer_interface.cc` and the trainers of both model types.
 """
 
 from __future__ import annotations
 
-import math
+import os
 import re
-from collections.abc import Iterator
-from itertools import islice
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import sentencepiece
-
+from zerokara import tokenizer as names
 from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, TokenizerConfig
+from zerokara.corpus.find import InputFile, check_unchanged
+from zerokara.durable import sync_folder, write_file, write_json
 from zerokara.errors import RunError, UserError
-from zerokara.progress import Progress, bytes_text, log
+from zerokara.progress import bytes_text, log
 from zerokara.resources import available_cores
-from zerokara.tokenizer import trainer
-from zerokara.tokenizer.model_file import NEWLINE, ModelFile, PieceType
-from zerokara.tokenizer.sampling import SENTENCE_BYTES
+from zerokara.tokenizer import report, report_page, sampling, trainer_process
+from zerokara.tokenizer.model_file import NEWLINE, ModelFile
+from zerokara.tokenizer.morphemes import Analyser, rescore, segment
+from zerokara.tokenizer.sample_budget import SampleBudget
 
 MAX_THREADS = 32
 SEEDS_PER_PIECE = 5
@@ -33,16 +37,76 @@ pieces, SentencePiece's default of a million and two estimates per pruning round
 one estimate 26 s, for 0.6 % more bytes per token and 0.1 % more bits per byte of other text."""
 _LEAST_SEEDS = 20_000
 _TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
-"""Where SentencePiece says how many pieces the characters of the text and the fixed pieces need."""
-ROUNDS, STRENGTH = 3, 2.0
-"""Rounds of `rescore`, and its factor of the logarithm; 1 would take more rounds."""
-MAX_RESCORED_BYTES = 5_000_000
-"""Text of each round."""
-_BLOCK_LINES = 32
+"""SentencePiece's error with the number of pieces that the characters of the text and the fixed pieces need."""
+
+
+def build(
+    config: TokenizerConfig, files: Sequence[InputFile], budget: SampleBudget, analyser: Analyser | None, folder: Path
+) -> tuple[sampling.SampleReport, int, report.Report]:
+    """Make the files of a tokenizer in the work folder of `folder`; return both reports and the peak memory in bytes.
+
+    A failure removes the work folder; a refusal leaves nothing, a failure of the training leaves the log.
+
+    Raises:
+        UserError: no text, too many unreadable documents, a vocabulary that does not fit the text.
+        RunError: the trainer or the analyser failed, or the corpus changed meanwhile.
+    """
+    work_dir, log_path = folder / names.WORK_NAME, folder / names.LOG_NAME
+    _empty(work_dir)
+    had_log = log_path.exists()
+    try:
+        sentences, model_path = work_dir / "sentences.txt", work_dir / names.MODEL_NAME
+        sources, sample = sampling.draw(config, files, sentences, budget.sample_bytes)
+        check_unchanged(files)
+        morphemes = work_dir / "morphemes.txt" if analyser else None
+        if analyser and morphemes:
+            segment(config, analyser, sentences, morphemes, num_threads(config))
+        write_file(log_path, names.LOG_HEADER)
+        model, peak = train(config, sentences, work_dir, log_path, morphemes)
+        write_file(model_path, model)
+        write_file(work_dir / names.VOCABULARY_NAME, ModelFile(model).vocabulary_text())
+        facts = asdict(sample) | {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": peak}
+        measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with, analyser)
+        write_json(work_dir / "report.json", measured.as_json())
+        write_file(work_dir / "report.txt", report_page.text(measured))
+        write_file(work_dir / "report.html", report_page.page(measured))
+        return sample, peak, measured
+    except BaseException as error:
+        if isinstance(error, UserError) and not had_log:
+            log_path.unlink(missing_ok=True)
+        _empty(work_dir)
+        # A model without a manifest is what a killed run left: there the folder stays, as the sign that it is ours.
+        if (folder / "manifest.json").exists() or not (folder / names.MODEL_NAME).exists():
+            discard_work(folder)
+        raise
+
+
+def move_into_place(folder: Path) -> list[Path]:
+    """Give the files of the work folder their names in `folder`, where no manifest stands until it is written again."""
+    (folder / "manifest.json").unlink(missing_ok=True)
+    for name in names.TOKENIZER_NAMES:
+        os.replace(folder / names.WORK_NAME / name, folder / name)
+    sync_folder(folder)
+    return [folder / name for name in names.TOKENIZER_NAMES]
+
+
+def discard_work(folder: Path) -> None:
+    """Remove the work folder, once the manifest is written."""
+    shutil.rmtree(folder / names.WORK_NAME, ignore_errors=True)
+
+
+def _empty(folder: Path) -> None:
+    """Make a folder, or empty the one that is there."""
+    folder.mkdir(exist_ok=True)
+    for left in folder.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink()
 
 
 def num_threads(config: TokenizerConfig) -> int:
-    """The threads to train with."""
+    """Return the number of threads to train with."""
     return min(available_cores(), MAX_THREADS) if config.num_threads == "auto" else config.num_threads
 
 
@@ -65,7 +129,8 @@ def train(
     def run(vocab_size: int) -> tuple[ModelFile, int]:
         options = _options(config, vocab_size, morphemes is not None)
         with open(log_path, "a", encoding="utf-8") as log_file:
-            code, last_line, peak = trainer.run(options, morphemes or sentences, model_path, vocab_size, log_file)
+            trained = trainer_process.run(options, morphemes or sentences, model_path, vocab_size, log_file)
+        code, last_line, peak = trained
         if code < 0:
             raise RunError(
                 f"SentencePiece's training was killed by signal {-code}, which most often means that memory ran out "
@@ -95,10 +160,10 @@ def train(
                 f"  vocab_size = {config.vocab_size:,} is more than this text supports, which gave {largest:,} pieces; "
                 f"training again to see whether {largest:,} works"
             )
-            again = len(run(largest)[0].pieces) + appended
-            if again >= largest:
+            reached = len(run(largest)[0].pieces) + appended
+            if reached >= largest:
                 break
-            largest = again
+            largest = reached
         rule = f"is larger than the sample ({bytes_text(size)} of text) supports; the largest that works is {largest}"
         raise UserError(config.fault("vocab_size", rule, f"set {largest} or less, or train on more text"))
     # It was off where the text holds the spaces at the beginnings of sentences already.
@@ -113,7 +178,7 @@ def train(
 
 
 def _options(config: TokenizerConfig, vocab_size: int, has_morphemes: bool) -> dict[str, Any]:
-    """The keyword arguments of SentencePiece's trainer."""
+    """Return the keyword arguments of SentencePiece's trainer."""
     return {
         "model_type": config.model_type,
         "vocab_size": vocab_size - config.num_appended_pieces,
@@ -132,20 +197,20 @@ def _options(config: TokenizerConfig, vocab_size: int, has_morphemes: bool) -> d
         "bos_id": 1,
         "eos_id": 2,
         "pad_id": 3,
-        "max_sentence_length": SENTENCE_BYTES,
+        "max_sentence_length": sampling.SENTENCE_BYTES,
         "seed_sentencepiece_size": max(_LEAST_SEEDS, SEEDS_PER_PIECE * vocab_size),
         "num_sub_iterations": 1,
-        "shrinking_factor": trainer.SHRINKING,
+        "shrinking_factor": trainer_process.SHRINKING,
         "num_threads": num_threads(config),
         "minloglevel": 0,
     }
 
 
 def _required_characters(config: TokenizerConfig) -> str:
-    """The characters that always get a piece.
+    """Return the characters that always get a piece.
 
-    These are the characters in the names of control and byte pieces: text may spell such a name, SentencePiece never
-    takes it for the piece, but Hugging Face's Unigram would where the alternative has an unknown character. And white
+    These are those in the names of control and byte pieces: a text that spells such a name is never the piece for
+    SentencePiece, but would be for Hugging Face's Unigram where the alternative has an unknown character. And white
     space that no text should lose, where no bytes can spell it.
     """
     names = ["<unk>", "<s>", "</s>", "<pad>", *config.reserved_pieces]
@@ -156,46 +221,3 @@ def _required_characters(config: TokenizerConfig) -> str:
         names.append("\t\r")
     # A symbol of one character is its piece, and SentencePiece allows no second one.
     return "".join(sorted(set("".join(names)) - set(config.user_defined_symbols)))
-
-
-def rescore(model: ModelFile, sentences: Path, morphemes: Path) -> None:
-    """Lower the scores of pieces that cross boundaries between morphemes, by the segmentation of the training text.
-
-    Every piece lies within a morpheme somewhere, but its string may also be the end of one and the beginning of the
-    next (って is a particle, and in 言|っ|て it crosses a boundary). A piece that crossed in some of its uses gets the
-    score of one that is rarer by that factor; in several rounds, since other pieces take its place. No piece is lost,
-    and where there is no better segmentation, it is used as before (numbers: `docs/tokenizers.md`). Only for text that
-    the normaliser leaves as it is: lengths of pieces are taken for lengths in the text.
-    """
-    size = min(MAX_RESCORED_BYTES, sentences.stat().st_size)
-    normal = np.array([piece.type is PieceType.NORMAL for piece in model.pieces])
-    lengths = np.array([piece.num_bytes for piece in model.pieces], dtype=np.int64)
-    lowest = min(piece.score for piece in model.pieces if piece.type is PieceType.NORMAL)
-    with Progress("rescoring pieces that cross morphemes", total=ROUNDS * size, unit="B") as progress:
-        for _ in range(ROUNDS):
-            processor = sentencepiece.SentencePieceProcessor(model_proto=model.to_bytes())
-            uses, crossings = np.zeros_like(lengths), np.zeros_like(lengths)
-            for lines, boundaries in _blocks(sentences, morphemes, model.add_dummy_prefix):
-                progress.advance(sum(len(line.encode()) + 1 for line in lines))
-                ids = np.concatenate(processor.EncodeAsNumpy(lines, num_threads=1)).astype(np.int64)
-                ends, starts = np.cumsum(lengths[ids]), np.cumsum(lengths[ids]) - lengths[ids]
-                if processor.unk_id() in ids or ends[-1] != boundaries[-1]:
-                    continue  # An unknown token, of a model without byte_fallback, may stand for any length.
-                within = np.searchsorted(boundaries, ends, "left") - np.searchsorted(boundaries, starts, "right")
-                uses += np.bincount(ids, minlength=len(uses))
-                crossings += np.bincount(ids[within > 0], minlength=len(uses))
-            kept = (uses - crossings + 0.5) / (uses + 0.5)
-            changed = np.flatnonzero(normal & (crossings > 0)).tolist()
-            model.set_scores({i: max(lowest, model.pieces[i].score + STRENGTH * math.log(kept[i])) for i in changed})
-
-
-def _blocks(sentences: Path, morphemes: Path, has_prefix: bool) -> Iterator[tuple[list[str], list[int]]]:
-    """Blocks of sentences, and the offsets in them, joined, where morphemes end."""
-    left = MAX_RESCORED_BYTES
-    with open(sentences, "rb") as whole, open(morphemes, "rb") as parts:
-        while left > 0 and (block := list(islice(whole, _BLOCK_LINES))):
-            left -= sum(map(len, block))
-            size, ends = sum(len(line) - 1 + has_prefix for line in block), [0]
-            while ends[-1] < size:
-                ends.append(ends[-1] + len(parts.readline()) - 1)
-            yield [line[:-1].decode() for line in block], ends[1:]

@@ -142,10 +142,10 @@ def test_runs_of_lines_give_the_ids_of_the_lines(train_toy: TrainToy, kind: str)
     ]
     for _ in range(60):
         text = "\n".join(chance.choices(lines, k=chance.randint(1, 200)))
-        runs = encoder._runs(text)
+        runs = encoder.runs(text)
         assert "\n".join(runs) == text
         assert all(len(run) <= limit or "\n" not in run for run in runs)
-        alone = [encoder._line_ids(line) for line in text.split("\n")]
+        alone = [encoder._run_ids(line) for line in text.split("\n")]
         expected = np.frombuffer(np.int32(encoder.newline_id).tobytes().join(alone), dtype=np.int32)
         assert np.array_equal(encoder.encode(text), expected) and np.array_equal(
             encoder.encode_many([text])[0], expected
@@ -165,4 +165,4 @@ def test_runs_only_where_sums_are_exact(train_toy: TrainToy, tmp_path: Path) -> 
     ]
     for path in others:
         encoder = Encoder(path)
-        assert encoder.run_characters == 0 and encoder._runs("a\nb") == ["a", "b"]
+        assert encoder.run_characters == 0 and encoder.runs("a\nb") == ["a", "b"]

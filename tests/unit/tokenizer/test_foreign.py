@@ -61,11 +61,11 @@ def test_a_long_text_is_cut_where_nothing_reaches_across(made: Made, limit: int)
     whole, cut = Encoder(made("llama")), Encoder(made("llama"), run_characters=limit)
     assert whole.run_characters == encoding._BPE_RUN_CHARACTERS
     for text in [*documents(40, seed=11), *HARD, "\n" * 50, "\n".join(HARD)]:
-        runs = cut._runs(text)
+        runs = cut.runs(text)
         assert "".join(runs) == text and all(len(run) <= limit or "\n" not in run[1:] for run in runs)
         assert np.array_equal(cut.encode(text), whole.encode(text)), text
         assert np.array_equal(cut.encode_many([text, "x"])[0], whole.encode(text))
-    assert len(cut._runs("a\n" * 50)) > 1
+    assert len(cut.runs("a\n" * 50)) > 1
 
 
 def test_only_what_nothing_reaches_across_is_cut(made: Made) -> None:

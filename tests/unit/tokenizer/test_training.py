@@ -11,7 +11,7 @@ from toy_tokenizers import TrainToy, byte_ids
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import RunError, UserError
-from zerokara.tokenizer import trainer, training
+from zerokara.tokenizer import trainer_process, training
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import SCORE_STEP, ModelFile, PieceType
 
@@ -108,12 +108,12 @@ def test_every_sentence_reaches_the_trainer(train_toy: TrainToy) -> None:
 
 
 def test_a_killed_training_is_told_as_memory(train_toy: TrainToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer.sys, "executable", "/bin/sh")
-    real = trainer.subprocess.Popen
+    monkeypatch.setattr(trainer_process.sys, "executable", "/bin/sh")
+    real = trainer_process.subprocess.Popen
 
     def dying(command: list[str], **options: Any) -> Any:
         return real(["/bin/sh", "-c", "kill -9 $$"], **options)
 
-    monkeypatch.setattr(trainer.subprocess, "Popen", dying)
+    monkeypatch.setattr(trainer_process.subprocess, "Popen", dying)
     with pytest.raises(RunError, match=r"signal 9.* memory .*sample_bytes"):
         train_toy(again=True)

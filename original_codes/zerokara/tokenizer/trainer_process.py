@@ -1,8 +1,8 @@
-"""SentencePiece's trainer in a process of its own, whose log is kept and shown as progress.
+"""SentencePiece's trainer in a separate process, whose log is kept and shown as progress.
 
 The trainer writes to the standard error of the whole process, takes many times the memory of the sample, and aborts
 when there is not enough: so its output goes to a log, its memory is given back, and its abort becomes an error message.
-That process (`python -m zerokara.tokenizer.trainer`) imports SentencePiece and little else.
+That process (`python -m zerokara.tokenizer.trainer_process`) imports SentencePiece and little else.
 Source: the log of sentencepiece 0.2.3, which is silent for minutes in some phases (suffixes, pruning).
 """
 
@@ -35,7 +35,7 @@ _PHASES = {
     "EM training": "estimating probabilities",
     "PruneUnreachableSentencePieces pruned": "finishing",
 }
-"""Parts of the lines with which a phase begins, in their order."""
+"""Parts of the lines with which phases begin, in their order."""
 _PHASE = re.compile("|".join(map(re.escape, _PHASES)))
 _EM_LINE = re.compile(r"EM sub_iter=\d+ size=(\d+)")
 """One estimate precedes each pruning round (`num_sub_iterations` is 1)."""
@@ -54,7 +54,7 @@ def run(options: dict[str, Any], sentences: Path, model: Path, vocab_size: int, 
     job_path.write_text(json.dumps(job), encoding="utf-8")
     paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "zerokara.tokenizer.trainer", str(job_path)],
+        [sys.executable, "-P", "-m", "zerokara.tokenizer.trainer_process", str(job_path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -97,7 +97,7 @@ def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[
             done += step
             if now == phase:
                 progress.advance(step)
-            else:  # it has its own rate, and so its own time left
+            else:  # each phase has its own rate, and so its own time left
                 shown.close()
                 phase, progress = now, shown.enter_context(Progress(f"{label}, {now}", total, unit, done=done))
             progress.set_postfix(notes, refresh=False)
@@ -106,12 +106,12 @@ def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[
 
 
 def num_rounds(candidates: int, vocab_size: int) -> int:
-    """Pruning rounds, about, until so many candidates are pruned to the vocabulary."""
+    """Approximate number of pruning rounds from this many candidates to the vocabulary."""
     return max(1, math.ceil(math.log(max(1.0, candidates / (DESIRED_SHARE * vocab_size))) / -math.log(SHRINKING)))
 
 
 def _lines(trainer_output: IO[bytes]) -> Iterator[str]:
-    """The lines as they come, and an empty string for every second without one."""
+    """Yield the lines as they come, and an empty string for every second without one."""
     rest = b""
     while True:
         if not select.select([trainer_output], [], [], BEAT_SECONDS)[0]:
@@ -126,10 +126,7 @@ def _lines(trainer_output: IO[bytes]) -> Iterator[str]:
 
 
 def main(job_path: Path) -> None:
-    """Train as the job says, in the process of the trainer, and print the peak memory in bytes.
-
-    That is of this program alone, where the peak of getrusage starts at the size of the parent process.
-    """
+    """Train as the job says, in the trainer's process, and print its peak memory in bytes."""
     job = json.loads(job_path.read_text(encoding="utf-8"))
     end_with_parent(job["parent"])
     import sentencepiece
@@ -137,6 +134,7 @@ def main(job_path: Path) -> None:
     with open(job["sentences"], encoding="utf-8", newline="\n") as sentences, open(job["model"], "wb") as model:
         lines = (line[:-1] for line in sentences)
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **job["options"])
+    # The peak of this program alone; that of getrusage starts at the size of the parent process.
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     print(next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0))
 

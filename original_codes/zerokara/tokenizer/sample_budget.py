@@ -1,4 +1,4 @@
-"""How much text to train a tokenizer on, and how much memory that takes, before it starts.
+"""Size of the training sample and the memory that it takes, estimated before a tokenizer is trained.
 
 In: the settings and the files, whose beginnings are read. Out: a `SampleBudget`. The factors are from the peak memory
 of sentencepiece 0.2.3 on 14 bodies of text, 5 to 60 MB of Japanese, Korean and European languages:
@@ -31,7 +31,7 @@ from zerokara.resources import available_memory
 from zerokara.tokenizer.sampling import PASSAGE_OVERHEAD_BYTES, passages_of, sentences_of
 
 BASE_BYTES = 22_000_000
-"""The training process without any text: Python and SentencePiece."""
+"""Memory of the training process without any text: Python and SentencePiece."""
 AUTO_SHARE, SAFE_SHARE = 0.5, 0.8
 """Shares of the free memory that `auto` may use, and that a sample may need which an error recommends."""
 AUTO_LEAST_BYTES, AUTO_MOST_BYTES = 10_000_000, 200_000_000
@@ -45,10 +45,10 @@ _WORD = re.compile(" *[^ \n]+")
 _CHUNK_BYTES = 500_000_000
 """The unigram trainer looks for candidates in this much text at a time (`kMaxChunkBytes`)."""
 _MORPHEMES_PER_BYTE = 0.22
-"""Of Japanese; Korean has 0.20."""
+"""In Japanese; Korean has 0.20."""
 
 DistinctWords = npt.NDArray[np.float64]
-"""Of a text: its distinct words, their characters, and the distinct pairs of adjacent characters in them."""
+"""Counts of a text's distinct words, of their characters, and of the distinct pairs of adjacent characters in them."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,6 @@ class CorpusStatistics:
     half_words: DistinctWords
     words: DistinctWords
 
-    def words_in(self, num_bytes: float) -> DistinctWords:
-        """The distinct words that so much text will have: Heaps' law, fitted to half of the text and to all of it."""
-        doubling = math.log(max(1, self.bytes) / max(1, self.half_bytes)) if self.half_bytes < self.bytes else 1.0
-        growth = np.log(np.maximum(1, self.words) / np.maximum(1, self.half_words))
-        return self.words * (num_bytes / max(1, self.bytes)) ** np.clip(growth / doubling, 0, 1)
-
 
 @dataclass(frozen=True)
 class SampleBudget:
@@ -89,7 +83,7 @@ class SampleBudget:
     largest_bytes: int
 
 
-def budget(config: TokenizerConfig, files: Sequence[InputFile]) -> SampleBudget:
+def estimate(config: TokenizerConfig, files: Sequence[InputFile]) -> SampleBudget:
     """Resolve `sample_bytes: auto` and estimate the peak memory, from the beginnings of the files."""
     statistics, available = statistics_of(files, config.text_field, config.txt_document), available_memory()
 
@@ -117,7 +111,7 @@ def check(config: TokenizerConfig, budget: SampleBudget) -> None:
     """Refuse a sample that the machine has no memory for.
 
     Raises:
-        UserError: with the largest sample that fits.
+        UserError: names the largest sample that fits.
     """
     needed = max(budget.peak_bytes, budget.sampling_bytes)
     if needed > budget.available_bytes:
@@ -126,7 +120,7 @@ def check(config: TokenizerConfig, budget: SampleBudget) -> None:
 
 
 def _training_bytes(config: TokenizerConfig, statistics: CorpusStatistics, sample_bytes: int) -> int:
-    """Peak memory of a training on so much text."""
+    """Return the peak memory of a training on `sample_bytes` of text."""
     share = sample_bytes / max(1, statistics.bytes)
     lines = share * statistics.lines
     if config.pre_segment != "none":
@@ -136,9 +130,13 @@ def _training_bytes(config: TokenizerConfig, statistics: CorpusStatistics, sampl
         return round(BASE_BYTES + 14 * min(text, _CHUNK_BYTES) + 1.6 * text + 31 * lines)
     reading, merging = 4.5 * text + 40 * lines, 0.0
     if config.pre_segment == "none":
+        # The distinct words by Heaps' law, fitted to half of the text and to all of it.
+        half_share = statistics.half_bytes / max(1, statistics.bytes)
+        growth = np.log(np.maximum(1, statistics.words) / np.maximum(1, statistics.half_words))
+        exponents = np.clip(growth / (-math.log(half_share) if 0 < half_share < 1 else 1.0), 0, 1)
+        words, characters, pairs = (statistics.words * share**exponents).tolist()
         # Pairs of characters and their positions, one fewer in a word than it has characters; merges add to them.
         # Measured for 6,000 to 64,000 pieces.
-        words, characters, pairs = statistics.words_in(sample_bytes).tolist()
         doublings = min(2.0, max(-2.5, math.log2(config.vocab_size / 32_000)))
         merging = (69 + 16 * doublings) * characters - (132 + 99 * doublings) * words + 789 * pairs
     return round(BASE_BYTES + max(reading, merging))
@@ -154,7 +152,7 @@ def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: Txt
     text_share = 0.0  # of the bytes on disk
     for number, times in sorted(picked.items()):
         file, num_bytes, text_bytes = files[number], 0, 0.0
-        # A .txt that is one document is looked at by its lines: it may be of any size.
+        # A .txt that is one document is read by lines: it may be of any size.
         for item in read(Range(file), text_field, "line" if file.format == "txt" else txt_document):
             if num_bytes >= times * HEAD_BYTES // MAX_FILES:
                 # The text in the whole file, if the rest is like its beginning.

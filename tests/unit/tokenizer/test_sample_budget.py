@@ -12,7 +12,7 @@ import pytest
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.errors import UserError
-from zerokara.tokenizer import memory, training
+from zerokara.tokenizer import sample_budget, training
 
 HIRAGANA = "のにをはがとでもたしいてなられるかすまけりこよさあ"
 KANJI = "".join(map(chr, range(0x4E00, 0x4E00 + 1200)))
@@ -66,7 +66,7 @@ def test_the_estimate_is_what_a_training_takes(
 ) -> None:
     files: list[InputFile] = request.getfixturevalue(language)
     config = TokenizerConfig(model_type=model_type, vocab_size=6000)
-    made = memory.budget(config, files)
+    made = sample_budget.estimate(config, files)
     sentences = tmp_path / "sentences.txt"
     with open(files[0].path, encoding="utf-8") as file:
         sentences.write_text("".join(json.loads(line)["text"] + "\n" for line in file), "utf-8")
@@ -74,12 +74,12 @@ def test_the_estimate_is_what_a_training_takes(
     # 25 % is what a plan is good for (with real text of 5 MB and more it was within 20 %). The process itself, some
     # 22 MB, is a third or more of so small a training, and another Python may differ in it by some megabytes.
     assert made.peak_bytes == pytest.approx(peak, rel=0.25, abs=5_000_000)
-    assert made.peak_bytes > 1.3 * memory.BASE_BYTES, "the text must be more than the tolerance"
+    assert made.peak_bytes > 1.3 * sample_budget.BASE_BYTES, "the text must be more than the tolerance"
 
 
 def test_spaces_lines_and_different_words_all_count(japanese: list[InputFile], english: list[InputFile]) -> None:
     def needed(files: list[InputFile], **settings: Any) -> int:
-        return memory.budget(TokenizerConfig(sample_bytes=2_500_000, **settings), files).peak_bytes - memory.BASE_BYTES
+        return sample_budget.estimate(TokenizerConfig(sample_bytes=2_500_000, **settings), files).peak_bytes - sample_budget.BASE_BYTES
 
     assert needed(english) > 1.1 * needed(japanese), "a space is three bytes to the trainer"
     assert needed(japanese, model_type="bpe") > 1.5 * needed(english, model_type="bpe"), (
@@ -93,7 +93,7 @@ def test_the_corpus_is_looked_at_and_not_read_whole(tmp_path: Path) -> None:
     for i in range(40):
         (tmp_path / f"{i:02}.jsonl").write_text(lines, "utf-8")
     (tmp_path / "large.txt").write_text("words of a long text\n" * 1_000_000, "utf-8")
-    statistics = memory.statistics_of(find_files([str(tmp_path)], "config.yaml:1"), "text", "line")
+    statistics = sample_budget.statistics_of(find_files([str(tmp_path)], "config.yaml:1"), "text", "line")
     assert statistics.offered_bytes == pytest.approx(20_040_000, rel=0.1)
     assert statistics.bytes < 12_000_000
     assert statistics.spaces / statistics.bytes == pytest.approx(4 / 20, rel=0.01)
@@ -102,32 +102,32 @@ def test_the_corpus_is_looked_at_and_not_read_whole(tmp_path: Path) -> None:
 def test_auto_follows_the_free_memory_within_bounds(japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for free in (10**8, 10**9, 4 * 10**9, 10**12):
-        monkeypatch.setattr(memory, "available_memory", lambda free=free: free)
-        made = memory.budget(TokenizerConfig(), japanese)
+        monkeypatch.setattr(sample_budget, "available_memory", lambda free=free: free)
+        made = sample_budget.estimate(TokenizerConfig(), japanese)
         sizes.append(made.sample_bytes)
         # The text that there is needs less.
-        assert made.peak_bytes == memory.budget(TokenizerConfig(sample_bytes=4_000_000), japanese).peak_bytes
-    assert sizes[0] == memory.AUTO_LEAST_BYTES and sizes[-1] == memory.AUTO_MOST_BYTES
+        assert made.peak_bytes == sample_budget.estimate(TokenizerConfig(sample_bytes=4_000_000), japanese).peak_bytes
+    assert sizes[0] == sample_budget.AUTO_LEAST_BYTES and sizes[-1] == sample_budget.AUTO_MOST_BYTES
     assert sizes == sorted(set(sizes))
-    assert sizes[1] == pytest.approx((0.5e9 - memory.BASE_BYTES) / 16, rel=0.1)
+    assert sizes[1] == pytest.approx((0.5e9 - sample_budget.BASE_BYTES) / 16, rel=0.1)
 
 
 def test_a_sample_too_large_for_the_machine_is_refused_with_what_fits(
     japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 50_000_000)
+    monkeypatch.setattr(sample_budget, "available_memory", lambda: 50_000_000)
     config = TokenizerConfig(sample_bytes=400_000_000)
-    made = memory.budget(config, japanese)
+    made = sample_budget.estimate(config, japanese)
     with pytest.raises(UserError) as caught:
-        memory.check(config, made)
+        sample_budget.check(config, made)
     (fault,) = caught.value.faults
     assert fault.key == "sample_bytes" and str(made.largest_bytes) in fault.remedy
     assert 1_000_000 <= made.largest_bytes < 1_300_000
-    monkeypatch.setattr(memory, "available_memory", lambda: 500_000_000)
-    memory.check(config, memory.budget(config, japanese))
+    monkeypatch.setattr(sample_budget, "available_memory", lambda: 500_000_000)
+    sample_budget.check(config, sample_budget.estimate(config, japanese))
 
 
 def test_many_tiny_documents_count_with_what_python_needs_for_them(tmp_path: Path) -> None:
     (tmp_path / "tiny.txt").write_text("tiny\n" * 10_000, "utf-8")
-    made = memory.budget(TokenizerConfig(txt_document="line"), find_files([str(tmp_path)], "config.yaml:1"))
+    made = sample_budget.estimate(TokenizerConfig(txt_document="line"), find_files([str(tmp_path)], "config.yaml:1"))
     assert made.sampling_bytes > 10_000 * 250

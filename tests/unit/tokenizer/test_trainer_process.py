@@ -17,7 +17,7 @@ import pytest
 
 from zerokara import progress
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.tokenizer import trainer
+from zerokara.tokenizer import trainer_process
 
 UNIGRAM_LOG = [
     "trainer.cc] Starts training with :",
@@ -41,7 +41,7 @@ def _follow(
 ) -> tuple[str, str]:
     """Follow a log that is written with silences; gives the log and the last line."""
     monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.1)
-    monkeypatch.setattr(trainer, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(trainer_process, "BEAT_SECONDS", 0.02)
     reading, writing = os.pipe()
 
     def speak() -> None:
@@ -59,7 +59,7 @@ def _follow(
     speaker.start()
     log = io.StringIO()
     with open(reading, "rb") as words:
-        last = trainer.follow(words, config.model_type, config.vocab_size, log)
+        last = trainer_process.follow(words, config.model_type, config.vocab_size, log)
     speaker.join()
     return log.getvalue(), last
 
@@ -82,7 +82,7 @@ def test_merges_are_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.mark.parametrize(("candidates", "rounds"), [(325_555, 8), (35_201, 1), (35_199, 1), (10, 1)])
 def test_the_rounds_to_come_are_known(candidates: int, rounds: int) -> None:
-    assert trainer.num_rounds(candidates, 32_000) == rounds
+    assert trainer_process.num_rounds(candidates, 32_000) == rounds
 
 
 _STEP = """
