@@ -12,7 +12,7 @@ from tiny import Trained
 
 from zerokara import checkpoint
 from zerokara.config.data import causal
-from zerokara.samples.packed import PackedTokens, read_sources
+from zerokara.samples.packed_tokens import PackedTokens, read_sources
 from zerokara.tokens.indexed import TokenPaths
 from zerokara.training.monitoring import step_metrics
 

@@ -27,8 +27,7 @@ from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.samples.example_data import ExampleData
-from zerokara.samples.packed_examples import Pairs
+from zerokara.samples.packed_examples import ExampleData, Pairs
 from zerokara.training.compute import zero  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.updater import load_template
 from zerokara.training.guards import StepGuard

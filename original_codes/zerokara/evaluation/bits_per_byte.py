@@ -40,7 +40,7 @@ from zerokara.evaluation.measures import SMALL_SAMPLE, Measure, share
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
 from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.progress import Progress, plural
-from zerokara.samples.evaluation import Window, stride_of, windows
+from zerokara.samples.validation_batches import Window, stride_of, windows
 
 CACHE_FORMAT = 2
 """Raised when a change of this module changes what is measured."""

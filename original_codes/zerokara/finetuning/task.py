@@ -24,9 +24,8 @@ from zerokara.examples import facts, preparation
 from zerokara.examples.example_files import ExampleFiles, ExamplePaths, ExampleTokens, SplitFiles
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
 from zerokara.progress import count_text, log
-from zerokara.samples.example_data import ExampleData
-from zerokara.samples.packed_examples import PackedExamples, Pairs
-from zerokara.samples.packing import target_length
+from zerokara.samples.bin_packing import target_length
+from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import entropy
 from zerokara.training.launching import Commands, spawn

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from zerokara.samples.objective import Batch
 from zerokara.samples.order import MixedOrder, SampleOrder
-from zerokara.samples.packed import PackedTokens
 from zerokara.samples.packed_examples import PackedExamples
+from zerokara.samples.packed_tokens import PackedTokens
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from zerokara.config.data import DataOrderSettings, DataSettings, OrderKind, SampleLengths, Stage
 from zerokara.errors import Fault, UserError
 from zerokara.samples.order import MixedOrder, MixedStage, SampleOrder, whole_weights
-from zerokara.samples.packed import DocumentId, PackedTokens, TokenSource, read_sources
+from zerokara.samples.packed_tokens import DocumentId, PackedTokens, TokenSource, read_sources
 from zerokara.tokens.indexed import TokenPaths
 
 

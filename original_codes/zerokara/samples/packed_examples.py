@@ -15,18 +15,21 @@ segments behind the bars: inputs 7 8 5 9 6 · · ·, labels 8 5 2 6 2 · · ·, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.data import SampleLengths
-from zerokara.samples import packing
+from zerokara.config.data import OrderKind, SampleLengths
+from zerokara.samples import bin_packing
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Batch, Prompt, document_offsets, first_in_segment
-from zerokara.samples.packed import document_bounds
+from zerokara.samples.order import MixedStage, SampleOrder
+from zerokara.samples.packed_tokens import DocumentId, TokenSource, document_bounds
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 
@@ -81,9 +84,9 @@ class PackedExamples:
             self.num_examples = max(1, int(np.searchsorted(bounds[1:], max_tokens, side="right")))
         if is_encoder_decoder:
             read, target = (each[: self.num_examples] for each in pair_lengths(self._index))
-            self._packing = packing.pack_pairs(read, target, lengths.input, lengths.target, seed)
+            self._packing = bin_packing.pack_pairs(read, target, lengths.input, lengths.target, seed)
         else:
-            self._packing = packing.pack(np.diff(bounds)[: self.num_examples] - 1, lengths.input, seed)
+            self._packing = bin_packing.pack(np.diff(bounds)[: self.num_examples] - 1, lengths.input, seed)
 
     def __len__(self) -> int:
         return len(self._packing)
@@ -220,3 +223,89 @@ class Pairs:
             read = encoder.encode(text).tolist()[-(self.lengths.input - 1) :]
             return Prompt([*read, encoder.eos_id], [self.start_id])
         return Prompt([], encoder.prompt_ids(text)[-max(1, self.lengths.input - max_new_tokens) :])
+
+
+@dataclass(frozen=True)
+class ExampleData:
+    """The training examples of a run, how they are packed, and their order."""
+
+    prefix: Path
+    """Prefix of the .bin and .idx of the training examples."""
+    lengths: SampleLengths
+    """Lengths of a packed row."""
+    is_encoder_decoder: bool
+    pad_id: int
+    seed: int
+    num_valid_tokens: int = 0
+    """Of the validation examples."""
+    name: str = "examples"
+    """Name of the source, for people."""
+
+    kind: ClassVar[OrderKind] = "shuffle"
+    stages: ClassVar[tuple[MixedStage, ...]] = ()
+
+    @cached_property
+    def _packed(self) -> PackedExamples:
+        return PackedExamples(self.prefix, self.lengths, self.is_encoder_decoder, self.pad_id, self.seed)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Rows in one epoch."""
+        return len(self._packed)
+
+    @property
+    def samples_per_part(self) -> list[int]:
+        """Rows of each source: there is one."""
+        return [self.samples_per_epoch]
+
+    @property
+    def sources(self) -> tuple[TokenSource, ...]:
+        """The one source; its training tokens are the positions of its rows, padding included."""
+        return (TokenSource(self.name, 0, self.samples_per_epoch * self.lengths.raw, self.num_valid_tokens),)
+
+    def order(self) -> SampleOrder:
+        """The row at each position of the run."""
+        return SampleOrder(self.samples_per_epoch, self.seed, self.kind)
+
+    def tokens(self, where: str = "") -> PackedExamples:
+        """The rows."""
+        return self._packed
+
+    def documents_in(self, sample: int) -> list[DocumentId]:
+        """The examples in row number `sample`, in order."""
+        return [DocumentId(0, example) for example in self._packed.examples(sample)]
+
+    def validation_batches(self, prefix: Path, objective: Pairs, max_tokens: int | None) -> ExampleBatches:
+        """The batches of the examples at `prefix`; `max_tokens` takes the first of them, up to so many tokens.
+
+        Rows are longer than in training where an example is.
+        """
+        index, lengths = IndexedTokens(prefix, EXAMPLES_STEP), self.lengths
+        if index.num_documents:
+            taken = pair_lengths(index) if self.is_encoder_decoder else (np.diff(document_bounds(index)) - 1,)
+            longest = [bin_packing.rounded_up(int(each.max())) for each in taken]
+            lengths = replace(lengths, input=max(lengths.input, longest[0]), target=max(lengths.target, longest[-1]))
+        packed = PackedExamples(prefix, lengths, self.is_encoder_decoder, self.pad_id, self.seed, max_tokens)
+        return ExampleBatches(packed, objective)
+
+    def identity(self) -> dict[str, Any]:
+        """What must stay the same for a run to resume: the packing is a function of it and of the examples."""
+        lengths = {"packed_length": self.lengths.input, "packed_target_length": self.lengths.target}
+        return {**lengths, "packing": bin_packing.VERSION}
+
+
+class ExampleBatches:
+    """The rows of validation examples, each once; surplus rows of a rank are padding."""
+
+    def __init__(self, packed: PackedExamples, objective: Pairs):
+        self.packed, self._objective = packed, objective
+
+    def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
+        """The micro batches that `rank` evaluates, each with part 0; as many on every rank."""
+        for start in range(0, len(self.packed), micro_batch_size * num_ranks):
+            rows = start + rank * micro_batch_size + np.arange(micro_batch_size)
+            yield 0, self._objective(self.packed.many(rows, real=rows < len(self.packed)), rows)
+
+
+Reading = DataPlan | ExampleData
+"""The training samples of a run and their order: of a corpus, or of the examples of a task."""

@@ -22,7 +22,7 @@ from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.samples.batches import Batches
-from zerokara.samples.example_data import Reading
+from zerokara.samples.packed_examples import Reading
 from zerokara.training.run import to_device
 
 WINDOW_STEPS = 100

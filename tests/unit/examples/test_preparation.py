@@ -22,8 +22,7 @@ from zerokara.examples.example_files import ExampleFiles, ExampleTokens, read_ta
 from zerokara.examples.preparation import prepare
 from zerokara.finetuning import task
 from zerokara.huggingface.tokenizer_proof import tokenizer_of_exports
-from zerokara.samples.example_data import ExampleData
-from zerokara.samples.packed_examples import PackedExamples
+from zerokara.samples.packed_examples import ExampleData, PackedExamples
 from zerokara.tokenizer.encoder import Encoder
 
 PAIRS = [{"source": f"the fox {n}\nof {n * n}", "target": f'"42" dogs {n}'} for n in range(40)]

@@ -9,7 +9,7 @@ from zerokara.config.data import causal
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch, Causal
 from zerokara.samples.order import SampleOrder
-from zerokara.samples.packed import PackedTokens
+from zerokara.samples.packed_tokens import PackedTokens
 
 GLOBAL_BATCH = 24
 SHARES = [(1, 24), (1, 4), (1, 1), (2, 12), (2, 3), (3, 8), (3, 2), (8, 3), (8, 1)]

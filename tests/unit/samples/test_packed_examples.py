@@ -10,9 +10,8 @@ from zerokara.config.data import SampleLengths, packed
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.samples.example_data import ExampleData
 from zerokara.samples.order import SampleOrder
-from zerokara.samples.packed_examples import PackedExamples, Pairs
+from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
 
 PAD, END, START = 0, 2, 0
 DECODER, BOTH = packed(32, 32, is_encoder_decoder=False), packed(32, 24, is_encoder_decoder=True)

@@ -79,7 +79,10 @@ def test_the_estimate_is_what_a_training_takes(
 
 def test_spaces_lines_and_different_words_all_count(japanese: list[InputFile], english: list[InputFile]) -> None:
     def needed(files: list[InputFile], **settings: Any) -> int:
-        return sample_budget.estimate(TokenizerConfig(sample_bytes=2_500_000, **settings), files).peak_bytes - sample_budget.BASE_BYTES
+        return (
+            sample_budget.estimate(TokenizerConfig(sample_bytes=2_500_000, **settings), files).peak_bytes
+            - sample_budget.BASE_BYTES
+        )
 
     assert needed(english) > 1.1 * needed(japanese), "a space is three bytes to the trainer"
     assert needed(japanese, model_type="bpe") > 1.5 * needed(english, model_type="bpe"), (

@@ -17,7 +17,7 @@ from zerokara.checkpoint import TrainingState
 from zerokara.config.data import causal
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.order import MixedStage
-from zerokara.samples.packed import TokenSource
+from zerokara.samples.packed_tokens import TokenSource
 from zerokara.training.guards import StepRecord
 from zerokara.training.logbook import Logbook, peak_flops
 from zerokara.training.monitoring import step_metrics

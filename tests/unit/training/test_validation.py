@@ -22,7 +22,7 @@ from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import open_models
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.builder import build
-from zerokara.samples.evaluation import evaluation_batches
+from zerokara.samples.validation_batches import validation_batches
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training import run
 from zerokara.training.planning import run_plan
@@ -87,7 +87,7 @@ def test_step_8_measures_the_same(tiny_data: dict[str, str], tmp_path: Path, set
     encoded = [encoder.encode(text) for text in texts]
     assert len(encoded[0]) > 2 * shape.seq_len and min(map(len, encoded)) < shape.seq_len / 4
     write_documents(tmp_path / "some", [np.append(each, encoder.eos_id) for each in encoded], np.dtype(np.uint16))
-    batches = evaluation_batches(tmp_path / "some", plan.data.objective, encoder.eos_id)  # type: ignore[arg-type]
+    batches = validation_batches(tmp_path / "some", plan.data.objective, encoder.eos_id)  # type: ignore[arg-type]
     plan = replace(plan, data=replace(plan.data, validation_batches=lambda *_: batches))
     ours = LossValidation(plan, CPU)(model)
 
@@ -109,7 +109,7 @@ def test_step_8_measures_the_same(tiny_data: dict[str, str], tmp_path: Path, set
 def by_hand(plan: run_plan.RunPlan, model: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:
     """The ids that a validation predicts, and the nats of each, in double precision from the logits."""
     labels, nats = [], []
-    for _, batch in evaluation_batches(plan.data.valid_prefix, plan.data.objective, plan.encoder.eos_id).batches(4):
+    for _, batch in validation_batches(plan.data.valid_prefix, plan.data.objective, plan.encoder.eos_id).batches(4):
         inputs, labels_BT, mask_BT, *others = run.as_tensors(batch)
         with torch.no_grad():
             logits = model(inputs, None, None, *others)[..., : plan.encoder.vocab_size].double()

@@ -22,10 +22,9 @@ from zerokara.durable import write_json
 from zerokara.errors import RunError, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.data_plan import DataPlan
-from zerokara.samples.evaluation import DocumentBatches, SampleBatches, evaluation_batches
-from zerokara.samples.example_data import ExampleBatches, Reading
 from zerokara.samples.objective import Objective, beginnings, objective
-from zerokara.samples.packed_examples import Pairs
+from zerokara.samples.packed_examples import ExampleBatches, Pairs, Reading
+from zerokara.samples.validation_batches import DocumentBatches, SampleBatches, validation_batches
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, entropy, idx_path, token_counts
 from zerokara.training.compute import optimizers
@@ -110,7 +109,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     return PlannedData(
         reading=reading,
         objective=made,
-        validation_batches=lambda prefix, most: evaluation_batches(prefix, made, encoder.eos_id, most, parts),
+        validation_batches=lambda prefix, most: validation_batches(prefix, made, encoder.eos_id, most, parts),
         sha256=hashes[0],
         valid_sha256="".join(hashes[1:]),
         train_prefix=paths.train,

@@ -23,7 +23,7 @@ from zerokara.progress import seconds_text
 from zerokara.samples.order import MixedOrder, SampleOrder
 
 if TYPE_CHECKING:  # of examples, for which `count_tokens.py` need not wait
-    from zerokara.samples.example_data import Reading
+    from zerokara.samples.packed_examples import Reading
 
 STARTED_NAME = "ZEROKARA_STARTED"
 """Environment variable in which the launching process tells when it was started, in seconds since 1970."""

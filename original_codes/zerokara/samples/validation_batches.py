@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.config.data import MIN_CONTEXT
-from zerokara.samples import packing
+from zerokara.samples import bin_packing
 from zerokara.samples.objective import Batch, Objective, document_offsets
-from zerokara.samples.packed import document_bounds
+from zerokara.samples.packed_tokens import document_bounds
 from zerokara.tokens.indexed import IndexedTokens
 
 
@@ -70,7 +70,7 @@ def windows(num_tokens: int, context_length: int, stride: int, document: int = 0
         yield Window(document, end - 1 - context_length, end, first)
 
 
-def evaluation_batches(
+def validation_batches(
     prefix: Path | str,
     objective: Objective,
     start_id: int,
@@ -140,7 +140,7 @@ class DocumentBatches:
             for number, (first, end) in enumerate(pairwise(bounds.tolist()))
             for window in windows(end - first + 1, self._seq_len, stride, number)  # the start token stands before it
         ]
-        rows = packing.pack([window.num_inputs for window, _ in found], self._seq_len)
+        rows = bin_packing.pack([window.num_inputs for window, _ in found], self._seq_len)
         return [[found[place] for place in rows[row]] for row in range(len(rows))]
 
     def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:

@@ -12,7 +12,7 @@ from token_sources import some_lengths, write_sources
 from zerokara.config.data import causal
 from zerokara.durable import atomic_file
 from zerokara.errors import UserError
-from zerokara.samples.packed import DocumentId, PackedTokens, TokenSource, read_sources
+from zerokara.samples.packed_tokens import DocumentId, PackedTokens, TokenSource, read_sources
 from zerokara.tokens.indexed import HEADER, MAGIC, TokenPaths, bin_path, idx_path
 
 

@@ -10,8 +10,8 @@ from made_tokens import write_documents
 from span_texts import merged
 
 from zerokara.config import data
-from zerokara.samples.evaluation import SampleBatches, Window, evaluation_batches, stride_of, windows
 from zerokara.samples.objective import Batch, Causal, SpanCorruption
+from zerokara.samples.validation_batches import SampleBatches, Window, stride_of, validation_batches, windows
 
 END = 2
 DOCUMENTS = [[10, 11, 12, END], [20, 21, END], [*range(30, 39), END]]
@@ -24,7 +24,7 @@ def causal(seq_len: int, masking_eod_id: int | None = None) -> Causal:
 
 def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     write_documents(tmp_path / "t", [np.array([7, 8, 9, 4, 5, 2]), np.array([6, 2])], np.dtype(np.uint16))
-    ((_, batch),) = evaluation_batches(tmp_path / "t", causal(4), start_id=2).batches(micro_batch_size=3)
+    ((_, batch),) = validation_batches(tmp_path / "t", causal(4), start_id=2).batches(micro_batch_size=3)
     assert batch.segments is not None and batch.document_offsets is not None
     assert batch.inputs.tolist()[:2] == [[2, 7, 8, 9], [8, 9, 4, 5]] and batch.inputs[2, :2].tolist() == [2, 6]
     assert batch.labels.tolist()[:2] == [[7, 8, 9, 4], [9, 4, 5, 2]] and batch.labels[2, :2].tolist() == [6, 2]
@@ -39,7 +39,7 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
 def test_every_token_is_predicted_once_after_what_stands_before_it_in_its_document(
     prefix: Path, seq_len: int, num_ranks: int, micro: int, masking_eod_id: int | None
 ) -> None:
-    evaluation = evaluation_batches(prefix, causal(seq_len, masking_eod_id), start_id=END)
+    evaluation = validation_batches(prefix, causal(seq_len, masking_eod_id), start_id=END)
     per_rank = [[batch for _, batch in evaluation.batches(micro, rank, num_ranks)] for rank in range(num_ranks)]
     assert len({len(batches) for batches in per_rank}) == 1  # or ranks would wait for each other
     assert all(batch.inputs.shape == (micro, seq_len) for batches in per_rank for batch in batches)
@@ -55,13 +55,13 @@ def test_every_token_is_predicted_once_after_what_stands_before_it_in_its_docume
 
 def test_short_documents_share_a_row(tmp_path: Path) -> None:
     write_documents(tmp_path / "t", [np.array([5, 6, END])] * 100, np.dtype(np.uint16))
-    batches = [batch for _, batch in evaluation_batches(tmp_path / "t", causal(32), start_id=END).batches(1)]
+    batches = [batch for _, batch in validation_batches(tmp_path / "t", causal(32), start_id=END).batches(1)]
     assert len(batches) == 10 and sum(batch.loss_mask.sum() for batch in batches) == 300
 
 
 def test_a_limit_takes_the_first_documents(prefix: Path) -> None:
     for max_tokens, expected in ((6, [4]), (7, [4, 3]), (16, [4, 3]), (17, [4, 3, 10]), (3, [3]), (1, [1])):
-        batches = evaluation_batches(prefix, causal(40), start_id=END, max_tokens=max_tokens).batches(1)
+        batches = validation_batches(prefix, causal(40), start_id=END, max_tokens=max_tokens).batches(1)
         lengths = [length for _, batch in batches for length in lengths_of(batch)]
         assert lengths == expected, max_tokens
 
@@ -70,7 +70,7 @@ def test_parts_count_their_own_documents(prefix: Path) -> None:
     parts = [DOCUMENTS[:2], [], DOCUMENTS[2:]]
     part_tokens = [sum(map(len, part)) for part in parts]
     for seq_len, num_ranks, micro in ((4, 1, 1), (5, 2, 1), (3, 3, 2), (40, 1, 4)):
-        evaluation = evaluation_batches(prefix, causal(seq_len), start_id=END, part_tokens=part_tokens)
+        evaluation = validation_batches(prefix, causal(seq_len), start_id=END, part_tokens=part_tokens)
         per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
         assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1
         for number, part in enumerate(parts):
@@ -86,10 +86,10 @@ def test_parts_count_their_own_documents(prefix: Path) -> None:
 
 def test_a_limit_takes_from_every_part_in_proportion(prefix: Path) -> None:
     """Of 7 and 10 tokens half is 3 and 5: neither's first document fits, so its beginning is taken."""
-    evaluation = evaluation_batches(prefix, causal(40), start_id=END, part_tokens=[7, 10], max_tokens=9)
+    evaluation = validation_batches(prefix, causal(40), start_id=END, part_tokens=[7, 10], max_tokens=9)
     labels = [(part, label) for part, batch in evaluation.batches(1) for _, label in predictions(batch)]
     assert labels == [(0, 10), (0, 11), (0, 12), *((1, 30 + number) for number in range(5))]
-    evaluation = evaluation_batches(prefix, causal(40), start_id=END, part_tokens=[7, 10], max_tokens=12)
+    evaluation = validation_batches(prefix, causal(40), start_id=END, part_tokens=[7, 10], max_tokens=12)
     labels = [(part, label) for part, batch in evaluation.batches(1) for _, label in predictions(batch)]
     assert [label for part, label in labels if part == 0] == DOCUMENTS[0]
 
@@ -122,7 +122,7 @@ def test_texts_with_gaps_cover_every_part_whole(prefix: Path, num_ranks: int, mi
     made = with_gaps()
     taken, tokens = made.lengths.raw, [token for document in DOCUMENTS for token in document]
     parts = [tokens[:7], [], tokens[7:]]
-    evaluation = evaluation_batches(prefix, made, start_id=2, part_tokens=[7, 0, 10])
+    evaluation = validation_batches(prefix, made, start_id=2, part_tokens=[7, 0, 10])
     assert isinstance(evaluation, SampleBatches)
     per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
     assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1  # or ranks would wait for each other
@@ -141,7 +141,7 @@ def test_texts_with_gaps_cover_every_part_whole(prefix: Path, num_ranks: int, mi
 
 def test_every_validation_asks_for_the_same_words(prefix: Path) -> None:
     def labels(micro: int) -> list[list[int]]:
-        batches = evaluation_batches(prefix, with_gaps(), start_id=2).batches(micro)
+        batches = validation_batches(prefix, with_gaps(), start_id=2).batches(micro)
         return [row for _, batch in batches for row in batch.labels[batch.loss_mask[:, 0] > 0].tolist()]
 
     assert labels(1) == labels(3) and len(labels(1)) == -(-17 // with_gaps().lengths.raw)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerokara.samples import packing
-from zerokara.samples.packing import Packing, pack, pack_pairs, target_length
+from zerokara.samples import bin_packing
+from zerokara.samples.bin_packing import Packing, pack, pack_pairs, target_length
 
 NUM = 20_000
 
@@ -80,15 +80,15 @@ def test_few_lengths_are_looked_at_for_an_example_and_the_rows_are_as_full(
             Counted.looks += 1
             return super().__getitem__(size)
 
-    class Unpacked(packing._Unpacked):
+    class Unpacked(bin_packing._Unpacked):
         def __init__(self, *given: Any):
             super().__init__(*given)
             self._targets = Counted(self._targets)
 
-    monkeypatch.setattr(packing, "_Unpacked", Unpacked)
+    monkeypatch.setattr(bin_packing, "_Unpacked", Unpacked)
     found = pack_pairs(inputs, targets, 512, 64)
     assert Counted.looks < 25 * NUM
-    monkeypatch.setattr(packing, "_TRIED_ALL", 512)
+    monkeypatch.setattr(bin_packing, "_TRIED_ALL", 512)
     assert len(found) <= 1.01 * len(pack_pairs(inputs, targets, 512, 64))
 
 
