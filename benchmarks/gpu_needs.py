@@ -26,7 +26,7 @@ OPTIONAL = {"sniffio", "tabulate", "wcwidth"}
 MODULES = (
     "zerokara.steps.train", "zerokara.steps.tokenize", "zerokara.training.worker",
     "zerokara.training.compute.engine", "zerokara.training.compute.zero",
-    "zerokara.training.monitoring.trackers", "pytest",
+    "zerokara.training.monitoring.step_metrics", "pytest",
 )  # fmt: skip
 
 

@@ -97,10 +97,9 @@ class FusedAttention(torch.nn.Module):
 
 
 class HeadNorm(torch.nn.RMSNorm):
-    """A megatron-core `q_layernorm` or `k_layernorm` (0.16.1): [S, B, N, E] in and out."""
+    """A megatron-core `q_layernorm` or `k_layernorm` (0.16.1): [S, B, N, E] in and out; `hidden_size` is E."""
 
     def __init__(self, hidden_size: int, config: TransformerConfig, eps: float):
-        """`hidden_size` is what megatron-core calls the head dim here."""
         super().__init__(hidden_size, eps=eps)
         self._alone = parallel.tensor_size() == 1
 

@@ -8,17 +8,11 @@ from typing import Any
 import torch
 from torch.nn.functional import gelu, silu
 
-from zerokara.model import initial_weights, parallel
+from zerokara.model import initial_weights, layers, parallel
 from zerokara.model.attention import FusedAttention, HeadNorm
 from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, Routing, experts_of
 from zerokara.model.language_model import Decoder, EncoderDecoder
-from zerokara.model.layers import (
-    ColumnLinear,
-    FeedForward,
-    RowLinear,
-    checkpoint_activations,
-    embed_without_waits,
-)
+from zerokara.model.layers import ColumnLinear, FeedForward, RowLinear
 from zerokara.model.megatron_core import (
     AttnMaskType,
     CrossAttention,
@@ -59,9 +53,9 @@ def build(
         config.moe_ffn_hidden_size = shape.moe_ffn_hidden_size
         config.moe_aux_loss_coeff, config.moe_z_loss_coeff = routing.aux_loss_coef, routing.z_loss_coef
         config.moe_expert_capacity_factor = routing.capacity_factor
-    model = _encoder_decoder(shape, config) if shape.traits.is_encoder_decoder else _decoder(shape, config)
+    model = _model_of(shape, config)
     model.shape, model.sharding = shape, Sharding(shape.traits.gated)
-    embed_without_waits(model.embedding.word_embeddings)
+    layers.embed_without_waits(model.embedding.word_embeddings)
     if shape.moe_layers:
         model.auxiliary = AuxiliaryLoss()
         for experts in experts_of(model.all_layers()):
@@ -72,7 +66,7 @@ def build(
         parameter.tensor_model_parallel = not model.sharding.is_replicated(name)
     if seed is not None:
         initial_weights.draw(model, shape, seed)
-    checkpoint_activations(model.all_layers(), activation_checkpointing)
+    layers.checkpoint_activations(model.all_layers(), activation_checkpointing)
     return model.to(dtype)
 
 
@@ -81,34 +75,31 @@ def num_parameters(model: Model) -> int:
     return sum(model.sharding.whole_shape(name, part.shape).numel() for name, part in model.named_parameters())
 
 
-def _decoder(shape: ModelShape, config: TransformerConfig) -> Decoder:
-    return Decoder(
-        config=config,
-        transformer_layer_spec=_block_spec(shape, causal=True),
-        vocab_size=shape.padded_vocab_size,
-        max_sequence_length=shape.seq_len,
-        parallel_output=True,
-        share_embeddings_and_output_weights=shape.tie_word_embeddings,
-        position_embedding_type="learned_absolute" if shape.traits.positions == "learned" else "rope",
-        rotary_base=shape.rope_theta,  # declared int, used as float
-    )
-
-
-def _encoder_decoder(shape: ModelShape, config: TransformerConfig) -> EncoderDecoder:
+def _model_of(shape: ModelShape, config: TransformerConfig) -> Model:
+    common: dict[str, Any] = {
+        "config": config,
+        "vocab_size": shape.padded_vocab_size,
+        "max_sequence_length": shape.seq_len,
+        "parallel_output": True,
+        "share_embeddings_and_output_weights": shape.tie_word_embeddings,
+    }
+    if not shape.traits.is_encoder_decoder:
+        return Decoder(
+            **common,
+            transformer_layer_spec=_block_spec(shape, causal=True),
+            position_embedding_type="learned_absolute" if shape.traits.positions == "learned" else "rope",
+            rotary_base=shape.rope_theta,  # declared int, used as float
+        )
     model = EncoderDecoder(
-        config=config,
+        **common,
         encoder_config=config,
         transformer_encoder_layer_spec=_block_spec(shape, causal=False),
         transformer_decoder_layer_spec=_block_spec(shape, causal=True, has_cross_attention=True),
-        vocab_size=shape.padded_vocab_size,
-        max_sequence_length=shape.seq_len,
-        parallel_output=True,
-        share_embeddings_and_output_weights=shape.tie_word_embeddings,
         position_embedding_type="relative",
         relative_attention_num_buckets=shape.relative_attention_num_buckets,
         relative_attention_max_distance=shape.relative_attention_max_distance,
     )
-    # The output layers that are not used; megatron-core's tied one would have a bias of its own.
+    # The output layers that are not used; megatron-core's tied one would have a bias.
     del model.lm_head
     if shape.tie_word_embeddings:
         del model.output_layer
@@ -118,19 +109,11 @@ def _encoder_decoder(shape: ModelShape, config: TransformerConfig) -> EncoderDec
 _tanh_gelu = partial(gelu, approximate="tanh")
 """``gelu_new`` in Hugging Face's GPT-2 and T5."""
 
-_LLAMA = {"activation_func": silu}
-_T5 = {"activation_func": _tanh_gelu, "softmax_scale": 1.0}
-"""The scores are not scaled; the initial weights make up for it."""
-
 _FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": _LLAMA,
-    "qwen3": _LLAMA,
+    **{name: {"activation_func": silu} for name in ("llama", "qwen3", "mixtral", "qwen3_moe")},
     "gpt2": {"activation_func": _tanh_gelu},
-    "mixtral": _LLAMA,
-    "qwen3_moe": _LLAMA,
-    "t5": _T5,
-    "switch": _T5,
-    "t5_moe": _T5,
+    # T5 does not scale the scores; the initial weights make up for it.
+    **{name: {"activation_func": _tanh_gelu, "softmax_scale": 1.0} for name in ("t5", "switch", "t5_moe")},
 }
 """The model builder's table: settings of megatron-core that `Architecture` does not hold."""
 
@@ -192,7 +175,7 @@ def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = Fal
         across["pre_cross_attn_layernorm"] = WrappedTorchNorm
         across["cross_attention"] = ModuleSpec(module=CrossAttention, params=no_mask, submodules=submodules)
         across["cross_attn_bda"] = get_bias_dropout_add
-    layers = [
+    specs = [
         ModuleSpec(
             module=TransformerLayer,
             submodules=TransformerLayerSubmodules(
@@ -207,4 +190,4 @@ def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = Fal
         )
         for layer in range(shape.num_layers)
     ]
-    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=WrappedTorchNorm)
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=WrappedTorchNorm)

@@ -35,10 +35,7 @@ plain_rotate = rope_utils._apply_rotary_pos_emb_bshd
 
 
 def reason_against(mode: str, device_type: str, zero_stage: int) -> str | None:
-    """Why ``compile: <mode>`` leaves the layers uncompiled, or None where it compiles them.
-
-    `parallel.start` must have been called.
-    """
+    """Reason why ``compile: <mode>`` leaves the layers uncompiled, or None; after `parallel.start`."""
     if mode == "off":
         return "compile: off"
     if mode == "auto" and device_type == "cpu":
@@ -52,7 +49,7 @@ def reason_against(mode: str, device_type: str, zero_stage: int) -> str | None:
 
 
 def compiles_functions(mode: str, device_type: str) -> bool:
-    """Whether ``compile: <mode>`` compiles single functions where there is a `reason_against` whole layers."""
+    """True if ``compile: <mode>`` compiles single functions where there is a `reason_against` whole layers."""
     return mode == "on" or (mode == "auto" and device_type == "cuda")
 
 
@@ -99,20 +96,19 @@ def start(
         loss.fused_softmax = None
         log(f"not compiled, the layers run eagerly: {_first_line(error)}")
         return False
-    for each in fused_functions():
-        each.stop_learning()
-    failed = [each for each in fused_functions() if each.error]
-    for each in failed:
-        log(f"not compiled, runs eagerly: {each.function.__name__.strip('_')}: {_first_line(each.error)}")
+    for fused in fused_functions():
+        fused.stop_learning()
+        if fused.error:
+            log(f"not compiled, runs eagerly: {fused.function.__name__.strip('_')}: {_first_line(fused.error)}")
     log(f"compiled in {seconds_text(time.monotonic() - started)}")
-    return not failed
+    return not any(fused.error for fused in fused_functions())
 
 
 def fused_functions() -> list[Fused]:
     """The functions that are compiled by themselves."""
     softmax = loss.fused_softmax, *(loss.fused_parallel_softmax or ())
     places = *softmax, model_layers.fused_activate, rope_utils._apply_rotary_pos_emb_bshd
-    return [each for each in places if isinstance(each, Fused)]
+    return [place for place in places if isinstance(place, Fused)]
 
 
 def _first_line(error: Exception | None) -> str:
@@ -120,7 +116,7 @@ def _first_line(error: Exception | None) -> str:
 
 
 def run_eagerly() -> None:
-    """Undo what was put in place of functions."""
+    """Put the plain functions back in place."""
     loss.fused_softmax = loss.fused_parallel_softmax = model_layers.fused_activate = None
     rope_utils._apply_rotary_pos_emb_bshd = plain_rotate
 
@@ -154,7 +150,7 @@ class Fused:
     """
 
     def __init__(self, function: Callable[..., Any], num_differentiable: int = 0):
-        """Its first `num_differentiable` arguments need gradients in training, where they are tensors.
+        """`num_differentiable`: its first arguments, of which tensors need gradients in training.
 
         Without any, the second size that it is shown is compiled for all further ones.
         """
@@ -162,7 +158,7 @@ class Fused:
         self._compiled = torch.compile(function, fullgraph=True, dynamic=False if num_differentiable else None)
         self._sizes: set[Any] = set()
         self.is_learning = True
-        """Whether it compiles for sizes that it has not met."""
+        """True while it compiles for sizes that it has not met."""
         self.error: Exception | None = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -188,19 +184,17 @@ class Fused:
         if not self._num_differentiable:
             return
         with torch.enable_grad():
-            copies = (
-                _copy(each) if isinstance(each, Tensor) and index < self._num_differentiable else each
-                for index, each in enumerate(arguments)
-            )
+            copies = list(arguments)
+            for index, tensor in enumerate(arguments[: self._num_differentiable]):
+                if isinstance(tensor, Tensor):
+                    # Of equal strides, and a parameter if it is one, for the compiler looks at both.
+                    copied = torch.empty_strided(
+                        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+                    )
+                    copied.copy_(tensor.detach())
+                    is_parameter = isinstance(tensor, torch.nn.Parameter)
+                    copies[index] = torch.nn.Parameter(copied) if is_parameter else copied.requires_grad_()
             self._compiled(*copies, **named).sum().backward()
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy that needs a gradient: of equal strides, and a parameter if it is one, for the compiler looks at both."""
-    with torch.no_grad():
-        copied = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        copied.copy_(tensor)
-    return torch.nn.Parameter(copied) if isinstance(tensor, torch.nn.Parameter) else copied.requires_grad_()
 
 
 def _choose_cache_folder() -> str:

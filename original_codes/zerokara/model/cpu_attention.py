@@ -73,7 +73,7 @@ def blocked_attention(
 
 
 class BlockedAttention(torch.autograd.Function):
-    """`blocked_attention` and its gradient; its name stands in a profile (`training.trial`)."""
+    """`blocked_attention` and its gradient; its name stands in a profile (`training.worker`)."""
 
     @staticmethod
     def forward(
@@ -172,7 +172,8 @@ class _BiasedAttention(torch.autograd.Function):
         else:  # a mask for each sample joins the bias a few samples at a time
             out = torch.empty_like(query)
             for part in _parts(query, key):
-                q, k, v, masked = query[part], key[part], value[part], _masked(cast, mask, part)
+                masked = cast.masked_fill(~mask[part], float("-inf"))
+                q, k, v = query[part], key[part], value[part]
                 out[part] = scaled_dot_product_attention(q, k, v, attn_mask=masked, scale=scale)
         ctx.save_for_backward(query, key, value, bias, out, mask)
         ctx.scale = scale
@@ -186,7 +187,8 @@ class _BiasedAttention(torch.autograd.Function):
         d_bias = torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
         for part in _parts(query, key):
             q, k, v, g, o = (each[part].float() for each in (query, key, value, gradient, out))
-            probabilities = torch.softmax((q * ctx.scale) @ k.mT + _masked(bias.float(), mask, part), dim=-1)
+            added = bias.float() if mask is None else bias.float().masked_fill(~mask[part], float("-inf"))
+            probabilities = torch.softmax((q * ctx.scale) @ k.mT + added, dim=-1)
             d_value[part] = probabilities.mT @ g
             d_scores = (g @ v.mT - (g * o).sum(-1, keepdim=True)).mul_(probabilities)
             d_bias += d_scores.sum(0, keepdim=True)
@@ -199,8 +201,3 @@ def _parts(query: Tensor, key: Tensor) -> list[slice]:
     """Samples whose scores are held at a time."""
     samples = max(1, MAX_SCORES // (query.size(1) * query.size(2) * key.size(2)))
     return [slice(start, start + samples) for start in range(0, len(query), samples)]
-
-
-def _masked(bias: Tensor, mask: Tensor | None, part: slice) -> Tensor:
-    """The bias of some samples, minus infinity where they may not attend."""
-    return bias if mask is None else bias.masked_fill(~mask[part], float("-inf"))

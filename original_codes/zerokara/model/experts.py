@@ -46,7 +46,7 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Routing:
-    """How routers are trained; nothing of it is part of the model."""
+    """Training of routers; no part of the model."""
 
     aux_loss_coef: float = 0.0
     """Coefficient of the load-balancing loss."""
@@ -72,9 +72,8 @@ class AuxiliaryLoss:
     """
 
     def __init__(self) -> None:
-        """A model by itself trains no auxiliary loss: whoever trains it sets the weight."""
         self.weight = torch.zeros(())
-        """The gradient of one sequence's auxiliary loss, a scalar in fp32 on the model's device."""
+        """Gradient of one sequence's auxiliary loss, in fp32 on the model's device; 0 unless a trainer sets it."""
 
     def set_weight(self, weight: float, device: torch.device) -> None:
         """Set the weight for the next forward pass and its backward pass."""
@@ -101,7 +100,7 @@ class _Attach(torch.autograd.Function):
 
 
 class _Weight(torch.nn.Module):
-    """A parameter without a computation of its own."""
+    """A parameter without a computation."""
 
     def __init__(self, *size: int):
         super().__init__()
@@ -112,7 +111,6 @@ class MixtureOfExperts(torch.nn.Module):
     """The `mlp` of an MoE layer: [S, B, D] in and out."""
 
     def __init__(self, config: TransformerConfig):
-        """As megatron-core builds it; what it needs stands in the configuration under megatron-core's names."""
         super().__init__()
         assert config.num_moe_experts and config.moe_ffn_hidden_size, "an MoE layer has experts"
         self.num_experts, self.top_k = config.num_moe_experts, config.moe_router_topk
@@ -171,7 +169,9 @@ class MixtureOfExperts(torch.nn.Module):
 
         The means are over the positions where `real_SB` is True; a sequence without any adds nothing.
         """
-        chosen_SBX = _one_hot(chosen_SBk, self.num_experts).sum(dim=2)
+        # Not torch's one_hot: it asks a CPU for the largest number, and torch.compile for its bound.
+        experts_X = torch.arange(self.num_experts, device=chosen_SBk.device)
+        chosen_SBX = (chosen_SBk[..., None] == experts_X).to(chosen_SBk.dtype).sum(dim=2)
         num_real: int | Tensor = len(chosen_SBX)
         if real_SB is not None:
             chosen_SBX, num_real = chosen_SBX * real_SB[..., None], real_SB.sum(dim=0).clamp(min=1)[:, None]
@@ -212,7 +212,7 @@ class MixtureOfExperts(torch.nn.Module):
 
 
 def has_kernel(hidden: Tensor) -> bool:
-    """Whether `grouped_mm` computes all experts at once for such hidden states."""
+    """True if `grouped_mm` computes all experts at once for such hidden states."""
     return hidden.is_cuda and hidden.dtype == torch.bfloat16
 
 
@@ -224,22 +224,17 @@ def _mean(values_SBX: Tensor, real_SB: Tensor | None) -> Tensor:
 
 
 def _counts_of_own(number_N: Tensor, num_numbers: int) -> Tensor:
-    """How often each number, from 0 on and below `num_numbers`, occurs in all, [N]."""
+    """Number of times that each number, 0 or more and below `num_numbers`, occurs in all, [N]."""
     counts = number_N.new_zeros(num_numbers).scatter_add(0, number_N, torch.ones_like(number_N))
     return counts[number_N]
 
 
 def _num_earlier(number_M: Tensor) -> Tensor:
-    """How often each number has occurred before, [M]."""
+    """Number of earlier occurrences of each number, [M]."""
     order_M = number_M.argsort(stable=True)
     sorted_M = number_M[order_M]
     ranks_M = torch.arange(len(order_M), device=order_M.device) - torch.searchsorted(sorted_M, sorted_M)
     return torch.empty_like(order_M).scatter(0, order_M, ranks_M)
-
-
-def _one_hot(chosen: Tensor, num_experts: int) -> Tensor:
-    """0 and 1, [..., X]; torch's own function asks a CPU for the largest number, and torch.compile for its bound."""
-    return (chosen[..., None] == torch.arange(num_experts, device=chosen.device)).to(chosen.dtype)
 
 
 class _GradientOfUsed(torch.autograd.Function):
@@ -277,8 +272,7 @@ class RouterCounts:
         entropy_SBX = -torch.special.xlogy(probabilities_SBX, probabilities_SBX)
         entropy = (entropy_SBX * real_SB[..., None]).sum()
         others = torch.stack([(kept_SBk * real_SBk).sum().to(entropy.dtype), entropy, real_SB.sum(dtype=entropy.dtype)])
-        others = others.double()
-        sums = torch.cat([load_X.double(), others])
+        sums = torch.cat([load_X.double(), others.double()])
         self._sums = sums if self._sums is None else self._sums + sums
 
     def take(self) -> Tensor | None:
@@ -299,8 +293,7 @@ def statistics(layers: Sequence[torch.nn.Module]) -> dict[str, list[float]]:
     ``router_entropy`` the entropy in nats of a token's probabilities. Every process must call it. Empty where there are
     no experts.
     """
-    taken = [experts.counts.take() for experts in experts_of(layers)]
-    sums = [each for each in taken if each is not None]
+    sums = [taken for experts in experts_of(layers) if (taken := experts.counts.take()) is not None]
     if not sums:
         return {}
     sums_LX = torch.stack(sums)

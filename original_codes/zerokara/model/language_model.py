@@ -211,7 +211,7 @@ class EncoderDecoder(LanguageModel, T5Model):
 
 
 def _mask_of_examples(segments_BS: Tensor, decoder_segments_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the encoder may attend, [B, 1, S, S], and the decoder to the encoder, [B, 1, T, S].
+    """Masks: True where the encoder may attend, [B, 1, S, S], and the decoder to the encoder, [B, 1, T, S].
 
     Padding of a decoder target may have none in the encoder input to attend to, and then attends to the last example:
     with nothing at all the softmax would be 0 / 0.
@@ -225,8 +225,7 @@ def _mask_of_examples(segments_BS: Tensor, decoder_segments_BT: Tensor) -> tuple
 def _biased(bias_1HSS: Tensor, mask: Tensor | None) -> dict[str, Tensor | None]:
     """The bias and the mask of a stack, as its layers take them.
 
-    A mask of its own for each sample stays apart where attention can take both: together they are [B, H, S, S], if once
-    for all layers.
+    A mask for each sample stays apart where attention can take both: together they are [B, H, S, S].
     """
     if mask is None:
         return {"attention_mask": None, "attention_bias": bias_1HSS}

@@ -135,8 +135,7 @@ def _recomputing(forward: Callable[..., Any], layer: torch.nn.Module) -> Callabl
         # variant, which hands the recomputed tensors to the backward pass that is under way, the weights would be gone
         # when their gradients come. The reentrant one finds tensors with gradients among positional arguments only.
         under_zero_3 = hasattr(next(layer.parameters()), "ds_id")
-        positional = *arguments, *named.values()
         # Dropout is 0: there is no state of random numbers to preserve.
-        return checkpoint(recompute, *positional, use_reentrant=under_zero_3, preserve_rng_state=False)
+        return checkpoint(recompute, *arguments, *named.values(), use_reentrant=under_zero_3, preserve_rng_state=False)
 
     return recomputing

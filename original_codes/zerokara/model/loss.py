@@ -114,23 +114,20 @@ def _chunks(
     needs_gradient: bool,
 ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
     """Yield each chunk, its nats [C] and the gradient of its logits [C, V], to which this keeps no reference."""
-    rows = _rows_per_chunk(hidden_ND, weight_VD)
-    # One buffer for all chunks: on a CPU fresh memory costs as much as what is computed in it.
-    is_fused = (fused_softmax if group is None else fused_parallel_softmax) is not None
-    size = rows, weight_VD.size(0)
-    buffer_CV = None if is_fused else torch.empty(size, dtype=torch.float32, device=hidden_ND.device)
-    for start in range(0, hidden_ND.size(0), rows):
-        chunk = slice(start, start + rows)
-        inputs = hidden_ND[chunk], weight_VD, labels_N[chunk], mask_N[chunk], vocab_size, group
-        yield chunk, *_nats_and_gradient(*inputs, buffer_CV, needs_gradient)
-
-
-def _rows_per_chunk(hidden_ND: Tensor, weight_VD: Tensor) -> int:
     num_tokens = hidden_ND.size(0)
     most_rows = max(1, CHUNK_BYTES[hidden_ND.device.type] // (4 * weight_VD.size(0)))
     num_chunks = max(1, -(-num_tokens // most_rows))
     rows = max(1, -(-num_tokens // num_chunks))  # equal chunks: no small one is left over
-    return -(-rows // TILE_ROWS) * TILE_ROWS if rows > 4 * TILE_ROWS else rows
+    if rows > 4 * TILE_ROWS:
+        rows = -(-rows // TILE_ROWS) * TILE_ROWS
+    # One buffer for all chunks: on a CPU fresh memory costs as much as what is computed in it.
+    is_fused = (fused_softmax if group is None else fused_parallel_softmax) is not None
+    size = rows, weight_VD.size(0)
+    buffer_CV = None if is_fused else torch.empty(size, dtype=torch.float32, device=hidden_ND.device)
+    for start in range(0, num_tokens, rows):
+        chunk = slice(start, start + rows)
+        inputs = hidden_ND[chunk], weight_VD, labels_N[chunk], mask_N[chunk], vocab_size, group
+        yield chunk, *_nats_and_gradient(*inputs, buffer_CV, needs_gradient)
 
 
 def _nats_and_gradient(
@@ -148,8 +145,18 @@ def _nats_and_gradient(
     The gradient is [C, V] in the dtype of the hidden states. In place in `buffer_CV` (fp32, C rows or more), or without
     one by the compiled softmax.
     """
-    num_real, is_local_C, labels_C = _of_this_rank(labels_C, weight_VD.size(0), vocab_size, group)
-    logits_CV = hidden_CD @ weight_VD.t() if buffer_CV is None else _logits(hidden_CD, weight_VD, buffer_CV)
+    num_rows = weight_VD.size(0)
+    first_row = group.rank() * num_rows if group else 0
+    num_real = min(max(vocab_size - first_row, 0), num_rows)  # rows of this rank that are no padding
+    rows_C = labels_C - first_row
+    is_local_C = (rows_C >= 0) & (rows_C < num_rows)
+    labels_C = rows_C.where(is_local_C, 0)
+    if buffer_CV is None:
+        logits_CV = hidden_CD @ weight_VD.t()
+    elif hidden_CD.dtype == torch.float32:
+        logits_CV = torch.mm(hidden_CD, weight_VD.t(), out=buffer_CV[: len(hidden_CD)])
+    else:
+        logits_CV = buffer_CV[: len(hidden_CD)].copy_(hidden_CD @ weight_VD.t())
     label_logits_C = logits_CV.gather(1, labels_C[:, None]).squeeze(1).float()
     if buffer_CV is not None:
         logits_CV[:, num_real:] = float("-inf")
@@ -180,24 +187,6 @@ def _nats_and_gradient(
     label_gradient_C = (torch.expm1(-nats_C) * mask_C).to(grad_CV.dtype)
     entries_C = label_gradient_C.where(is_local_C, grad_CV.gather(1, labels_C[:, None]).squeeze(1))
     return nats_C, grad_CV.scatter_(1, labels_C[:, None], entries_C[:, None])
-
-
-def _logits(hidden_CD: Tensor, weight_VD: Tensor, buffer_CV: Tensor) -> Tensor:
-    """The logits of a chunk in fp32, [C, V], in the memory of `buffer_CV`."""
-    out_CV = buffer_CV[: hidden_CD.size(0)]
-    if hidden_CD.dtype == torch.float32:
-        return torch.mm(hidden_CD, weight_VD.t(), out=out_CV)
-    return out_CV.copy_(hidden_CD @ weight_VD.t())
-
-
-def _of_this_rank(
-    labels_C: Tensor, num_rows: int, vocab_size: int, group: ProcessGroup | None
-) -> tuple[int, Tensor, Tensor]:
-    """How many of this rank's rows are real; of each label whether it is one of them, and its row, else 0."""
-    first_row = group.rank() * num_rows if group else 0
-    rows_C = labels_C - first_row
-    is_local_C = (rows_C >= 0) & (rows_C < num_rows)
-    return min(max(vocab_size - first_row, 0), num_rows), is_local_C, rows_C.where(is_local_C, 0)
 
 
 def _over_ranks(numbers: Tensor, operation: ReduceOp.RedOpType, group: ProcessGroup | None) -> Tensor:

@@ -49,7 +49,7 @@ def start(seed: int, tensor_parallel_size: int = 1) -> None:
 
 
 def start_alone() -> None:
-    """As `start`, in a process that is not part of a training run."""
+    """Set up groups of one, in a process that is not part of a training run."""
     if not torch.distributed.is_initialized():
         os.environ.update(loopback.environment())
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -51,7 +51,7 @@ class ModelShape:
     vocab_size: int
     """Entries of the tokenizer's vocabulary; the rows behind them are padding and never win."""
     tie_word_embeddings: bool
-    """Whether the output projection is the embedding matrix."""
+    """True if the output projection is the embedding matrix."""
     rope_theta: float
     """Base of the rotary frequencies; has no effect with other positions."""
     norm_epsilon: float
@@ -80,12 +80,8 @@ class ModelShape:
     """The layers with experts, counted from 0; the same in encoder and decoder."""
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("head_dim", self.hidden_size // self.num_attn_heads),
-            ("raw_len", self.seq_len),
-            ("input_len", self.seq_len),
-            ("target_len", self.seq_len),
-        ):
+        lengths = dict.fromkeys(("raw_len", "input_len", "target_len"), self.seq_len)
+        for name, value in {"head_dim": self.hidden_size // self.num_attn_heads, **lengths}.items():
             if not getattr(self, name):
                 object.__setattr__(self, name, value)
 
@@ -148,7 +144,7 @@ class ModelShape:
 
     @property
     def size_text(self) -> str:
-        """The number of parameters for people, with experts the active ones too."""
+        """The number of parameters for display, with experts the active ones too."""
         text = f"{count_text(self.num_parameters(padded=False))} parameters"
         return f"{text}, {count_text(self.num_active_parameters())} active" if self.moe_layers else text
 
@@ -233,7 +229,7 @@ class ModelShape:
 
 
 class Partition(Enum):
-    """How a parameter is partitioned among tensor-parallel ranks."""
+    """Partition of a parameter among tensor-parallel ranks."""
 
     ROWS = "rows"
     GATED_ROWS = "gated rows"
@@ -251,11 +247,11 @@ _PARTITIONS = {
     **dict.fromkeys(("pre_cross_attn_layernorm", "pre_mlp_layernorm"), Partition.REPLICATED),
     **dict.fromkeys(("router", "experts_fc1", "experts_fc2"), Partition.REPLICATED),
 }
-"""By the last module in a parameter's name."""
+"""Partitions by the last module in a parameter's name."""
 
 
 def partition_of(name: str, gated: bool) -> Partition:
-    """The partition of the parameter `name`; `gated` is whether `linear_fc1` holds a gate (`Architecture.gated`).
+    """The partition of the parameter `name`; `gated`: `linear_fc1` holds a gate (`Architecture.gated`).
 
     Raises:
         KeyError: the table does not know the parameter.
@@ -277,13 +273,8 @@ def local_sizes(shape: ModelShape, tensor_parallel_size: int) -> dict[str, int]:
 
 
 def is_layer_matrix(name: str, shape: TensorShape) -> bool:
-    """Whether a parameter is a matrix of a layer, or one for each expert: no embedding, norm or bias."""
+    """True for a matrix of a layer, or one for each expert: no embedding, norm or bias."""
     return ".layers." in name and len(shape) > 1
-
-
-def is_relative_position_bias(name: str) -> bool:
-    """Whether a parameter is a table of relative position biases."""
-    return name.endswith("relative_attention_bias.weight")
 
 
 def row_blocks(name: str, shape: ModelShape) -> tuple[NDArray[np.int64], ...]:

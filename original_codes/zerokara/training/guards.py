@@ -1,4 +1,4 @@
-"""What guards the weights: which steps may reach them, and that all processes hold the same.
+"""Guards of the weights: which steps may reach them, and a check that all processes hold the same.
 
 A step may whose loss and gradient are finite and, on request, whose loss is no spike. Any other is skipped: weights,
 optimizer moments and the optimizer's step count stay as they were. It still counts as a step: the position in the data
@@ -28,8 +28,7 @@ from zerokara.training.run import to_device
 WINDOW_STEPS = 100
 """Most recent good losses that a loss spike is measured against."""
 FEWEST_STEPS = 20
-"""With fewer good losses nothing is called a spike: the loss falls steeply at the start, and the standard deviation of
-a few values says little."""
+"""Good losses before any is called a spike: the loss falls steeply at the start, and a few values have no spread."""
 MOST_SEQUENCES = 3
 """Sequences named if all losses are finite: those of the highest loss."""
 
@@ -50,9 +49,9 @@ class StepRecord:
     """Before clipping; nan where the step was skipped for its loss."""
     seconds: float
     skip_reason: str = ""
-    """Why the step was skipped; empty where it was not."""
+    """Reason why the step was skipped; empty where it was not."""
     stop_requested: bool = False
-    """Whether any process was asked to stop; all processes know alike, and leave after the same step."""
+    """True if any process was asked to stop; all processes know alike, and leave after the same step."""
 
 
 class StepGuard:
@@ -70,7 +69,7 @@ class StepGuard:
         self.recent_losses = state.recent_losses if state else ()
 
     def skip_reason_of_loss(self, loss: float) -> str:
-        """Why a step with this loss must not reach the weights; empty if it may."""
+        """Return why a step with this loss must not reach the weights; empty if it may."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         losses = self.recent_losses

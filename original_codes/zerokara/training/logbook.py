@@ -16,8 +16,7 @@ from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.order import MixedOrder
 from zerokara.training import sample_texts
 from zerokara.training.guards import StepRecord
-from zerokara.training.monitoring.step_metrics import Recorder, Tracker
-from zerokara.training.monitoring.trackers import Plots, TensorBoard, WeightsAndBiases
+from zerokara.training.monitoring.step_metrics import Plots, Recorder, TensorBoard, Tracker, WeightsAndBiases
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import stage_messages
 from zerokara.training.processes.joining import Processes, peak_memory

@@ -42,11 +42,10 @@ from zerokara.training.validation import Validation, of_loss
 
 STOP_NAME = "STOP"
 """``touch STOP`` in the run folder asks, from any machine that sees it."""
-_SIGNAL_NAMES = {int(signal.SIGINT): "Ctrl-C (SIGINT)"}
 
 
 class StopRequest:
-    """Whether this process was asked to stop, by SIGTERM, SIGINT (Ctrl-C), or in the first process other `reasons`.
+    """Request to stop this process, by SIGTERM, SIGINT (Ctrl-C), or in the first process by other `reasons`.
 
     The processes agree in the sum of each step's loss, and save at the end of the step. A second Ctrl-C exits at once,
     as does any request before the first step, when there is nothing to save.
@@ -54,34 +53,35 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.reason = ""
-        """Who asked; empty while nobody has."""
+        """Source of the request; empty while there is none."""
         self.at_once = True
-        """Whether there is nothing to save yet, so that a request does not wait for the end of a step."""
+        """True while there is nothing to save yet, so that a request does not wait for the end of a step."""
         self.reasons: list[Callable[[], str]] = []
-        """Asked after each step, in the first process: each returns a reason to stop, or nothing."""
+        """Called after each step, in the first process: each returns a reason to stop, or nothing."""
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, self._handle)
 
     def watch_file(self, path: Path) -> None:
-        """Take a file that appears for a request; one that is there was meant for an earlier start, and is deleted."""
+        """Stop when a file appears; one that is there was meant for an earlier start, and is deleted."""
         path.unlink(missing_ok=True)
         self.reasons.append(lambda: f"the file {path}" if path.exists() else "")
 
     def poll(self) -> bool:
-        """Whether this process has a request."""
+        """Return True if this process has a request."""
         for reason in self.reasons:
             self.reason = self.reason or reason()
         return bool(self.reason)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        again = bool(self.reason) and number == signal.SIGINT
-        self.reason = self.reason or _SIGNAL_NAMES.get(number, signal.Signals(number).name)
-        if again or self.at_once:
+        is_second = bool(self.reason) and number == signal.SIGINT
+        name = "Ctrl-C (SIGINT)" if number == signal.SIGINT else signal.Signals(number).name
+        self.reason = self.reason or name
+        if is_second or self.at_once:
             raise KeyboardInterrupt(self.reason)
 
 
 class Trainer:
-    """A run at its newest checkpoint or its first step, which holds the run folder until it has trained."""
+    """A run at its newest checkpoint or its first step, which locks the run folder until it has trained."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class Trainer:
         self.stop = stop = StopRequest()
         self.processes = processes = join(plan)
         sharing = shared_folder(processes)
-        self._held = contextlib.ExitStack()
+        self._folder_lock = contextlib.ExitStack()
         if sharing.leads:
-            self._held.enter_context(run_folder.lock(plan.run_dir))
+            self._folder_lock.enter_context(run_folder.lock(plan.run_dir))
             stop.watch_file(plan.run_dir / STOP_NAME)
         self.run = run = open_run(plan, processes, newest_checkpoint(plan, processes, sharing))
         self.state = run.state
@@ -127,11 +127,11 @@ class Trainer:
         waited = seconds_text(time.time() - psutil.Process().create_time())
         processes.log(f"ready after {waited}; stop with Ctrl-C, SIGTERM, or: touch {stop_path}; nothing is lost")
         try:
-            # The validation of the step that was reached, where somebody asked to stop in it or before it.
+            # True if the validation of the step that was reached is due and has not been done, because of a stop.
             is_due = done % run.plan.resolved.eval_interval == 0 and done < schedule.num_steps
-            lacks = is_due and self.state.facts.get("valid_step") != done
-            if lacks and self._validate(done) and done and self._is_best(done):
-                self.save(done)  # anew: what was saved at the stop does not know how good it is
+            is_due = is_due and self.state.facts.get("valid_step") != done
+            if is_due and self._validate(done) and done and self._is_best(done):
+                self.save(done)  # anew: the checkpoint of the stop does not know how good it is
             self.logbook.log_stages(done, resumed=done > 0)
             self.stop.at_once = False
             with contextlib.closing(run.loader(schedule.num_steps)) as loader:
@@ -143,8 +143,8 @@ class Trainer:
             self.saver.finish()
             self.logbook.close()
             if self.state.step < schedule.num_steps:
-                reached = self.state.step == self._stop_after
-                reason = self.stop.reason or ("its caller" if reached else "another process")
+                other = "its caller" if self.state.step == self._stop_after else "another process"
+                reason = self.stop.reason or other
                 processes.log(f"stopped by {reason} after step {self.state.step}, saved")
                 if processes.is_first:
                     stop_path.unlink(missing_ok=True)  # the request was obeyed
@@ -159,7 +159,7 @@ class Trainer:
             self.saver.abandon()
             raise
         finally:
-            self._held.close()
+            self._folder_lock.close()
 
     def after_step(self, record: StepRecord) -> bool:
         """Record, validate, sample and save; return whether to leave. Every process must call it."""
@@ -183,16 +183,16 @@ class Trainer:
         return stops
 
     def _validate(self, step: int, to_the_end: bool = False) -> bool:
-        """Validate; return False when it was given up because somebody asked to stop."""
+        """Validate; return False when a request to stop ended it early."""
         self.divergence.check(step)
 
-        def is_asked_to_stop() -> bool:
+        def give_up() -> bool:
             return not to_the_end and self.processes.sum([self.stop.poll()]) != [0]
 
         with self.logbook.pause():
             results = []
             for validate in self.validations:
-                if (result := validate(self.run.engine, is_asked_to_stop)) is None:
+                if (result := validate(self.run.engine, give_up)) is None:
                     return False
                 results.append(result)
             if results:
@@ -202,7 +202,7 @@ class Trainer:
         return True
 
     def _is_best(self, step: int) -> bool:
-        """Whether this step is to be saved as the best so far, so that the best one always exists."""
+        """Return True if this step is to be saved as the best so far, so that the best one always exists."""
         plan = self.run.plan
         return plan.task.saves_every_best and plan.resolved.keep_best and self.logbook.facts.get("best_step") == step
 
@@ -236,13 +236,13 @@ def train_step(
     guard: StepGuard,
     stop: Callable[[], bool],
 ) -> StepRecord:
-    """Train one step; every process must call it. `stop` says whether this process was asked to stop."""
+    """Train one step; every process must call it. `stop` is True if this process was asked to stop."""
     started = time.perf_counter()
     batches, device = next(loader), processes.device
     # Tensor-parallel ranks compute the same sequences: one of them counts.
     counts = float(parallel.tensor_rank() == 0)
     (global_tokens,) = processes.sum([counts * batches.num_tokens])
-    global_sequences = sum(len(one[0]) for one in batches.micro_batches) * parallel.data_size()
+    global_sequences = sum(len(batch[0]) for batch in batches.micro_batches) * parallel.data_size()
     nats = torch.zeros((), device=device)  # not read here: the host goes on while the device works
     for micro_batch in batches.micro_batches:
         on_device = [tensor.to(device, non_blocking=True) for tensor in micro_batch]  # pinned: nothing waits
@@ -250,21 +250,18 @@ def train_step(
     requests = torch.full_like(nats, float(stop()), dtype=torch.float64)
     numbers = torch.stack([counts * nats.double(), requests])
     torch.distributed.all_reduce(numbers)
-    read: list[float] = []
-    skip_reason = ""
+    loss, stop_requested, skip_reason = math.nan, False, ""
 
     def accept(values: list[float]) -> bool:
-        nonlocal skip_reason
-        read.extend(values)
-        skip_reason = guard.skip_reason_of_loss(values[0] / global_tokens)
+        nonlocal loss, stop_requested, skip_reason
+        loss, stop_requested = values[0] / global_tokens, values[1] > 0
+        skip_reason = guard.skip_reason_of_loss(loss)
         return not skip_reason
 
     grad_norm = engine.update(learning_rate, numbers, accept)
-    loss, stop_requested = read[0] / global_tokens, read[1] > 0
     if skip_reason:
         grad_norm = math.nan
     elif not math.isfinite(grad_norm):
         skip_reason = "the gradient is not finite"
     guard.note(loss, skip_reason)
-    seconds = time.perf_counter() - started
-    return StepRecord(step, loss, learning_rate, grad_norm, seconds, skip_reason, stop_requested)
+    return StepRecord(step, loss, learning_rate, grad_norm, time.perf_counter() - started, skip_reason, stop_requested)

@@ -37,7 +37,7 @@ from zerokara.training.processes.joining import FolderSharing, Processes
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one process computes in one step."""
+    """Batches of one process for one step."""
 
     micro_batches: list[list[Tensor]]
     """For each micro batch the model's arguments, with labels; in main memory, pinned where the device is a GPU."""
@@ -54,9 +54,10 @@ def load_batches(
     """
 
     def prepare(step: int) -> StepBatches:
-        made = list(batches.at(consumed_before(step)))
-        num_tokens = sum(float(batch.loss_mask.sum()) for batch in made)
-        return StepBatches([as_tensors(batch, pins_memory=device.type == "cuda") for batch in made], num_tokens)
+        micro_batches = list(batches.at(consumed_before(step)))
+        num_tokens = sum(float(batch.loss_mask.sum()) for batch in micro_batches)
+        pins = device.type == "cuda"
+        return StepBatches([as_tensors(batch, pins_memory=pins) for batch in micro_batches], num_tokens)
 
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
     futures = (thread.submit(prepare, step) for step in steps)
@@ -94,7 +95,7 @@ class Run:
     """This process's part of the model, as built; `engine.module` is what computes."""
     engine: Engine
     state: TrainingState
-    """Where this start begins."""
+    """State at which this start begins."""
     batches: Batches
     """The micro batches of this process."""
 
@@ -113,7 +114,7 @@ Checkpoint = tuple[Path, TrainingState, Mapping[str, Tensor], Mapping[str, Tenso
 
 
 class SentTensors(Mapping[str, Tensor]):
-    """Tensors that one process reads and all get, each when it is asked for; every process must ask for the same."""
+    """Tensors that one process reads and broadcasts, each when it is indexed; every process must index the same."""
 
     def __init__(
         self, read: Callable[[str], Tensor], source: int, shapes: Mapping[str, tuple[int, ...]], processes: Processes
@@ -136,7 +137,7 @@ class SentTensors(Mapping[str, Tensor]):
 
 
 def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharing) -> Checkpoint | None:
-    """Return the checkpoint to resume from, None for none; every process must call it.
+    """Return the checkpoint to resume from, or None; every process must call it.
 
     Where not all see the newest, because machines have folders of their own, one that does sends it to all.
     """
@@ -148,7 +149,7 @@ def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharin
     # For all that share a folder: it reads and hashes a whole checkpoint.
     step = int(processes.from_one(newest_step))
     if sharing.leads:
-        with contextlib.suppress(OSError):  # the two names are for people; the next save sets them right
+        with contextlib.suppress(OSError):  # the two names are for display; the next save sets them right
             checkpoint.write_markers(plan.run_dir)
         if not processes.is_first:
             try:
@@ -205,9 +206,9 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
         log(f"starting from the weights of {config.init_from}{without}")
     else:
         load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
-    batch = config.micro_batch, config.intra_document_masking, log, config.packs_examples
     whole_layers = compilation.reason_against(config.compile, device.type, config.zero_stage) is None
     if whole_layers or compilation.compiles_functions(config.compile, device.type):
+        batch = config.micro_batch, config.intra_document_masking, log, config.packs_examples
         compilation.start(model, *batch, whole_layers=whole_layers)
     share, reading = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size()), plan.data.reading
     batches = Batches(reading.tokens(), reading.order(), share, plan.data.objective, parallel.data_rank())
@@ -215,21 +216,22 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
 
 
 def _weights_of(folder: Path, shape: ModelShape, processes: Processes) -> SentTensors:
-    """The weights of a Hugging Face folder, in the order in which the first process, which alone reads it, has them."""
-    opened = list[Iterator[tuple[str, Tensor]]]()
+    """The weights of a Hugging Face folder, in its order; the first process alone reads it."""
+    weights: Iterator[tuple[str, Tensor]] = iter(())
 
     def open_weights() -> str:
-        opened.append(from_hf.open_weights(folder, shape))
+        nonlocal weights
+        weights = from_hf.open_weights(folder, shape)
         return ""
 
     processes.from_one(open_weights)
     shapes = shape.parameter_shapes()
     in_order = {name: shapes[name] for name in from_hf.names(shape)}
-    return SentTensors(lambda _: next(opened[0])[1], 0, in_order, processes)
+    return SentTensors(lambda _: next(weights)[1], 0, in_order, processes)
 
 
 def state_of(plan: RunPlan, samples: int, **reached: Any) -> TrainingState:
-    """Return the state of a run after `samples` samples; `reached` are the fields that the plan does not tell."""
+    """Return the state of a run after `samples` samples; `reached` are the fields that the plan does not hold."""
     return TrainingState(
         samples=samples,
         tokens=samples * plan.schedule.sample_tokens,

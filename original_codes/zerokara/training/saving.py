@@ -1,6 +1,6 @@
 """Asynchronous checkpointing: training waits while the state is copied to main memory; threads write the copy.
 
-Each process copies its share of each tensor (`checkpoint.state`), and a thread of its own writes, hashes and syncs it;
+Each process copies its share of each tensor (`checkpoint.state`), and its thread writes, hashes and syncs it;
 the thread of the first process renames and prunes (`CheckpointStore`). There is one copy of the state, in each process
 a share of it, and therefore one save at a time. A disk that refuses it does not end the run: the thread retries.
 """
@@ -33,11 +33,11 @@ from zerokara.training.processes.joining import FolderSharing
 from zerokara.training.run import Run
 
 RETRY_SECONDS = 5.0
-"""Between two attempts of a save that the disk refused."""
+"""Time between two attempts of a save that the disk refused."""
 PATIENCE_SECONDS = 300.0
-"""How long the end of a run waits for disk space; below the half hour that the other processes wait for this one."""
+"""Time that the end of a run waits for disk space; below the half hour that the other processes wait for this one."""
 REMINDER_SECONDS = 30.0
-"""Between two log lines while a save is being waited for."""
+"""Time between two log lines while a save is being waited for."""
 
 
 class HostCopy:
@@ -101,17 +101,15 @@ class Saver:
             1, "save", lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
         )
         self._current: Future[None] | None = None
-        self._step, self._no_retry = 0, threading.Event()
-        """Of the current save; the event is set where no further attempt is to be made."""
-        self._disk_error = ""
-        """What the disk answered to its last attempt; empty once one has succeeded."""
+        # Of the current save: its step, an event that forbids further attempts, and the disk's answer to the last one.
+        self._step, self._no_retry, self._disk_error = 0, threading.Event(), ""
 
     def save(self, state: TrainingState) -> None:
         """Copy the state and start writing it; every process must call it."""
         self.finish(state.step)
         started = time.monotonic()
-        parts = {WEIGHTS: master_weights(self._engine), OPTIMIZER: optimizer_state(self._engine)}
-        tensors = self._copy.fill({part: self._own_rows(parts[part]) for part in parts})
+        weights, moments = self._own_rows(master_weights(self._engine)), self._own_rows(optimizer_state(self._engine))
+        tensors = self._copy.fill({WEIGHTS: weights, OPTIMIZER: moments})
         copied = seconds_text(time.monotonic() - started)
         self._step, self._no_retry, self._disk_error = state.step, threading.Event(), ""
         if self._sharing.leads:

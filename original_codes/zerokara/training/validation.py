@@ -40,13 +40,13 @@ class ValidationResult:
     """One validation, as the records take it."""
 
     line: dict[str, Any]
-    """Its numbers in metrics.jsonl."""
+    """Numbers in metrics.jsonl."""
     facts: dict[str, Any]
     """Numbers for the checkpoint's state, which keeps the first of them, too."""
     badness: float
     """The number that is least for the best model."""
     messages: Sequence[str]
-    """Its lines in the log."""
+    """Lines in the log."""
 
 
 GiveUp = Callable[[], bool] | None

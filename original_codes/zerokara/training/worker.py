@@ -1,33 +1,58 @@
 """A training process: ``python -m zerokara.training.worker PLAN WORK``, as the launching process starts it.
 
 It reads the plan from its file and does its work. If it runs out of memory or loses the others, it says why.
+
+One of the works is a trial before a run that costs days, for ``--dry-run`` and for ``micro_batch_size: auto`` on a GPU:
+the real processes train a few steps of the real model on the real data. What the steps learn is thrown away, and
+nothing is written. They tell the speed, the kernels, and the memory at its peak, which no arithmetic foresees.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed
+from torch.profiler import ProfilerActivity, profile
 
+from zerokara.durable import write_json
 from zerokara.errors import RunError, guarded
+from zerokara.model import compilation
+from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.resources import end_with_parent
-from zerokara.training.loop import Trainer
-from zerokara.training.planning.memory import MemoryForecast
+from zerokara.training.guards import StepGuard
+from zerokara.training.loop import Trainer, train_step
+from zerokara.training.planning.memory import MemoryForecast, TrialResult
 from zerokara.training.planning.processors import PARENT_NAME
-from zerokara.training.planning.run_plan import PRETRAINING, Task, read_plan
+from zerokara.training.planning.run_plan import PRETRAINING, RunPlan, Task, read_plan
 from zerokara.training.processes import supervision
-from zerokara.training.trial import run_trial
+from zerokara.training.processes.joining import join, peak_memory
+from zerokara.training.run import open_run
 from zerokara.training.validation import evaluate_checkpoint
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
 """Source: torch 2.13, c10/core/impl/alloc_cpu.cpp. torch tells a CPU's lack of memory by the text of a RuntimeError."""
 _GLOO = ("gloo/transport", "gloo::", "Gloo")
-"""Where gloo's errors say that they come from; the same holds for a lost connection."""
+"""Marks of gloo's errors, among them a lost connection."""
+
+MIN_STEPS, MAX_STEPS = 3, 33
+MEASURED_SECONDS = 3.0
+"""For so long, or for MAX_STEPS, steps are measured. The first is slow (memory is taken, kernels are chosen, its
+operators are listed) and does not count; of the others the median does, as the next few may still be slow."""
+_NO_LOG = "6"
+"""Level that torch's profiler reads when it is first used: 5, USDT, would log its start and its end (torch 2.13)."""
+_KERNELS = re.compile(r"aten::_scaled_dot_product_(\w+)|torch_attn::_(varlen_attn)|(BlockedAttention)")
+"""Operators that `scaled_dot_product_attention` and `varlen_attn` call, in eager and in compiled layers (torch 2.13,
+aten/src/ATen/native/transformers/attention.cpp and torch/nn/attention/varlen.py), and our own
+(`model.cpu_attention`). ``attention_math`` are plain operations."""
 
 WORK: Mapping[str, Callable[..., None]] = {
     "train": lambda plan: Trainer(plan).train(),
@@ -35,7 +60,7 @@ WORK: Mapping[str, Callable[..., None]] = {
     "trial": lambda plan, result_path: run_trial(plan, Path(result_path)),
     "evaluate": lambda plan, folder: evaluate_checkpoint(plan, Path(folder)),
 }
-"""What a training process is asked for by name; each takes the plan and the arguments after the name."""
+"""Works of a training process by name; each takes the plan and the arguments after the name."""
 
 
 def main(arguments: Sequence[str], task: Task = PRETRAINING, work: Mapping[str, Callable[..., None]] = WORK) -> int:
@@ -84,6 +109,73 @@ def _explained(error: RuntimeError | MemoryError, forecast: MemoryForecast) -> t
             "checkpoint is whole: the next start resumes from it"
         )
     return 0, ""
+
+
+def run_trial(plan: RunPlan, result_path: Path) -> None:
+    """Train a few steps in this process and the others, log speed and memory, write nothing but the result.
+
+    Raises:
+        RunError: a process did not answer, or a loss was not finite.
+    """
+    processes, config, schedule = join(plan), plan.resolved, plan.schedule
+    device, log = processes.device, processes.log
+    pool = plan.memory.pools[0]
+    run, guard = open_run(plan, processes), StepGuard(config.spike_sigmas, config.max_skipped_steps)
+    seen, seconds = profile_first_forward(run.model), list[float]()
+    last_step = max(MIN_STEPS, min(MAX_STEPS, schedule.num_steps))
+    with closing(run.loader(last_step)) as loader:
+        for step in range(1, last_step + 1):
+            torch.distributed.barrier()
+            learning_rate = schedule.learning_rate(min(step, schedule.num_steps))
+            record = train_step(run.engine, processes, loader, step, learning_rate, guard, lambda: False)
+            if record.skip_reason:
+                raise RunError(f"trial step {step}: {record.skip_reason}: see lr, precision and the data")
+            if step == 1:
+                reason = compilation.reason_against(config.compile, device.type, config.zero_stage)
+                eager = f"; layers not compiled ({reason})" if reason else ""
+                log(f"kernels: {attention_kernels({event.name for event in seen.events()})}{eager}")
+                continue
+            seconds.append(record.seconds)
+            # Of the slowest process, so that all of them leave after the same step.
+            if max(processes.numbers_of_all(sum(seconds))) >= MEASURED_SECONDS and step >= MIN_STEPS:
+                break
+    typical, peak = median(seconds), int(max(processes.numbers_of_all(peak_memory(device))))
+    log(
+        f"trial of {step} steps: loss {record.loss:.3f}, {seconds_text(typical)} a step, "
+        f"{count_text(schedule.batch_tokens / typical)} tok/s; all {schedule.num_steps:,} steps would take "
+        f"{seconds_text(schedule.num_steps * typical)}, validations and saves not counted"
+    )
+    there = pool.available_bytes // pool.num_processes
+    log(
+        f"memory: the fullest process held {bytes_text(peak)} at most, {peak / there:.0%} of the {bytes_text(there)} "
+        f"available to it, with micro_batch_size {config.micro_batch}"
+    )
+    if processes.is_first:
+        write_json(result_path, asdict(TrialResult(peak, typical)))
+
+
+def profile_first_forward(model: torch.nn.Module) -> profile:
+    """Profile until the next forward pass of `model` is done, the very pass that trains: which attention kernel torch
+    chooses varies by release and GPU. The result then holds its operators.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", _NO_LOG)
+    seen = profile(activities=[ProfilerActivity.CPU])
+
+    def end(*_: object) -> None:
+        hook.remove()
+        seen.stop()
+
+    hook = model.register_forward_hook(end)
+    seen.start()
+    return seen
+
+
+def attention_kernels(operators: Collection[str]) -> str:
+    """Name what computes the attention, by the operators of a forward pass."""
+    matches = [match for name in operators if (match := _KERNELS.fullmatch(name))]
+    found = {match[match.lastindex or 0] for match in matches} or {"attention_math"}
+    slow = " (plain operations, slow and with the matrix of all scores)" if "attention_math" in found else ""
+    return f"attention by {' and '.join(sorted(found))}{slow}"
 
 
 if __name__ == "__main__":

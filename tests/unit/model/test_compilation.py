@@ -11,7 +11,7 @@ import rounding
 import torch
 from shapes import shape_of
 
-from zerokara.model import compilation, loss
+from zerokara.model import compilation
 from zerokara.model.builder import Decoder, build
 from zerokara.model.compilation import Fused
 
@@ -29,26 +29,21 @@ def model() -> Decoder:
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "zero_stage", "compiled"),
+    ("mode", "device", "zero_stage", "layers", "functions"),
     [
-        ("auto", "cuda", 1, True),
-        ("auto", "cpu", 1, False),
-        ("on", "cpu", 1, True),
-        ("auto", "cuda", 3, False),
-        ("on", "cpu", 3, False),
-        ("off", "cuda", 1, False),
+        ("auto", "cuda", 1, True, True),
+        ("auto", "cpu", 1, False, False),
+        ("on", "cpu", 1, True, True),
+        ("auto", "cuda", 3, False, True),
+        ("on", "cpu", 3, False, True),
+        ("off", "cuda", 1, False, False),
     ],
 )
-def test_where_it_is_compiled(mode: str, device: str, zero_stage: int, compiled: bool) -> None:
-    assert (compilation.reason_against(mode, device, zero_stage) is None) == compiled
-
-
-@pytest.mark.parametrize(
-    ("mode", "device", "compiled"),
-    [("auto", "cuda", True), ("on", "cpu", True), ("auto", "cpu", False), ("off", "cuda", False)],
-)
-def test_where_functions_are_compiled_in_place_of_layers(mode: str, device: str, compiled: bool) -> None:
-    assert compilation.compiles_functions(mode, device) == compiled
+def test_where_layers_and_functions_are_compiled(
+    mode: str, device: str, zero_stage: int, layers: bool, functions: bool
+) -> None:
+    assert (compilation.reason_against(mode, device, zero_stage) is None) == layers
+    assert compilation.compiles_functions(mode, device) == functions
 
 
 def test_a_function_runs_compiled_at_sizes_that_it_was_shown() -> None:
@@ -128,35 +123,3 @@ def test_only_training_at_the_first_shape_is_compiled(model: Decoder, monkeypatc
     assert calls == [(16, 2, 32)] * 2  # the warm-up: two layers
     model(ids[:2], ids[:2])
     assert calls == [(16, 2, 32)] * 4
-
-
-def test_the_fused_softmax_gives_the_same_loss_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    chance = torch.Generator().manual_seed(1)
-    hidden, weight = torch.randn(40, 24, generator=chance), torch.randn(64, 24, generator=chance)
-    labels, mask = torch.randint(0, 50, (40,), generator=chance), (torch.rand(40, generator=chance) > 0.2).float()
-    monkeypatch.setitem(loss.CHUNK_BYTES, "cpu", 4 * 64 * 12)  # four chunks
-
-    def run() -> tuple[float, torch.Tensor, torch.Tensor]:
-        parts = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        nats = loss.cross_entropy(parts[0][:, None], labels[None], mask[None], False, parts[1], vocab_size=50)
-        (nats / 7).backward()
-        assert parts[0].grad is not None and parts[1].grad is not None
-        return nats.item(), parts[0].grad, parts[1].grad
-
-    plain = run()
-    loss.fused_softmax = loss.softmax_times_mask
-    fused = run()
-    rounding.assert_same_loss(fused[0], plain[0])
-    for found, expected in zip(fused[1:], plain[1:], strict=True):
-        rounding.assert_same_tensor(found, expected)
-    loss.fused_softmax = lambda logits, mask, real: loss.softmax_times_mask(logits, mask, real + 1)
-    broken = rounding.times_tolerance([run()[0]], [plain[0]])
-    assert broken > rounding.BROKEN, "a padding row that takes part is noticed"
-
-
-def test_a_second_backward_pass_is_refused() -> None:
-    hidden = torch.randn(4, 1, 8, requires_grad=True)
-    nats = loss.cross_entropy(hidden, torch.arange(4)[None], None, False, torch.randn(16, 8), vocab_size=16)
-    nats.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        nats.backward()

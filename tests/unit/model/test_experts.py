@@ -1,25 +1,31 @@
-"""The mixture of experts against a plain one, its losses written out, and what neither may depend on."""
+"""The mixture of experts against a plain one, its losses written out, and what neither may depend on.
+
+On rows of packed examples padding counts nowhere, and an example drops what it drops alone.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import rounding
 import torch
-from configs import config_of
 from grouped import plain_grouped_mm
+from made_examples import conversation, pair, write_examples
 from shapes import shape_of
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear, silu
+from torch.nn.functional import linear, silu
 
+from zerokara.config.data import packed
 from zerokara.model import experts
-from zerokara.model.builder import build
-from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, Routing, experts_of, statistics
-from zerokara.model.shapes import ModelShape
+from zerokara.model.builder import Model, build
+from zerokara.model.experts import PADDING, AuxiliaryLoss, MixtureOfExperts, Routing, experts_of, statistics
+from zerokara.samples.packed_examples import PackedExamples, Pairs
+from zerokara.training.run import as_tensors
 
-SMALL = {"num_layers": 3, "seq_len": 24, "num_experts": 4}
+SMALL = {"num_layers": 2, "seq_len": 24, "num_experts": 4}
 MIXTRAL = {**SMALL, "architecture": "mixtral", "num_kv_heads": 2}
 QWEN3_MOE = {**SMALL, "architecture": "qwen3_moe"}
 FAMILIES = {
@@ -27,10 +33,14 @@ FAMILIES = {
     "qwen3_moe": {**QWEN3_MOE, "moe_layers": [1], "moe_ffn_hidden_size": 40},
     "switch": {**SMALL, "architecture": "switch"},
     "t5_moe": {
-        **SMALL, "architecture": "t5_moe", "moe_layers": [0, 2], "experts_per_token": 3, "tie_word_embeddings": True
+        **SMALL, "architecture": "t5_moe", "moe_layers": [1], "experts_per_token": 3, "tie_word_embeddings": True
     },
 }  # fmt: skip
+PACKED = ("mixtral", "switch", "t5_moe")
 ROUTING = Routing(aux_loss_coef=0.3, z_loss_coef=0.2)
+LENGTHS = {0: [5, 2, 9], 1: [11, 1], 2: [24], 3: []}
+"""Lengths of the examples in each row of 24."""
+LENGTH = 24
 
 
 def layer_of(routing: Routing = ROUTING, **overrides: Any) -> MixtureOfExperts:
@@ -45,30 +55,6 @@ def layer_of(routing: Routing = ROUTING, **overrides: Any) -> MixtureOfExperts:
 
 def hidden(length: int = 24, batch: int = 3, seed: int = 0) -> Tensor:
     return torch.randn(length, batch, 48, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_counted_parameters_are_those_built(family: str) -> None:
-    shape = shape_of(**FAMILIES[family])
-    built = {name: tuple(part.shape) for name, part in build(shape).named_parameters()}
-    assert built == shape.parameter_shapes()
-    assert sum(math.prod(size) for size in built.values()) == shape.num_parameters()
-    padding = (shape.padded_vocab_size - shape.vocab_size) * 48 * (1 if shape.tie_word_embeddings else 2)
-    in_experts = sum(math.prod(size) for name, size in built.items() if ".experts_" in name)
-    idle = in_experts // shape.num_experts * (shape.num_experts - shape.experts_per_token)
-    assert shape.num_active_parameters() == shape.num_parameters() - padding - idle
-
-
-def test_the_korean_base_has_the_parameters_that_its_authors_state() -> None:
-    """About 700.6M and 304.2M active: 12 + 12 layers of hidden size 768, 16 experts in layers 3, 7, 11, two a token."""
-    settings = config_of(
-        architecture="t5_moe", num_layers=12, hidden_size=768, num_attn_heads=12, ffn_hidden_size=2048,
-        num_experts=16, seq_len=512,
-    )  # fmt: skip
-    assert settings.resolved_sizes()["moe_layers"] == (3, 7, 11) and settings.resolved_sizes()["experts_per_token"] == 2
-    shape = ModelShape.from_config(settings, vocab_size=50_358)
-    assert shape.num_parameters(padded=False) == pytest.approx(700.6e6, rel=1e-3)
-    assert shape.num_active_parameters() == pytest.approx(304.2e6, rel=1e-3)
 
 
 def token_by_token(layer: MixtureOfExperts, tokens_SBD: Tensor) -> Tensor:
@@ -109,24 +95,13 @@ def test_an_expert_without_a_token_gets_no_gradient_whatever_the_kernel_leaves_t
     layer, tokens = layer_of(), torch.randn(8, 48, generator=torch.Generator().manual_seed(1))
     ends_X = torch.tensor([2, 5, 5, 8], dtype=torch.int32)  # no token for expert 2
 
-    class Unwritten(torch.autograd.Function):
+    def unwritten(mat: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
         """A kernel that does not write the gradient of a group without rows."""
+        weights = weights.clone()
+        weights.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([2]), math.nan))
+        return plain_grouped_mm(mat, weights, offs)
 
-        @staticmethod
-        def forward(ctx: Any, mat: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
-            ctx.save_for_backward(mat, weights, offs)
-            return plain_grouped_mm(mat, weights, offs)
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-            mat, weights, offs = ctx.saved_tensors
-            with torch.enable_grad():
-                parts = mat.detach().requires_grad_(), weights.detach().requires_grad_()
-                of_mat, of_weights = torch.autograd.grad(plain_grouped_mm(*parts, offs), parts, grad)
-            of_weights[2] = math.nan
-            return of_mat, of_weights, None
-
-    monkeypatch.setattr(experts, "grouped_mm", lambda mat, weights, offs: Unwritten.apply(mat, weights, offs))
+    monkeypatch.setattr(experts, "grouped_mm", unwritten)
     layer._grouped(tokens, ends_X).square().sum().backward()
     found = [part.weight.grad.clone() for part in (layer.experts_fc1, layer.experts_fc2)]
     layer.zero_grad()
@@ -175,10 +150,7 @@ def losses_by_hand(layer: MixtureOfExperts, tokens_SBD: Tensor) -> tuple[Tensor,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("checkpointing", ["off", "selective", "full"])
-def test_gradients_are_those_of_the_loss_and_the_auxiliary_losses(
-    family: str, checkpointing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_are_those_of_the_loss_and_the_auxiliary_losses(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean nats over the tokens, plus the weighted means over the sequences: computed here, and as training does."""
     shape = shape_of(**FAMILIES[family])
     generator = torch.Generator().manual_seed(4)
@@ -189,7 +161,7 @@ def test_gradients_are_those_of_the_loss_and_the_auxiliary_losses(
         arguments.append(labels.roll(1, dims=1))
 
     def gradients(whole: bool) -> tuple[float, dict[str, Tensor]]:
-        model = build(shape, seed=2, activation_checkpointing=checkpointing if whole else "off", routing=ROUTING)
+        model = build(shape, seed=2, routing=ROUTING)
         collected: list[Tensor] = []
         if not whole:  # the auxiliary losses are collected, and summed here
             monkeypatch.setattr(AuxiliaryLoss, "attach", lambda _, weights, loss: collected.append(loss) or weights)
@@ -227,7 +199,7 @@ def test_sequences_do_not_depend_on_each_other() -> None:
 
 
 def test_statistics_by_layer() -> None:
-    model = build(shape_of(**QWEN3_MOE, moe_layers=[0, 2]), seed=1, routing=Routing(capacity_factor=0.5))
+    model = build(shape_of(**QWEN3_MOE, moe_layers=[0, 1]), seed=1, routing=Routing(capacity_factor=0.5))
     layers = model.all_layers()
     assert statistics(layers) == {}
     ids = torch.randint(0, 300, (3, 24), generator=torch.Generator().manual_seed(4))
@@ -243,8 +215,129 @@ def test_statistics_by_layer() -> None:
     assert statistics(layers) == {}, "reset"
 
 
-def test_the_loss_of_a_model_with_experts_is_cross_entropy() -> None:
-    model = build(shape_of(**MIXTRAL), seed=1, routing=ROUTING)
-    ids = torch.randint(0, 300, (2, 9), generator=torch.Generator().manual_seed(4))
-    plain = cross_entropy(model(ids[:, :-1])[..., :300].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
-    rounding.assert_same_loss(model(ids[:, :-1], ids[:, 1:]).item(), plain.item())
+def rows() -> tuple[Tensor, Tensor]:
+    """Hidden states [S, B, D], those of padding large, and the example or `PADDING` at each position [B, S]."""
+    hidden = torch.randn(LENGTH, len(LENGTHS), 48, generator=torch.Generator().manual_seed(0))
+    numbers = [[number for number, length in enumerate(lengths) for _ in range(length)] for lengths in LENGTHS.values()]
+    examples = torch.tensor([[*row, *[PADDING] * (LENGTH - len(row))] for row in numbers])
+    return torch.where((examples == PADDING).T[..., None], 5 * hidden, hidden), examples
+
+
+def loss_of(layer: MixtureOfExperts, hidden_SBD: Tensor, examples_BS: Tensor | None = None) -> Tensor:
+    """The auxiliary losses that the layer attaches, summed over the rows."""
+    collected: list[Tensor] = []
+    layer.auxiliary.attach = lambda weights, loss: collected.append(loss) or weights  # type: ignore[method-assign]
+    layer(hidden_SBD, examples_BS)
+    return collected[0]
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_a_row_with_padding_has_the_losses_of_the_row_without(top_k: int) -> None:
+    layer, (hidden, examples) = layer_of(experts_per_token=top_k), rows()
+    alone = [loss_of(layer, hidden[: sum(lengths), [row]]) for row, lengths in LENGTHS.items() if lengths]
+    found = loss_of(layer, hidden, examples)
+    rounding.assert_same_loss(found.item(), sum(alone).item())
+    without_mask = loss_of(layer, hidden)  # the broken twin
+    assert rounding.times_tolerance([without_mask.item()], [found.item()]) > rounding.BROKEN
+
+
+def test_the_gradient_of_padding_is_zero_and_a_row_of_padding_adds_nothing() -> None:
+    layer, (hidden, examples) = layer_of(), rows()
+    hidden.requires_grad_()
+    loss_of(layer, hidden, examples).backward()
+    assert hidden.grad is not None and hidden.grad.isfinite().all()
+    padding = (examples == PADDING).T
+    assert not hidden.grad[padding].any() and (hidden.grad[~padding] != 0).any(-1).all()
+    assert loss_of(layer, hidden[:, [3]], examples[[3]]) == 0
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_rows_without_padding_are_computed_as_without_a_mask(factor: float) -> None:
+    layer, (hidden, _) = layer_of(Routing(0.3, 0.2, factor)), rows()
+    one_example = torch.zeros(len(LENGTHS), LENGTH, dtype=torch.int64)
+    assert torch.equal(layer(hidden, one_example)[0], layer(hidden)[0])
+    assert torch.equal(loss_of(layer, hidden, one_example), loss_of(layer, hidden))
+    layer.counts.take()
+    layer(hidden, one_example)
+    counted = layer.counts.take()
+    layer(hidden)
+    assert torch.equal(counted, layer.counts.take())
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("factor", [0.5, 0.7, 1.25])
+def test_an_example_drops_what_it_drops_alone(factor: float, top_k: int) -> None:
+    layer, (hidden, examples) = layer_of(Routing(capacity_factor=factor), experts_per_token=top_k), rows()
+    together = layer(hidden, examples)[0]
+    by_row, dropped_alone = layer(hidden)[0], 0
+    differs = []
+    for row, lengths in LENGTHS.items():
+        for number in range(len(lengths)):
+            own = examples[row] == number
+            alone = hidden[own][:, [row]]
+            rounding.assert_same_tensor(together[own, row], layer(alone)[0][:, 0])
+            layer.eval()
+            dropped_alone += int((layer(alone)[0][:, 0] - together[own, row]).abs().amax(-1).gt(1e-3).sum())
+            layer.train()
+            differs.append((by_row[own, row] - together[own, row]).abs().max())
+    assert dropped_alone > 0, "nothing was dropped: equality would mean nothing"
+    assert max(differs) > 0.1  # the broken twin: the capacity of a row
+
+
+def test_statistics_are_those_of_the_examples() -> None:
+    layer, (hidden, examples) = layer_of(Routing(capacity_factor=0.5)), rows()
+    layer(hidden, examples)
+    found = layer.counts.take()
+    for row, lengths in LENGTHS.items():
+        for number in range(len(lengths)):
+            layer(hidden[examples[row] == number][:, [row]])
+    alone = layer.counts.take()
+    assert found is not None and alone is not None
+    rounding.assert_same_tensor(found.float(), alone.float())
+    assert found[-1] == sum(map(sum, LENGTHS.values())) and found[:4].sum() == 2 * found[-1] > found[4]
+    layer(hidden)  # the broken twin
+    assert layer.counts.take()[-1] == hidden.size(0) * hidden.size(1)
+
+
+def batch_of(family: str, folder: Any) -> list[Tensor]:
+    is_pair, chance = family != "mixtral", np.random.default_rng(3)
+    examples = [(pair if is_pair else conversation)(chance, 300, 2) for _ in range(8)]
+    lengths = packed(24, 16, True) if is_pair else packed(24, 24, False)
+    packed_rows = PackedExamples(write_examples(folder / "examples", examples), lengths, is_pair, 0)
+    batch = Pairs(lengths, 0 if is_pair else None)(packed_rows.many([0, 1, 2]), np.zeros(3, np.int64))
+    assert batch.segments is not None and batch.num_examples is not None
+    assert (batch.segments.max(axis=1) == batch.num_examples).any(), "no padding"
+    return as_tensors(batch)
+
+
+def gradients(model: Model, batch: list[Tensor]) -> dict[str, Tensor]:
+    model.auxiliary.set_weight(1 / 3, torch.device("cpu"))
+    (model(*batch) / batch[2].sum()).backward()
+    return {name: part.grad.clone() for name, part in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_recomputed_layers_are_told_of_padding(family: str, tmp_path: Any) -> None:
+    batch, shape = batch_of(family, tmp_path), shape_of(**FAMILIES[family])
+    routing = Routing(0.3, 0.2, capacity_factor=0.7)
+    found = {
+        mode: gradients(build(shape, seed=2, activation_checkpointing=mode, routing=routing), batch)
+        for mode in ("off", "selective", "full")
+    }
+    told_nothing = gradients(build(shape, seed=2, routing=routing), batch[:-1])  # the broken twin
+    for name, gradient in found["off"].items():
+        assert torch.equal(found["selective"][name], gradient) and torch.equal(found["full"][name], gradient), name
+        if "router" in name:
+            assert rounding.tensor_times_tolerance(told_nothing[name], gradient) > rounding.BROKEN
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_a_model_tells_its_layers_which_positions_are_padding(family: str, tmp_path: Any) -> None:
+    """The encoder's and the decoder's: by the tokens that were counted."""
+    batch = batch_of(family, tmp_path)
+    model = build(shape_of(**FAMILIES[family]), seed=2, routing=ROUTING)
+    model(*batch)
+    counted = [int(layer.counts.take()[-1]) for layer in experts_of(model.all_layers())]
+    is_real = [segments < batch[-1][:, None] for segments in ([batch[3]] if family == "mixtral" else batch[4:6])]
+    assert counted == [int(one.sum()) for one in is_real for _ in range(len(counted) // len(is_real))]
+    assert statistics(model.all_layers()) == {}

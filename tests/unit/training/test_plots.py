@@ -15,9 +15,8 @@ from matplotlib.figure import Figure
 
 from zerokara.config.loading import RESOLVED_NAME
 from zerokara.config.writing import as_yaml
-from zerokara.training.monitoring import plots, trackers
-from zerokara.training.monitoring.step_metrics import Recorder
-from zerokara.training.monitoring.trackers import Plots
+from zerokara.training.monitoring import plots, step_metrics
+from zerokara.training.monitoring.step_metrics import Plots, Recorder
 
 
 def run_lines(**more: Any) -> list[dict[str, Any]]:
@@ -128,7 +127,7 @@ def test_training_does_not_wait_for_a_drawing_and_its_end_does(
         return run(command, **more)
 
     monkeypatch.setattr(subprocess, "run", slow)
-    monkeypatch.setattr(trackers, "_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(step_metrics, "_PAUSE_SECONDS", 0)
     write_run(tmp_path / "run")
     folder = tmp_path / "run" / "plots"
     folder.mkdir()
@@ -150,7 +149,7 @@ def test_training_does_not_wait_for_a_drawing_and_its_end_does(
 def test_a_drawing_that_fails_or_hangs_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str], name: str, value: object, message: str
 ) -> None:
-    monkeypatch.setattr(trackers, name, value)
+    monkeypatch.setattr(step_metrics, name, value)
     recorder = drawing_recorder(tmp_path)
     recorder.record({"step": 1, "tokens": 1, "valid_loss": 2.0})
     recorder.close()

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from zerokara.training.monitoring import step_metrics
-from zerokara.training.monitoring.step_metrics import Recorder
-from zerokara.training.monitoring.trackers import TensorBoard
+from zerokara.training.monitoring.step_metrics import Recorder, TensorBoard
 
 
 def step_line(step: int, **values: Any) -> dict[str, Any]:

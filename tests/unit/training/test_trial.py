@@ -10,7 +10,7 @@ import torch.nn.attention.varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from zerokara.model import cpu_attention
-from zerokara.training.trial import attention_kernels, profile_first_forward
+from zerokara.training.worker import attention_kernels, profile_first_forward
 
 
 class Attention(torch.nn.Module):

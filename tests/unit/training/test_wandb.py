@@ -17,9 +17,8 @@ import pytest
 from configs import config_of
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.training.monitoring import step_metrics, trackers
-from zerokara.training.monitoring.step_metrics import Recorder
-from zerokara.training.monitoring.trackers import WeightsAndBiases
+from zerokara.training.monitoring import step_metrics
+from zerokara.training.monitoring.step_metrics import Recorder, WeightsAndBiases
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 HOST = "the-name-of-this-machine"
@@ -162,7 +161,7 @@ def test_online_nothing_of_the_machine_is_sent(
 def test_only_the_last_name_of_a_path_is_shared() -> None:
     given = {"a": "/srv/ada/x.jsonl", "b": ["data/", "hf://datasets/ada/poems@v1", 3, None], "sample_prompts": ["a/b"]}
     given |= {"stages": [{"order": "shuffle"}], "c": "https://ada:secret@host/f.json?token=1"}
-    assert trackers.shared(given) == {
+    assert step_metrics.shared(given) == {
         "a": "x.jsonl", "b": ["data", "poems@v1", 3, None], "sample_prompts": ["a/b"], "stages": [{"order": "shuffle"}],
         "c": "f.json?…",
     }  # fmt: skip
@@ -175,7 +174,7 @@ def test_a_server_that_cannot_be_reached_delays_nothing(
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(trackers, "SERVER_SECONDS", 2)
+    monkeypatch.setattr(step_metrics, "SERVER_SECONDS", 2)
     began = time.monotonic()
     recorder = open_recorder(tmp_path, "online", 0)
     recorder.record({"step": 1, "tokens": 10, "loss": 2.0})

@@ -25,7 +25,7 @@ CHUNK = 2**26
 """Numbers in one all-reduce: gloo needs as much memory again."""
 
 Accept = Callable[[list[float]], bool]
-"""Whether a step with these numbers may change the weights; every rank answers alike."""
+"""Decides whether a step with these numbers may change the weights; every rank decides alike."""
 
 
 class Engine(Protocol):
@@ -35,12 +35,12 @@ class Engine(Protocol):
     """
 
     model: Model
-    """As built."""
+    """The model as built."""
     module: torch.nn.Module
-    """What computes, to be called for evaluation; under ZeRO 3 every process must take part."""
+    """The module to call for evaluation; under ZeRO 3 every process must take part."""
     optimizer_name: str
     num_updates: int
-    """Updates made, those of earlier starts included; skipped steps do not count."""
+    """Updates so far, those of earlier starts included; skipped steps do not count."""
 
     def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float) -> Tensor:
         """Run forward and backward on one micro batch (the model's arguments, with labels); return its summed nats.
@@ -119,7 +119,7 @@ class ReplicatedEngine:
         self._optimizers = torch_optimizers.build(config, self._masters, model.shape)
         torch_optimizers.make_state(config.optimizer_name, self._optimizers, self._masters)
         states = {tensor: state for each in self._optimizers.values() for tensor, state in each.state.items()}
-        self._held = {name: {None: master.detach(), **states[master]} for name, master in self._masters.items()}
+        self._local = {name: {None: master.detach(), **states[master]} for name, master in self._masters.items()}
 
     def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float) -> Tensor:
         if self.model.auxiliary:
@@ -152,8 +152,8 @@ class ReplicatedEngine:
         return norm_value
 
     def read(self, name: str, key: str | None) -> Tensor:
-        if name in self._held:
-            local = self._held[name][key]
+        if name in self._local:
+            local = self._local[name][key]
         else:
             shape = tuple(self._weights[name].shape)
             shape = optimizers.state_shapes(self.optimizer_name, name, shape)[key] if key else shape
@@ -163,8 +163,8 @@ class ReplicatedEngine:
         return local
 
     def write(self, name: str, key: str | None, value: Tensor) -> None:
-        if name in self._held:
-            self._held[name][key].copy_(value)
+        if name in self._local:
+            self._local[name][key].copy_(value)
 
     def sync_from_master(self, num_updates: int) -> None:
         self.num_updates = num_updates
@@ -206,7 +206,7 @@ def load_state(
 
     All tensors are unsharded; one at a time is in memory. Without its state the optimizer restarts.
     """
-    assert optimizer_state or not num_updates, "an optimizer without its state has made no updates"
+    assert optimizer_state or not num_updates, "an optimizer without its state has no updates"
     local, missing = engine.model.sharding.local, _keys(engine)
     for name, whole in weights:
         engine.write(name, None, local(name, whole))

@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from zerokara.config.optim import OptimSettings
 from zerokara.config.settings import resolved
-from zerokara.model.shapes import ModelShape, TensorShape, is_layer_matrix, is_relative_position_bias
+from zerokara.model.shapes import ModelShape, TensorShape, is_layer_matrix
 from zerokara.progress import count_text
 
 Algorithm = Literal["adamw", "adafactor", "muon"]
@@ -77,7 +77,7 @@ def owners_of(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
 
 
 class ParameterGroup(NamedTuple):
-    """What parameters share: an algorithm, a weight decay and a learning rate."""
+    """Parameters with one algorithm, weight decay and learning rate."""
 
     algorithm: Algorithm
     kind: str
@@ -96,7 +96,7 @@ def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape
     for name, shape in parameters.items():
         algorithm = algorithm_of(config.optimizer_name, name, shape)
         group = ParameterGroup(algorithm, "norm or bias")
-        if is_relative_position_bias(name):
+        if name.endswith("relative_attention_bias.weight"):
             group = ParameterGroup(algorithm, "relative position bias", lr_scale=bias_lr)
         elif len(shape) > 1:
             group = ParameterGroup(algorithm, "matrix", resolved(config.weight_decay))

@@ -35,7 +35,7 @@ _OWNED = (
 
 
 def uses_zero(config: TrainingSettings, data_parallel_size: int) -> bool:
-    """Return whether DeepSpeed's engine serves a run whose global batch so many ranks share, and not ours."""
+    """Return True if DeepSpeed's engine serves a run of this data-parallel size, and not ours."""
     nothing_to_shard = config.zero_stage == 1 and data_parallel_size == 1 and config.offload == "none"
     return config.zero_stage > 0 and config.optimizer_name == "adamw" and not nothing_to_shard
 
@@ -55,7 +55,7 @@ def open_engine(model: Model, config: TrainingSettings, template: dict[str, Any]
 def plan_lines(
     config: TrainingSettings, data_parallel_size: int, nodes: int, template: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield which engine updates the weights, what it shards and sends, and which template has no effect."""
+    """Yield the engine that updates the weights, what it shards and sends, and a template without effect."""
     if not uses_zero(config, data_parallel_size):
         shards = config.zero_stage and data_parallel_size > 1
         sharding = f"optimizer state sharded by tensor over {data_parallel_size} ranks" if shards else "nothing sharded"
@@ -73,7 +73,7 @@ def plan_lines(
 
 
 def overlaps(zero_stage: int, device_type: str, template: Mapping[str, Any]) -> bool:
-    """Return whether DeepSpeed sums gradients beside the backward pass: as the template says, or on a GPU.
+    """Return True if DeepSpeed sums gradients beside the backward pass: as the template says, or on a GPU.
 
     At stages 2 and 3, which sum those of each micro batch; stage 1 in bf16 cannot (runtime/bf16_optimizer.py), and in
     fp32 would gain only in the last micro batch of a step. On a CPU both would run on the same cores.

@@ -1,7 +1,7 @@
 """The plots of a run, ``plots/*.png`` in its folder.
 
 ``python -m zerokara.training.monitoring.plots RUN_DIR [NICENESS]`` draws them from ``metrics.jsonl``: ``overview.png``
-with all of them, and each by itself. Training runs it in a process of its own (`trackers.Plots`).
+with all of them, and each by itself. Training runs it in another process (`step_metrics.Plots`).
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ _PANELS: dict[str, tuple[Callable[[Axes, dict[str, Curve], dict[str, list[str]]]
     "sources": (_sources, "source_tokens", "Tokens by source", "tokens"),
     "experts": (_experts, "expert_load", "Busiest expert", "load over the mean"),
 }
-"""What draws each plot, the number without which there is nothing to draw, its title, and what its height is."""
+"""Each plot: its function, the number without which there is nothing to draw, its title, and the axis label."""
 
 
 def _named(curve: Curve, names: Sequence[str], positions: Iterable[int] = ()) -> Iterator[tuple[str, Curve]]:

@@ -1,32 +1,66 @@
 """The numbers of a run: ``metrics.jsonl``, which has each step once, also after a resume, and the trackers beside it.
 
-docs/metrics.md lists the fields of its lines. Trackers are shown the same numbers as curves in groups: ``train/loss``.
+docs/metrics.md lists the fields of its lines. Trackers (plots, TensorBoard, Weights & Biases) show the same numbers as
+curves in groups: ``train/loss``. None of them delays a step. A tracker raises at a later call what went wrong in its
+thread; `Recorder` then drops it.
+
+Weights & Biases (wandb 0.31.0): a run keeps its id over all its starts, so that online a resumed run extends the same
+curves. Offline, each start writes its own folder; docs/training.md has the command that sends them in order
+(core/internal/runupserter/runupserter.go: without WANDB_RESUME each would replace the one before; without WANDB_PROGRAM
+the path of the `wandb` program is sent). Of the machine only its load is sent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import os
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from zerokara.durable import write_file
+from zerokara.config.pretrain_config import RunConfig
+from zerokara.durable import write_file, write_json
 from zerokara.errors import redacted
 from zerokara.progress import log
-from zerokara.training.monitoring.trackers import Plots, TensorBoard, Values, WeightsAndBiases
 
 FILE_NAME = "metrics.jsonl"
-Tracker = Plots | TensorBoard | WeightsAndBiases
 _GROUPS = {
     **dict.fromkeys(("tokens_per_second", "mfu", "memory_bytes", "seconds", "seconds_left"), "speed"),
     **dict.fromkeys(("tokens", "epoch", "source_tokens"), "data"),
     **dict.fromkeys(("expert_load", "expert_dropped", "router_entropy"), "router"),
 }
-"""By which trackers arrange curves; all other numbers are in ``valid/`` and ``train/``."""
+"""Groups in which trackers arrange curves; all other numbers are in ``valid/`` and ``train/``."""
 _NO_CURVES = ("step", "resumed", "bad_samples", "valid_source_positions")
+_PLOTS_MODULE = "zerokara.training.monitoring.plots"
+_DRAWING_SECONDS = 120.0
+"""Most time for one drawing, which has the lowest priority as long as the run is trained."""
+_PAUSE_SECONDS = 60.0
+"""Least time from one drawing to the next."""
+SERVER_SECONDS = 60
+"""Time for W&B's server to open the run, and to take the rest; what is left is for ``wandb sync``."""
+_PRIVATE: dict[str, Any] = {
+    "console": "off",  # the log has folder names
+    "disable_git": True,
+    "save_code": False,
+    "x_disable_meta": True,  # program, its arguments, folder, interpreter, user, host
+    "x_save_requirements": False,
+    "host": "",
+    "program": "zerokara",
+}
+"""Settings that keep private what wandb sends by default."""
+
+Values = Mapping[str, float | str]
+"""Numbers of a step by the name of their curve, and texts, in Markdown."""
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
@@ -37,6 +71,138 @@ def read(run_dir: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(orjson.JSONDecodeError):
             lines.append(orjson.loads(line))
     return lines
+
+
+class Plots:
+    """Draws the plots of a run, one drawing at a time, in another process, since drawing is seconds of Python."""
+
+    def __init__(self, run_dir: Path):
+        self._run_dir = run_dir
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plots")
+        self._drawing: Future[None] | None = None
+        self._started = 0.0
+
+    def show(self, step: int, values: Values) -> None:
+        """Draw if this is a validation, unless a drawing is running or has just begun; if one fails, the last tells."""
+        if not step or not any(name.startswith("valid/") for name in values):
+            return
+        if self._drawing is None or (self._drawing.done() and time.monotonic() >= self._started + _PAUSE_SECONDS):
+            self._started, self._drawing = time.monotonic(), self._thread.submit(self._draw, 19)
+
+    def close(self) -> None:
+        """Draw for the last time, and wait for it."""
+        self._thread.submit(self._draw, 0).result()
+
+    def _draw(self, niceness: int) -> None:
+        # It finds its modules where this process does, whatever the launcher changed.
+        path = os.pathsep.join(filter(None, sys.path))
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", _PLOTS_MODULE, str(self._run_dir), str(niceness)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            errors="replace",
+            timeout=_DRAWING_SECONDS,
+        )
+        if ended.returncode:
+            _, _, reason = ended.stderr.strip().rpartition("\n")
+            raise RuntimeError(f"exit code {ended.returncode}: {reason}")
+
+
+class TensorBoard:
+    """The file of one start; its numbers replace those that earlier files (TensorBoard 2.21) have of later steps."""
+
+    def __init__(self, run_dir: Path, resumed_step: int):
+        from torch.utils.tensorboard import SummaryWriter  # seconds to import, and only needed where asked for
+
+        first_step = resumed_step + 1 if resumed_step else 0  # a new run begins with the validation of step 0
+        self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=first_step)
+
+    def show(self, step: int, values: Values) -> None:
+        for name, value in values.items():
+            add = self._writer.add_text if isinstance(value, str) else self._writer.add_scalar
+            add(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """The recording of one start, in a thread: opening a run waits for the network, and importing wandb takes long."""
+
+    def __init__(self, run_dir: Path, config: RunConfig):
+        self._run_dir, self._config = run_dir, config
+        self._waiting: queue.SimpleQueue[tuple[int, Values] | None] = queue.SimpleQueue()
+        self._recording: Future[None] = Future()
+        # A daemon: a process that fails does not wait for the server.
+        threading.Thread(target=self._record_all, name="wandb", daemon=True).start()
+
+    def show(self, step: int, values: Values) -> None:
+        if self._recording.done():
+            self._recording.result()
+        self._waiting.put((step, values))
+
+    def close(self) -> None:
+        """Send what is left, for as long as the end of a run may wait."""
+        self._waiting.put(None)
+        if wait([self._recording], 2 * SERVER_SECONDS).not_done:
+            raise TimeoutError(f"did not finish within {2 * SERVER_SECONDS} s")
+        self._recording.result()
+
+    def _record_all(self) -> None:
+        try:
+            self._record()
+            self._recording.set_result(None)
+        except Exception as error:
+            self._recording.set_exception(error)
+
+    def _record(self) -> None:
+        import wandb  # seconds to import, and nothing waits for this thread
+        from wandb.sdk.lib import wbauth
+
+        # The run's id at W&B, and the last step recorded there: it accepts none before it.
+        path = self._run_dir / "wandb" / "zerokara.json"
+        if not path.exists():
+            write_json(path, {"id": f"zerokara-{secrets.token_hex(4)}", "step": -1})
+        state = orjson.loads(path.read_bytes())
+        online, server = self._config.wandb == "online", wandb.setup().settings.base_url
+        # Nobody would answer a prompt in the middle of a log.
+        if online and not wbauth.authenticate_session(host=server, source="zerokara", prompt=False):
+            raise LookupError("no API key: put it into WANDB_API_KEY, or log in once with .venv/bin/wandb login")
+        run = wandb.init(
+            project=self._config.wandb_project,
+            name=self._run_dir.name,
+            id=state["id"],
+            resume="allow" if online else None,
+            dir=str(self._run_dir),
+            mode="online" if online else "offline",
+            config=shared(self._config.model_dump(mode="json")),
+            settings=wandb.Settings(init_timeout=SERVER_SECONDS, finish_timeout=SERVER_SECONDS, **_PRIVATE),
+        )
+        for step, values in iter(self._waiting.get, None):
+            if step <= state["step"]:
+                continue
+            texts = {name: text for name, text in values.items() if isinstance(text, str)}
+            shown = {name: wandb.Html(f"<pre>{html.escape(text, quote=False)}</pre>") for name, text in texts.items()}
+            run.log({**values, **shown}, step=step)
+            write_json(path, {"id": state["id"], "step": step})
+        run.finish()
+
+
+def shared(value: Any) -> Any:
+    """Settings as they are sent: of each path only the last name, of each address no password.
+
+    Every text is taken for a path, except the prompts, which are sent whole.
+    """
+    if isinstance(value, dict):
+        return {key: each if key == "sample_prompts" else shared(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [shared(each) for each in value]
+    return redacted(value).rstrip("/").rpartition("/")[2] if isinstance(value, str) else value
+
+
+Tracker = Plots | TensorBoard | WeightsAndBiases
 
 
 class Recorder:
