@@ -33,7 +33,7 @@ def test_the_documented_command_gives_our_bits_per_byte(
     lines = (json.dumps({"text": document}) + "\n" for document in documents)
     (tmp_path / "data" / "held_out.jsonl").write_text("".join(lines), encoding="utf-8")
     (model,) = open_models([exports["llama"]], "cpu")
-    text, settings = MeasuredText("text", documents, 20), bits_per_byte.Settings()
+    text, settings = MeasuredText("text", documents, 20), bits_per_byte.BitsPerByteSettings()
     (row,) = bits_per_byte.measure([model], text, settings).rows
     assert row.value is not None
     (command,) = re.findall(r"```bash\n\S*/lm_eval (run .*?)```", page, flags=re.DOTALL)

@@ -1,21 +1,20 @@
-"""A Hugging Face model and a task → its answers, as text; blocks of prompts that it answered before stay in the cache.
+"""A Hugging Face model and prompts → its answers as text; blocks of prompts answered before come from the cache.
 
 The prompt is encoded as the model's own tokenizer does by default: with `<s>` where the tokenizer adds one, with `</s>`
-for an encoder, without one for a decoder, which is to go on. So a `</s>` that stands in a prompt is the token, as it is
-in fine-tuning. Conversations go through the tokenizer's own chat template.
+for an encoder, without one for a decoder, which continues the prompt. So a `</s>` that stands in a prompt is the token,
+as it is in fine-tuning. Conversations go through the tokenizer's own chat template.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokara.errors import RunError
-from zerokara.evaluation import cache as kept
+from zerokara.evaluation import cache as block_cache
 from zerokara.examples.example_files import ANSWER_MARGIN
 from zerokara.progress import Progress
 
@@ -32,11 +31,11 @@ _MEASURED = 2_000
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answered, in the order of the prompts."""
+    """Answers of a model, in the order of the prompts."""
 
     outputs: list[str]
     stopped: list[bool]
-    """Whether the model ended by itself, and was not cut."""
+    """True where the model ended by itself, and was not cut."""
     max_new_tokens: int
     num_too_long: int = 0
     """Prompts that are longer than the model's context: it is not asked, and its answer is empty."""
@@ -50,25 +49,26 @@ def answers_of(
     name: str,
     cache: Path | None = None,
 ) -> Answers:
-    """The answers of a model to the prompts of the task `name`, of `max_new_tokens` or as many as `expected` ones have.
+    """Answers to the prompts of the task `name`, of `max_new_tokens` or as many as the `expected` ones have.
 
     Raises:
         RunError: the tokenizer has no end token, or no chat template for conversations.
     """
     limit = max_new_tokens or num_tokens_allowed(model.tokenizer, expected)
-    folder = kept.folder_of(cache, model.content, str(model.dtype), list(prompts), limit, BLOCK_PROMPTS)
-    found = Answers([], [], limit)
+    folder = block_cache.folder_of(cache, model.content, str(model.dtype), list(prompts), limit, BLOCK_PROMPTS)
+    outputs, stopped, num_too_long = list[str](), list[bool](), 0
     for index, start in enumerate(range(0, len(prompts), BLOCK_PROMPTS)):
         asked = prompts[start : start + BLOCK_PROMPTS]
-        block = kept.read(folder, index, len(asked), Answers)
+        block = block_cache.read(folder, index, len(asked), Answers)
         if block is None:
             part = f", {start + 1:,} to {start + len(asked):,} of {len(prompts):,}" if len(asked) < len(prompts) else ""
             label = f"{name}, {model.name}{part}"
             block = answer(model.model, model.tokenizer, asked, max_new_tokens=limit, label=label)
-            kept.write(folder, index, asdict(block))
-        outputs, stopped = [*found.outputs, *block.outputs], [*found.stopped, *block.stopped]
-        found = Answers(outputs, stopped, limit, found.num_too_long + block.num_too_long)
-    return found
+            block_cache.write(folder, index, asdict(block))
+        outputs += block.outputs
+        stopped += block.stopped
+        num_too_long += block.num_too_long
+    return Answers(outputs, stopped, limit, num_too_long)
 
 
 def answer(
@@ -83,21 +83,20 @@ def answer(
 
     ends = end_ids(model, tokenizer)
     ids = [prompt_ids(tokenizer, prompt, model.config.is_encoder_decoder, ends) for prompt in prompts]
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     context = generation.context_length(model)
     asked = [number for number, each in enumerate(ids) if context is None or len(each) <= context]
     outputs, stopped = [""] * len(ids), [False] * len(ids)
     with Progress(label, len(asked), unit="answer") as progress:
-        found = generation.generate(
+        generated = generation.generate(
             model,
             [ids[number] for number in asked],
             max_new_tokens=max_new_tokens,
             eos_id=ends,
-            pad_id=pad_id,
+            pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0],
             progress=progress,
         )
-    assert found is not None, "nothing gives it up"
-    for number, each in zip(asked, found, strict=True):
+    assert generated is not None, "nothing gives it up"
+    for number, each in zip(asked, generated, strict=True):
         outputs[number] = str(tokenizer.decode(each.ids, skip_special_tokens=True)).strip()
         stopped[number] = each.stopped
     return Answers(outputs, stopped, max_new_tokens, len(ids) - len(asked))
@@ -105,17 +104,15 @@ def answer(
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
     """The ids that end an answer: those of generation_config.json, else the tokenizer's end token."""
-    found = model.generation_config.eos_token_id
-    ends = [found] if isinstance(found, int) else list(found or ())
-    if not ends and tokenizer.eos_token_id is not None:
-        ends = [tokenizer.eos_token_id]
-    if not ends:
+    ends = model.generation_config.eos_token_id
+    ends = tokenizer.eos_token_id if ends is None or ends == [] else ends
+    if ends is None:
         raise RunError("the model has no end token (eos_token_id), so no answer of it ever ends")
-    return ends
+    return [ends] if isinstance(ends, int) else list(ends)
 
 
 def prompt_ids(tokenizer: Any, prompt: Prompt, is_encoder_decoder: bool, ends: Sequence[int]) -> list[int]:
-    """The ids that the model gets for a prompt.
+    """The ids of a prompt as the model gets them.
 
     Raises:
         RunError: a conversation meets a tokenizer without a chat template.
@@ -133,7 +130,7 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, is_encoder_decoder: bool, ends: S
 
 
 def num_tokens_allowed(tokenizer: Any, expected: Sequence[str]) -> int:
-    """Most new tokens for answers like the `expected` ones: a quarter more than the longest has, and its end."""
-    longest = islice(sorted(set(expected), key=len, reverse=True), _MEASURED)
+    """Maximum new tokens for answers like the `expected` ones: a quarter more than the longest has, and its end."""
+    longest = sorted(set(expected), key=len, reverse=True)[:_MEASURED]
     most = max((len(tokenizer(text, split_special_tokens=True)["input_ids"]) for text in longest), default=1)
     return ceil(ANSWER_MARGIN * most) + 1

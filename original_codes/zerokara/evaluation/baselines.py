@@ -1,7 +1,6 @@
-"""What a task's test data gives without any language model: outputs of simple methods, to stand beside a model's.
+"""Baselines of a task: outputs of simple methods for its test data, which the metric judges like a model's.
 
-In: the pairs of source and target that a model is trained on, and the test data. Out: one output for each source of the
-test data, which the task's metric judges like a model's.
+In: the pairs of source and target that a model is trained on, and the test data. Out: one output for each source.
 
 * ``majority``: the most frequent reference of the test data itself, so that no constant answer is right more often; for
   labels.
@@ -17,53 +16,44 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from zerokara.evaluation import overlap
-from zerokara.evaluation.metrics import WORD, words
+from zerokara.evaluation.scoring import WORD, words
 from zerokara.progress import log
 
 Pair = tuple[str, str]
 """Source and target."""
+NamedOutputs = tuple[str, list[str]]
+"""A method's name, and its outputs for the test data."""
 MIN_ALIGNED = 0.5
-"""Share of the training pairs with equally many words below which a task is none of changing single words."""
+"""Share of the training pairs with equally many words below which no words are taken for forms of each other."""
 _MANY_PAIRS = 1_000
 """From this many on, what occurs in one text only is left out: it halves the memory and loses nothing."""
-
-
 Key = TypeVar("Key")
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """A method and its outputs for the test data."""
-
-    name: str
-    outputs: list[str]
 
 
 def for_labels(
     train: Sequence[Pair], sources: Sequence[str], references: Sequence[str], seed: int = 0
-) -> Iterator[Baseline]:
-    """The baselines of a task whose targets are labels; without training pairs only the majority."""
-    yield Baseline("majority", majority(references))
+) -> Iterator[NamedOutputs]:
+    """Baselines of a task whose targets are labels; without training pairs only the majority."""
+    yield "majority", majority(references)
     if len({target for _, target in train}) > 1:
         for name, analyzer, ngrams in (("bag_of_words", "word", (1, 1)), ("character_ngrams", "char_wb", (1, 4))):
             if (outputs := classified(train, sources, analyzer, ngrams, seed)) is None:
                 log(f"warning: no baseline {name}: nothing that it counts occurs in two training texts")
             else:
-                yield Baseline(name, outputs)
+                yield name, outputs
 
 
-def for_texts(train: Sequence[Pair], sources: Sequence[str]) -> Iterator[Baseline]:
-    """The baselines of a task whose targets are texts; without training pairs only copying."""
-    yield Baseline("copy", list(sources))
+def for_texts(train: Sequence[Pair], sources: Sequence[str]) -> Iterator[NamedOutputs]:
+    """Baselines of a task whose targets are texts; without training pairs only copying."""
+    yield "copy", list(sources)
     aligned = [pair for pair in train if len(words(pair[0])) == len(words(pair[1]))]
     if aligned and len(aligned) >= MIN_ALIGNED * len(train):
         forms = Forms(aligned)
-        yield Baseline("most_frequent_form", [forms.restored(source) for source in sources])
-        yield Baseline("most_frequent_form_left", [forms.restored(source, with_left=True) for source in sources])
+        yield "most_frequent_form", [forms.restored(source) for source in sources]
+        yield "most_frequent_form_left", [forms.restored(source, with_left=True) for source in sources]
 
 
 def majority(references: Sequence[str]) -> list[str]:
@@ -76,7 +66,7 @@ def majority(references: Sequence[str]) -> list[str]:
 def classified(
     train: Sequence[Pair], sources: Sequence[str], analyzer: str, ngrams: tuple[int, int], seed: int = 0
 ) -> list[str] | None:
-    """The target that logistic regression on tf-idf weighted n-grams gives each source; None without any n-gram."""
+    """Target of each source by logistic regression on tf-idf weighted n-grams; None without any n-gram."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -105,15 +95,14 @@ class Forms:
         counts: Counter[tuple[str, str]] = Counter()
         for source, target in pairs:
             counts.update(zip(words(source), words(target), strict=True))
-        self._form = dict(_most_frequent(counts))
         num_forms = Counter(word for word, _ in counts)
-        given_left: Counter[tuple[tuple[str, str], str]] = Counter()
+        counts_after: Counter[tuple[tuple[str, str], str]] = Counter()
         for source, target in pairs:
             read = words(source)
             for left, word, form in zip(["", *read], read, words(target), strict=False):
                 if num_forms[word] > 1:  # else its left word tells nothing, and would only take memory
-                    given_left[(left, word), form] += 1
-        self._form_after = dict(_most_frequent(given_left))
+                    counts_after[(left, word), form] += 1
+        self._form, self._form_after = _most_frequent(counts), _most_frequent(counts_after)
 
     def restored(self, source: str, with_left: bool = False) -> str:
         """The source with each word in its most frequent form; what is between the words stays."""
@@ -121,20 +110,17 @@ class Forms:
 
         def form(match: Any) -> str:
             nonlocal left
-            word = match[0]
-            alone = self._form.get(word, word)
-            found = self._form_after.get((left, word), alone) if with_left else alone
-            left = word
-            return found
+            before, left = left, match[0]
+            alone = self._form.get(left, left)
+            return self._form_after.get((before, left), alone) if with_left else alone
 
         return str(WORD.sub(form, source))
 
 
-def _most_frequent(counts: Counter[tuple[Key, str]]) -> Iterator[tuple[Key, str]]:
+def _most_frequent(counts: Counter[tuple[Key, str]]) -> dict[Key, str]:
     """For each key the form that was counted most often with it."""
     best: dict[Key, tuple[str, int]] = {}
     for (key, form), count in counts.items():
         if key not in best or count > best[key][1]:
             best[key] = form, count
-    for key, (form, _) in best.items():
-        yield key, form
+    return {key: form for key, (form, _) in best.items()}

@@ -1,11 +1,11 @@
 """Bits per byte: how well a causal language model predicts text, comparable whatever its tokenizer.
 
-In: opened models and documents. Out: for each model the bits that it needs for the text, over the UTF-8 bytes of the
-text, with an interval over documents; and the paired difference of every two models.
+In: opened models and documents. Out: bits per byte of each model, with an interval over documents, and the paired
+difference of every two models.
 
     bits per byte = sum over text tokens of -log2 p(token | what stands before it) / bytes of the text
 
-- *Text only.* The end of a document is no byte of it: the nats of the end token stand apart, as a mean per document.
+- *Text only.* The end of a document is no byte of it: the nats of the end token are reported apart, per document.
 - *Declared start.* A document stands alone, after one start token: the tokenizer's bos if the tokenizer puts one before
   text by itself, else the end-of-document token, after which documents begin in training. It is named in each row.
 - *Strided windows.* A document longer than the context is read in windows that overlap, and each token is scored once,
@@ -36,9 +36,9 @@ from torch import Tensor
 from zerokara.config.data import MIN_CONTEXT
 from zerokara.evaluation import cache
 from zerokara.evaluation.inputs import MeasuredText
-from zerokara.evaluation.measures import SMALL_SAMPLE, Measure, share
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
 from zerokara.evaluation.results import PairedDifference, Row, Section
+from zerokara.evaluation.scoring import SMALL_SAMPLE, Measure, share
 from zerokara.progress import Progress, plural
 from zerokara.samples.validation_batches import Window, stride_of, windows
 
@@ -59,7 +59,7 @@ _OTHER_QUANTITY = (
 
 @dataclass(frozen=True)
 class Reading:
-    """How one model reads documents."""
+    """Start, end and windows of the documents for one model."""
 
     start_id: int
     start: str
@@ -68,14 +68,14 @@ class Reading:
     end_id: int | None
     """The end-of-document token; None for a tokenizer without one."""
     context_length: int
-    """Most tokens of a window."""
+    """Maximum tokens of a window."""
     stride: int
-    """Tokens by which windows advance; each but the first scores at most so many."""
+    """Tokens by which windows advance, and the maximum that each but the first scores."""
 
 
 @dataclass
 class Losses:
-    """What a model needs for each document, in nats: the text, and apart from it the end."""
+    """Nats of each document: of its text, and apart from it of its end."""
 
     tokens: list[int] = field(default_factory=list)
     text_nats: list[float] = field(default_factory=list)
@@ -84,40 +84,33 @@ class Losses:
 
     @property
     def num_finite(self) -> int:
-        """Documents whose nats are numbers."""
+        """Number of documents whose nats are numbers."""
         ends = self.end_nats or [0.0] * len(self.text_nats)
         return sum(map(math.isfinite, map(operator.add, self.text_nats, ends)))
 
-    def extend(self, other: Losses) -> None:
-        """Append the documents of `other`."""
-        self.tokens += other.tokens
-        self.text_nats += other.text_nats
-        self.end_nats += other.end_nats
-
 
 @dataclass(frozen=True)
-class Settings:
-    """How to measure, as in `config.evaluate_config`."""
+class BitsPerByteSettings:
+    """Settings of `config.evaluate_config`, with None for `auto`."""
 
     context_length: int | None = None
-    """None for each model's own."""
     min_context: float = MIN_CONTEXT
     batch_tokens: int | None = None
     seed: int = 1234
     cache: Path | None = None
-    """Folder in which measured blocks are kept; None for nowhere."""
+    """Folder of the measured blocks; None to keep none."""
 
 
 Measured = tuple[Row, Measure | None]
 """A model's row, and its measure over documents; None for a model that is not ranked."""
 
 
-def measure(models: Sequence[LoadedModel], text: MeasuredText, settings: Settings) -> Section:
+def measure(models: Sequence[LoadedModel], text: MeasuredText, settings: BitsPerByteSettings) -> Section:
     """Measure every model on the documents of one text."""
     return section(text, [measure_model(model, text, settings) for model in models], settings)
 
 
-def measure_model(model: LoadedModel, text: MeasuredText, settings: Settings) -> Measured:
+def measure_model(model: LoadedModel, text: MeasuredText, settings: BitsPerByteSettings) -> Measured:
     """Measure one model on the documents of one text."""
     reading = reading_of(model, settings)
     if isinstance(reading, str):
@@ -159,21 +152,27 @@ def measure_model(model: LoadedModel, text: MeasuredText, settings: Settings) ->
     return Row(model.name, measure.value, interval, len(text.documents), tuple(notes), details), measure
 
 
-def section(text: MeasuredText, measured: Sequence[Measured], settings: Settings) -> Section:
-    """The models side by side."""
+def section(text: MeasuredText, measured: Sequence[Measured], settings: BitsPerByteSettings) -> Section:
+    """Compare the models that were measured on one text."""
     ranked = [(row.model, measure) for row, measure in measured if measure is not None]
-    differences = tuple(
-        PairedDifference(a, b, one.value - other.value, one.difference(other, settings.seed))
-        for (a, one), (b, other) in combinations(ranked, 2)
-    )
+    warnings = []
+    if (count := len(text.documents)) < SMALL_SAMPLE:
+        rule = f"{plural(count, 'document')}: the interval is too narrow with fewer than {SMALL_SAMPLE}"
+        warnings.append(rule + (", and there is none with one" if count == 1 else ""))
+    if text.bad_lines:
+        reasons = ", ".join(f"{count:,} × {reason}" for reason, count in text.bad_lines.items())
+        warnings.append(f"not measured: {reasons}")
     return Section(
         name=f"bits per byte: {text.name}",
         metric="bits_per_byte",
         unit="bits/byte",
         higher_is_better=False,
         rows=tuple(row for row, _ in measured),
-        differences=differences,
-        warnings=tuple(_warnings(text)),
+        differences=tuple(
+            PairedDifference(a, b, one.value - other.value, one.difference(other, settings.seed))
+            for (a, one), (b, other) in combinations(ranked, 2)
+        ),
+        warnings=tuple(warnings),
         facts={
             "text": text.name,
             "documents": len(text.documents),
@@ -186,8 +185,8 @@ def section(text: MeasuredText, measured: Sequence[Measured], settings: Settings
     )
 
 
-def reading_of(model: LoadedModel, settings: Settings) -> Reading | str:
-    """How the model reads documents, or why it cannot."""
+def reading_of(model: LoadedModel, settings: BitsPerByteSettings) -> Reading | str:
+    """Return how the model reads documents, or why it cannot."""
     if model.is_encoder_decoder:
         return _OTHER_QUANTITY
     tokenizer = model.tokenizer
@@ -208,16 +207,8 @@ def reading_of(model: LoadedModel, settings: Settings) -> Reading | str:
 
 def encode(tokenizer: Any, documents: Sequence[str]) -> list[list[int]]:
     """Ids of documents, without any special token."""
-    if not documents:
-        return []
     ids = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
     return [list(each) for each in ids]
-
-
-def is_lossless(tokenizer: Any, document: str, ids: Sequence[int]) -> bool:
-    """Whether the ids decode to the document; the space that some tokenizers put before every text is none of it."""
-    decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return bool(decoded == document or decoded == " " + document)
 
 
 def losses_of(
@@ -262,7 +253,7 @@ def _window_nats(
 
 
 def _nats(model: LoadedModel, inputs_BS: Tensor, targets_BS: Tensor, batch_tokens: int) -> Any:
-    """Nats of all targets; a single window of more than `batch_tokens` is read in parts, which bounds its logits."""
+    """Nats of all targets [B, S]; a single window beyond `batch_tokens` is read in parts, to bound its logits."""
     longest = inputs_BS.shape[1]
     size = batch_tokens if len(inputs_BS) == 1 else longest
     parts: list[Tensor] = []
@@ -283,7 +274,7 @@ def _nats(model: LoadedModel, inputs_BS: Tensor, targets_BS: Tensor, batch_token
 
 
 def _batches(sorted_windows: Sequence[Window], batch_tokens: int) -> Iterator[list[Window]]:
-    """Consecutive windows whose padded size is at most `batch_tokens`; a longer one is a batch of its own."""
+    """Consecutive windows of at most `batch_tokens` with padding; a longer one is a batch by itself."""
     batch: list[Window] = []
     for window in sorted_windows:
         if batch and (len(batch) + 1) * window.num_inputs > batch_tokens:
@@ -295,24 +286,25 @@ def _batches(sorted_windows: Sequence[Window], batch_tokens: int) -> Iterator[li
 
 
 def _changed(model: LoadedModel, text: MeasuredText) -> list[int]:
-    """Numbers of the documents that the tokenizer does not give back."""
-    found = []
+    """Numbers of the documents that do not decode to themselves."""
+    changed = []
     with Progress(f"{model.name}, tokenizer on {text.name}", sum(text.bytes), "B") as progress:
         for numbers in _blocks(text):
             documents = [text.documents[number] for number in numbers]
             for number, document, ids in zip(numbers, documents, encode(model.tokenizer, documents), strict=True):
-                if not is_lossless(model.tokenizer, document, ids):
-                    found.append(number)
-                progress.advance(len(document.encode()))
-    return found
+                decoded = model.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+                if decoded not in (document, " " + document):  # some tokenizers put a space before every text
+                    changed.append(number)
+                progress.advance(text.bytes[number])
+    return changed
 
 
-def _losses(model: LoadedModel, text: MeasuredText, reading: Reading, settings: Settings) -> Losses | None:
+def _losses(model: LoadedModel, text: MeasuredText, reading: Reading, settings: BitsPerByteSettings) -> Losses | None:
     """Nats of all documents; blocks measured before are read from the cache. None for a model that is not causal."""
     how = [str(model.dtype), text.content, asdict(reading), BLOCK_BYTES, CACHE_FORMAT]
     folder = cache.folder_of(settings.cache, model.content, *how)
     batch_tokens = settings.batch_tokens or min(MAX_BATCH_TOKENS, max(1, MAX_LOGITS // model.vocab_size))
-    found = Losses()
+    losses = Losses()
     blocks = list(_blocks(text))
     cached = [cache.read(folder, index, len(numbers), Losses) for index, numbers in enumerate(blocks)]
     if None in cached and not model.is_causal:
@@ -326,8 +318,10 @@ def _losses(model: LoadedModel, text: MeasuredText, reading: Reading, settings: 
                 block = losses_of(model, encoded, reading, batch_tokens, progress, sizes[index])
                 if block.num_finite == len(numbers):
                     cache.write(folder, index, asdict(block))
-            found.extend(block)
-    return found
+            losses.tokens += block.tokens
+            losses.text_nats += block.text_nats
+            losses.end_nats += block.end_nats
+    return losses
 
 
 def _blocks(text: MeasuredText) -> Iterator[range]:
@@ -339,13 +333,3 @@ def _blocks(text: MeasuredText) -> Iterator[range]:
             first, size = number, 0
         size += num_bytes
     yield range(first, len(text.documents))
-
-
-def _warnings(text: MeasuredText) -> Iterator[str]:
-    if len(text.documents) < SMALL_SAMPLE:
-        count = len(text.documents)
-        yield f"{count} document(s): the interval is too narrow with fewer than {SMALL_SAMPLE}" + (
-            ", and there is none with one" if count == 1 else ""
-        )
-    if text.bad_lines:
-        yield "not measured: " + ", ".join(f"{count:,} × {reason}" for reason, count in text.bad_lines.items())

@@ -1,7 +1,7 @@
-"""What was measured before, by content: one JSON file for each block of work, so that a killed run loses one block.
+"""Cache of measurements by content: one JSON file for each block of work, so that a killed run loses one block.
 
 A key names all that the numbers depend on, the versions of the code among it: an update measures anew. A block that is
-damaged, or holds a number that is none, is measured again. No torch here.
+damaged, or holds a null in the place of a number, is measured again. No torch here.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ Block = TypeVar("Block")
 
 def folder_of(cache: Path | None, *content: Any) -> Path | None:
     """Folder of the blocks of a measurement with this `content` (JSON values); None where nothing is kept."""
-    if cache is None:
-        return None
     key = json.dumps([*content, __version__, *map(metadata.version, _PACKAGES)])
-    return cache / sha256(key.encode()).hexdigest()[:32]
+    return cache and cache / sha256(key.encode()).hexdigest()[:32]
 
 
 def read(folder: Path | None, index: int, num: int, kind: Callable[..., Block]) -> Block | None:
@@ -35,11 +33,11 @@ def read(folder: Path | None, index: int, num: int, kind: Callable[..., Block]) 
     if folder is None:
         return None
     try:
-        found = orjson.loads((folder / f"{index}.json").read_bytes())
-        block = kind(**found)
+        fields = orjson.loads((folder / f"{index}.json").read_bytes())
+        block = kind(**fields)
     except (OSError, ValueError, TypeError, LookupError):
         return None
-    lists = [each for each in found.values() if isinstance(each, list)]
+    lists = [each for each in fields.values() if isinstance(each, list)]
     whole = bool(lists) and len(lists[0]) == num and all(len(each) in (0, num) and None not in each for each in lists)
     return block if whole else None
 

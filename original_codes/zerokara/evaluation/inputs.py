@@ -1,8 +1,12 @@
-"""What step 8 is given: folders of Hugging Face models, as far as names tell, and text to measure bits per byte on.
+"""Inputs of step 8: Hugging Face folders as far as names tell, texts for bits per byte, and the data of tasks.
 
-In: `models` and `texts` of the configuration. Out: faults of folders, and `MeasuredText` for each entry of `texts`, its
-documents drawn at random where the entry is larger than what may be measured. No torch here: a wrong name is refused at
-once.
+In: `models`, `texts` and `tasks` of the configuration. Out: faults of folders; a `MeasuredText` for each entry of
+`texts`, its documents drawn at random where the entry is larger than what may be measured; a `TaskData` for each entry
+of `tasks`, its examples read as fine-tuning reads them, by the same settings; and the overlap of the tasks with their
+training data and with the corpus of the pretraining. No torch here: a wrong name is refused at once.
+
+A line that holds no example (an empty text, a wrong number of columns) is left out, counted, and reported beside the
+scores; more than `MAX_BAD` of them, a label without a text and an empty answer are errors.
 """
 
 from __future__ import annotations
@@ -11,26 +15,40 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
-from zerokara.config.evaluate_config import TextSettings
-from zerokara.corpus.documents import HARMLESS, Document, TxtDocument
+import numpy as np
+
+from zerokara.config.evaluate_config import EvaluateConfig, TaskSettings, TextSettings
+from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.corpus.documents import HARMLESS, BadLine, Document, TxtDocument
 from zerokara.corpus.find import InputFile, find_files
-from zerokara.corpus.read import ranges, read
+from zerokara.corpus.read import parts, read
 from zerokara.errors import Fault, UserError
-from zerokara.progress import log
+from zerokara.evaluation import overlap
+from zerokara.evaluation.overlap import Overlap
+from zerokara.evaluation.tasks import TaskData
+from zerokara.examples import formats, reading
+from zerokara.examples.formats import Example, ExampleFormat, Unlearnable
+from zerokara.progress import Progress, log
 
 _CONTENT = (".safetensors", ".json", ".model", ".txt", ".jinja")
 """Files that make a model what it is: weights, configuration, tokenizer (vocab.txt, merges.txt)."""
 _RECORDS = ("manifest.json", "upload.manifest.json", "trainer_state.json")
+_PART_BYTES = 1 << 23
+MAX_BAD = 0.01
+"""Maximum share of a file's lines that hold no example, as `max_bad_fraction` is for fine-tuning."""
+_MAX_SHOWN = 5
+TRAINING, PRETRAINING = "training data", "pretraining data"
+"""Names of overlaps."""
 
 
 def check_folder(folder: Path) -> Fault | None:
-    """What keeps a folder from being a model, as far as names tell; needs no torch."""
+    """Return what keeps a folder from being a model, as far as names tell."""
     if not folder.is_dir():
         return Fault(str(folder), "there is no such folder", remedy="name a Hugging Face folder on this machine")
     if not (folder / "config.json").is_file():
@@ -42,16 +60,16 @@ def check_folder(folder: Path) -> Fault | None:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files of a folder that make the model what it is, by name."""
+    """Files of a folder that make the model what it is, by name."""
     files = [path for path in folder.iterdir() if path.is_file() and path.suffix in _CONTENT]
     return sorted(path for path in files if path.name not in _RECORDS)
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Each path's last parts, as many as tell them all apart."""
-    parts = [path.absolute().parts for path in paths]
-    for count in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(each[-count:]) for each in parts]
+    """Last parts of each path, as many as distinguish all of them."""
+    all_parts = [path.absolute().parts for path in paths]
+    for count in range(1, max(map(len, all_parts), default=0) + 1):
+        names = ["/".join(each[-count:]) for each in all_parts]
         if len(set(names)) == len(names):
             return names
     return list(map(str, paths))
@@ -59,15 +77,15 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class MeasuredText:
-    """The documents of one entry, in their order."""
+    """Documents of one entry of `texts`, in their order."""
 
     name: str
-    """The entry's file or folder name, with as much of its path as tells it from the others."""
+    """File or folder name of the entry, with as much of its path as distinguishes it from the others."""
     documents: tuple[str, ...]
     num_found: int
-    """Documents of the entry, of which these were drawn."""
+    """Number of documents of the entry, of which these were drawn."""
     bad_lines: dict[str, int] = field(default_factory=dict)
-    """Reasons why lines were not documents, and how many."""
+    """Number of lines that were no documents, by reason."""
 
     @cached_property
     def bytes(self) -> list[int]:
@@ -84,24 +102,16 @@ class MeasuredText:
         return digest.hexdigest()
 
 
-def find_texts(config: TextSettings) -> list[InputFile]:
-    """The files of `texts`.
-
-    Raises:
-        UserError: an entry names nothing, or what cannot be read.
-    """
-    return find_files(config.texts, config.where("texts")) if config.texts else []
-
-
 def read_texts(config: TextSettings, files: Sequence[InputFile], seed: int) -> Iterator[MeasuredText]:
-    """Read the entries, one after the other.
+    """Read the entries of `texts`, one after the other, from all of their files.
 
     Raises:
         UserError: an entry holds no document.
     """
     names = short_names([Path(entry) for entry in config.texts])
     for source, members in groupby(files, key=lambda file: file.source):
-        text = draw(names[source], list(members), config.text_field, config.txt_document, config.max_text_bytes, seed)
+        items = _read(list(members), f"reading {names[source]}", config.text_field, config.txt_document)
+        text = _draw(names[source], items, config.max_text_bytes, seed)
         if not text.documents:
             reasons = ", ".join(f"{reason} ({count:,})" for reason, count in text.bad_lines.items()) or "it is empty"
             raise UserError(config.fault(f"texts[{source}]", f"holds no document: {reasons}", "check text_field"))
@@ -110,31 +120,180 @@ def read_texts(config: TextSettings, files: Sequence[InputFile], seed: int) -> I
         yield text
 
 
-def draw(
-    name: str, files: Sequence[InputFile], text_field: str, txt_document: TxtDocument, max_bytes: int, seed: int
-) -> MeasuredText:
-    """Read all documents of `files` and keep at most `max_bytes` of them (at least one document), drawn at random.
+def _read(
+    files: Sequence[InputFile], label: str, text_field: str, txt_document: TxtDocument
+) -> Iterator[Document | BadLine]:
+    with Progress(label, sum(file.bytes for file in files), unit="B") as progress:
+        for part in parts(files, _PART_BYTES, txt_document):
+            yield from read(part, text_field, txt_document)
+            progress.advance(part.disk_bytes)
+
+
+def _draw(name: str, items: Iterator[Document | BadLine], max_bytes: int, seed: int) -> MeasuredText:
+    """Keep at most `max_bytes` of the documents (at least one document), drawn at random.
 
     Each document gets a random number as it is read, and those with the smallest stay: the same as the beginning of a
     shuffled list, in one pass and without its memory.
     """
     numbers = random.Random(seed)
-    kept: list[tuple[float, int, str]] = []  # a heap, the largest random number (negated) first
+    drawn: list[tuple[float, int, str]] = []  # a heap, the largest random number (negated) first
     num_found, total, limit = 0, 0, 1.0
     bad: Counter[str] = Counter()
-    for part in ranges(files, 1 << 26, txt_document):
-        for item in read(part, text_field, txt_document):
-            if not isinstance(item, Document):
-                if item.reason not in HARMLESS:
-                    bad[str(item.reason)] += item.documents
-                continue
-            number, num_found = numbers.random(), num_found + 1
-            if number > limit:
-                continue
-            heapq.heappush(kept, (-number, num_found, item.text))
-            total += len(item.text.encode())
-            while total > max_bytes and len(kept) > 1:
-                negated, _, text = heapq.heappop(kept)
-                total, limit = total - len(text.encode()), -negated  # a later one beyond it does not fill the room
-    documents = tuple(text for _, _, text in sorted(kept, key=lambda each: each[1]))
+    for item in items:
+        if not isinstance(item, Document):
+            if item.reason not in HARMLESS:
+                bad[str(item.reason)] += item.documents
+            continue
+        number, num_found = numbers.random(), num_found + 1
+        if number > limit:
+            continue
+        heapq.heappush(drawn, (-number, num_found, item.text))
+        total += len(item.text.encode())
+        while total > max_bytes and len(drawn) > 1:
+            negated, _, text = heapq.heappop(drawn)
+            total, limit = total - len(text.encode()), -negated  # a later one beyond it does not fill the room
+    documents = tuple(text for _, _, text in sorted(drawn, key=lambda each: each[1]))
     return MeasuredText(name, documents, num_found, dict(bad))
+
+
+@dataclass(frozen=True)
+class TaskFiles:
+    """Files of one task, found but not read."""
+
+    number: int
+    """Place in `tasks`."""
+    test: list[InputFile]
+    train: list[InputFile]
+
+
+def find_task_files(config: TaskSettings) -> list[TaskFiles]:
+    """Find the files of all tasks.
+
+    Raises:
+        UserError: an entry names nothing, or a format that is not known.
+    """
+    found = []
+    for number, task in enumerate(config.tasks):
+        test = reading.find_example_files(task.test_data, config.where(f"tasks[{number}].test_data"))
+        train = reading.find_example_files(task.train_data, config.where(f"tasks[{number}].train_data"))
+        found.append(TaskFiles(number, test, train))
+    return found
+
+
+def read_task(config: TaskSettings, files: TaskFiles, seed: int) -> TaskData:
+    """Read a task; of its test examples at most `max_task_examples`, drawn at random.
+
+    Raises:
+        UserError: a file is damaged, of no known format, or holds what cannot be judged; names file, line and value.
+    """
+    entry, warnings = config.tasks[files.number], []
+    form = _format(config, files)
+    (test, bad_test), (train, bad_train) = _examples(files.test, form), _examples(files.train, form)
+    for name, bad in (("test", bad_test), ("training", bad_train)):
+        if bad:
+            rule = f"{bad.total():,} lines of the {name} data hold no example and are left out"
+            warnings.append(f"{rule}: {_reasons(bad)}")
+    chosen, most = test, config.max_task_examples
+    if isinstance(most, int) and most < len(test):
+        numbers = np.random.default_rng(seed).permutation(len(test))[:most]
+        chosen = [test[number] for number in sorted(numbers.tolist())]
+        warnings.append(f"{most:,} of {len(test):,} test examples were drawn (max_task_examples)")
+    is_labels = form.name == "text_label"
+    labels = form.label_words.values() or sorted({example.answer for example in (*test, *train)})
+    return TaskData(
+        name=entry.name,
+        metric=entry.metric if entry.metric != "auto" else "accuracy" if is_labels else "exact_match",
+        sources=[example.input for example in chosen],
+        references=[example.answer for example in chosen],
+        conversations=[list(example.messages[:-1]) for example in chosen] if form.name == "messages" else [],
+        prompt_template=entry.prompt_template,
+        labels=tuple(labels) if is_labels else (),
+        train=[(example.input, example.answer) for example in train],
+        max_new_tokens=None if entry.max_new_tokens == "auto" else entry.max_new_tokens,
+        warnings=tuple(warnings),
+    )
+
+
+def _format(config: TaskSettings, files: TaskFiles) -> ExampleFormat:
+    """Format of the examples of a task, found as fine-tuning finds it."""
+    entry = config.tasks[files.number]
+    settings = FinetuneConfig(
+        data_format=entry.data_format,
+        input_field=entry.input_field,
+        output_field=entry.output_field,
+        label_words=entry.label_words,
+        prompt_template=entry.prompt_template,
+        system_prompt=entry.system_prompt,
+        metric="loss" if entry.metric == "auto" else entry.metric,
+    )
+    try:
+        # The template of `auto` depends on the model: `TaskData.prompts` fills it in.
+        return formats.resolve(settings, [*files.test, *files.train], is_encoder_decoder=False)
+    except UserError as error:
+        faults = []
+        for fault in error.faults:
+            if fault.where == settings.where(fault.key or "x"):  # a setting: its place is in this configuration
+                key = f"tasks[{files.number}].{fault.key}"
+                fault = replace(fault, where=config.where(key), key=key)
+            faults.append(fault)
+        raise UserError(faults) from error
+
+
+def _examples(files: Sequence[InputFile], form: ExampleFormat) -> tuple[list[Example], Counter[str]]:
+    """Examples of all files, in order, and the number of lines that hold none, by reason."""
+    examples, bad, faults = list[Example](), Counter[str](), list[Fault]()
+    for record, example in formats.read_examples(form, chain.from_iterable(map(reading.read_records, files))):
+        if example is None:
+            bad[record.reason] += 1
+        elif isinstance(example, Unlearnable):
+            faults.append(replace(example.fault, where=record.place))
+            if len(faults) == _MAX_SHOWN:
+                break
+        else:
+            examples.append(example)
+    if faults:
+        raise UserError(faults)
+    num_lines = len(examples) + bad.total()
+    if bad.total() > MAX_BAD * num_lines or (files and not examples):
+        rule = f"{bad.total():,} of {num_lines:,} lines hold no example: {_reasons(bad) or 'there are none'}"
+        raise UserError(Fault(files[0].name, rule, remedy="mend or remove them"))
+    return examples, bad
+
+
+def _reasons(bad: Counter[str]) -> str:
+    return ", ".join(f"{reason} ({count:,})" for reason, count in bad.most_common(_MAX_SHOWN))
+
+
+def overlaps(config: EvaluateConfig, tasks: Sequence[TaskData]) -> list[dict[str, Overlap]]:
+    """Test examples of each task that occur in its training data, and in the corpus of the pretraining.
+
+    The corpus is read once for all tasks; lines that hold no document do not matter here.
+
+    Raises:
+        UserError: `pretraining_data` names nothing, or holds no document.
+    """
+    found: list[dict[str, Overlap]] = [{} for _ in tasks]
+    for each, task in zip(found, tasks, strict=True):
+        if task.train:
+            sources = [source for source, _ in task.train]
+            each[TRAINING] = overlap.find([(source,) for source in task.sources], sources)
+    if config.pretraining_data and tasks:
+        files, num_documents = find_files(config.pretraining_data, config.where("pretraining_data")), 0
+
+        def documents() -> Iterator[str]:
+            nonlocal num_documents
+            label = "comparing with the pretraining data"
+            for item in _read(files, label, config.text_field, config.txt_document):
+                if isinstance(item, Document):
+                    num_documents += 1
+                    yield item.text
+
+        whole = overlap.find([texts for task in tasks for texts in task.texts], documents())
+        if not num_documents:
+            rule = f"holds no document with the field {config.text_field!r}"
+            raise UserError(config.fault("pretraining_data", rule, "check text_field"))
+        start = 0
+        for each, task in zip(found, tasks, strict=True):
+            each[PRETRAINING] = whole.part(start, len(task.sources))
+            start += len(task.sources)
+    return found

@@ -31,26 +31,20 @@ NO_LIMIT_CONTEXT = 2048
 """Context length of a model that has no limit of its own (relative positions, recurrence)."""
 
 
-@dataclass
-class _Memory:
-    """What holds weights at the moment."""
-
-    holder: LoadedModel | None = None
-
-
 @dataclass(eq=False)
 class LoadedModel:
-    """A model to measure; `model` are its weights as a transformers model, in evaluation mode, on `device`."""
+    """A model to measure; `model` is the transformers model with its weights, in evaluation mode, on `device`."""
 
     name: str
-    """Name in all tables: the folder's, with as much of its path as tells it from the others."""
+    """Name in all tables: that of the folder, with as much of its path as distinguishes it from the others."""
     folder: Path
     tokenizer: Any
     """A transformers tokenizer."""
     config: Any
     device: torch.device
     dtype: torch.dtype
-    _memory: _Memory = field(default_factory=_Memory)
+    _opened: list[LoadedModel] = field(default_factory=list, repr=False)
+    """All models that were opened together, one of which holds its weights in memory."""
     _model: Any = None
     hashes: dict[manifest.FileKey, str] = field(default_factory=dict)
     """SHA-256 of the files that `content` has read."""
@@ -62,7 +56,7 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int:
-        """Most tokens that the model takes at once; `NO_LIMIT_CONTEXT` if nothing limits it."""
+        """Maximum tokens of a sequence; `NO_LIMIT_CONTEXT` if nothing limits it."""
         text_config = self.config.get_text_config()
         for key in ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"):
             if isinstance(found := getattr(text_config, key, None), int) and found > 0 and not self.is_encoder_decoder:
@@ -76,7 +70,7 @@ class LoadedModel:
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether no logits change with a token that comes after; loads the weights.
+        """True if no logits change with a token that comes after; loads the weights.
 
         transformers opens a BERT as a causal model, too, which then sees what it is to predict.
         """
@@ -107,17 +101,12 @@ class LoadedModel:
             UserError: they cannot be loaded, or do not fill the model.
         """
         if self._model is None:
-            if self._memory.holder is not None:
-                self._memory.holder.release()
+            for other in self._opened:
+                other._model = None
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
             self._model = _load(self.folder, self.config, self.dtype).to(self.device).eval()
-            self._memory.holder = self
         return self._model
-
-    def release(self) -> None:
-        """Free the weights."""
-        self._model = None
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def open_models(folders: Sequence[Path], device: str = "auto", precision: str = "fp32") -> list[LoadedModel]:
@@ -130,7 +119,6 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
         raise UserError(Fault("device", "there is no GPU that torch can use", value=device, remedy="set device: auto"))
     place = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    memory = _Memory()
     faults: list[Fault] = []
     opened: list[LoadedModel] = []
     for folder, name in zip(folders, short_names(folders), strict=True):
@@ -140,16 +128,13 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
                 tokenizer = transformers.AutoTokenizer.from_pretrained(
                     folder, local_files_only=True, trust_remote_code=False
                 )
+            if not tokenizer("hello", add_special_tokens=False)["input_ids"]:
+                raise ValueError("its tokenizer makes no token of 'hello': files are missing")
         except (OSError, ValueError, ImportError) as error:
-            faults.append(Fault(str(folder), f"cannot be opened by transformers: {_first_line(error)}"))
+            remedy = "save it again with model.save_pretrained(folder) and tokenizer.save_pretrained(folder)"
+            faults.append(Fault(str(folder), f"cannot be opened by transformers: {_first_line(error)}", remedy=remedy))
             continue
-        if not tokenizer("hello", add_special_tokens=False)["input_ids"]:
-            remedy = "save it again with tokenizer.save_pretrained(folder)"
-            faults.append(
-                Fault(str(folder), "its tokenizer makes no token of 'hello': files are missing", remedy=remedy)
-            )
-            continue
-        opened.append(LoadedModel(name, folder, tokenizer, config, place, dtype, memory))
+        opened.append(LoadedModel(name, folder, tokenizer, config, place, dtype, opened))
     if faults:
         raise UserError(faults)
     return opened
@@ -178,7 +163,7 @@ def _load(folder: Path, config: Any, dtype: torch.dtype) -> Any:
 
 @contextmanager
 def _quiet() -> Any:
-    """No progress bars in a log, and none of the hints on how to train a model that is only measured."""
+    """Silence transformers' hints on training, and its progress bars where there is no terminal."""
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     verbosity = logging.get_verbosity()

@@ -1,14 +1,20 @@
-"""What a measurement gives: one `Section`, the same for every kind, so that one table, one JSON file, one page and one
-model card show them all.
+"""Results of an evaluation: a `Section` for each metric on each body of data, shown as a table, as JSON, on a page.
+
+The page (`page.html.jinja`) is one HTML file that needs no network, no script, no font and no other file. Jinja2
+escapes whatever comes from a model's or a file's name; only the plots are markup, in which matplotlib escapes: a dot
+for each value and a line for its interval, one model below the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from zerokara.evaluation.measures import LEVEL, Interval
+from zerokara.evaluation.scoring import LEVEL, NUM_RESAMPLES, Interval
 
 
 @dataclass(frozen=True)
@@ -22,16 +28,16 @@ class Row:
     interval: Interval | None = None
     """95 % interval; None where there is none, e.g. for fewer than two documents."""
     n: int = 0
-    """Documents, examples or pairs that were measured."""
+    """Number of documents, examples or pairs that were measured."""
     notes: tuple[str, ...] = ()
-    """What a reader must know beside the value."""
+    """Remarks that a reader needs beside the value."""
     details: dict[str, Any] = field(default_factory=dict)
-    """Further numbers for the JSON and the page; JSON values only."""
+    """Further numbers for the JSON file; JSON values only."""
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The value of model `a` less that of model `b`, measured on the same documents or examples."""
+    """Value of model `a` less that of model `b`, measured on the same documents or examples."""
 
     a: str
     b: str
@@ -41,7 +47,7 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What is reached without any of the models: chance, the majority, copying."""
+    """Value of a simple method, without any of the models: the majority, copying."""
 
     name: str
     value: float
@@ -63,9 +69,9 @@ class Section:
     differences: tuple[PairedDifference, ...] = ()
     baselines: tuple[Baseline, ...] = ()
     warnings: tuple[str, ...] = ()
-    """What limits the whole section: overlap with training data, few documents."""
+    """Limits of the whole section: overlap with training data, few documents."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """How it was measured: sizes, window, stride; JSON values only."""
+    """Sizes and settings of the measurement; JSON values only."""
     digits: int = 2
     """Decimals shown."""
 
@@ -75,21 +81,30 @@ class Section:
         return sorted(self.rows, key=lambda row: (row.value is None, sign * (row.value or 0)))
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        del found["digits"]
-        for each in (*found["rows"], *found["differences"], *found["baselines"]):
+        values = asdict(self)
+        del values["digits"]
+        for each in (*values["rows"], *values["differences"], *values["baselines"]):
             each["interval"] = each["interval"] and list(each["interval"].values())
-        return found
+        return values
+
+
+def value_text(value: float | None, section: Section) -> str:
+    """A value with the section's decimals; a dash for none."""
+    return "–" if value is None else f"{value:.{section.digits}f}"
+
+
+def interval_text(interval: Interval | None, section: Section, sign: str = "") -> str:
+    """``1.2034 to 1.2311``; empty for none."""
+    return "" if interval is None else " to ".join(f"{end:{sign}.{section.digits}f}" for end in interval.as_json())
 
 
 def table(section: Section) -> Iterator[str]:
-    """The table of a section: models, best first, baselines, differences, warnings, and what to know about each row."""
+    """Lines of a section's table: models, best first, baselines, differences, notes, warnings."""
     yield f"\n{section.name} ({section.unit}, {'higher' if section.higher_is_better else 'lower'} is better)"
-    rows = [(row.model, value_text(row.value, section), interval_text(row.interval, section), f"{row.n:,}")
-            for row in section.ranked()]  # fmt: skip
-    rows += [(f"({base.name})", value_text(base.value, section), interval_text(base.interval, section), "")
-             for base in section.baselines]  # fmt: skip
-    yield from _aligned([("", "value", f"{LEVEL:.0%} interval", "n"), *rows])
+    shown = [(row.model, row.value, row.interval, f"{row.n:,}") for row in section.ranked()]
+    shown += [(f"({base.name})", base.value, base.interval, "") for base in section.baselines]
+    cells = [(name, value_text(value, section), interval_text(ends, section), n) for name, value, ends, n in shown]
+    yield from _aligned([("", "value", f"{LEVEL:.0%} interval", "n"), *cells])
     if section.differences:
         yield "  differences on the same data (first less second)"
         yield from _aligned(
@@ -108,21 +123,105 @@ def table(section: Section) -> Iterator[str]:
     yield from (f"  warning: {warning}" for warning in section.warnings)
 
 
-def value_text(value: float | None, section: Section) -> str:
-    """A value with the section's decimals; a dash for none."""
-    return "–" if value is None else f"{value:.{section.digits}f}"
-
-
-def interval_text(interval: Interval | None, section: Section, sign: str = "") -> str:
-    """``1.2034 to 1.2311``; empty for none."""
-    return "" if interval is None else " to ".join(f"{end:{sign}.{section.digits}f}" for end in interval.as_json())
-
-
 def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        first, *others = (
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  " + "  ".join([first, *others]).rstrip()
+    """Lines of equally wide columns, the first left-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
+        yield "  " + "  ".join(cells).rstrip()
+
+
+def page(sections: Sequence[Section]) -> str:
+    """Text of the HTML page."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"value": value_text, "interval": interval_text}
+    return environment.get_template("page.html.jinja").render(
+        # By position: nothing keeps two sections from having one name.
+        shown=[(each, Markup(value_plot(each)), Markup(difference_plot(each))) for each in sections],
+        num_resamples=NUM_RESAMPLES,
+    )
+
+
+def value_plot(section: Section) -> str:
+    """SVG of each ranked model, best on top, then the baselines."""
+    points = [(_short(row.model), row.value, row.interval, "--s0") for row in section.ranked() if row.value is not None]
+    points += [(_short(base.name), base.value, base.interval, "--s1") for base in section.baselines]
+    return _dots(points, section.unit, f"{section.name}, values") if points else ""
+
+
+def difference_plot(section: Section) -> str:
+    """SVG of each paired difference, with a line at zero."""
+    points = [
+        (f"{_short(each.a, 20)} - {_short(each.b, 20)}", each.difference, each.interval, "--s0")
+        for each in section.differences
+    ]
+    return _dots(points, f"difference, {section.unit}", f"{section.name}, differences", zero=True) if points else ""
+
+
+_COLOURS = {"#010100": "--soft", "#010101": "--line", "#010102": "--s0", "#010103": "--s1", "#010104": "--ink"}
+"""Stand-ins for the page's CSS variables, in which matplotlib cannot draw; replaced afterwards, for the dark page."""
+_COLOUR_OF = {variable: colour for colour, variable in _COLOURS.items()}
+_WIDTH, _LINE = 720, 30
+"""Width, and height of a model's line, in points, which become units of the viewBox."""
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "evaluation",
+    "font.size": 12,
+    "font.family": "DejaVu Sans",
+    "axes.labelcolor": _COLOUR_OF["--soft"],
+    "xtick.labelcolor": _COLOUR_OF["--soft"],
+    "ytick.labelcolor": _COLOUR_OF["--ink"],
+    "grid.color": _COLOUR_OF["--line"],
+    "axes.axisbelow": True,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+}
+_UNUSED = re.compile(r'<defs>.*?</defs>| clip-path="[^"]*"| id="[^"]*"| transform="rotate\(-0 [^"]*"', flags=re.DOTALL)
+
+
+def _dots(points: list[tuple[str, float, Interval | None, str]], unit: str, label: str, zero: bool = False) -> str:
+    import matplotlib  # a second to import, and only the page needs it
+    from markupsafe import escape
+    from matplotlib.figure import Figure
+
+    height = 60 + _LINE * len(points)
+    names = [name for name, *_ in points]
+    left = 24 + 7.2 * max(map(len, names))
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH / 72, height / 72))
+        figure.subplots_adjust(left=left / _WIDTH, right=1 - 24 / _WIDTH, top=1 - 8 / height, bottom=48 / height)
+        axes = figure.subplots()
+        axes.spines[:].set_visible(False)
+        axes.grid(axis="x")
+        for place, (_, value, interval, variable) in enumerate(points):
+            if interval is not None:
+                axes.plot(interval.as_json(), [place, place], color=_COLOUR_OF[variable], linewidth=2.5)
+            # A line of no length with round ends: a marker would be defined once and used by its id, as in every plot.
+            axes.plot([value] * 2, [place] * 2, color=_COLOUR_OF[variable], linewidth=9, solid_capstyle="round")
+        if zero:
+            axes.axvline(0, color=_COLOUR_OF["--soft"], linewidth=1)
+        axes.margins(x=0.08)
+        axes.set_ylim(len(points) - 0.5, -0.5)
+        axes.set_yticks(range(len(points)), names)
+        axes.set_xlabel(unit)
+        file = io.StringIO()
+        bare = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=bare)
+    svg = _UNUSED.sub("", file.getvalue())
+    for colour, variable in _COLOURS.items():
+        svg = svg.replace(colour, f"var({variable})")
+    contents = svg[svg.index(">", svg.index("<svg")) + 1 :]
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">{contents}'
+
+
+def _short(name: str, characters: int = 34) -> str:
+    return name if len(name) <= characters else "…" + name[-characters + 1 :]

@@ -18,8 +18,8 @@ from zerokara import checkpoint
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
 from zerokara.durable import ASIDE_ENDING, unused_name, write_file
 from zerokara.errors import RunError, UserError
-from zerokara.evaluation import baselines, metrics
-from zerokara.evaluation.baselines import Baseline
+from zerokara.evaluation import baselines, scoring
+from zerokara.evaluation.baselines import NamedOutputs
 from zerokara.examples import facts, preparation
 from zerokara.examples.example_files import ExampleFiles, ExamplePaths, ExampleTokens, SplitFiles
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
@@ -187,7 +187,7 @@ def _simple_methods(examples: ExampleFiles, metric: str, encoder: Encoder) -> di
     """The metric of simple methods on the test examples, by the name of the method."""
     lines = [orjson.loads(line) for line in examples.splits["test"].texts_path.read_bytes().splitlines()]
     references = [line["reference"] for line in lines]
-    made: Iterable[Baseline] = [Baseline("majority", baselines.majority(references))]
+    simple: Iterable[NamedOutputs] = [("majority", baselines.majority(references))]
     if not examples.labels:
         tokens = ExampleTokens(examples.train.prefix)
         before, _, behind = examples.prompt_template.partition("{input}")
@@ -195,8 +195,8 @@ def _simple_methods(examples: ExampleFiles, metric: str, encoder: Encoder) -> di
         for number in range(min(len(tokens), MAX_TRAINING_PAIRS)):
             source = encoder.decode(tokens.prompt(number)).removeprefix(before).removesuffix(behind).strip()
             pairs.append((source, encoder.decode(tokens.segments(number)[-1])))
-        made = baselines.for_texts(pairs, [line["input"] for line in lines])
-    return {each.name: metrics.METRICS[metric](each.outputs, references).value for each in made}
+        simple = baselines.for_texts(pairs, [line["input"] for line in lines])
+    return {name: scoring.METRICS[metric](outputs, references).value for name, outputs in simple}
 
 
 FINETUNING = Task(

@@ -21,7 +21,7 @@ from torch import Tensor
 from zerokara import checkpoint
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.durable import write_file, write_json
-from zerokara.evaluation import metrics
+from zerokara.evaluation import scoring
 from zerokara.examples.example_files import ExampleFiles, Split, read_task_examples
 from zerokara.finetuning.task import ANSWERS_NAME, FINETUNING, RESULT_NAME
 from zerokara.huggingface.families import SpecialIds
@@ -109,7 +109,7 @@ class TaskValidation:
         # <unk> is a special token of the export, which leaves those out of a text; SentencePiece writes ⁇ for it.
         texts = [encoder.decode([token for token in answer.ids if token != encoder.unk_id]) for answer in answers]
         self.answers = list(zip(self.references, texts, strict=True))
-        measure = metrics.METRICS[metric](texts, self.references)
+        measure = scoring.METRICS[metric](texts, self.references)
         value, interval = measure.value, measure.interval()
         stopped = sum(answer.stopped for answer in answers) / max(1, len(answers))
         line = {
@@ -157,7 +157,7 @@ def test(plan: RunPlan, folder: Path) -> None:
         assert result is not None
         found |= result.line | {"metric": config.metric}
         if files.labels:  # an answer that is no label's text counts as wrong
-            found["unmatched"] = len(metrics.unmatched([text for _, text in task.answers], files.labels).indices)
+            found["unmatched"] = len(scoring.unmatched([text for _, text in task.answers], files.labels))
         if processes.is_first:
             lines = [orjson.dumps({"reference": one, "answer": other}) + b"\n" for one, other in task.answers]
             write_file(plan.run_dir / ANSWERS_NAME, b"".join(lines))

@@ -19,12 +19,11 @@ from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus.find import InputFile, find_files, for_manifest
 from zerokara.durable import write_file, write_json
 from zerokara.errors import UserError
-from zerokara.evaluation import task_data
-from zerokara.evaluation.inputs import MeasuredText, check_folder, find_texts, model_files, read_texts
-from zerokara.evaluation.measures import LEVEL
-from zerokara.evaluation.results import Section, table
-from zerokara.evaluation.task_data import TaskFiles
-from zerokara.evaluation.tasks import Task, measure_tasks
+from zerokara.evaluation import inputs
+from zerokara.evaluation.inputs import MeasuredText, TaskFiles
+from zerokara.evaluation.results import Section, page, table
+from zerokara.evaluation.scoring import LEVEL
+from zerokara.evaluation.tasks import TaskData, measure_tasks
 from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 
@@ -46,8 +45,9 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     folder = Path(config.output_dir)
     names = ("results.json", "report.html", "manifest.json")
     results_path, page_path, manifest_path = written = [folder / name for name in names]
-    files, task_files = find_texts(config), task_data.find(config)
-    faults = [fault for name in config.models if (fault := check_folder(Path(name)))]
+    files = find_files(config.texts, config.where("texts")) if config.texts else []
+    task_files = inputs.find_task_files(config)
+    faults = [fault for name in config.models if (fault := inputs.check_folder(Path(name)))]
     if not config.texts and not config.tasks:
         remedy = "name held-out text, e.g. data/held_out.jsonl, or tasks"
         faults.append(config.fault("texts", "nothing is to be measured", remedy))
@@ -63,14 +63,14 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     size = bytes_text(sum(file.bytes for file in files))
     on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
     log(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
-    read = list(read_texts(config, files, config.seed))
-    tasks = [task_data.read(config, each, config.seed) for each in task_files]
+    read = list(inputs.read_texts(config, files, config.seed))
+    tasks = [inputs.read_task(config, each, config.seed) for each in task_files]
     if options.dry_run:
         print("dry run: nothing was written")
         return
-    overlaps = task_data.overlaps(config, tasks, config.text_field, config.txt_document)
+    overlaps = inputs.overlaps(config, tasks)
     # This is the border: the configuration has been checked, and torch and transformers are imported.
-    from zerokara.evaluation import card, page
+    from zerokara.evaluation import model_index
     from zerokara.evaluation.models import open_models
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
@@ -79,12 +79,13 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         log("\n".join(table(section)))
         sections.append(section)
     rows = [("results", str(results_path)), ("page", str(page_path))]
-    name_of = {model.folder: model.name for model in models}
-    rows += [("model card", str(card.add(Path(each), name_of[Path(each)], sections))) for each in config.add_to_card]
+    for model in models:
+        if model.folder in map(Path, config.add_to_card):
+            rows.append(("model card", str(model_index.add(model.folder, model.name, sections))))
     named = [{"name": model.name, "type": model.config.model_type, "sha256": model.content} for model in models]
     as_json = [section.as_json() for section in sections]
     write_json(results_path, {"models": named, "interval_level": LEVEL, "sections": as_json})
-    write_file(page_path, page.page(sections))
+    write_file(page_path, page(sections))
     facts = {"table": [line for section in sections for line in table(section)]}
     hashes = {key: value for model in models for key, value in model.hashes.items()}
     seconds = time.monotonic() - started
@@ -95,13 +96,13 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
 def measured(
     config: EvaluateConfig,
     read: Sequence[MeasuredText],
-    tasks: Iterable[tuple[Task, dict[str, Overlap]]],
+    tasks: Iterable[tuple[TaskData, dict[str, Overlap]]],
     models: Sequence[LoadedModel],
 ) -> Iterator[Section]:
     """Every section that the configuration asks for, each as soon as it is measured."""
     from zerokara.evaluation import bits_per_byte
 
-    settings = bits_per_byte.Settings(
+    settings = bits_per_byte.BitsPerByteSettings(
         context_length=None if config.context_length == "auto" else config.context_length,
         min_context=config.min_context,
         batch_tokens=None if config.batch_tokens == "auto" else config.batch_tokens,
@@ -119,7 +120,7 @@ def measured(
 
 def _work(config: EvaluateConfig, files: Sequence[InputFile], task_files: Sequence[TaskFiles]) -> manifest.StepSpec:
     """What is to be done, for the manifest; files by content, each entry's by itself."""
-    weights = [file for name in config.models for file in model_files(Path(name))]
+    weights = [file for name in config.models for file in inputs.model_files(Path(name))]
     settings = config.model_dump(mode="json", exclude=_PLACES)
     read: dict[str, Sequence[Path | manifest.FileRecord]] = {"models": weights}
     for source, members in groupby(files, key=lambda file: file.source):

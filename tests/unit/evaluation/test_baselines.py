@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from zerokara.evaluation import baselines, metrics
+from zerokara.evaluation import baselines
+from zerokara.evaluation import scoring as metrics
 from zerokara.evaluation.baselines import Forms
 
 PAIRS = [
@@ -37,15 +38,15 @@ def test_a_word_begins_each_text_anew() -> None:
 
 def test_baselines_of_texts() -> None:
     sources = ["o fata", "sta"]
-    found = {each.name: each.outputs for each in baselines.for_texts(PAIRS, sources)}
+    found = dict(baselines.for_texts(PAIRS, sources))
     assert found == {
         "copy": sources,
         "most_frequent_form": ["o fața", "stă"],
         "most_frequent_form_left": ["o fată", "stă"],
     }
     translated = [("one two three", "unu"), ("two", "doi doi"), ("three", "trei")]
-    assert [each.name for each in baselines.for_texts(translated, sources)] == ["copy"]
-    assert [each.name for each in baselines.for_texts([], sources)] == ["copy"]
+    assert [name for name, _ in baselines.for_texts(translated, sources)] == ["copy"]
+    assert [name for name, _ in baselines.for_texts([], sources)] == ["copy"]
 
 
 def reviews(num: int, seed: int) -> list[tuple[str, str]]:
@@ -65,7 +66,7 @@ def reviews(num: int, seed: int) -> list[tuple[str, str]]:
 def test_baselines_of_labels() -> None:
     train, test = reviews(150, 1), reviews(100, 2)
     sources, references = [source for source, _ in test], [target for _, target in test]
-    found = {each.name: each.outputs for each in baselines.for_labels(train, sources, references)}
+    found = dict(baselines.for_labels(train, sources, references))
     values = {name: metrics.accuracy(outputs, references).value for name, outputs in found.items()}
     assert list(values) == ["majority", "bag_of_words", "character_ngrams"]
     assert values["majority"] == max(references.count(label) for label in set(references)) / 100
@@ -76,7 +77,7 @@ def test_baselines_of_labels() -> None:
 def test_without_training_pairs_or_with_one_label_only_the_majority_is_left() -> None:
     for train in ([], [("a", "x"), ("b", "x")]):
         found = list(baselines.for_labels(train, ["a", "b", "c"], ["y", "x", "y"]))
-        assert [(each.name, each.outputs) for each in found] == [("majority", ["y"] * 3)]
+        assert found == [("majority", ["y"] * 3)]
 
 
 def test_words_of_one_letter_count_in_the_bag() -> None:
@@ -90,4 +91,4 @@ def test_scripts_without_spaces_have_words_and_texts_without_any_no_baseline() -
     assert baselines.classified(liked + hated, ["好き", "嫌い"], "word", (1, 1)) == ["1", "0"]
     nothing = [(f"{mark}!", label) for mark, label in (("-", "0"), ("+", "1"))]
     found = baselines.for_labels(nothing, ["?"], ["1"])
-    assert [each.name for each in found] == ["majority", "character_ngrams"]
+    assert [name for name, _ in found] == ["majority", "character_ngrams"]

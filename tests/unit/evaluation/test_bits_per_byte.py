@@ -21,7 +21,8 @@ from zerokara.config.loading import load
 from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation import models as models_module
-from zerokara.evaluation.bits_per_byte import Reading, Settings, measure, reading_of
+from zerokara.evaluation.bits_per_byte import BitsPerByteSettings as Settings
+from zerokara.evaluation.bits_per_byte import Reading, measure, reading_of
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row

@@ -10,8 +10,9 @@ import pytest
 
 from zerokara.config.evaluate_config import TaskSettings
 from zerokara.config.loading import load
-from zerokara.evaluation import answers, task_data, tasks
+from zerokara.evaluation import answers, tasks
 from zerokara.evaluation import cache as kept
+from zerokara.evaluation import inputs as task_data
 from zerokara.evaluation.answers import Answers
 from zerokara.evaluation.overlap import Overlap
 
@@ -48,8 +49,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskSettings:
 
 
 def measure(settings: TaskSettings, models: list[Any], cache: Path | None) -> dict[str, dict[str, float | None]]:
-    files = task_data.find(settings)
-    read = [(task_data.read(settings, each, 1), dict[str, Overlap]()) for each in files]
+    files = task_data.find_task_files(settings)
+    read = [(task_data.read_task(settings, each, 1), dict[str, Overlap]()) for each in files]
     sections = tasks.measure_tasks(read, models, seed=1, cache=cache)
     return {each.name: {row.model: row.value for row in each.rows} for each in sections}
 
@@ -91,7 +92,7 @@ def test_answers_are_kept_in_blocks_and_a_damaged_one_is_asked_again(
 
 def test_the_limit_is_the_tasks_or_that_of_its_answers(settings: TaskSettings) -> None:
     model: Any = Parrot("a", "0", [])
-    read = [task_data.read(settings, files, 1) for files in task_data.find(settings)]
+    read = [task_data.read_task(settings, files, 1) for files in task_data.find_task_files(settings)]
     limits = [
         answers.answers_of(model, task.sources, task.references, task.max_new_tokens, task.name).max_new_tokens
         for task in read

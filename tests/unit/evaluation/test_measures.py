@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerokara.evaluation import measures
-from zerokara.evaluation.measures import share, wilson
+from zerokara.evaluation import scoring as measures
+from zerokara.evaluation.scoring import share, wilson
 
 TRIALS = 300
 STRAY = 3 * (0.05 * 0.95 / TRIALS) ** 0.5

@@ -12,9 +12,10 @@ from huggingface_hub import ModelCard
 
 from zerokara import manifest
 from zerokara.errors import UserError
-from zerokara.evaluation import card, page
-from zerokara.evaluation.measures import Interval
+from zerokara.evaluation import model_index as card
+from zerokara.evaluation import results as page
 from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section, table
+from zerokara.evaluation.scoring import Interval
 from zerokara.huggingface import exported_folder
 
 SECTION = Section(

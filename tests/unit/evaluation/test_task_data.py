@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from zerokara.config.evaluate_config import TaskSettings
+from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.loading import load
 from zerokara.errors import UserError
-from zerokara.evaluation import task_data
-from zerokara.evaluation.tasks import Task
+from zerokara.evaluation import inputs as task_data
+from zerokara.evaluation.tasks import TaskData as Task
 
 TRAIN = "id\tdocument\tlabel\n" + "".join(f"{n}\tfilm number {n}\t{n % 2}\n" for n in range(8))
 TEST = "id\tdocument\tlabel\n" + "".join(f"{n}\tfilm number {n}\t{n % 2}\n" for n in range(6, 12))
 LONG = "one of the longer sentences that somebody may have read before in the corpus of the pretraining"
 
 
-def config_of(folder: Path, text: str) -> TaskSettings:
+def config_of(folder: Path, text: str) -> EvaluateConfig:
     path = folder / "evaluate_config.yaml"
     path.write_text(text.replace("FOLDER", str(folder)), encoding="utf-8")
-    return load(TaskSettings, path)
+    return load(EvaluateConfig, path)
 
 
-def tasks_of(config: TaskSettings) -> list[Task]:
-    return [task_data.read(config, files, seed=1) for files in task_data.find(config)]
+def tasks_of(config: EvaluateConfig) -> list[Task]:
+    return [task_data.read_task(config, files, seed=1) for files in task_data.find_task_files(config)]
 
 
 def write_jsonl(path: Path, lines: list[dict[str, Any]]) -> None:
@@ -92,7 +92,7 @@ def test_a_corpus_without_documents_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         task_data.overlaps(config, tasks_of(config))
     assert caught.value.faults[0].key == "pretraining_data"
-    assert len(task_data.overlaps(config, tasks_of(config), text_field="body")[0]) == 2
+    assert len(task_data.overlaps(config.model_copy(update={"text_field": "body"}), tasks_of(config))[0]) == 2
 
 
 def test_some_of_the_test_examples(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import random
 from zerokara.evaluation import overlap, tasks
 from zerokara.evaluation.answers import Answers
 from zerokara.evaluation.results import Section
-from zerokara.evaluation.tasks import Task
+from zerokara.evaluation.tasks import TaskData as Task
 
 LABELS = ("good", "bad")
 
@@ -41,7 +41,7 @@ def sections_of(task: Task) -> list[Section]:
     right = list(task.references)
     half = [answer if index % 2 else "no idea" for index, answer in enumerate(right)]
     overlaps = {"training data": overlap.find([(each,) for each in task.sources], [each for each, _ in task.train])}
-    return tasks.sections(task, {"sure": answers_of(right, 120), "half": answers_of(half, 60)}, overlaps)
+    return list(tasks.sections(task, {"sure": answers_of(right, 120), "half": answers_of(half, 60)}, overlaps))
 
 
 def test_models_and_baselines_stand_beside_each_other_in_per_cent() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from zerokara.config.evaluate_config import TextSettings
+from zerokara.corpus.find import find_files
 from zerokara.errors import UserError
-from zerokara.evaluation.inputs import MeasuredText, find_texts, read_texts
+from zerokara.evaluation.inputs import MeasuredText, read_texts
 
 
 def settings(folder: Path, *lines: str, **others: int) -> TextSettings:
@@ -19,7 +20,7 @@ def settings(folder: Path, *lines: str, **others: int) -> TextSettings:
 
 
 def read(config: TextSettings, seed: int = 1) -> MeasuredText:
-    (text,) = read_texts(config, find_texts(config), seed)
+    (text,) = read_texts(config, find_files(config.texts, "here"), seed)
     return text
 
 
@@ -57,7 +58,7 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         settings(tmp_path / folder, '{"text": "one"}')
     config = TextSettings(texts=tuple(str(tmp_path / folder / "held_out.jsonl") for folder in ("old", "new")))
-    names = [text.name for text in read_texts(config, find_texts(config), 1)]
+    names = [text.name for text in read_texts(config, find_files(config.texts, "here"), 1)]
     assert names == ["old/held_out.jsonl", "new/held_out.jsonl"]
 
 

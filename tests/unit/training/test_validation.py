@@ -17,7 +17,7 @@ from tiny import T5
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.evaluation import bits_per_byte
-from zerokara.evaluation.bits_per_byte import Settings
+from zerokara.evaluation.bits_per_byte import BitsPerByteSettings
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import open_models
 from zerokara.huggingface import families, to_hf, tokenizer_json
@@ -99,7 +99,7 @@ def test_step_8_measures_the_same(tiny_data: dict[str, str], tmp_path: Path, set
     opened = list(open_models([folder], "cpu"))
     as_it_is, without = (
         bits_per_byte.measure(opened, MeasuredText("some", tuple(texts), len(texts)), each).rows[0]
-        for each in (Settings(), Settings(min_context=0))
+        for each in (BitsPerByteSettings(), BitsPerByteSettings(min_context=0))
     )
     assert ours is not None and as_it_is.value == pytest.approx(ours.line["valid_bits_per_byte"], rel=1e-5)
     assert as_it_is.details["end_nats_per_document"] == pytest.approx(ours.line["valid_end_nats"], rel=1e-5)

@@ -31,35 +31,42 @@ def add(folder: Path, model: str, sections: Sequence[Section]) -> Path:
     Raises:
         UserError: the card was changed since step 4 proved the folder; its change would be recorded as step 4's.
     """
-    path = folder / CARD_NAME
-    record = _record(folder)
-    if record is not None and manifest.sha256_of(path) != record["sha256"]:
+    path, manifest_path = folder / CARD_NAME, folder / exported_folder.MANIFEST_NAME
+    records: list[dict[str, Any]] = []  # of the card, in the manifest of step 4; none for a folder of somebody else
+    try:
+        raw = orjson.loads(manifest_path.read_bytes())
+        if raw["step"] == exported_folder.STEP:
+            records = [each for outputs in raw["outputs"].values() for each in outputs if each["path"] == CARD_NAME]
+    except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        pass
+    if records and manifest.sha256_of(path) != records[0]["sha256"]:
         rule = "has changed since the export was proved"
         raise UserError(Fault(str(path), rule, remedy="run step 4 again with --redo, then add the results"))
     text = with_results(path.read_text(encoding="utf-8") if path.is_file() else "---\n{}\n---\n", model, sections)
     write_file(path, text)
-    if record is not None:
-        _record_again(folder, path)
+    if records:
+        status = os.stat(path)
+        for each in records:
+            each |= {"bytes": status.st_size, "sha256": manifest.sha256_of(path), "modified_ns": status.st_mtime_ns}
+        write_json(manifest_path, raw)
     return path
 
 
 def with_results(card: str, model: str, sections: Sequence[Section]) -> str:
-    """The text of a card with results added."""
+    """Text of a card with results added."""
     content = ModelCard(card)
     data: Any = content.data  # a ModelCardData
-    new = [_result(row, section) for section in sections for row in section.rows if row.model == model]
-    added = [result for result in new if result is not None]
-    kept = [old for old in data.eval_results or [] if not any(_same(old, result) for result in added)]
+    rows = [(row, section) for section in sections for row in section.rows if row.model == model]
+    added = [_result(row, row.value, section) for row, section in rows if row.value is not None]
     if not added:
         return card
-    data.eval_results = [*kept, *added]
+    replaced = set(map(_measured, added))
+    data.eval_results = [*(old for old in data.eval_results or [] if _measured(old) not in replaced), *added]
     data.model_name = data.model_name or model
     return str(content)
 
 
-def _result(row: Row, section: Section) -> EvalResult | None:
-    if row.value is None:
-        return None
+def _result(row: Row, value: float, section: Section) -> EvalResult:
     interval = f"95 % interval {interval_text(row.interval, section)}, " if row.interval else ""
     data = str(section.facts.get("text", section.name))
     return EvalResult(
@@ -68,37 +75,10 @@ def _result(row: Row, section: Section) -> EvalResult | None:
         dataset_name=data,
         metric_type=section.metric,
         metric_name=f"{section.metric.replace('_', ' ')} ({interval}n = {row.n:,})",
-        metric_value=round(row.value, section.digits),
+        metric_value=round(value, section.digits),
     )
 
 
-def _same(old: EvalResult, new: EvalResult) -> bool:
-    return all(
-        getattr(old, key) == getattr(new, key) for key in ("task_type", "dataset_type", "dataset_name", "metric_type")
-    )
-
-
-def _record(folder: Path) -> dict[str, Any] | None:
-    """The record of README.md in the manifest of step 4; None for a folder of somebody else."""
-    path = folder / exported_folder.MANIFEST_NAME
-    try:
-        raw = orjson.loads(path.read_bytes())
-        found = [each for records in raw["outputs"].values() for each in records if each["path"] == CARD_NAME]
-    except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        return None
-    return found[0] if raw.get("step") == exported_folder.STEP and found else None
-
-
-def _record_again(folder: Path, card: Path) -> None:
-    path = folder / exported_folder.MANIFEST_NAME
-    raw = orjson.loads(path.read_bytes())
-    status = os.stat(card)
-    for records in raw["outputs"].values():
-        for each in records:
-            if each["path"] == CARD_NAME:
-                each |= {
-                    "bytes": status.st_size,
-                    "sha256": manifest.sha256_of(card),
-                    "modified_ns": status.st_mtime_ns,
-                }
-    write_json(path, raw)
+def _measured(result: EvalResult) -> tuple[str, ...]:
+    """What a result measures: an older one of the same is replaced."""
+    return result.task_type, result.dataset_type, result.dataset_name, result.metric_type
