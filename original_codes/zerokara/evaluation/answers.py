@@ -7,7 +7,7 @@ as it is in fine-tuning. Conversations go through the tokenizer's own chat templ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from zerokara.errors import RunError
 from zerokara.evaluation import cache as block_cache
+from zerokara.evaluation.inputs import Prompt
 from zerokara.examples.example_files import ANSWER_MARGIN
 from zerokara.progress import Progress
 
 if TYPE_CHECKING:
     from zerokara.evaluation.models import LoadedModel
 
-Prompt = str | Sequence[Mapping[str, str]]
-"""A text, or a conversation that ends with the user: ``role`` and ``content`` of each turn."""
 BLOCK_PROMPTS = 512
 """Prompts that are answered at once; a run that is killed loses no more."""
 _MEASURED = 2_000

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -30,16 +30,18 @@ from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import parts, read
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation import overlap
+from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.overlap import Overlap
-from zerokara.evaluation.tasks import TaskData
 from zerokara.examples import formats, reading
-from zerokara.examples.formats import Example, ExampleFormat, Unlearnable
+from zerokara.examples.formats import PLACE_OF_INPUT, Example, ExampleFormat, Unlearnable
 from zerokara.progress import Progress, log
 
 _CONTENT = (".safetensors", ".json", ".model", ".txt", ".jinja")
 """Files that make a model what it is: weights, configuration, tokenizer (vocab.txt, merges.txt)."""
 _RECORDS = ("manifest.json", "upload.manifest.json", "trainer_state.json")
 _PART_BYTES = 1 << 23
+Prompt = str | Sequence[Mapping[str, str]]
+"""A text, or a conversation that ends with the user: ``role`` and ``content`` of each turn."""
 MAX_BAD = 0.01
 """Maximum share of a file's lines that hold no example, as `max_bad_fraction` is for fine-tuning."""
 _MAX_SHOWN = 5
@@ -154,6 +156,49 @@ def _draw(name: str, items: Iterator[Document | BadLine], max_bytes: int, seed: 
             total, limit = total - len(text.encode()), -negated  # a later one beyond it does not fill the room
     documents = tuple(text for _, _, text in sorted(drawn, key=lambda each: each[1]))
     return MeasuredText(name, documents, num_found, dict(bad))
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Test data, with its prompts and its metric."""
+
+    name: str
+    metric: str
+    """A key of `METRICS`."""
+    sources: list[str]
+    """Input texts, without the prompt around them; of a conversation its last message before the answer."""
+    references: list[str]
+    """Expected answers."""
+    conversations: list[Prompt] = field(default_factory=list)
+    """All messages before each answer, in a task of conversations; else empty."""
+    prompt_template: str = "auto"
+    """Text around a source, with ``{input}`` in its place; `auto` as in fine-tuning."""
+    labels: tuple[str, ...] = ()
+    """Text of every label; empty where references are free text."""
+    train: list[Pair] = field(default_factory=list)
+    """Sources and targets of the training data, from which baselines learn."""
+    max_new_tokens: int | None = None
+    """Maximum tokens of an answer; None for as many as the right answers suggest."""
+    warnings: tuple[str, ...] = ()
+    """Parts of the data that were left out."""
+
+    def prompts(self, is_encoder_decoder: bool) -> list[Prompt]:
+        """Prompts for a model; `auto` puts a source for a decoder on a line of its own."""
+        if self.conversations:
+            return self.conversations
+        template = self.prompt_template
+        if template == "auto":
+            template = PLACE_OF_INPUT if is_encoder_decoder else PLACE_OF_INPUT + "\n"
+        return [template.replace(PLACE_OF_INPUT, source) for source in self.sources]
+
+    @property
+    def texts(self) -> list[tuple[str, ...]]:
+        """Texts of each example to look for in a corpus; labels and short answers are in any text."""
+        pairs = zip(self.sources, self.references, strict=True)
+        return [
+            (source,) if self.labels or len(overlap.tokens(reference)) < overlap.MIN_TOKENS else (source, reference)
+            for source, reference in pairs
+        ]
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import combinations, product
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokara.evaluation import baselines, overlap, scoring
-from zerokara.evaluation.answers import Answers, Prompt, answers_of
-from zerokara.evaluation.baselines import Pair
+from zerokara.evaluation.answers import Answers, answers_of
+from zerokara.evaluation.inputs import TaskData
 from zerokara.evaluation.overlap import Overlap
 from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section
 from zerokara.evaluation.scoring import Interval, Measure
@@ -27,52 +27,8 @@ from zerokara.progress import log, plural
 if TYPE_CHECKING:
     from zerokara.evaluation.models import LoadedModel
 
-INPUT = "{input}"
 _MAX_SHOWN, _MAX_SHOWN_CHARACTERS = 5, 80
 """Maximum number, and length, of the outputs shown that are no label's text."""
-
-
-@dataclass(frozen=True)
-class TaskData:
-    """Test data, with its prompts and its metric."""
-
-    name: str
-    metric: str
-    """A key of `METRICS`."""
-    sources: list[str]
-    """Input texts, without the prompt around them; of a conversation its last message before the answer."""
-    references: list[str]
-    """Expected answers."""
-    conversations: list[Prompt] = field(default_factory=list)
-    """All messages before each answer, in a task of conversations; else empty."""
-    prompt_template: str = "auto"
-    """Text around a source, with ``{input}`` in its place; `auto` as in fine-tuning."""
-    labels: tuple[str, ...] = ()
-    """Text of every label; empty where references are free text."""
-    train: list[Pair] = field(default_factory=list)
-    """Sources and targets of the training data, from which baselines learn."""
-    max_new_tokens: int | None = None
-    """Maximum tokens of an answer; None for as many as the right answers suggest."""
-    warnings: tuple[str, ...] = ()
-    """Parts of the data that were left out."""
-
-    def prompts(self, is_encoder_decoder: bool) -> list[Prompt]:
-        """Prompts for a model; `auto` puts a source for a decoder on a line of its own."""
-        if self.conversations:
-            return self.conversations
-        template = self.prompt_template
-        if template == "auto":
-            template = INPUT if is_encoder_decoder else f"{INPUT}\n"
-        return [template.replace(INPUT, source) for source in self.sources]
-
-    @property
-    def texts(self) -> list[tuple[str, ...]]:
-        """Texts of each example to look for in a corpus; labels and short answers are in any text."""
-        pairs = zip(self.sources, self.references, strict=True)
-        return [
-            (source,) if self.labels or len(overlap.tokens(reference)) < overlap.MIN_TOKENS else (source, reference)
-            for source, reference in pairs
-        ]
 
 
 def measure_tasks(

@@ -20,10 +20,10 @@ from zerokara.corpus.find import InputFile, find_files, for_manifest
 from zerokara.durable import write_file, write_json
 from zerokara.errors import UserError
 from zerokara.evaluation import inputs
-from zerokara.evaluation.inputs import MeasuredText, TaskFiles
+from zerokara.evaluation.inputs import MeasuredText, TaskData, TaskFiles
 from zerokara.evaluation.results import Section, page, table
 from zerokara.evaluation.scoring import LEVEL
-from zerokara.evaluation.tasks import TaskData, measure_tasks
+from zerokara.evaluation.tasks import measure_tasks
 from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 

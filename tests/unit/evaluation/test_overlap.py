@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerokara.evaluation import overlap
-from zerokara.evaluation.tasks import TaskData as Task
+from zerokara.evaluation.inputs import TaskData as Task
 
 LONG = "the quick brown fox jumps over the lazy dog while the cat sleeps on a warm stone"
 

@@ -13,7 +13,7 @@ from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.loading import load
 from zerokara.errors import UserError
 from zerokara.evaluation import inputs as task_data
-from zerokara.evaluation.tasks import TaskData as Task
+from zerokara.evaluation.inputs import TaskData as Task
 
 TRAIN = "id\tdocument\tlabel\n" + "".join(f"{n}\tfilm number {n}\t{n % 2}\n" for n in range(8))
 TEST = "id\tdocument\tlabel\n" + "".join(f"{n}\tfilm number {n}\t{n % 2}\n" for n in range(6, 12))

@@ -7,8 +7,8 @@ import random
 
 from zerokara.evaluation import overlap, tasks
 from zerokara.evaluation.answers import Answers
+from zerokara.evaluation.inputs import TaskData as Task
 from zerokara.evaluation.results import Section
-from zerokara.evaluation.tasks import TaskData as Task
 
 LABELS = ("good", "bad")
 
