@@ -128,7 +128,7 @@ def test_a_lock_dies_with_its_owner(
     with Fault("killed while it holds the lock"):
         forge.start(run_dir, {"hold": [{"at_step": 3, "exists": "/never"}]}, **COMMON)
         wait_for(lambda: 2 in forge.values("step"))
-        with pytest.raises(RunError, match="another process is training here"), run_folder.lock(run_dir):
+        with pytest.raises(RunError, match="another process is training here"), run_folder.training_lock(run_dir):
             raise AssertionError("it must not begin")
         assert forge.kill() == -signal.SIGKILL
         assert forge.run(run_dir, **COMMON) == 0, forge.log

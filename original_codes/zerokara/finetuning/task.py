@@ -29,7 +29,7 @@ from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import entropy
 from zerokara.training.launching import Commands, spawn
-from zerokara.training.planning.run_plan import PlannedData, RunPlan, Task
+from zerokara.training.planning.run_plan import PlannedData, RunPlan, RunTask
 
 RESULT_NAME = "test_result.json"
 ANSWERS_NAME = "test_answers.jsonl"
@@ -199,7 +199,7 @@ def _simple_methods(examples: ExampleFiles, metric: str, encoder: Encoder) -> di
     return {name: scoring.METRICS[metric](outputs, references).value for name, outputs in simple}
 
 
-FINETUNING = Task(
+FINETUNING = RunTask(
     title="step 7 finetune",
     config_class=FinetuneRunConfig,
     data_of=data_of,

@@ -15,8 +15,15 @@ from zerokara.samples.data_plan import DataPlan
 from zerokara.steps import command
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import SplitCount, TokenPaths, bin_path, count
-from zerokara.training.planning import preflight, recipe, run_folder
-from zerokara.training.planning.schedule import Schedule, consumption, extent_of, num_samples, table_lines
+from zerokara.training.planning import recipe, run_folder
+from zerokara.training.planning.schedule import (
+    Schedule,
+    consumption,
+    epochs_faults,
+    extent_of,
+    num_samples,
+    table_lines,
+)
 
 WRITE_HELP = "write the tokens of `epochs` epochs into the configuration file as train_tokens, keeping its comments"
 
@@ -43,7 +50,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     if config.is_mixture:
         train_tokens, epochs = schedule.num_tokens, "as in the table above"
         table = consumption(plan, schedule)
-        if faults := list(preflight.epochs_faults(config, table.sources)):
+        if faults := list(epochs_faults(config, table.sources)):
             raise UserError(faults)
         log("\n".join(table_lines(plan, schedule, table)))
     length = f"auto: {train_tokens:,} tokens, {epochs}"

@@ -17,7 +17,7 @@ from zerokara.training import launching, resume_proof
 from zerokara.training.launching import Commands
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import run_folder, run_plan
-from zerokara.training.planning.run_plan import PRETRAINING, Task
+from zerokara.training.planning.run_plan import PRETRAINING, RunTask
 
 HELP = {
     "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",
@@ -28,7 +28,7 @@ HELP = {
 }
 
 
-def step(config: RunConfig, options: command.Options, task: Task = PRETRAINING) -> None:
+def step(config: RunConfig, options: command.Options, task: RunTask = PRETRAINING) -> None:
     """Do what the options ask for: train, or evaluate a checkpoint, or prove that the run would resume."""
     # A second --redo would set the new run aside itself.
     options = replace(options, again=command.again(options.argv, without=("--redo",)))

@@ -1,12 +1,12 @@
-"""The launching process of a run: it plans, checks, shows, holds the run folder, and starts the training processes.
+"""The launching process of a run: it plans, checks, locks the run folder, and starts the training processes.
 
-What can be wrong is looked for first, the cheapest first: before torch is loaded, then before anything is written. The
-training processes get the plan as a file, and RANK, LOCAL_RANK and WORLD_SIZE as torchrun has it, whose agent starts
-and watches them (`nodes.agent`). This process waits for them, and trains nothing itself.
+Checks come first, the cheapest first: before torch is loaded, then before anything is written. The training processes
+get the plan as a file, and RANK, LOCAL_RANK and WORLD_SIZE from torchrun's agent, which starts and watches them
+(`nodes.agent`). This process waits for them, and trains nothing itself.
 
-The micro batch of `micro_batch_size: auto` is on a GPU the largest that fits, found by trials whose peak memory is
-measured; on a CPU it has as many tokens as make it fastest. One of another size adds the same numbers up in another
-order, so a run keeps it for as long as what it was chosen for.
+On a GPU `micro_batch_size: auto` becomes the largest that fits, found by trials whose peak memory is measured; on a CPU
+one with as many tokens as make it fastest. Another size adds the same numbers up in another order, so a run keeps its
+micro batch as long as the settings of `_MICRO_BATCH_SETTINGS` stay.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
 
-from zerokara import checkpoint
+from zerokara import checkpoint, resources
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import INTERRUPTED, RunError, Stopped, UserError
 from zerokara.model import loopback
 from zerokara.progress import bytes_text, count_text, log, plural, summary
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning import preflight, processors, run_folder, run_plan, schedule
+from zerokara.training.planning import processors, run_folder, run_plan, schedule
 from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, TrialResult, min_activation_bytes
 from zerokara.training.planning.run_folder import EarlierRun
-from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, Task
+from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, RunTask
 from zerokara.training.planning.schedule import table_lines
 from zerokara.training.processes import supervision
 
@@ -41,24 +41,24 @@ if TYPE_CHECKING:  # it imports torch
     from zerokara.training.nodes.meeting import Meeting
 
 TRIAL_SECONDS = 3600.0
-"""How long the other machines wait for the first one's trials of the micro batch."""
+"""Wait of the other machines for the first one's trials of the micro batch."""
 CPU_TOKENS = 2048
-"""On a CPU no size is larger than the first with so many tokens: a larger matrix product is no faster. Measured."""
-_OF_MICRO_BATCH = {"global_batch_size", "precision", "optimizer", "zero_stage", "tensor_parallel_size", "offload"}
-_OF_MICRO_BATCH |= {"activation_checkpointing"}
+"""Tokens of the largest micro batch on a CPU: a larger matrix product is no faster. Measured."""
+_MICRO_BATCH_SETTINGS = {
+    "global_batch_size", "precision", "optimizer", "zero_stage", "tensor_parallel_size", "offload",
+    "activation_checkpointing",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Commands:
-    """What a person types after the step."""
+    """Commands that follow the step: one resumes the run, one converts its newest checkpoint."""
 
     resume: str
-    """Resumes the run."""
     convert: str
-    """Converts what the run has made so far."""
 
 
-def train(config: RunConfig, task: Task, commands: Commands, machines: Machines, redo: bool, dry_run: bool) -> None:
+def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machines, redo: bool, dry_run: bool) -> None:
     """Plan a run, show the plan, and train to the end, here or on several machines; a dry run only tries a few steps.
 
     Raises:
@@ -67,9 +67,9 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
         RunError: the training failed.
         Stopped, KeyboardInterrupt: the run was asked to stop before its end.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if machines.is_first:  # where another machine shares the first one's folder, that command is at work there
-            held.enter_context(run_folder.held(config))
+            stack.enter_context(run_folder.command_lock(config))
         earlier = run_folder.look(config)
         resumed = None if redo else earlier
         plan = run_plan.make_plan(config, kept=resumed.requested if resumed else None, nodes=machines.number, task=task)
@@ -79,7 +79,12 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
             print(f"{task.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
             print(f"next: {commands.convert}")
             return
-        if faults := list(preflight.faults(plan, resumed, commands.convert)):
+        trained_seconds = resumed.state.seconds if resumed and resumed.state else 0.0
+        if faults := [
+            *schedule.hours_faults(plan.requested, plan.checkpoint_bytes, trained_seconds, commands.convert),
+            *schedule.epochs_faults(plan.requested, plan.consumption.sources),
+            *plan.faults(len(resumed.steps) if resumed else 0),
+        ]:
             raise UserError(faults)
         plan = on_this_machine(plan, resumed)
         check_fits(plan, starts=not (resumed and resumed.steps))
@@ -91,38 +96,39 @@ def train(config: RunConfig, task: Task, commands: Commands, machines: Machines,
             try_steps(plan)
             print("dry run: everything is in order; nothing was written in the run folder")
             return
-        claims, met = True, None
+        owns_run_dir, meeting = True, None
         if machines.number > 1:
-            from zerokara.training.nodes import meeting
+            from zerokara.training.nodes.meeting import check_consistent, meet
 
             # Before the first machine knows the micro batch, it may have tried several, and compiled for each.
-            met = held.enter_context(meeting.meet(machines))
+            meeting = stack.enter_context(meet(machines))
             if machines.is_first:
-                met.publish("micro_batch", with_micro_batch(plan, resumed).resolved.micro_batch)
-            plan = plan.with_settings(micro_batch_size=met.wait_for("micro_batch", seconds=TRIAL_SECONDS))
-            plan = meeting.agreed(met, plan)
-            claims = met.claims(plan.run_dir)
-            if claims and not machines.is_first:
-                held.enter_context(run_folder.held(config))
+                meeting.publish("micro_batch", with_micro_batch(plan, resumed).resolved.micro_batch)
+            plan = plan.with_settings(micro_batch_size=meeting.wait_for("micro_batch", seconds=TRIAL_SECONDS))
+            plan = check_consistent(meeting, plan)
+            owns_run_dir = meeting.owns_run_dir(plan.run_dir)
+            if owns_run_dir and not machines.is_first:
+                stack.enter_context(run_folder.command_lock(config))
         else:
             plan = with_micro_batch(plan, resumed)
-        if claims:
+        if owns_run_dir:
             if redo and earlier:  # the last thing before the start: a refusal above has cost nothing
                 run_folder.set_aside(plan.run_dir)
             run_folder.claim(plan)
-        if met:
-            met.gather("claimed")
-        print(f"starting {processes_text(plan)}; importing torch takes seconds", flush=True)
+        if meeting:
+            meeting.gather("claimed")
+        count = plural(plan.num_processes, "process", "processes")
+        print(f"starting {count}; importing torch takes seconds", flush=True)
         try:
-            code = spawn(plan, "train", meeting=met, path=plan.run_dir / PLAN_NAME if claims else None)
+            code = spawn(plan, "train", meeting=meeting, path=plan.run_dir / PLAN_NAME if owns_run_dir else None)
         except KeyboardInterrupt:
             raise Stopped(f"to resume: {commands.resume}") from None
         newest = _newest_at_end(plan, code, commands)
         if not machines.is_first:
             print(f"trained; the first machine, {machines.endpoint}, writes the record of the run")
             return
-        of_task = task.finish(plan, commands, newest)
-        rows = run_folder.summary_rows(run_folder.record(plan, newest), newest, plan.run_dir, of_task)
+        task_rows = task.finish(plan, commands, newest)
+        rows = run_folder.summary_rows(run_folder.record(plan, newest), newest, plan.run_dir, task_rows)
         summary(f"trained {plan.run_dir}", rows, commands.convert)
 
 
@@ -149,7 +155,7 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
 
 
 def check_fits(plan: RunPlan, starts: bool) -> None:
-    """Check that a run fits into this machine's memory at all, and, where it `starts`, the model it starts from.
+    """Check that a run can fit into this machine's memory, and, where it `starts`, the model it starts from.
 
     Raises:
         UserError: it cannot; there is no such model, or none that this run can start from. For that torch is loaded.
@@ -159,22 +165,21 @@ def check_fits(plan: RunPlan, starts: bool) -> None:
 
         source, extends_vocabulary = Path(plan.resolved.init_from), plan.resolved.resize_vocabulary == "mean"
         from_hf.check_source(source, plan.shape, plan.encoder, extends_vocabulary, plan.resolved.fault)
-    if faults := list(preflight.memory_faults(plan)):
+    # All memory of the machine: a run that may not fit beside other programs only gets a note in its plan.
+    forecast = replace(plan.memory, main_bytes=resources.total_memory(plan.processes_per_node))
+    if faults := list(forecast.faults(plan.requested)):
         raise UserError(faults)
 
 
 def changed_choices(plan: RunPlan, earlier: EarlierRun) -> Iterator[str]:
-    """A message for the micro batch of `auto` and for the learning rate where they are not those of the last start.
-
-    A run that is made longer has a longer schedule: its learning rate, which had fallen, rises again.
-    """
+    """Yield a message for the micro batch of `auto` and for the learning rate where they differ from the last start."""
     before, now = earlier.plan.get("resolved", {}).get("micro_batch_size"), plan.resolved.micro_batch_size
     if plan.requested.micro_batch_size == "auto" and before not in (None, now):
         yield f"micro_batch_size: auto was {before}, is now {now}: the same sums in another order"
     if earlier.state is not None and (rate := earlier.state.facts.get("learning_rate")):
         step = earlier.state.step
         planned = plan.schedule.learning_rate(step)
-        if not math.isclose(planned, rate, rel_tol=1e-6):
+        if not math.isclose(planned, rate, rel_tol=1e-6):  # a run that is made longer has another schedule
             verb = "rises" if planned > rate else "falls"
             yield f"learning rate: {verb} from {rate:.2e} at step {step:,} to {planned:.2e}, as the new schedule has it"
 
@@ -183,14 +188,14 @@ def show(plan: RunPlan, lines: Sequence[str]) -> None:
     """Print a plan, and further lines below it."""
     log(f"{plan.task.title}: {plan.data.train_prefix} → {plan.run_dir}")
     device = ("device", plan.devices.text(plan.processes_per_node))
-    for name, value in [device, *preflight.plan_rows(plan), *plan.memory.rows()]:
+    for name, value in [device, *plan.rows(), *plan.memory.rows()]:
         print(f"  {name:<12}  {value}")
     for line in [*table_lines(plan.data.reading, plan.schedule, plan.consumption), *lines]:
         print(f"  {line}")
 
 
 def _newest_at_end(plan: RunPlan, code: int, commands: Commands) -> Path:
-    """The last checkpoint of a run whose processes have ended with `code`."""
+    """Return the last checkpoint of a run whose processes have ended with `code`."""
     run_dir = plan.run_dir
     if code:
         from_where = f" from the newest checkpoint in {run_dir}" if checkpoint.all_steps(run_dir) else ""
@@ -206,8 +211,8 @@ def _newest_at_end(plan: RunPlan, code: int, commands: Commands) -> Path:
     raise Stopped(f"to resume: {commands.resume}")
 
 
-def evaluate(config: RunConfig, task: Task, name: str) -> None:
-    """Evaluate the checkpoint that `name` means (`run_folder.find_checkpoint`) in training processes.
+def evaluate(config: RunConfig, task: RunTask, name: str) -> None:
+    """Evaluate the checkpoint `name` (`run_folder.find_checkpoint`) in training processes.
 
     Raises:
         UserError: there is no such checkpoint, or it is another run's.
@@ -219,8 +224,8 @@ def evaluate(config: RunConfig, task: Task, name: str) -> None:
         run_folder.check_same_run(plan, earlier)
     folder = run_folder.find_checkpoint(plan, name)
     plan = on_this_machine(plan, earlier)
-    tokens = count_text(plan.data.num_valid_tokens)
-    log(f"{task.title}, evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
+    tokens, processes = count_text(plan.data.num_valid_tokens), plural(plan.num_processes, "process", "processes")
+    log(f"{task.title}, evaluate: {folder} on {tokens} tokens, {processes}")
     print(f"  {plan.devices.text(plan.num_processes)}")
     if code := spawn(plan, "evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")
@@ -238,33 +243,32 @@ def first_micro_batch(plan: RunPlan) -> int:
 
 def kept_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> int | None:
     """Return the size of the run's last start, where that was `auto` too, in the same layout on the same machine."""
-    was = earlier.plan if earlier else {}
+    was, gpu_bytes = earlier.plan if earlier else {}, plan.devices.gpu_bytes
     if "resolved" not in was or was["requested"]["micro_batch_size"] != "auto":
         return None
-    gpu_bytes = plan.devices.gpu_bytes
-    layout = [plan.num_processes, plan.nodes, plan.requested_template, gpu_bytes]
     before = [was["num_processes"], was["nodes"], was["deepspeed_template"]]
     before.append(was["devices"]["gpu_bytes"] if "devices" in was else gpu_bytes)  # earlier versions kept it elsewhere
-    is_same = layout == before and all(was["resolved"][key] == getattr(plan.resolved, key) for key in _OF_MICRO_BATCH)
+    is_same = before == [plan.num_processes, plan.nodes, plan.requested_template, gpu_bytes]
+    is_same &= all(was["resolved"][key] == getattr(plan.resolved, key) for key in _MICRO_BATCH_SETTINGS)
     return int(was["resolved"]["micro_batch_size"]) if is_same else None
 
 
 def with_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> RunPlan:
     """Return the plan with its final micro batch: on a GPU that of trials, unless an earlier start has made them."""
-    is_tried = plan.memory.device == "cpu" or kept_micro_batch(plan, earlier)
-    return plan if is_tried or plan.requested.micro_batch_size != "auto" else try_steps(plan)[0]
+    is_known = plan.memory.device == "cpu" or kept_micro_batch(plan, earlier)
+    return plan if is_known or plan.requested.micro_batch_size != "auto" else try_steps(plan)[0]
 
 
 def try_steps(plan: RunPlan) -> tuple[RunPlan, TrialResult]:
     """Train a few steps that leave nothing behind; return the plan, on a GPU with the micro batch for `auto`.
 
-    On this machine alone, whose processes then hold at least as much as among several.
+    This machine trains alone: its processes then hold at least as much as among several.
 
     Raises:
         RunError: they failed, or ran out of memory with a micro batch that the user chose or that is the smallest.
     """
     alone = plan.on_processes(plan.processes_per_node, 1)
-    print(f"trying a few steps in {processes_text(alone)}", flush=True)
+    print(f"trying a few steps in {plural(alone.num_processes, 'process', 'processes')}", flush=True)
     if plan.requested.micro_batch_size != "auto" or alone.memory.device == "cpu":
         size, result = plan.resolved.micro_batch, _tried(alone)
     else:
@@ -294,8 +298,8 @@ def _largest_on_gpu(plan: RunPlan) -> tuple[int, TrialResult | None]:
         print(f"micro_batch_size: auto: trying {size}", flush=True)
         result = _tried(plan.with_settings(micro_batch_size=size))
         fits = result is not None and result.peak_bytes <= limit_bytes
-        held = "ran out of memory" if result is None else f"held {bytes_text(result.peak_bytes)}"
-        print(f"micro_batch_size: auto: {size} {'fits' if fits else 'does not fit'}: a process {held}", flush=True)
+        peak = "ran out of memory" if result is None else f"took {bytes_text(result.peak_bytes)}"
+        print(f"micro_batch_size: auto: {size} {'fits' if fits else 'does not fit'}: a process {peak}", flush=True)
         if result is not None and fits:
             fitting[size] = result
             if len(fitting) > 1 and not waiting:
@@ -328,20 +332,24 @@ def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path 
 
     Returns the exit code of the first process that fails, 0 where none does; the others are ended. Ctrl-C, SIGTERM and
     SIGHUP ask the training processes to stop at the end of a step; a second Ctrl-C kills them. If this process is
-    killed, they save and exit. A process that was killed is reported with the likely reason. On several machines a lost
-    process or machine is made up for, at most `max_restarts` times.
+    killed, they save and exit. On several machines the run survives lost processes and machines, `max_restarts` times.
 
     Raises:
         KeyboardInterrupt: they were asked to stop, and have saved.
     """
-    network = meeting.environment() if meeting else loopback.environment()
+    network = loopback.environment()
+    if meeting:
+        network = loopback.environment(meeting.address) | {supervision.FOLDER_NAME: str(meeting.folder_owner)}
     oom_kills_before = supervision.num_oom_kills()
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if path is None:
-            path = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
             plan.write(path)
-        place, own = held.enter_context(rendezvous()), plan.devices.process_environment(plan.processes_per_node)
-        held.enter_context(_environment({**network, **own, **place}))
+        place, own = stack.enter_context(rendezvous()), plan.devices.process_environment(plan.processes_per_node)
+        # The environment of this process, too: libraries read some variables when they are loaded.
+        stack.callback(os.environ.update, dict(os.environ))
+        stack.callback(os.environ.clear)
+        os.environ |= {**network, **own, **place}
         # Where torch is loaded for the agent alone, the processes are forked, and need not load it once more. Where it
         # is there already it may have used a GPU or threads, with which a process cannot be forked.
         is_forked = "torch" not in sys.modules
@@ -357,7 +365,7 @@ def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path 
 
 @contextlib.contextmanager
 def rendezvous() -> Iterator[dict[str, str]]:
-    """Hold the rendezvous of this machine's processes as long as the block lasts; yield it for their environment.
+    """Keep the rendezvous of this machine's processes as long as the block lasts; yield it for their environment.
 
     torch's usual one is a TCP port, which every user of the machine can reach, and change what is agreed there. This is
     a file without a name, in memory (memfd_create(2)). Processes open it through /proc, which Linux allows to the same
@@ -366,20 +374,3 @@ def rendezvous() -> Iterator[dict[str, str]]:
     with open(os.memfd_create("zerokara_rendezvous"), "wb") as file:
         os.fchmod(file.fileno(), 0o600)
         yield {supervision.RENDEZVOUS_NAME: f"/proc/{os.getpid()}/fd/{file.fileno()}"}
-
-
-@contextlib.contextmanager
-def _environment(added: Mapping[str, str]) -> Iterator[None]:
-    """Have variables in the environment as long as the block lasts: libraries read some when they are loaded."""
-    before = dict(os.environ)
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def processes_text(plan: RunPlan) -> str:
-    """Return how many processes a plan has, for display."""
-    return plural(plan.num_processes, "process", "processes")

@@ -99,7 +99,7 @@ class Trainer:
         sharing = shared_folder(processes)
         self._folder_lock = contextlib.ExitStack()
         if sharing.leads:
-            self._folder_lock.enter_context(run_folder.lock(plan.run_dir))
+            self._folder_lock.enter_context(run_folder.training_lock(plan.run_dir))
             stop.watch_file(plan.run_dir / STOP_NAME)
         self.run = run = open_run(plan, processes, newest_checkpoint(plan, processes, sharing))
         self.state = run.state

@@ -32,7 +32,7 @@ from zerokara.training.guards import StepGuard
 from zerokara.training.loop import Trainer, train_step
 from zerokara.training.planning.memory import MemoryForecast, TrialResult
 from zerokara.training.planning.processors import PARENT_NAME
-from zerokara.training.planning.run_plan import PRETRAINING, RunPlan, Task, read_plan
+from zerokara.training.planning.run_plan import PRETRAINING, RunPlan, RunTask, read_plan
 from zerokara.training.processes import supervision
 from zerokara.training.processes.joining import join, peak_memory
 from zerokara.training.run import open_run
@@ -63,7 +63,7 @@ WORK: Mapping[str, Callable[..., None]] = {
 """Works of a training process by name; each takes the plan and the arguments after the name."""
 
 
-def main(arguments: Sequence[str], task: Task = PRETRAINING, work: Mapping[str, Callable[..., None]] = WORK) -> int:
+def main(arguments: Sequence[str], task: RunTask = PRETRAINING, work: Mapping[str, Callable[..., None]] = WORK) -> int:
     """Do what `arguments` name: the file of a plan of `task`, a key of `work`, its arguments. Return the exit code."""
     if launcher := os.environ.get(PARENT_NAME):  # should it die, this process saves
         end_with_parent(int(launcher), signal.SIGTERM)

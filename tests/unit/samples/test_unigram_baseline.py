@@ -10,7 +10,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.manifest import Manifest
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.tokens.indexed import IndexedTokens, entropy, token_counts
-from zerokara.training.planning import preflight, run_folder, run_plan
+from zerokara.training.planning import run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
 T5 = ("architecture=t5", "num_kv_heads=auto", "head_dim=16")
@@ -76,7 +76,7 @@ def test_a_decoder_is_measured_by_the_corpus(span_data: dict[str, str]) -> None:
 @pytest.mark.parametrize("settings", [(), T5])
 def test_the_plan_and_the_summary_tell_one_number(span_data: dict[str, str], settings: tuple[str, ...]) -> None:
     plan = prepared(span_data, *settings)
-    row = dict(preflight.plan_rows(plan))["baseline"]
+    row = dict(plan.rows())["baseline"]
     assert float(row.split()[0]) == pytest.approx(plan.data.unigram_entropy, abs=5e-4)
     facts = {"tokens": 1, "epochs": 1.0, "steps": 1, "first_loss": 6.0, "loss": 5.0}
     made = Manifest("3_train", {}, {}, {}, {**facts, "unigram_entropy": plan.data.unigram_entropy}, 1.0, "", {})

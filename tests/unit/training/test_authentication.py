@@ -23,7 +23,7 @@ from zerokara.training.processes import joining
 joining.ANSWER_SECONDS = 3
 while line := sys.stdin.readline():
     if line == "another\\n":
-        joining.shared_key = lambda: b"another"
+        joining.hmac.digest = lambda *_: bytes(32)
     if torch.distributed.is_initialized():
         torch.distributed.new_group()
     else:

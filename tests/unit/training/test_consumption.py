@@ -12,7 +12,7 @@ from token_sources import consumption_of, data_plan, settings, some_lengths, wri
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault
-from zerokara.training.planning import preflight
+from zerokara.training.planning import schedule
 from zerokara.training.planning.schedule import Schedule, extent_of, stage_messages, table_lines
 
 TOTALS = (803, 4005, 330)  # 100, 500 and 41 sequences of 8
@@ -37,7 +37,7 @@ def lines_of(config: PretrainConfig) -> list[str]:
 
 
 def epochs_faults(config: PretrainConfig) -> list[Fault]:
-    return list(preflight.epochs_faults(config, consumption_of(config).sources))
+    return list(schedule.epochs_faults(config, consumption_of(config).sources))
 
 
 def really_read(config: PretrainConfig, owner: dict, num_samples: int) -> list[int]:
@@ -64,7 +64,7 @@ def test_the_table_has_the_tokens_that_are_read(made, overrides: tuple[str, ...]
     config, owner = made(*overrides)
     table = consumption_of(config)
     expected = really_read(config, owner, config.train_tokens // 8)
-    assert [use.used_tokens for use in table.sources] == expected and table.exact
+    assert [use.used_tokens for use in table.sources] == expected and table.is_exact
     assert [use.available_tokens for use in table.sources] == list(TOTALS)
     if config.stages:
         for source in range(3):
@@ -81,7 +81,7 @@ def test_whole_passes_are_whole(made) -> None:  # type: ignore[no-untyped-def]
 def test_a_part_of_a_shuffled_stream_has_shares(made) -> None:  # type: ignore[no-untyped-def]
     config, owner = made("train_tokens=2560")
     table = consumption_of(config)
-    assert not table.exact and "about 1,996" in "\n".join(lines_of(config))
+    assert not table.is_exact and "about 1,996" in "\n".join(lines_of(config))
     taken = [use.used_tokens for use in table.sources]
     assert taken == [400, 1996, 163]
     assert really_read(config, owner, 320) == pytest.approx(taken, rel=0.2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text
 from zerokara.steps import train
-from zerokara.training.planning import memory, preflight
+from zerokara.training.planning import memory
 from zerokara.training.planning.memory import SAFE_SHARE, MemoryForecast, MemoryPool, min_activation_bytes, state_bytes
 
 ARCHITECTURES = ["llama", "qwen3", "gpt2", "t5", "mixtral", "switch"]
@@ -247,13 +246,8 @@ def test_only_what_the_optimizer_can_do_is_advised(optimizer: str, highest: int)
     assert ("offload: all" in advised) is (optimizer == "adamw")
 
 
-def faults_of(forecast: MemoryForecast, given: PretrainConfig) -> list[Fault]:
-    plan: Any = SimpleNamespace(memory_alone=forecast, requested=given)
-    return list(preflight.memory_faults(plan))
-
-
 def refused(forecast: MemoryForecast, given: PretrainConfig) -> Fault:
-    (fault,) = faults_of(forecast, given)
+    (fault,) = forecast.faults(given)
     return fault
 
 
@@ -269,7 +263,7 @@ def test_a_run_is_refused_where_it_certainly_does_not_fit(gpu: bool) -> None:
     def of(size: int) -> MemoryForecast:
         return forecast_of(TINY, gpu=size) if gpu else forecast_of(TINY, main=size)
 
-    assert not faults_of(of(needed), given)
+    assert not list(of(needed).faults(given))
     assert not of(needed).fits and "note" in dict(of(needed).rows()), "between, there is a note"
     assert ("GPU memory" in refused(of(needed - 1), given).rule) is gpu
 
@@ -279,7 +273,7 @@ def test_main_memory_beside_a_gpu_counts_too() -> None:
     fault = refused(forecast_of(LARGE, gpu=80 * GB, main=15 * GB, **settings), config_of(**settings))
     assert "main memory" in fault.rule
     forecast = forecast_of(LARGE, gpu=80 * GB, main=60 * GB, **settings)
-    assert not faults_of(forecast, config_of(**settings))
+    assert not list(forecast.faults(config_of(**settings)))
 
 
 def test_a_refusal_names_the_key_that_makes_it_fit() -> None:

@@ -22,7 +22,7 @@ from zerokara.errors import Fault
 from zerokara.progress import bytes_text
 from zerokara.tokens.indexed import bin_path
 from zerokara.training import launching
-from zerokara.training.planning import preflight, run_plan
+from zerokara.training.planning import run_plan, schedule
 from zerokara.training.planning.processors import PARENT_NAME
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.run import state_of
@@ -38,7 +38,7 @@ def prepared(tiny_data: dict[str, str], *overrides: str) -> run_plan.RunPlan:
 
 def test_the_head_of_the_data_is_shown_as_text(tiny_data: dict[str, str]) -> None:
     plan = prepared(tiny_data)
-    rows = dict(preflight.plan_rows(plan.with_settings(micro_batch_size=1)))
+    rows = dict(plan.with_settings(micro_batch_size=1).rows())
     shown = rows["data begins"].partition(" = ")[2].strip("'")
     assert len(shown) > 20 and shown in Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8")
     assert rows["tokenizer"].startswith(f"sha256 {plan.encoder.sha256[:12]}")
@@ -53,20 +53,20 @@ def test_an_id_that_the_tokenizer_lacks_is_found(tiny_data: dict[str, str], tmp_
     ids = np.memmap(bin_path(plan.data.train_prefix), np.uint16, mode="r+")
     ids[place] = 500  # the pieces are 0 to 499
     ids.flush()
-    (fault,) = preflight.id_faults(plan)
+    (fault,) = plan.faults()
     assert re.search(r" 500; .* 500 .*--redo", str(fault))
-    assert not list(preflight.id_faults(prepared(tiny_data)))
+    assert not list(prepared(tiny_data).faults())
 
 
 def hours_fault(trained_seconds: float, checkpoint_bytes: int, **settings: Any) -> Fault:
     take = "bash convert.sh --config it.yaml"
-    (fault,) = preflight.hours_faults(config_of(**settings), checkpoint_bytes, trained_seconds, take)
+    (fault,) = schedule.hours_faults(config_of(**settings), checkpoint_bytes, trained_seconds, take)
     return fault
 
 
 def test_a_run_that_has_had_its_hours_is_refused() -> None:
     given = config_of(max_hours=2, max_hours_per_start=0.1)
-    assert not list(preflight.hours_faults(given, int(1e9), trained_seconds=7199, take=""))
+    assert not list(schedule.hours_faults(given, int(1e9), trained_seconds=7199, take=""))
     fault = hours_fault(7205, 0, max_hours=2)
     assert (fault.key, fault.value) == ("max_hours", 2.0)
     assert "bash convert.sh --config it.yaml" in fault.remedy
@@ -89,16 +89,16 @@ def test_checkpoints_that_will_not_fit_are_told_in_numbers(
     given = (f"output_model_dir={tmp_path / 'run'}", "save_interval=2", "keep_last=2", "optimizer=adamw")
     plan = prepared(tiny_data, *given)
     limit_disk(monkeypatch, 1_000_000)
-    (fault,) = preflight.disk_faults(plan)
+    (fault,) = plan.faults()
     each = 12 * plan.shape.num_parameters()
     # The two newest, the one that is being written, and the best.
     numbers = ("4 of", bytes_text(each), bytes_text(4 * each), "1.0 MB")
     assert fault.key == "output_model_dir" and all(number in fault.rule for number in numbers)
     assert "save_interval: 20 fits" in fault.remedy
     limit_disk(monkeypatch, 10**12)
-    assert not list(preflight.disk_faults(plan))
+    assert not list(plan.faults())
     limit_disk(monkeypatch, each - 1)
-    assert "not even one checkpoint fits" in str(*preflight.disk_faults(plan))
+    assert "not even one checkpoint fits" in str(*plan.faults())
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 4, 6])
@@ -109,13 +109,13 @@ def test_the_save_interval_that_is_advised_fits(
     given = (f"output_model_dir={tmp_path / 'run'}", "save_interval=2", "keep_last=4", *kept)
     plan = prepared(tiny_data, *given)
     limit_disk(monkeypatch, room * plan.checkpoint_bytes)
-    faults = list(preflight.disk_faults(plan))
-    assert bool(faults) == (preflight.max_checkpoints(plan) > room)
+    faults = list(plan.faults())
+    assert bool(faults) == (plan.max_checkpoints > room)
     if faults:
         found = re.search(r"save_interval: (\d+) fits", faults[0].remedy)
         assert found
         advised = (f"save_interval={found[1]}", "keep_every=0", "keep_best=false")
-        assert not list(preflight.disk_faults(prepared(tiny_data, *given, *advised)))
+        assert not list(prepared(tiny_data, *given, *advised).faults())
 
 
 def test_a_longer_run_announces_that_its_learning_rate_rises(tiny_data: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
-from zerokara.training.planning import preflight, recipe, run_folder, run_plan
+from zerokara.training.planning import recipe, run_folder, run_plan
 
 AUTO: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
 SMALL = {"model_size": "5M", "num_layers": "auto", "hidden_size": "auto", "num_attn_heads": "auto", "seq_len": 256}
@@ -125,7 +125,7 @@ def test_a_plan_has_numbers_whatever_the_processes(tiny_data: dict[str, str], tm
     expected = pytest.approx(0.0072 * (128 / one.shape.hidden_size) ** 0.75, rel=0.01)
     assert one.resolved.lr == expected
     assert one.schedule.warmup_steps == one.resolved.warmup_steps
-    rows = [value for name, value in preflight.plan_rows(one) if name == "recipe"]
+    rows = [value for name, value in one.rows() if name == "recipe"]
     assert len(rows) == len(recipe.RULES) and all(": " in row for row in rows)
 
 

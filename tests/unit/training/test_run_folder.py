@@ -124,10 +124,6 @@ def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type
     now = dict.fromkeys([*was, "curriculum"], "another")
     told = list(run_folder._differences(was, now))
     assert {word.split()[0].rstrip(",") for word in told} <= set(PretrainConfig.model_fields)
-    mixed = run_plan.make_plan(settings("train_tokens=auto", "stages=[{tokens: rest}]"), 1)
-    work = run_folder._work_of(mixed)
-    names = {run_folder.key_of(name).split()[0].rstrip(",") for name in [*work.settings, *work.inputs]}
-    assert names <= set(PretrainConfig.model_fields)
     assert [word.split()[0] for word in run_folder._differences(was, {**was, "seq_len": 1, "target_len": 1})] == [
         "seq_len"
     ]
@@ -142,7 +138,7 @@ def test_redo_sets_a_run_aside_and_says_so(settings) -> None:  # type: ignore[no
         lines = " ".join(redo(plan))
         assert str(old) in lines and "of step 1" in lines and "resumes" in lines
         assert "resumes" not in " ".join(redo(run_plan.make_plan(settings("seed=7"), 1)))
-        with run_folder.held(plan.requested):
+        with run_folder.command_lock(plan.requested):
             run_folder.set_aside(run_dir)
             assert [path.name for path in run_dir.iterdir()] == [run_folder.COMMAND_LOCK_NAME]  # still held
             begin(plan)
@@ -192,7 +188,7 @@ def test_redo_of_a_linked_run_renames_what_the_link_leads_to(settings, tmp_path:
     plan = run_plan.make_plan(settings(), 1)
     begin(plan)
     assert str(tmp_path / "disk" / "there.old-1") in redo(plan)[0]
-    with run_folder.held(plan.requested):
+    with run_folder.command_lock(plan.requested):
         run_folder.set_aside(plan.run_dir)
         run_folder.claim(plan)
     assert checkpoint.all_steps(tmp_path / "disk" / "there.old-1") == [1] and (tmp_path / "run").is_symlink()
@@ -224,24 +220,24 @@ def test_training_processes_that_a_killed_command_left_are_waited_for(
     plan = run_plan.make_plan(settings(), 1)
     run_folder.claim(plan)
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
-    with run_folder.lock(plan.run_dir):
-        for again in (run_folder.lock(plan.run_dir), run_folder.held(plan.requested)):
+    with run_folder.training_lock(plan.run_dir):
+        for again in (run_folder.training_lock(plan.run_dir), run_folder.command_lock(plan.requested)):
             with pytest.raises(RunError, match=str(plan.run_dir)), again:
                 raise AssertionError("it must not begin")
             assert str(plan.run_dir) in capsys.readouterr().out
-    with run_folder.held(plan.requested), run_folder.lock(plan.run_dir):
+    with run_folder.command_lock(plan.requested), run_folder.training_lock(plan.run_dir):
         pass  # by the training process of this command
 
 
 def test_a_folder_that_is_refused_or_aborted_is_gone_again(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     deep = settings(f"output_model_dir={tmp_path / 'models' / 'it' / 'run'}")
-    with pytest.raises(KeyboardInterrupt), run_folder.held(deep):
+    with pytest.raises(KeyboardInterrupt), run_folder.command_lock(deep):
         raise KeyboardInterrupt
     assert not (tmp_path / "models").exists()
-    with run_folder.held(deep):
+    with run_folder.command_lock(deep):
         pass  # a dry run
     assert not (tmp_path / "models").exists()
-    with run_folder.held(deep):
+    with run_folder.command_lock(deep):
         run_folder.claim(run_plan.make_plan(deep, 1))
     names = {path.name for path in Path(deep.output_model_dir).iterdir()}
     assert names == {run_folder.IDENTITY_NAME, RESOLVED_NAME, run_plan.PLAN_NAME, run_folder.TOKENIZER_NAME}
@@ -255,7 +251,7 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_da
     calls = "codes = [train.main([*sys.argv[1:], *more]) for more in ([], ['--redo'], ['--dry-run'])]"
     program = f"import sys; from zerokara.steps import train; {calls}; print(*codes, 'torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
-    with run_folder.held(plan.requested):
+    with run_folder.command_lock(plan.requested):
         before = {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")}
         done = subprocess.run(
             [sys.executable, "-c", program, *command], env=environment, capture_output=True, text=True, check=True
@@ -264,14 +260,14 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_da
         assert done.stderr.count(f"output_model_dir = {plan.run_dir}: ") == 3
         assert done.stderr.count(f" process {os.getpid()};") == 3
         assert {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")} == before
-        with pytest.raises(UserError, match=f"by process {os.getpid()}"), run_folder.held(plan.requested):
+        with pytest.raises(UserError, match=f"by process {os.getpid()}"), run_folder.command_lock(plan.requested):
             raise AssertionError("it must not begin")
         (plan.run_dir / run_folder.COMMAND_LOCK_NAME).write_bytes(orjson.dumps({"pid": 7, "host": "node7"}))
-        with pytest.raises(UserError, match="process 7 on node7") as caught, run_folder.held(plan.requested):
+        with pytest.raises(UserError, match="process 7 on node7") as caught, run_folder.command_lock(plan.requested):
             raise AssertionError("it must not begin")
         assert caught.value.faults[0].key == "output_model_dir" and "kill" not in caught.value.faults[0].remedy
     (plan.run_dir / run_folder.COMMAND_LOCK_NAME).touch()  # of a command that was killed
-    with run_folder.held(plan.requested):
+    with run_folder.command_lock(plan.requested):
         pass
 
 
@@ -286,7 +282,7 @@ def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited
         fcntl.flock(still_there, fcntl.LOCK_EX)
         cleared = threading.Timer(0.3, lambda: fcntl.flock(still_there, fcntl.LOCK_UN))
         cleared.start()
-        with run_folder.held(config):
+        with run_folder.command_lock(config):
             cleared.join()
 
 

@@ -1,9 +1,9 @@
 """The training processes of a machine, started and watched by torchrun's agent (torch elastic); alone or among several.
 
-The agents of several machines agree on ranks (rendezvous), start their processes, and look after them. Added to torch's
-own is what an unattended run needs: a lost machine or a cut link is noticed (`Heartbeat`) and the processes that would
-wait for it are killed; what would fail again is not started again; a request to stop is passed on, and the processes
-save. A lone machine opens no port. Source: torch 2.13, torch/distributed/elastic/agent/server and rendezvous.
+The agents of several machines agree on ranks (rendezvous), start their processes, and look after them. An unattended
+run needs more than torch's own: a lost machine or a cut link is noticed (`Heartbeat`) and the processes that would wait
+for it are killed; a run that would fail again is not restarted; a request to stop is passed on, and the processes save.
+A single machine opens no port. Source: torch 2.13, torch/distributed/elastic/agent/server and rendezvous.
 """
 
 from __future__ import annotations
@@ -38,36 +38,32 @@ from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
 
 RETURN_SECONDS = 600
-"""How long the others wait for a lost machine to come back, where they are too few without it."""
+"""Wait for a lost machine to come back, where the others are fewer than `min_nodes`."""
 END_SECONDS = 15
-"""How long after one process has failed the others may take to end. One that waits for a collective in C or on the
-device never runs a signal handler, and is killed then."""
+"""Time that the others may take to end once a process has failed. One that waits for a collective in C or on the device
+never runs a signal handler, and is killed then."""
 INTERVAL_SECONDS, LOST_SECONDS = 1.0, 10.0
-"""Between two signs of life of a machine, and without one for how long it counts as lost."""
+"""Time between two heartbeats of a machine, and without one until it counts as lost."""
 _NAME = "zerokara"
 _TAIL_LINES = 40
-_FAILURES = ("failure", "lost connection")
-"""Keys of a round's store: the first failure, and the first that follows from another machine's, where that is lost."""
-_RESUME = "The checkpoints are whole: start all machines again, and they go on from the newest"
+_FAILURES = ("failure", "lost connection")  # keys of a round's store; the second failure follows from a lost machine
+_RESUME = "The checkpoints are whole: start all machines again, and they resume from the newest"
 
 
 class Heartbeat:
-    """Signs of life between the machines of one round of training.
+    """Heartbeats between the machines of one round of training.
 
-    torch's agent does not see that another machine is gone, and processes that wait for it on a GPU wait for half an
-    hour. So a thread on each machine counts up a number in the store, and looks whether those of the others do. On a
-    cut link every request hangs, whatever its time-out: then the thread's own silence is the sign.
+    torch's agent does not see that another machine is gone, and processes on a GPU wait half an hour for it. So a
+    thread on each machine counts up a number in the store, and watches those of the others. On a cut link every request
+    hangs, whatever its time-out: then the thread's own silence is the sign.
     """
 
-    def __init__(self, store: Store, index: int, hosts: Mapping[int, str], also: Callable[[], None]):
-        """`store` is of this round alone; `hosts` names the other machines by their index in it.
-
-        `also` is called with each sign of life: it may use the network too.
-        """
-        self._store, self._index, self._hosts, self._also = store, index, hosts, also
+    def __init__(self, store: Store, index: int, hosts: Mapping[int, str], on_beat: Callable[[], None]):
+        """`store` is of this round alone, `hosts` names the other machines by their index in it."""
+        self._store, self._index, self._hosts, self._on_beat = store, index, hosts, on_beat
         self._ended = threading.Event()
-        self._heard = dict.fromkeys((index, *hosts), (0, time.monotonic()))
-        """The number of each machine, and since when it is that; this one's since the store answered last."""
+        self._beats = dict.fromkeys((index, *hosts), (0, time.monotonic()))
+        """Beats of each machine, and the time of the last; for this one the time of the store's last answer."""
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
@@ -77,8 +73,8 @@ class Heartbeat:
         self._thread.join(2 * INTERVAL_SECONDS)
 
     def lost(self) -> RunError | None:
-        """Return what is lost: the first machine, where the store is, or another; None if all is well."""
-        for index, (_, since) in self._heard.items():
+        """Return an error for a lost machine, the first (where the store is) or another; None if all is well."""
+        for index, (_, since) in self._beats.items():
             if (seconds := time.monotonic() - since) > LOST_SECONDS:
                 silence = f"no sign of life from {self._hosts.get(index, 'the first machine')} for {seconds:.0f} s"
                 if index == self._index:
@@ -91,21 +87,21 @@ class Heartbeat:
             with contextlib.suppress(RuntimeError, RendezvousError):  # silence for long enough says that it is gone
                 own = self._store.add(f"beat/{self._index}", 1)
                 for index in self._hosts:
-                    if (number := self._store.add(f"beat/{index}", 0)) != self._heard[index][0]:
-                        self._heard[index] = number, time.monotonic()
-                self._also()
-                self._heard[self._index] = own, time.monotonic()
+                    if (number := self._store.add(f"beat/{index}", 0)) != self._beats[index][0]:
+                        self._beats[index] = number, time.monotonic()
+                self._on_beat()
+                self._beats[self._index] = own, time.monotonic()
 
 
 class _Rendezvous(DynamicRendezvousHandler):
-    """torch's own, whose question for new machines does not keep the agent waiting on a cut link."""
+    """torch's own, whose look for new machines does not keep the agent waiting on a cut link."""
 
     num_waiting = 0
 
     def num_nodes_waiting(self) -> int:
         return self.num_waiting
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Ask the store; for a thread that may wait."""
         self.num_waiting = super().num_nodes_waiting()
 
@@ -113,21 +109,17 @@ class _Rendezvous(DynamicRendezvousHandler):
 class NodeAgent(LocalElasticAgent):
     """The agent of one machine."""
 
-    _store: Any
-    """torch's own: that of the present round."""
-    _pcontext: Any
-    """torch's own: the processes of this machine."""
+    _store: Any  # torch's own: the store of the present round
+    _pcontext: Any  # torch's own: the processes of this machine
     _heartbeat: Heartbeat | None = None
 
     def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, meeting: Meeting | None):
-        """`meeting` is the one of several machines."""
         super().__init__(spec, logs, "fork", log_line_prefix_template="[${rank}] ")
         self._meeting = meeting
         self.forwarding = supervision.SignalForwarding()
-        """Of requests to stop to the processes of this machine."""
 
     def first_failure(self) -> tuple[int, str]:
-        """Exit code and message of the process that failed first in this round, on whichever machine."""
+        """Return exit code and message of the process that failed first in this round, on whichever machine."""
         with contextlib.suppress(RuntimeError):
             for kind in _FAILURES if self._store else ():
                 if self._store.check([kind]):
@@ -147,7 +139,7 @@ class NodeAgent(LocalElasticAgent):
         host, port = self._meeting.endpoint
         os.environ[supervision.RENDEZVOUS_NAME] = f"{host} {port} {start}"
         handler.num_waiting = 0  # who waited is in now
-        self._heartbeat = Heartbeat(self._store.clone(), rank, hosts, handler.look)
+        self._heartbeat = Heartbeat(self._store.clone(), rank, hosts, handler.update)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids = super()._start_workers(worker_group)
@@ -161,10 +153,7 @@ class NodeAgent(LocalElasticAgent):
             self._heartbeat.stop()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """See how the processes of this machine are doing.
-
-        torch's own would take any failed process for the first, and wait for forked ones to answer.
-        """
+        # torch's own would take any failed process for the first, and wait for forked ones to answer.
         if lost := self._lost():
             supervision.kill(self.forwarding.pids)
             if isinstance(lost, LostFirstMachine):
@@ -184,10 +173,9 @@ class NodeAgent(LocalElasticAgent):
         return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: 0 for worker in worker_group.workers})
 
     def _publish_failure(self, codes: Sequence[int | None]) -> None:
-        """Tell all machines of the first failure on this one, by `codes` of its processes; decide whether to restart.
+        """Publish the first failure on this machine, by the exit `codes` of its processes; decide whether to restart.
 
-        Where several have ended since the last look, one that lost another was not the first; nor was it among several
-        machines.
+        Among several that have ended since the last look, one that lost another was not the first.
         """
         failed = [(code == supervision.LOST_CONNECTION, rank, code) for rank, code in enumerate(codes) if code]
         has_lost, local_rank, code = min(failed)
@@ -211,7 +199,7 @@ class NodeAgent(LocalElasticAgent):
                 time.sleep(0.2)
 
     def _lost(self) -> RunError | None:
-        """Return what the heartbeat has lost; the first machine does not wait for that one to leave."""
+        """Return the error of the heartbeat; the first machine does not wait for a lost one to leave."""
         lost = self._heartbeat.lost() if self._heartbeat is not None else None
         if lost and self._meeting is not None and self._meeting.index == 0:
             self._meeting.store.add("departed", 1)
@@ -237,7 +225,7 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, meeting: Meeti
     }
     for name in [each for each in logging.root.manager.loggerDict if each.startswith("torch.")]:
         if "elastic" in name or "multiprocessing" in name:
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # what it reports is told here
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # this module logs it
     handler: StaticTCPRendezvous | _Rendezvous
     if meeting is None:
         handler, logs = StaticTCPRendezvous("localhost", 0, 0, 1, _NAME, 0), DefaultLogsSpecs(os.devnull)
@@ -249,7 +237,7 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, meeting: Meeti
             _NAME,
             own,
             C10dRendezvousBackend(of_threads, _NAME),
-            meeting.least,
+            meeting.min_count,
             meeting.count,
             # torch sorts the machines by this text: the first one gets the first ranks.
             local_addr=f"{meeting.index:06} {meeting.address}",
@@ -262,8 +250,8 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, meeting: Meeti
     module, restarts = plan.task.worker, plan.requested.max_restarts if meeting else 0
     entrypoint = supervision.forked if is_forked else sys.executable
     command = (module, *arguments) if is_forked else ("-u", "-m", module, *arguments)
-    processes = plan.processes_per_node
-    spec = WorkerSpec(_NAME, processes, handler, entrypoint=entrypoint, args=command, max_restarts=restarts)
+    count = plan.processes_per_node
+    spec = WorkerSpec(_NAME, count, handler, entrypoint=entrypoint, args=command, max_restarts=restarts)
     agent = NodeAgent(spec, logs, meeting)
     code, text = 0, ""
     with agent.forwarding:

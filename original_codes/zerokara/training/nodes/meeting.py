@@ -1,11 +1,11 @@
-"""The meeting of the machines that train together: who is there, and whether what each has is the same.
+"""The meeting of the machines that train together: who is there, and a check that all have the same code and data.
 
-The first machine holds a store (torch's TCPStore), which the others find at its address; everything that the machines
-agree on goes through it, torchrun's own rendezvous too. Whoever reaches its port can read and change it, and the
-rendezvous holds pickles: the network between the machines must be theirs alone.
+The first machine holds a store (torch's TCPStore), which the others find at its address; the machines agree on
+everything through it, torchrun's own rendezvous included. Whoever reaches its port can read and change it, and the
+rendezvous holds pickles: the machines need a private network.
 
-Each machine publishes a report of what it has, and all compare the reports with the first machine's. A fault on any
-machine keeps all from starting, and each of them prints every fault of all.
+Each machine publishes a report, and all compare the reports with the first machine's. A fault on any machine keeps all
+from starting, and each of them prints every fault of all.
 """
 
 from __future__ import annotations
@@ -29,27 +29,25 @@ import orjson
 from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 
 from zerokara.errors import Fault, RunError, Stopped, UserError
-from zerokara.model import loopback
 from zerokara.progress import bytes_text, plural
 from zerokara.tokens.indexed import bin_path, idx_path
 from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, own_addresses
 from zerokara.training.planning.run_folder import PLACES
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import supervision
 
 CONNECT_SECONDS = 300.0
-"""How long a machine waits for the first one to be there: it may be started later."""
+"""Wait of a machine for the first one, which may be started later."""
 ANSWER_SECONDS = 60.0
-"""How long a machine that has arrived may take for what takes seconds."""
+"""Wait for the answer of a machine that has arrived."""
 GRACE_SECONDS = 30.0
-"""How long the others are waited for once as many are there as are needed at least."""
+"""Wait for further machines once `min_nodes` are there."""
 LEAVE_SECONDS = 20.0
-"""How long the first machine waits at its end for the others to leave."""
+"""Wait of the first machine, at its end, for the others to leave."""
 _POLL_SECONDS = 0.2
 PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "safetensors", "transformers")
-"""Those whose version may change a number."""
+"""Packages whose version may change a number."""
 MAX_CLOCK_SECONDS = 5.0
-"""By how much clocks may differ: modification times and logs are compared across machines."""
+"""Largest difference of clocks: modification times and logs are compared across machines."""
 SAMPLES, SAMPLE_BYTES = 256, 64 * 1024
 """Blocks of each token file that are compared, and their size."""
 COMPARED = {
@@ -62,7 +60,7 @@ COMPARED = {
     "device": ("another kind of device", "set CUDA_VISIBLE_DEVICES, or leave this machine out"),
     "precision": ("another precision", "set precision: bf16, or fp32, rather than auto"),
 }
-"""What must be the same on all machines: what to call a difference, and its remedy."""
+"""Entries of a report that must be the same on all machines: the name of a difference, and its remedy."""
 
 
 class LostFirstMachine(RunError):
@@ -83,47 +81,41 @@ class Meeting:
 
     store: Store
     endpoint: Endpoint
-    """Where the store is."""
     address: str
-    """This machine's address, as the others reach it."""
+    """Address of this machine, as the others reach it."""
     index: int
-    """The order of arrival; the first machine, which holds the store, is 0."""
-    least: int
-    """How many machines are enough."""
+    """Order of arrival; the first machine, which holds the store, is 0."""
+    min_count: int
     count: int = 0
-    """How many have come."""
+    """Machines that have arrived."""
     clock: tuple[float, float] = (0.0, 0.0)
-    """This machine's clock before and after one moment, the same on all machines."""
-    folder: int = 0
-    """The machine that speaks for the run folder that this one sees (`claims`)."""
+    """Clock of this machine before and after one moment, the same on all machines."""
+    folder_owner: int = 0
+    """Index of the machine that owns the run folder that this one sees (`owns_run_dir`)."""
 
-    def publish(self, what: str, content: object = None) -> None:
-        """Leave something of this machine for all, which JSON can hold."""
-        self.store.set(f"{what}/{self.index}", orjson.dumps(content).decode())
+    def publish(self, name: str, content: object = None) -> None:
+        """Publish a JSON value of this machine."""
+        self.store.set(f"{name}/{self.index}", orjson.dumps(content).decode())
 
-    def wait_for(self, what: str, index: int = 0, seconds: float = ANSWER_SECONDS) -> Any:
-        """Wait for what machine `index` publishes, and return it.
+    def wait_for(self, name: str, index: int = 0, seconds: float = ANSWER_SECONDS) -> Any:
+        """Wait for the value that machine `index` publishes, and return it.
 
         Raises:
             RunError: it has not come in time; names the machine.
         """
-        key = f"{what}/{index}"
+        key = f"{name}/{index}"
         if not wait_until(lambda: self.store.check([key]), seconds):
             who = f"machine {index}" if index else f"the first machine, {self.endpoint},"
             raise RunError(f"{who} has given up before the start; see what it printed")
         return orjson.loads(self.store.get(key))
 
-    def gather(self, what: str, content: object = None) -> list[Any]:
-        """Publish, and return what all machines have published, in their order; every machine must call it.
+    def gather(self, name: str, content: object = None) -> list[Any]:
+        """Publish a value, and `wait_for` those of all machines, in their order; every machine must call it."""
+        self.publish(name, content)
+        return [self.wait_for(name, index) for index in range(self.count)]
 
-        Raises:
-            RunError: a machine has published nothing in time.
-        """
-        self.publish(what, content)
-        return [self.wait_for(what, index) for index in range(self.count)]
-
-    def claims(self, run_dir: Path) -> bool:
-        """Whether this machine makes the run folder: the first of those that see the same one, which is found out here.
+    def owns_run_dir(self, run_dir: Path) -> bool:
+        """Find out whether this machine makes the run folder: the first of those that see the same one.
 
         Each leaves a file in the folder, or where there is none beside it, and looks for those of the others.
         """
@@ -131,24 +123,20 @@ class Meeting:
         own = (run_dir if run_dir.exists() else run_dir.parent) / f".{run_dir.name}.{secrets.token_hex(8)}.partial"
         own.write_bytes(b"")
         probes = [own.with_name(name) for name in self.gather("probe", own.name)]
-        seen = [index for index, probe in enumerate(probes) if probe.exists()]
+        visible = [index for index, probe in enumerate(probes) if probe.exists()]
         self.gather("looked")
-        self.folder = seen[0]
-        if self.folder != self.index:
-            print(f"the run folder {run_dir} is shared with machine {self.folder}", flush=True)
+        self.folder_owner = visible[0]
+        if self.folder_owner != self.index:
+            print(f"the run folder {run_dir} is shared with machine {self.folder_owner}", flush=True)
             return False
-        for index in seen:
+        for index in visible:
             probes[index].unlink(missing_ok=True)
         return True
-
-    def environment(self) -> dict[str, str]:
-        """Return environment variables of the training processes: their network, and who shares the folder."""
-        return {**loopback.environment(self.address), supervision.FOLDER_NAME: str(self.folder)}
 
 
 @contextlib.contextmanager
 def meet(machines: Machines) -> Iterator[Meeting]:
-    """Meet the other machines, as long as the block lasts; say how they find this one, and for whom it waits.
+    """Meet the other machines, as long as the block lasts; log how they find this one, and how many it waits for.
 
     Raises:
         UserError: the first machine cannot listen at its address, or nobody does there.
@@ -166,16 +154,16 @@ def meet(machines: Machines) -> Iterator[Meeting]:
         print(f"looking for the first machine at {endpoint}", flush=True)
         server = _connected(endpoint)
     store, leaves = PrefixStore("zerokara", server), True
-    meeting = Meeting(store, endpoint, address_towards(endpoint.host), 0, machines.least)
+    meeting = Meeting(store, endpoint, address_towards(endpoint.host), 0, machines.min_number)
     try:
         if machines.is_first:
-            seen = 1
-            while seen < machines.number:
-                seconds = float("inf") if seen < machines.least else GRACE_SECONDS
-                if not wait_until(lambda: store.add("arrived", 0) >= seen, seconds):  # noqa: B023  # called at once
+            count = 1
+            while count < machines.number:
+                seconds = float("inf") if count < machines.min_number else GRACE_SECONDS
+                if not wait_until(lambda: store.add("arrived", 0) >= count, seconds):  # noqa: B023  # called at once
                     break
-                seen = 1 + store.add("arrived", 0)
-            meeting.publish("count", min(seen, machines.number))
+                count = 1 + store.add("arrived", 0)
+            meeting.publish("count", min(count, machines.number))
         else:
             meeting.index = store.add("arrived", 1)
         meeting.count = meeting.wait_for("count", seconds=float("inf"))
@@ -203,11 +191,7 @@ def meet(machines: Machines) -> Iterator[Meeting]:
 
 
 def _listening(endpoint: Endpoint) -> TCPStore:
-    """Hold a store at an address of this machine, and at no other.
-
-    Raises:
-        UserError: it has no such address, or another program has the port.
-    """
+    """Open a store at an address of this machine, and at no other."""
     host, port = endpoint
     try:
         listener = socket.create_server(endpoint, family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -223,9 +207,6 @@ def _connected(endpoint: Endpoint) -> TCPStore:
     """Connect to the store of the first machine, and try for `CONNECT_SECONDS`, for `ANSWER_SECONDS` at a time.
 
     A single long attempt was seen to hang, once in hundreds, where both machines started at the same moment.
-
-    Raises:
-        UserError: nobody answers there, or there is no way to it.
     """
     deadline, timeout, has_route = time.monotonic() + CONNECT_SECONDS, timedelta(seconds=ANSWER_SECONDS), False
     while True:
@@ -242,20 +223,20 @@ def _connected(endpoint: Endpoint) -> TCPStore:
         time.sleep(_POLL_SECONDS)  # a refusal comes at once
 
 
-def agreed(meeting: Meeting, plan: RunPlan) -> RunPlan:
-    """Compare what the machines have; show it, and return the plan for those that came.
+def check_consistent(meeting: Meeting, plan: RunPlan) -> RunPlan:
+    """Compare the reports of the machines; print them, and return the plan for the machines that arrived.
 
     Raises:
-        UserError: they must not start together; has every fault of all.
+        UserError: they must not start together; holds every fault of all.
         RunError: a machine has given up.
     """
     plan = plan.on_processes(meeting.count * plan.processes_per_node, meeting.count)
     root, code = Path(__file__).resolve().parents[2], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    # Of files the content is compared, and not the names: a copy may have been cut off or patched since the manifest.
-    places = {"train": plan.data.train_prefix, "valid": plan.data.valid_prefix}
-    files = {name + path.suffix: path for name, at in places.items() for path in (bin_path(at), idx_path(at))}
+    # The content of files is compared, and not the names: a copy may have been cut off or patched since the manifest.
+    prefixes = {"train": plan.data.train_prefix, "valid": plan.data.valid_prefix}
+    files = {name + path.suffix: path for name, at in prefixes.items() for path in (bin_path(at), idx_path(at))}
     tokens = {"train": plan.data.sha256[:12], "valid": plan.data.valid_sha256[:12]}
     tokens |= {name: _sampled(path) for name, path in files.items() if path.exists()}
     settings = plan.requested.model_dump(mode="json") | {"deepspeed_template": plan.requested_template}
@@ -272,13 +253,13 @@ def agreed(meeting: Meeting, plan: RunPlan) -> RunPlan:
     }
     reports = meeting.gather("report", own)
     print(f"{meeting.count} machines are here:", *map(_line, range(meeting.count), reports), sep="\n  ", flush=True)
-    if found := list(faults(reports)):
-        raise UserError(found)
+    if differences := list(faults(reports)):
+        raise UserError(differences)
     return plan
 
 
 def report_faults(machines: Machines, faults: Sequence[Fault]) -> None:
-    """Tell the others what keeps this machine from taking part, so that all say it; nothing once they have met."""
+    """Report to the others why this machine cannot take part, so that all print it; do nothing once they have met."""
     if not machines.has_met:
         with contextlib.suppress(UserError, RunError), meet(machines) as meeting:
             meeting.gather("report", _machine(meeting, Path.cwd()) | {"faults": [str(each) for each in faults]})
@@ -297,11 +278,16 @@ def faults(reports: Sequence[dict[str, Any]]) -> Iterator[Fault]:
         where = f"machine {index}, {report['host']} ({report['address']})"
         if "faults" in report:
             yield from (Fault(where, text) for text in report["faults"])
-            continue  # what it could not find out differs, of course
+            continue  # the rest of its report is missing
         for key, (what, remedy) in COMPARED.items():
             if "faults" not in first and report[key] != first[key]:
-                rule = f"has {what} than {first['host']}: {_difference(first[key], report[key])}"
-                yield Fault(where, rule, remedy=remedy)
+                was, now = first[key], report[key]
+                text = f"{str(was)[:12]}, here {str(now)[:12]}"
+                if isinstance(was, dict):
+                    names = [name for name in sorted({*was, *now}) if was.get(name) != now.get(name)]
+                    none = "(none)"
+                    text = ", ".join(f"{name} {was.get(name, none)}, here {now.get(name, none)}" for name in names)
+                yield Fault(where, f"has {what} than {first['host']}: {text}", remedy=remedy)
         (before, after), (first_before, first_after) = report["clock"], first["clock"]
         for seconds, side in ((before - first_after, "ahead of"), (first_before - after, "behind")):
             if seconds > MAX_CLOCK_SECONDS:
@@ -318,16 +304,8 @@ def _line(index: int, report: dict[str, Any]) -> str:
     return f"{index}  {report['host']} ({report['address']})  {what}  {bytes_text(report['free_bytes'])} free"
 
 
-def _difference(was: Any, now: Any) -> str:
-    """``zero_stage 1, here 2``."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        keys = [key for key in sorted({*was, *now}) if was.get(key) != now.get(key)]
-        return ", ".join(f"{key} {was.get(key, '(none)')}, here {now.get(key, '(none)')}" for key in keys)
-    return f"{str(was)[:12]}, here {str(now)[:12]}"
-
-
 def _sampled(path: Path) -> str:
-    """One hash for a file's size and `SAMPLES` blocks spread over it: of terabytes within a second."""
+    """Hash a file's size and `SAMPLES` blocks spread over it: terabytes within a second."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with open(path, "rb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Memory of a training process by arithmetic: its state to the byte, its activations between two bounds, what fits.
+"""Memory of a training process by arithmetic: state to the byte, two bounds of the activations, settings that fit.
 
 *State* stays for the whole run. Its bytes were read off from compute/ and DeepSpeed 0.19.8 (runtime/bf16_optimizer.py,
 runtime/zero/stage_1_and_2.py, stage3.py), whose own estimate knows Adam in mixed precision alone;
@@ -12,15 +12,16 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
 from zerokara.config.pretrain_config import TrainingSettings
+from zerokara.errors import Fault
 from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, partition_of
-from zerokara.progress import bytes_text
+from zerokara.progress import bytes_text, plural
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.updater import HIERARCHY_KEY, overlaps, uses_zero
 
@@ -45,7 +46,7 @@ OFFLOADED = {"none": (), "optimizer": _OPTIMIZER_PARTS, "all": (*_OPTIMIZER_PART
 
 @dataclass(frozen=True)
 class MemoryPool:
-    """One kind of memory: what there is of it, and what a run needs of it."""
+    """One kind of memory: the bytes available, and the bytes that a run needs."""
 
     name: Literal["memory", "GPU memory", "main memory"]
     available_bytes: int
@@ -62,7 +63,7 @@ class MemoryPool:
 
     @property
     def text(self) -> str:
-        """Memory of a process by part, and what that leaves, for display."""
+        """Memory of a process by part, and the rest, for display."""
         named = ", ".join(f"{name} {bytes_text(size)}" for name, size in Counter(self.parts).most_common())
         room = (self.available_bytes - self.needed_bytes(0)) / self.num_processes
         left = f"{bytes_text(room)} left{' for activations' if self.activation_bytes else ''}"
@@ -76,7 +77,7 @@ class MemoryForecast:
     """A run on a machine: the memory that its processes need, and whether it fits."""
 
     config: TrainingSettings
-    """Its `precision` and `micro_batch_size` are resolved."""
+    """Settings with `precision` and `micro_batch_size` resolved."""
     shape: ModelShape
     num_processes: int
     nodes: int
@@ -93,7 +94,7 @@ class MemoryForecast:
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """Where the run computes."""
+        """Device on which the run computes."""
         return "cpu" if self.gpu_bytes is None else "cuda"
 
     @property
@@ -114,7 +115,7 @@ class MemoryForecast:
 
     @cached_property
     def pools(self) -> list[MemoryPool]:
-        """The memory in which the run computes, and beside a GPU main memory."""
+        """Memory in which the run computes, and beside a GPU main memory."""
         state, activations, processes = state_bytes(self), min_activation_bytes(self), self.num_processes // self.nodes
         main = {"libraries": LIBRARY_BYTES}
         if self.gpu_bytes is None:
@@ -128,14 +129,23 @@ class MemoryForecast:
 
     @property
     def fits(self) -> bool:
-        """Whether the run almost certainly fits, by the upper bound of its activations."""
+        """True if the run almost certainly fits, by the upper bound of its activations."""
         return all(pool.needed_bytes() <= SAFE_SHARE * pool.available_bytes for pool in self.pools)
 
     @property
     def can_keep_freed_memory(self) -> bool:
-        """Whether processes on a CPU may keep the memory they free, for speed (`joining.keep_freed_memory`)."""
+        """True if processes on a CPU may keep the memory they free, for speed (`joining.keep_freed_memory`)."""
         pool, recomputes = self.pools[0], self.config.activation_checkpointing != "off"
         return not recomputes and KEPT_SHARE * pool.needed_bytes() <= SAFE_SHARE * pool.available_bytes
+
+    def faults(self, requested: TrainingSettings) -> Iterator[Fault]:
+        """Check that each pool has room for the state and for the lower bound of the activations."""
+        for pool in self.pools:
+            if pool.needed_bytes(1) > pool.available_bytes:
+                needed, there = bytes_text(pool.needed_bytes(1)), bytes_text(pool.available_bytes)
+                processes, (key, remedy) = plural(pool.num_processes, "process", "processes"), self.remedy()
+                rule = f"needs at least {needed} of {pool.name} for {processes}; there is {there}"
+                yield requested.fault(key, rule, remedy)
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the rows of the plan: each pool, and a note where the run may not fit."""
@@ -143,7 +153,7 @@ class MemoryForecast:
         return rows if self.fits else [*rows, ("note", f"this may not fit; {self.remedy()[1]}")]
 
     def remedy(self) -> tuple[str, str]:
-        """Return the key of the setting that makes the run fit, and what to set, in words.
+        """Return the key of the setting that makes the run fit, and the change as text.
 
         None of the settings changes what is learned. The cheapest come first: each by itself, then all up to it.
         """
@@ -169,22 +179,22 @@ class MemoryForecast:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial has measured instead."""
+    """Measurements of a trial."""
 
     peak_bytes: int
-    """Memory of the fullest process."""
+    """Peak of the process that took most."""
     seconds_per_step: float
 
 
 def state_bytes(run: MemoryForecast) -> dict[str, int]:
-    """Return the bytes of the state of one process (the one with most), by part."""
+    """Return the bytes of the state of one process (the largest), by part."""
     parts = _zero_parts(run) if uses_zero(run.config, run.data_parallel_size) else _replicated_parts(run)
     copy = -(-optimizers.checkpoint_bytes(run.config.optimizer_name, run.shape) // run.num_processes)
     return {name: size for name, size in {**parts, SAVE_COPY: copy}.items() if size}
 
 
 def _replicated_parts(run: MemoryForecast) -> dict[str, int]:
-    """Of `ReplicatedEngine`: at stage 1 each tensor has one owner, with its master weights and its state."""
+    """State of `ReplicatedEngine`: at stage 1 each tensor has one owner, with its master weights and its moments."""
     config, shapes = run.config, run.shape.parameter_shapes()
     sizes = local_sizes(run.shape, config.tensor_parallel_size)
     count = sum(sizes.values())
@@ -204,7 +214,7 @@ def _replicated_parts(run: MemoryForecast) -> dict[str, int]:
 
 
 def _zero_parts(run: MemoryForecast) -> dict[str, int]:
-    """Of DeepSpeed's ZeRO, whose only optimizer is AdamW."""
+    """State of DeepSpeed's ZeRO, whose only optimizer is AdamW."""
     config, width, stage, processes = run.config, run.number_bytes, run.config.zero_stage, run.data_parallel_size
     sizes = local_sizes(run.shape, config.tensor_parallel_size).values()
     count = sum(sizes)
@@ -239,8 +249,8 @@ def _zero_parts(run: MemoryForecast) -> dict[str, int]:
 
 
 def min_activation_bytes(run: MemoryForecast) -> int:
-    """The least that the layers of one process keep of a micro batch for its backward pass: of each matrix product the
-    output, or something as wide that is computed from it. (Korthikanti et al., 2022, section 4.1, count all.)
+    """Return the fewest bytes of a micro batch that the layers of one process keep for the backward pass: the output of
+    each matrix product, or a tensor as wide computed from it. (Korthikanti et al., 2022, section 4.1, count all.)
     """
     config, shape, kept, recomputed = run.config, run.shape, 0, Counter[tuple[str, ...]]()
     modes = {"off": (), "selective": ("_fc1", "router"), "full": ("_fc1", "router", "attention")}

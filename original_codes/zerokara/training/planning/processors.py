@@ -1,4 +1,4 @@
-"""The GPUs and cores that there are for a run, and how its processes share them. Without torch where possible.
+"""GPUs and cores of a machine, and how the processes of a run share them. Without torch where possible.
 
 CUDA silently hides the first GPU of CUDA_VISIBLE_DEVICES that does not exist and all behind it: one typing error, and
 days are spent on the CPU. Here torch must see every GPU that is named. Empty, or -1, asks for the CPU.
@@ -28,7 +28,7 @@ from zerokara.training.planning.schedule import STARTED_NAME
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 PARENT_NAME = "ZEROKARA_LAUNCHER"
-"""Environment variable that gives a training process the process id of the launching one."""
+"""Environment variable with the process id of the launching process."""
 SHARE_CORES_NAME = "ZEROKARA_SHARE_CORES"
 """Environment variable that allows more processes than cores on a CPU, to try things out."""
 MIN_PROCESS_TOKENS = 2048
@@ -37,7 +37,7 @@ _THREADS_NAME = "OMP_NUM_THREADS"
 
 
 def named_gpus() -> list[str] | None:
-    """The GPUs in CUDA_VISIBLE_DEVICES, by number or UUID; empty if it asks for the CPU; None if it is not set."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, by number or UUID; empty for the CPU; None if it is not set."""
     text = os.environ.get(VARIABLE)
     if text is None:
         return None
@@ -47,18 +47,18 @@ def named_gpus() -> list[str] | None:
 
 @dataclass(frozen=True)
 class Devices:
-    """What this machine computes on, looked at once: the GPUs that torch sees, or without any its cores."""
+    """Devices of this machine, looked up once: the GPUs that torch sees, or without any its cores."""
 
     gpu_names: tuple[str, ...] = ()
     gpu_bytes: int | None = None
     """Memory of the smallest GPU; None without any."""
     computes_bf16: bool = False
-    """Whether it does so in hardware; otherwise it would emulate it."""
+    """True if the hardware computes in bf16; otherwise it would be emulated."""
 
     def process_counts(self, config: MachineSettings, batch_tokens: int) -> list[int]:
-        """Numbers of processes to try on this machine, the most first: the configured one, or one for each GPU.
+        """Return the numbers of processes to try, the largest first: the configured one, or one for each GPU.
 
-        On a CPU, for steps of `batch_tokens`, those that share out the cores (docs/decisions.md); the last is 1.
+        On a CPU, for steps of `batch_tokens`, numbers that divide the cores (docs/decisions.md); the last is 1.
 
         Raises:
             UserError: more are configured than there are GPUs or cores; or torch does not see a GPU.
@@ -92,11 +92,11 @@ class Devices:
         return [*(count for count in shared if batch_tokens >= count * MIN_PROCESS_TOKENS), 1]
 
     def precision(self, config: MachineSettings) -> Literal["bf16", "fp32"]:
-        """The configured precision; for ``auto`` bf16 where the device computes in it."""
+        """Return the configured precision; for ``auto`` bf16 where the device computes in it."""
         return config.precision if config.precision != "auto" else "bf16" if self.computes_bf16 else "fp32"
 
     def text(self, num_processes: int) -> str:
-        """The devices of so many training processes, for display."""
+        """Return the devices of `num_processes` training processes, for display."""
         if not self.gpu_names:
             num_cores, num_threads = plural(available_cores(), "core"), plural(threads(num_processes), "thread")
             return f"CPU, {num_cores}, {num_threads} a process"
@@ -105,38 +105,36 @@ class Devices:
         return device + (f" ({idle} more not used)" if idle > 0 else "")
 
     def process_environment(self, processes: int) -> dict[str, str]:
-        """What each of so many training processes must find in its environment before it loads torch.
-
-        On a CPU a thread that waits sleeps, and does not spin on cores that others need (docs/decisions.md).
-        """
+        """Return environment variables that each training process needs before it loads torch."""
         started = str(psutil.Process().create_time())
         # PYTHONSAFEPATH: a file of the current folder is not imported as a package of the same name.
         common = {STARTED_NAME: started, PARENT_NAME: str(os.getpid()), "PYTHONSAFEPATH": "1"}
         if self.gpu_names:
             named = named_gpus() or [str(number) for number in range(processes)]
             return {**common, VARIABLE: ",".join(named[:processes])}
+        # A thread that waits sleeps, and does not spin on cores that others need (docs/decisions.md).
         wanted = {_THREADS_NAME: str(threads(processes)), "OMP_WAIT_POLICY": "PASSIVE"}
         wanted = {name: os.environ.get(name) or value for name, value in wanted.items()}
         return {**common, "DS_ACCELERATOR": "cpu", VARIABLE: "", **wanted}
 
 
 def devices() -> Devices:
-    """Look at the machine. Importing torch takes a second: one that was built for the CPU alone is not asked."""
+    """Look up the devices. Importing torch takes a second: one that was built for the CPU alone is not asked."""
     if not version("torch").endswith("+cpu"):
         from torch import cuda
 
-        found = [cuda.get_device_properties(index) for index in range(cuda.device_count())]
-        if found:
+        gpus = [cuda.get_device_properties(index) for index in range(cuda.device_count())]
+        if gpus:
             computes_bf16 = cuda.is_bf16_supported(including_emulation=False)
-            return Devices(tuple(each.name for each in found), min(each.total_memory for each in found), computes_bf16)
+            return Devices(tuple(gpu.name for gpu in gpus), min(gpu.total_memory for gpu in gpus), computes_bf16)
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     return Devices(computes_bf16="amx_bf16" in flags or "avx512_bf16" in flags)
 
 
 def threads(num_processes: int) -> int:
-    """Threads for each process on a CPU: as OMP_NUM_THREADS says, or the cores that there are shared out."""
-    given = os.environ.get(_THREADS_NAME, "").partition(",")[0].strip()  # `4,2` is for loops within loops
-    return (int(given) if given.isdecimal() else 0) or max(1, available_cores() // num_processes)
+    """Return the threads of each process on a CPU: OMP_NUM_THREADS, or an equal share of the cores."""
+    wanted = os.environ.get(_THREADS_NAME, "").partition(",")[0].strip()  # `4,2` is for nested loops
+    return (int(wanted) if wanted.isdecimal() else 0) or max(1, available_cores() // num_processes)
 
 
 @cache

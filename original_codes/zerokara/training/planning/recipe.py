@@ -1,8 +1,8 @@
-"""The recipe of a pretraining: what `auto` stands for in the settings that a newcomer cannot know.
+"""The recipe of a pretraining: values for `auto` in the settings that a newcomer cannot know.
 
 Each rule is a function of the model and of the tokens that the run trains on, never of the machine, so that any number
-of processes learns the same. What the user wrote stands, and the rules after it go by it. A run keeps what its first
-start chose (`kept`): made longer, or resumed by a later version, it goes on with the same numbers. Without torch.
+of processes learns the same. The user's own values stand, and later rules use them. A run keeps the values of its first
+start (`kept`): made longer, or resumed by a later version, it continues with the same numbers. Without torch.
 
 Letters: d hidden size, N parameters of the layers, D tokens of the run, S tokens of a sequence, B tokens of a step,
 T steps.
@@ -35,39 +35,39 @@ from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 
 VERSION = 4
-"""Raised when a rule changes, or what small runs make of it (`forecast`): earlier ones tell nothing of later ones."""
+"""Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
 MIN_BATCH = 8
 """Sequences: smaller ones leave a processor idle."""
 MAX_ADAMW_LR = 4e-3
 """StepLaw was fitted from 215M parameters on; below some 10M it asks for rates at which AdamW is no longer stable."""
 MUON_LR, MUON_WIDTH, MUON_EXPONENT = 7.2e-3, 128, 0.75
 MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
-"""lr / (1 - momentum): how far a weight moves, in units of an update, while a gradient counts in Muon's momentum."""
+"""lr / (1 - momentum): the way of a weight, in units of an update, while a gradient counts in Muon's momentum."""
 
 RULES = (
     "optimizer", "lr_schedule", "min_lr", "global_batch_size", "lr", "muon_momentum", "warmup_steps", "weight_decay",
 )  # fmt: skip
-"""Settings of the recipe, in the order in which they go by each other."""
+"""Settings of the recipe, in the order in which they depend on each other."""
 
 _Config = TypeVar("_Config", bound=TrainingSettings)
 
 
 def resolve(
-    given: _Config, shape: ModelShape, num_samples: float, kept: Mapping[str, Any] | None = None
+    requested: _Config, shape: ModelShape, num_samples: float, kept: Mapping[str, Any] | None = None
 ) -> tuple[_Config, dict[str, str]]:
-    """Replace each `auto` of the recipe in a run of so many sequences (`schedule.num_samples`).
+    """Replace each `auto` of the recipe in a run of `num_samples` sequences; return the reasons, too.
 
-    `kept` are the settings with which this run was last started. Returns the reasons for the new values, too.
+    `kept` are the settings with which this run was last started.
 
     Raises:
         UserError: a run that starts from other weights leaves its learning rate to the rules, or a value that the user
             wrote does not go with one of them.
     """
-    if given.init_from and given.lr == "auto":
+    if requested.init_from and requested.lr == "auto":
         rule = "must be a number with init_from: how far to move from those weights is not a matter of size"
-        raise UserError(given.fault("lr", rule, "try a third of what the model was trained with"))
-    config, reasons = given, dict[str, str]()
-    for key in left_to_rules(given):
+        raise UserError(requested.fault("lr", rule, "try a third of what the model was trained with"))
+    config, reasons = requested, dict[str, str]()
+    for key in left_to_rules(requested):
         if key == "muon_momentum" and config.optimizer != "muon":
             continue  # a rule chose another optimizer, which does not read it
         value, reason = _rule(key, config, shape, num_samples)
@@ -79,21 +79,21 @@ def resolve(
         reasons[key] = reason
     if resolved(config.min_lr) > resolved(config.lr):
         rule = f"must be at most lr, for which auto is {resolved(config.lr):g}"
-        raise UserError(given.fault("min_lr", rule, "set it to auto"))
+        raise UserError(requested.fault("min_lr", rule, "set it to auto"))
     return config, reasons
 
 
-def left_to_rules(given: TrainingSettings) -> list[str]:
+def left_to_rules(requested: TrainingSettings) -> list[str]:
     """Return the settings that are `auto`, but for those that nothing reads: the warm-up of a run that has it as a
-    fraction, and the momentum of Muon where another optimizer is given."""
-    unread = {"warmup_steps"} if given.warmup_fraction != "auto" else set()
-    if given.optimizer not in ("auto", "muon"):
+    fraction, and the momentum of Muon where another optimizer is requested."""
+    unread = {"warmup_steps"} if requested.warmup_fraction != "auto" else set()
+    if requested.optimizer not in ("auto", "muon"):
         unread.add("muon_momentum")
-    return [key for key in RULES if getattr(given, key) == "auto" and key not in unread]
+    return [key for key in RULES if getattr(requested, key) == "auto" and key not in unread]
 
 
 def batch_tokens(num_tokens: float) -> float:
-    """Return B of a run of so many tokens, before it is made sequences."""
+    """Return B of a run of D tokens, before it is rounded to sequences."""
     return 0.58 * num_tokens**0.571
 
 
@@ -123,15 +123,15 @@ def _rule(key: str, config: TrainingSettings, shape: ModelShape, num_samples: fl
     in_layers = sum(math.prod(size) for name, size in shape.parameter_shapes().items() if ".layers." in name)  # N
     if key == "lr":
         if optimizer == "muon":
-            found = MUON_LR * (MUON_WIDTH / shape.hidden_size) ** MUON_EXPONENT
-            return _rounded(found), "falls with the hidden size for Muon"
+            value = MUON_LR * (MUON_WIDTH / shape.hidden_size) ** MUON_EXPONENT
+            return _rounded(value), "falls with the hidden size for Muon"
         if optimizer == "adafactor":
             return 0.01, "relative to the weights, as T5"
-        found = min(MAX_ADAMW_LR, 1.79 * in_layers**-0.713 * tokens**0.307)
-        return _rounded(found), f"by parameters and tokens for AdamW, at most {MAX_ADAMW_LR:g}"
+        value = min(MAX_ADAMW_LR, 1.79 * in_layers**-0.713 * tokens**0.307)
+        return _rounded(value), f"by parameters and tokens for AdamW, at most {MAX_ADAMW_LR:g}"
     if key == "muon_momentum":
-        found = min(MAX_MOMENTUM, max(MIN_MOMENTUM, round(1 - resolved(config.lr) / MUON_REACH, 2)))
-        return found, "a gradient counts the fewer steps, the larger they are"
+        value = min(MAX_MOMENTUM, max(MIN_MOMENTUM, round(1 - resolved(config.lr) / MUON_REACH, 2)))
+        return value, "a gradient counts the fewer steps, the larger they are"
     if key == "warmup_steps":
         least, why = (10, "Muon") if optimizer == "muon" else (100, "AdamW's second moments")
         steps = min(max(least, round(0.02 * num_steps)), num_steps // 5)
@@ -140,8 +140,8 @@ def _rule(key: str, config: TrainingSettings, shape: ModelShape, num_samples: fl
     if optimizer == "adafactor":
         return 0.0, "as T5"
     share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
-    found = min(1.0, 1 / (resolved(config.lr) * num_steps * share))
-    return _rounded(found), f"a weight is averaged over {share:.0%} of the run"
+    value = min(1.0, 1 / (resolved(config.lr) * num_steps * share))
+    return _rounded(value), f"a weight is averaged over {share:.0%} of the run"
 
 
 def _rounded(value: float) -> float:

@@ -1,8 +1,8 @@
-"""The run folder: who holds it, what lies there, what must stay the same for a run to resume in it, and its record.
+"""The run folder: its locks, its files, the identity by which a run resumes in it, and its record.
 
-One command and one run at a time work in it. Two files are locked (`file_lock`): ``command.lock`` by the command that a
-person typed, from before torch is imported to its end; and ``lock`` by the first training process, which may outlive a
-command that was killed, in order to save.
+One command and one run at a time work in it. Two files are locked (`file_lock`): ``command.lock`` by the command that
+the user typed, from before torch is imported to its end; and ``lock`` by the first training process, which may outlive
+a command that was killed, in order to save.
 """
 
 from __future__ import annotations
@@ -39,30 +39,26 @@ PLACES = frozenset({
 })  # fmt: skip
 """Settings that name files: their content is identified by hashes."""
 _KEY_NAMES = {
-    "steps": "train_tokens, epochs or max_steps (number of steps)",
-    "tokenizer": "input_tokenizer_file (its content)",
     "tokenizer_sha256": "input_tokenizer_file (SHA-256 of its content)",
     "vocab_size": "input_tokenizer_file (its number of pieces)",
     "data_sha256": "output_prefix (SHA-256 of the token files)",
     "raw_len": "seq_len (tokens of the corpus in a sample)",
     "input_len": "seq_len (input tokens of a sample)",
     "target_len": "seq_len (tokens that a sample predicts)",
-    "curriculum": "stages or source_weights (order of reading)",
 }
-"""Names of what is no setting."""
-_THAT_FOLLOW = {"vocab_size", "raw_len", "input_len", "target_len"}
-"""Where another entry differs too, it tells enough."""
+"""Entries of the identity that are no settings, as the user knows them."""
+_DERIVED = {"vocab_size", "raw_len", "input_len", "target_len"}  # reported only where nothing else differs
+# Settings whose change is not reported: the content of those files is compared, and step 2's own.
 _UNREPORTED = PLACES - {"deepspeed_template"} | {"num_workers"}
-"""Settings of which no change is told: the content of those files is compared, and step 2's own."""
+# Settings that change nothing in what is trained.
 _MONITORING = {*MonitoringSettings.model_fields} - {"max_skipped_steps", "spike_sigmas"}
 _MONITORING |= {"num_workers", "max_hours", "max_hours_per_start"}
-"""Settings that change nothing in what is trained."""
+# Settings whose outcome is part of the run's identity.
 _IN_IDENTITY = {"source_weights", "stages", "max_epochs_per_source", "intra_document_masking"}
-"""Settings whose outcome stands in the run's identity."""
 
 
 @contextlib.contextmanager
-def lock(run_dir: Path) -> Iterator[None]:
+def training_lock(run_dir: Path) -> Iterator[None]:
     """Lock a run folder for training as long as the block lasts.
 
     Raises:
@@ -78,7 +74,7 @@ def lock(run_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held(config: TrainingSettings) -> Iterator[None]:
+def command_lock(config: TrainingSettings) -> Iterator[None]:
     """Make `output_model_dir` if it does not exist, and lock it for this command as long as the block lasts.
 
     Training processes that a killed command left behind, and that are still saving, are waited for. A new folder in
@@ -97,13 +93,13 @@ def held(config: TrainingSettings) -> Iterator[None]:
             rule, remedy = f"is in use by {holder or 'another command'}", f"wait for it{stop}, or choose another folder"
             raise UserError(config.fault("output_model_dir", rule, remedy))
         if (run_dir / LOCK_NAME).exists():
-            with lock(run_dir):
+            with training_lock(run_dir):
                 pass
         yield
 
 
 def identity_of(plan: RunPlan) -> dict[str, Any]:
-    """What must not change during a run, as JSON: model shape, data, tokenizer, and the order of the samples."""
+    """Return what must not change during a run, as JSON: model shape, data, tokenizer, and the order of the samples."""
     config = plan.resolved
     return {
         **plan.shape.as_json(),
@@ -118,18 +114,18 @@ def identity_of(plan: RunPlan) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """What earlier starts of a run have left in its folder, looked at once."""
+    """Earlier starts of a run, by the files in its folder, read once."""
 
     steps: Sequence[int]
-    """Of its checkpoints, ascending."""
+    """Steps of its checkpoints, ascending."""
     state: checkpoint.TrainingState | None
-    """Of the newest of them."""
+    """State in the newest checkpoint."""
     identity: Mapping[str, Any]
     """`identity_of` its plan."""
     plan: Mapping[str, Any]
-    """What `RunPlan.write` wrote for its newest start; of earlier versions, which wrote none, only ``requested``."""
+    """Content of the `RunPlan` of its newest start; earlier versions, which wrote none, have only ``requested``."""
     ended_at: int | None
-    """The last step of a run that has ended."""
+    """Last step of a run that has ended."""
 
     @property
     def requested(self) -> Mapping[str, Any]:
@@ -172,8 +168,7 @@ def look(config: TrainingSettings) -> EarlierRun | None:
 def claim(plan: RunPlan) -> None:
     """Make the run folder, or take the one of this run, which `check_same_run` has found to be that."""
     run_dir, config = plan.run_dir, plan.requested
-    identity = identity_of(plan)
-    write_json(run_dir / IDENTITY_NAME, identity)  # the first file: it tells whose the folder is
+    write_json(run_dir / IDENTITY_NAME, identity_of(plan))  # the first file: it tells whose the folder is
     write_file(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
     for name, text in plan.data.run_files.items():
         write_file(run_dir / name, text)
@@ -199,7 +194,7 @@ def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
 
 
 def is_complete(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str]) -> bool:
-    """Whether the run folder holds this run, finished. A run that is to be longer resumes instead.
+    """Tell whether the run folder holds this run, finished. A run that is to be longer resumes instead.
 
     Raises:
         UserError: it is finished with other settings; `changes` are those that `check_same_run` found.
@@ -213,10 +208,10 @@ def is_complete(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str]) -> b
 
 
 def check_redo(plan: RunPlan, earlier: EarlierRun) -> list[str]:
-    """Check that the run folder may be set aside; return lines that say what that means.
+    """Check that the run folder may be set aside; return lines that tell the user what that means.
 
     Raises:
-        UserError: it holds something that the new run reads.
+        UserError: it holds a file that the new run reads.
     """
     run_dir, config, steps = plan.run_dir, plan.requested, earlier.steps
     rule = f"lies in the run folder {run_dir}, which --redo would set aside"
@@ -247,7 +242,7 @@ def check_redo(plan: RunPlan, earlier: EarlierRun) -> list[str]:
 
 
 def set_aside(run_dir: Path) -> None:
-    """Rename a run that `check_redo` has checked and `held` holds, and make an empty folder in its place.
+    """Rename a run that `check_redo` has checked and `command_lock` has locked, and make an empty folder in its place.
 
     Raises:
         UserError: the folder cannot be renamed.
@@ -269,12 +264,11 @@ def set_aside(run_dir: Path) -> None:
 
 
 def find_checkpoint(plan: RunPlan, name: str) -> Path:
-    """The checkpoint that is meant by `name`, once it was found whole and fitting: a folder, or a name or a step in the
-    run folder (``global_step100``, ``100``, ``best``), or if it is empty the newest.
+    """Find and check a checkpoint: `name` is a folder, or a name or a step in the run folder (``global_step100``,
+    ``100``, ``best``), or empty for the newest.
 
     Raises:
-        UserError: there is no such checkpoint, it is broken, it is of another model, or there is nothing to validate
-            with.
+        UserError: there is no such checkpoint, it is broken or of another model, or there is no validation text.
     """
     run_dir = plan.run_dir
     if not plan.data.num_valid_tokens:
@@ -296,12 +290,9 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
             raise UserError(Fault(where="--evaluate", rule=rule, value=name))
         checkpoint.check(folder)
     state = checkpoint.read_state(folder)
-    for what, was, now in (
-        ("model", state.shape, plan.shape.as_json()),
-        ("tokenizer", state.tokenizer_sha256, plan.encoder.sha256),
-    ):
-        if was != now:
-            raise UserError(Fault(where=str(folder), rule=f"is of another {what} than the configuration's"))
+    other = "tokenizer" if state.tokenizer_sha256 != plan.encoder.sha256 else ""
+    if other := "model" if state.shape != plan.shape.as_json() else other:
+        raise UserError(Fault(where=str(folder), rule=f"is of another {other} than the configuration's"))
     return folder
 
 
@@ -309,25 +300,20 @@ def _free_name(run_dir: Path) -> Path:
     return unused_name(run_dir.resolve() if run_dir.is_symlink() else run_dir, ASIDE_ENDING)
 
 
-def key_of(name: str) -> str:
-    """Return what the user calls an entry of the identity or of the manifest."""
-    return _KEY_NAMES.get(name, name)
-
-
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """Say, in the words of `config.yaml`, which entries of two identities differ."""
+    """Yield a message for each difference of two identities, with the keys of `config.yaml`."""
     differing = [name for name in now if was.get(name) != now[name]]
-    for name in [each for each in differing if each not in _THAT_FOLLOW] or differing:
+    for name in [each for each in differing if each not in _DERIVED] or differing:
         if name == "curriculum":
             yield "stages, source_weights or the number of documents in input_jsonl: another order of reading"
         else:
             # A SHA-256 is told by its beginning.
             texts = [text[:12] + "…" if len(text) == 64 else text for text in (str(was.get(name)), str(now[name]))]
-            yield f"{key_of(name)} was {texts[0]}, is now {texts[1]}"
+            yield f"{_KEY_NAMES.get(name, name)} was {texts[0]}, is now {texts[1]}"
 
 
 def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
-    """Whether a curriculum only has further stages after its last one, which was finite: its past is the same."""
+    """Tell whether a curriculum only has further stages after its last one, which was finite: its past is the same."""
     if not was or not now or "stages" not in {*was} & {*now} or was["source_tokens"] != now["source_tokens"]:
         return False
     before, after = was["stages"], now["stages"]
@@ -349,15 +335,18 @@ def record(plan: RunPlan, newest: Path) -> manifest.Manifest:
         "sources": [asdict(use) for use in plan.consumption.sources],
         "unigram_entropy": plan.data.unigram_entropy,
     }
-    made = {"metrics": plan.run_dir / METRICS_NAME, "checkpoint": newest / "manifest.json"}
-    return manifest.write(plan.run_dir / MANIFEST_NAME, _work_of(plan), made, facts, state.seconds)
+    settings = plan.requested.model_dump(mode="json", exclude={*PLACES, *_MONITORING, *_IN_IDENTITY})
+    settings |= {**identity_of(plan), "steps": plan.schedule.num_steps}
+    spec = manifest.StepSpec("3_train", settings, {"tokenizer": Path(plan.requested.input_tokenizer_file)})
+    outputs = {"metrics": plan.run_dir / METRICS_NAME, "checkpoint": newest / "manifest.json"}
+    return manifest.write(plan.run_dir / MANIFEST_NAME, spec, outputs, facts, state.seconds)
 
 
 def summary_rows(
-    made: manifest.Manifest, newest: Path, run_dir: Path, of_task: Sequence[tuple[str, str]] = ()
+    record: manifest.Manifest, newest: Path, run_dir: Path, task_rows: Sequence[tuple[str, str]] = ()
 ) -> list[tuple[str, str]]:
-    """Return what a run has come to, for display, with the rows `of_task`."""
-    facts, seconds = made.facts, made.seconds
+    """Return the rows of a run's summary, for display."""
+    facts, seconds = record.facts, record.seconds
     rows = [
         ("trained", f"{count_text(facts['tokens'])} tokens, {facts['epochs']:.3f} epochs, {facts['steps']:,} steps"),
         ("time", f"{seconds_text(seconds)}, {count_text(facts['tokens'] / seconds)} tok/s over all starts"),
@@ -367,19 +356,9 @@ def summary_rows(
     if "valid_bits_per_byte" in facts:
         before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]
         best, step = facts["best_valid_bits_per_byte"], facts["best_valid_step"]
-        said = [f"{value:.3f}" if value is not None else "not finite" for value in (before, after, best)]
-        rows.append(("validation", f"{said[0]} → {said[1]} bits per byte, best {said[2]} at step {step:,}"))
-    rows += of_task
+        texts = [f"{value:.3f}" if value is not None else "not finite" for value in (before, after, best)]
+        rows.append(("validation", f"{texts[0]} → {texts[1]} bits per byte, best {texts[2]} at step {step:,}"))
+    rows += task_rows
     rows.append(("checkpoint", str(newest)))
     further = (("plots", run_dir / "plots" / "overview.png"), ("samples", run_dir / "samples.md"))
     return [*rows, *((name, str(path)) for name, path in further if path.exists())]
-
-
-def _work_of(plan: RunPlan) -> manifest.StepSpec:
-    """Return what a run is made from, for its manifest."""
-    settings = plan.requested.model_dump(mode="json", exclude={*PLACES, *_MONITORING, *_IN_IDENTITY})
-    return manifest.StepSpec(
-        step="3_train",
-        settings={**settings, **identity_of(plan), "steps": plan.schedule.num_steps},
-        inputs={"tokenizer": Path(plan.requested.input_tokenizer_file)},
-    )

@@ -1,12 +1,14 @@
-"""The plan of a run: everything that is known before training starts, worked out in one place and without torch.
+"""The plan of a run: all that is known before training starts, its checks and its table, without torch.
 
 The launching process makes it once, finding every fault in under a second, resolves each `auto`, and writes it to a
-file. The training processes get that file and nothing else: they read it (`read_plan`), and open it (`training.run`).
+file. The training processes get only that file: they read it (`read_plan`), and open it (`training.run`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,23 +21,25 @@ from zerokara import resources
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import Origin
 from zerokara.durable import write_json
-from zerokara.errors import RunError, UserError
+from zerokara.errors import Fault, RunError, UserError
 from zerokara.model.shapes import ModelShape
+from zerokara.progress import bytes_text, count_text
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Objective, beginnings, objective
 from zerokara.samples.packed_examples import ExampleBatches, Pairs, Reading
 from zerokara.samples.validation_batches import DocumentBatches, SampleBatches, validation_batches
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, entropy, idx_path, token_counts
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.updater import load_template, with_hierarchy
 from zerokara.training.planning import recipe
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
-from zerokara.training.planning.schedule import Consumption, Schedule, consumption, extent_of, num_samples
+from zerokara.training.planning.schedule import Consumption, Schedule, consumption, extent_of, num_samples, stage_title
 
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""
+_CHECKED_IDS = 1 << 20  # at the beginning, and at the end of the data
 
 
 @dataclass(frozen=True)
@@ -47,17 +51,17 @@ class PlannedData:
     objective: Objective | Pairs
     """Turns samples into model inputs and targets."""
     validation_batches: Callable[[Path, int | None], DocumentBatches | SampleBatches | ExampleBatches]
-    """Opens the batches of token files, or of their first tokens, so many at most."""
+    """Opens the batches of token files, given their prefix and a maximum number of tokens."""
     sha256: str
-    """One hash for the training data, by which a run knows them again."""
+    """Hash of the training data, by which a run recognises them."""
     valid_sha256: str
-    """The same of the validation data; empty without any."""
+    """Hash of the validation data; empty without any."""
     train_prefix: Path
     """Prefix of the .bin and .idx of the training tokens."""
     valid_prefix: Path
-    """The same of the validation tokens, which need not be there."""
+    """Prefix of the validation tokens, which need not exist."""
     ids: NDArray[Any]
-    """Those of the training tokens, as they lie on disk."""
+    """Ids of the training tokens, on disk."""
     num_train_tokens: int
     num_valid_tokens: int
     unigram_entropy: float
@@ -65,7 +69,7 @@ class PlannedData:
     plan_rows: tuple[tuple[str, str], ...] = ()
     """Further rows of the plan, by name."""
     run_files: Mapping[str, str] = field(default_factory=dict)
-    """Texts that belong into the run folder, by file name."""
+    """Texts for the run folder, by file name."""
 
 
 def baseline_text(unigram_entropy: float) -> str:
@@ -74,18 +78,18 @@ def baseline_text(unigram_entropy: float) -> str:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a run is for. Pretraining is one; a room above adds its own."""
+class RunTask:
+    """Purpose of a run: pretraining, or fine-tuning, which adds its own above."""
 
     title: str
-    """What the step is called at the head of its plan."""
+    """Name of the step at the head of its plan."""
     config_class: type[RunConfig]
     data_of: Callable[[Any, Encoder], PlannedData]
-    """Opens the data that such settings name."""
+    """Opens the data that the settings name."""
     worker: str
-    """The module that is run as a training process."""
+    """Module of the training process."""
     saves_every_best: bool = False
-    """Whether `keep_best` saves each time a validation finds a better model, and not only at `save_interval`."""
+    """True if `keep_best` saves each time a validation finds a better model, and not only at `save_interval`."""
     finish: Callable[[Any, Any, Path], list[tuple[str, str]]] = lambda plan, commands, newest: []
     """Called with the plan, the commands of the step and the newest checkpoint of a finished run; returns rows of its
     summary."""
@@ -101,15 +105,15 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     paths = TokenPaths(config.output_prefix)
     tokens = check_belongs(config.output_prefix, encoder.sha256)
     reading = DataPlan.from_config(config, config, config.lengths, config.seed)
-    made = objective(config, encoder, config.seed, config.intra_document_masking)
+    turns = objective(config, encoder, config.seed, config.intra_document_masking)
     parts = [source.num_valid_tokens for source in reading.sources if source.num_valid_tokens]
     # The manifest of step 2 has the hashes of both .bin, training first: known without reading gigabytes.
     hashes = [one.sha256 for each in tokens.outputs.values() for one in each if one.path.endswith(".bin")]
     index, is_validated = IndexedTokens(paths.train), idx_path(paths.valid).exists()
     return PlannedData(
         reading=reading,
-        objective=made,
-        validation_batches=lambda prefix, most: validation_batches(prefix, made, encoder.eos_id, most, parts),
+        objective=turns,
+        validation_batches=lambda at, most: validation_batches(at, turns, encoder.eos_id, most, parts),
         sha256=hashes[0],
         valid_sha256="".join(hashes[1:]),
         train_prefix=paths.train,
@@ -117,11 +121,11 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         ids=index.tokens,
         num_train_tokens=reading.tokens(where=config.where("seq_len")).num_tokens,
         num_valid_tokens=len(IndexedTokens(paths.valid).tokens) if is_validated else 0,
-        unigram_entropy=entropy(made.target_counts(token_counts(index))),
+        unigram_entropy=entropy(turns.target_counts(token_counts(index))),
     )
 
 
-PRETRAINING = Task("step 3 train", PretrainConfig, of_corpus, "zerokara.training.worker")
+PRETRAINING = RunTask("step 3 train", PretrainConfig, of_corpus, "zerokara.training.worker")
 
 
 @dataclass(frozen=True)
@@ -129,21 +133,21 @@ class RunPlan:
     """A run, ready to be opened."""
 
     resolved: RunConfig
-    """The settings; `precision` is resolved, and `micro_batch_size` once it is chosen."""
+    """Settings with `precision` resolved, and `micro_batch_size` once it is chosen."""
     requested: RunConfig
-    """The settings as the user gave them, with the `recipe` in place of its `auto`."""
+    """Settings of the user, with the values of the `recipe`."""
     encoder: Encoder
     data: PlannedData
     requested_template: dict[str, Any]
-    """The user's DeepSpeed settings."""
+    """DeepSpeed settings of the user."""
     num_processes: int
     nodes: int = 1
     """Machines, with equally many of the processes."""
     devices: Devices = field(default_factory=Devices)
-    """What this machine computes on; a CPU until `launching.on_this_machine` has looked."""
+    """Devices of this machine; a CPU until `launching.on_this_machine` has looked."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """What the recipe chose, and why."""
-    task: Task = PRETRAINING
+    """Reasons of the recipe's values, by setting."""
+    task: RunTask = PRETRAINING
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -187,21 +191,96 @@ class RunPlan:
 
     @cached_property
     def memory(self) -> MemoryForecast:
-        """The memory that this run needs, against what is there, and was free when this was first asked for."""
+        """Memory that this run needs, and memory that was free when this was first asked for."""
         main, gpu = resources.available_memory(self.processes_per_node), self.devices.gpu_bytes
         return MemoryForecast(self.resolved, self.shape, self.num_processes, self.nodes, self.template, main, gpu)
 
     @property
-    def memory_alone(self) -> MemoryForecast:
-        """The same, against what there would be if nothing else ran on the machine."""
-        return replace(self.memory, main_bytes=resources.total_memory(self.processes_per_node))
+    def max_checkpoints(self) -> int:
+        """Largest number of checkpoints that exist at once."""
+        config, num_steps, interval = self.resolved, self.schedule.num_steps, self.resolved.save_interval
+        if self.task.saves_every_best and config.keep_best:  # each validation that finds a better one saves it
+            interval = min(interval, config.eval_interval)
+        # One more than is kept: an old one is deleted only when the new one is whole.
+        standing = config.keep_last + 1 + (1 if config.keep_best and self.data.num_valid_tokens else 0)
+        if config.keep_every:
+            standing += num_steps // math.lcm(config.keep_every, interval)
+        return min(-(-num_steps // interval), standing)
+
+    @property
+    def _free_bytes(self) -> int:
+        place = self.run_dir.absolute()
+        return shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
+
+    def faults(self, existing_checkpoints: int = 0) -> Iterator[Fault]:
+        """Check that the ids of the data are the tokenizer's, and that the disk has space for the checkpoints."""
+        config, each, standing = self.resolved, self.checkpoint_bytes, self.max_checkpoints
+        needed, free = max(0, standing - existing_checkpoints) * each, self._free_bytes
+        if needed > free:
+            rule = (
+                f"leaves no room for its checkpoints: {standing} of {bytes_text(each)} will stand "
+                f"at once and need {bytes_text(needed)} more, {bytes_text(free)} are free"
+            )
+            room = existing_checkpoints + free // each
+            fitting = "not even one checkpoint fits"
+            if room:  # so few saves that all of them may stay
+                interval = -(-self.schedule.num_steps // room)
+                fitting = f"save_interval: {interval} fits, with keep_every: 0 and keep_best: false"
+            yield config.fault("output_model_dir", rule, f"make room, or choose another disk; {fitting}")
+        ends = (self.data.ids[:_CHECKED_IDS], self.data.ids[-_CHECKED_IDS:])
+        largest = max(int(part.max(initial=0)) for part in ends)
+        if largest >= self.encoder.vocab_size:
+            rule = f"holds the id {largest}; the tokenizer has {self.encoder.vocab_size} pieces"
+            yield Fault(f"{self.data.train_prefix}.bin", rule, remedy="run step 2 again with --redo")
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what the run will do, by name, for display."""
+        config, shape, course, lengths = self.resolved, self.shape, self.schedule, self.data.objective.lengths
+        train, valid = count_text(self.data.num_train_tokens), count_text(self.data.num_valid_tokens)
+        samples = f"sequences of {lengths.input} tokens"
+        if lengths.num_noise_tokens:
+            samples = (
+                f"samples of {lengths.raw} tokens with {lengths.num_spans} masked spans: encoder input {lengths.input} "
+                f"tokens, decoder target {lengths.target} tokens"
+            )
+        reading = self.data.reading
+        order = f"{len(reading.stages)} stages" if reading.stages[1:] else f"{reading.kind} order"
+        if len(reading.stages) == 1:
+            order = f"mixed: {stage_title(reading, 0)}"
+        masked = ", intra-document masking" if config.intra_document_masking else ""
+        length = (
+            f"{course.num_steps:,} steps × {config.global_batch} sequences = {count_text(course.num_tokens)} "
+            f"tokens = {course.epochs_at(course.num_steps):.3f} epochs; {course.warmup_steps} warm-up steps"
+        )
+        micro_steps = config.global_batch // (config.micro_batch * self.data_parallel_size)
+        batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
+        updater_lines = updater.plan_lines(config, self.data_parallel_size, self.nodes, self.template)
+        processes = f"{self.num_processes}" + (f" on {self.nodes} machines" if self.nodes > 1 else "")
+        standing, each = self.max_checkpoints, self.checkpoint_bytes
+        checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"
+        head = self.data.ids[:24].tolist()
+        begins = f"{' '.join(str(one) for one in head[:8])} … = {self.encoder.decode(head)!r}"
+        return [
+            ("model", f"{config.architecture}, {shape.size_text}, {samples}"),
+            ("data", f"{train} training tokens, {valid} validation tokens, {order}{masked}"),
+            *self.data.plan_rows,
+            ("length", length),
+            ("processes", f"{processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
+            *(("recipe", f"{key} {getattr(config, key)}: {reason}") for key, reason in self.reasons.items()),
+            *(("optimizer", line) for line in optimizers.plan_lines(config, shape)),
+            *(("updater", line) for line in updater_lines),
+            ("baseline", baseline_text(self.data.unigram_entropy)),
+            ("checkpoint", f"{checkpoints}; {bytes_text(self._free_bytes)} are free"),
+            ("data begins", begins),
+            ("tokenizer", f"sha256 {self.encoder.sha256[:12]}…, the one that the data was made with"),
+        ]
 
     def with_settings(self, **chosen: Any) -> RunPlan:
-        """The same plan with these settings resolved."""
+        """Return this plan with further settings resolved."""
         return replace(self, resolved=self.resolved.model_copy(update=chosen))
 
     def on_processes(self, num_processes: int, nodes: int | None = None) -> RunPlan:
-        """The same plan for other processes, on as many machines as before or on `nodes`.
+        """Return this plan for other processes, on as many machines as before or on `nodes`.
 
         Raises:
             UserError: the global batch cannot be shared among the processes, or a matrix among those of a machine; the
@@ -219,7 +298,7 @@ class RunPlan:
         return replace(self, num_processes=num_processes, nodes=nodes)
 
     def write(self, path: Path) -> None:
-        """Write the plan to a file, as JSON: what was chosen, and what its inputs are recognised by."""
+        """Write the plan to a file, as JSON: the settings, and the hashes of its inputs."""
         origin = self.requested._origin
         content = {
             "resolved": self.resolved.model_dump(mode="json"),
@@ -236,7 +315,7 @@ class RunPlan:
         write_json(path, content)
 
 
-def read_plan(path: Path, task: Task = PRETRAINING) -> RunPlan:
+def read_plan(path: Path, task: RunTask = PRETRAINING) -> RunPlan:
     """Read a plan of a task that `RunPlan.write` wrote, and open its tokenizer and its data.
 
     Raises:
@@ -246,8 +325,8 @@ def read_plan(path: Path, task: Task = PRETRAINING) -> RunPlan:
     content = orjson.loads(path.read_bytes())
     origin = Origin(**{**content["origin"], "overridden": frozenset(content["origin"]["overridden"])})
     texts = (orjson.dumps(content[name]) for name in ("resolved", "requested"))
-    config, given = map(task.config_class.model_validate_json, texts)
-    config._origin = given._origin = origin
+    config, requested = map(task.config_class.model_validate_json, texts)
+    config._origin = requested._origin = origin
     encoder = Encoder(config.input_tokenizer_file)
     data = task.data_of(config, encoder)
     for key, what, now in (
@@ -258,7 +337,7 @@ def read_plan(path: Path, task: Task = PRETRAINING) -> RunPlan:
             raise RunError(f"{what}: was replaced after the run was planned; start it again")
     template, num_processes, nodes = (content[key] for key in ("deepspeed_template", "num_processes", "nodes"))
     devices = Devices(**content["devices"])
-    return RunPlan(config, given, encoder, data, template, num_processes, nodes, devices, content["recipe"], task)
+    return RunPlan(config, requested, encoder, data, template, num_processes, nodes, devices, content["recipe"], task)
 
 
 def _held_out_beginnings(data: PlannedData, encoder: Encoder, has_span: bool) -> tuple[str, ...]:
@@ -271,39 +350,40 @@ def _held_out_beginnings(data: PlannedData, encoder: Encoder, has_span: bool) ->
 
 
 def make_plan(
-    given: RunConfig,
+    requested: RunConfig,
     num_processes: int | None = None,
     kept: Mapping[str, Any] | None = None,
     nodes: int = 1,
-    task: Task = PRETRAINING,
+    task: RunTask = PRETRAINING,
 ) -> RunPlan:
     """Plan a run from its configuration, the tokenizer and the token files.
 
-    `num_processes` are those of all `nodes` together, by default the configured ones, where these are `auto` 1 on each
-    until `RunPlan.on_processes`. `kept` are the settings with which this run was last started (`run_folder.look`).
+    `num_processes` counts those of all `nodes`, by default the configured ones, for `auto` 1 on each until
+    `RunPlan.on_processes`. `kept` are the settings with which this run was last started (`run_folder.look`).
 
     Raises:
-        UserError: the DeepSpeed template, the tokenizer or the data (`Task.data_of`) is missing or wrong; the processes
-            cannot share the global batch or the vocabulary; the settings do not go with the recipe or the schedule.
+        UserError: the DeepSpeed template, the tokenizer or the data is missing or wrong; the processes cannot share the
+            global batch or the vocabulary; the settings do not go with the recipe or the schedule.
     """
     if num_processes is None:
-        num_processes = nodes * (1 if given.num_processes == "auto" else given.num_processes)
-    template = load_template(given.deepspeed_template)
-    encoder = Encoder(given.input_tokenizer_file)
-    data = task.data_of(given, encoder)
-    shape, samples = ModelShape.from_config(given, encoder.vocab_size), num_samples(given, *extent_of(data.reading))
-    given, reasons = recipe.resolve(given, shape, samples, kept)
-    if given.sample_prompts == "auto":
-        prompts = _held_out_beginnings(data, encoder, given.traits.is_encoder_decoder)
-        given = given.model_copy(update={"sample_prompts": prompts})
+        num_processes = nodes * (1 if requested.num_processes == "auto" else requested.num_processes)
+    template = load_template(requested.deepspeed_template)
+    encoder = Encoder(requested.input_tokenizer_file)
+    data = task.data_of(requested, encoder)
+    shape = ModelShape.from_config(requested, encoder.vocab_size)
+    samples = num_samples(requested, *extent_of(data.reading))
+    requested, reasons = recipe.resolve(requested, shape, samples, kept)
+    if requested.sample_prompts == "auto":
+        prompts = _held_out_beginnings(data, encoder, requested.traits.is_encoder_decoder)
+        requested = requested.model_copy(update={"sample_prompts": prompts})
         reasons["sample_prompts"] = "beginnings of held-out documents"
-    if given.model_size and "auto" not in (given.num_layers, given.hidden_size, given.num_attn_heads):
+    if requested.model_size and "auto" not in (requested.num_layers, requested.hidden_size, requested.num_attn_heads):
         reasons["model_size"] = "describes nothing: num_layers, hidden_size and num_attn_heads are numbers"
-    if faults := list(given.batch_faults(num_processes)):
+    if faults := list(requested.batch_faults(num_processes)):
         raise UserError(faults)
-    plan = RunPlan(given, given, encoder, data, template, num_processes, nodes, reasons=reasons, task=task)
-    if plan.shape.padded_vocab_size % given.tensor_parallel_size:
+    plan = RunPlan(requested, requested, encoder, data, template, num_processes, nodes, reasons=reasons, task=task)
+    if plan.shape.padded_vocab_size % requested.tensor_parallel_size:
         rows = f"{plan.shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
-        raise UserError(given.fault("tensor_parallel_size", f"must divide {rows}", "try a power of two"))
+        raise UserError(requested.fault("tensor_parallel_size", f"must divide {rows}", "try a power of two"))
     _ = plan.schedule  # its faults belong to the planning
     return plan

@@ -1,9 +1,9 @@
-"""The course of a run: its steps, its learning rate, the hours it may take, and what it takes of each source.
+"""The schedule of a run: its steps, its learning rate, its limits of time, and the tokens it takes of each source.
 
 The user sets the length (tokens, epochs, or the stages of a curriculum; `max_steps` caps it) and the share of the
 warm-up; steps, warm-up and decay follow. `max_hours` counts over all starts of a run, `max_hours_per_start` for one.
-Tokens of a source are counted as the order itself takes them, exact to the sample; only of a part of a shuffled epoch
-over several sources has each its share, marked `about`. Without torch.
+Tokens of a source are counted by the order itself, exact to the sample; only in a partial shuffled epoch over several
+sources are they estimated by its share, marked `about`. Without torch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerokara.config.data import DataOrderSettings
 from zerokara.config.optim import ScheduleSettings
 from zerokara.config.settings import resolved
-from zerokara.errors import UserError
+from zerokara.errors import Fault, UserError
 from zerokara.progress import seconds_text
 from zerokara.samples.order import MixedOrder, SampleOrder
 
@@ -26,14 +27,12 @@ if TYPE_CHECKING:  # of examples, for which `count_tokens.py` need not wait
     from zerokara.samples.packed_examples import Reading
 
 STARTED_NAME = "ZEROKARA_STARTED"
-"""Environment variable in which the launching process tells when it was started, in seconds since 1970."""
+"""Environment variable with the start of the launching process, in seconds since 1970."""
 HOUR = 3600.0
 RAISE = "raise it to go on"
-"""What the same command needs once `max_hours` is used up."""
-_SAVE_SECONDS = 30.0
-"""Seconds to leave in: the last step, gathering the state, ending the processes."""
-_SAVE_BYTES_A_SECOND = 100e6
-"""Speed of a slow disk."""
+"""Remedy once `max_hours` is used up."""
+_SAVE_SECONDS = 30.0  # for the last step, gathering the state, ending the processes
+_SAVE_BYTES_A_SECOND = 100e6  # a slow disk
 _ROW = "  {:<40}  {:>18}  {:>18}  {:>8}"
 _LENGTH = ("train_tokens", "epochs", "max_steps", "stages", "global_batch_size", "seq_len")
 """Settings that set the number of steps."""
@@ -44,7 +43,7 @@ class Schedule:
     """Number of steps and learning rate of a run."""
 
     config: ScheduleSettings
-    """With no `auto` that the recipe resolves."""
+    """Settings after the recipe."""
     num_steps: int
     warmup_steps: int
     decay_steps: int
@@ -152,17 +151,28 @@ def num_samples(
 
 
 def hours_are_used_up(config: ScheduleSettings, trained_seconds: float) -> bool:
-    """Whether a run that was trained so long has had its `max_hours`."""
+    """Tell whether a run that was trained for so many seconds has had its `max_hours`."""
     return config.max_hours != "auto" and trained_seconds >= config.max_hours * HOUR
 
 
+def hours_faults(config: ScheduleSettings, checkpoint_bytes: int, trained_seconds: float, take: str) -> Iterator[Fault]:
+    """Check that the limits of time leave anything to do; `take` is the command that converts what is there."""
+    if hours_are_used_up(config, trained_seconds):
+        rule = f"the run has been trained for {trained_seconds / HOUR:.3g} hours already, as long as it may"
+        yield config.fault("max_hours", rule, f"{RAISE}; or take what is there: {take}")
+    needed = leave_seconds(checkpoint_bytes)
+    if config.max_hours_per_start != "auto" and config.max_hours_per_start * HOUR <= needed:
+        rule = f"leaves no time to train: {seconds_text(needed)} are kept for saving and leaving"
+        yield config.fault("max_hours_per_start", rule, "ask for more time")
+
+
 def leave_seconds(checkpoint_bytes: int) -> float:
-    """Return how long before the end of `max_hours_per_start` a run is left: saving takes time."""
+    """Return how many seconds before the end of `max_hours_per_start` a run stops: saving takes time."""
     return _SAVE_SECONDS + checkpoint_bytes / _SAVE_BYTES_A_SECOND
 
 
 def reason_to_stop(config: ScheduleSettings, checkpoint_bytes: int, trained_seconds: float) -> str:
-    """Return which limit of time is reached; empty where none is. In a process that the launching process started."""
+    """Return the limit of time that is reached, in a training process; empty where none is."""
     if hours_are_used_up(config, trained_seconds):
         return f"max_hours = {config.max_hours:g} ({RAISE})"
     if config.max_hours_per_start != "auto":
@@ -179,34 +189,48 @@ class SourceUse:
     name: str
     available_tokens: int
     used_tokens: int
-    """Counted as often as they are read."""
+    """Tokens over all epochs."""
     epochs: float
 
 
 @dataclass(frozen=True)
 class Consumption:
-    """The table before a run."""
+    """Tokens that a run takes of each source."""
 
     stages: tuple[tuple[SourceUse, ...], ...]
-    """The sources of each stage; empty where there is but one."""
+    """Sources of each stage; empty where there is only one stage."""
     sources: tuple[SourceUse, ...]
-    """Over the whole run."""
-    exact: bool = True
-    """False where `used_tokens` are shares of a partial epoch."""
+    """Sources over the whole run."""
+    is_exact: bool = True
+    """False if `used_tokens` are shares of a partial epoch."""
 
 
 def extent_of(reading: Reading) -> tuple[int, int, list[int | None]]:
-    """Return what the length of a run depends on: tokens of a sample, samples of an epoch, and those of each stage."""
+    """Return the tokens of a sample, the samples of an epoch, and those of each stage: the length depends on them."""
     return reading.lengths.raw, reading.samples_per_epoch, [stage.num_samples for stage in reading.stages]
 
 
 def consumption(reading: Reading, schedule: Schedule) -> Consumption:
-    """Count what a run of so many steps reads."""
+    """Count the tokens that a run takes of each source."""
     num_samples, order = schedule.num_steps * schedule.config.global_batch, reading.order()
     if not isinstance(order, MixedOrder):
         return _of_stream(reading, order, num_samples)
     stages = tuple(_uses(reading, counts) for counts in order.counts_by_stage(num_samples))
     return Consumption(stages if len(stages) > 1 else (), _uses(reading, order.counts(num_samples)))
+
+
+def epochs_faults(config: DataOrderSettings, sources: tuple[SourceUse, ...]) -> Iterator[Fault]:
+    """Check that no source is read for more epochs than `max_epochs_per_source`."""
+    limit = config.max_epochs_per_source
+    for use in sources:
+        if use.epochs > limit:
+            taken = f"{use.used_tokens:,} of the {use.available_tokens:,} tokens of {use.name}"
+            rule = f"would be exceeded: the run takes {taken}, {use.epochs:.2f} epochs"
+            most = math.floor(use.used_tokens * limit / use.epochs)
+            remedy = f"let it take at most {most:,} (a lower weight, fewer train_tokens), give it more text, or set "
+            remedy += f"max_epochs_per_source: {math.ceil(use.epochs)}"
+            others = ("train_tokens", "epochs", "source_weights", "stages")
+            yield config.fault("max_epochs_per_source", rule, remedy, others)
 
 
 def _uses(reading: Reading, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
@@ -230,10 +254,10 @@ def _of_stream(reading: Reading, order: SampleOrder, num_samples: int) -> Consum
 
 
 def table_lines(reading: Reading, schedule: Schedule, table: Consumption) -> Iterator[str]:
-    """Return the table, for display; a stage that the run never reaches says what would do."""
+    """Yield the table, for display, with a remedy for a stage that the run never reaches."""
 
     def row(use: SourceUse) -> str:
-        taken = f"{'' if table.exact else 'about '}{use.used_tokens:,}"
+        taken = f"{'' if table.is_exact else 'about '}{use.used_tokens:,}"
         return _ROW.format(use.name, f"{use.available_tokens:,}", taken, f"{use.epochs:.3f}")
 
     yield _ROW.format("source", "tokens", "tokens used", "epochs")
@@ -263,7 +287,7 @@ def stage_title(reading: Reading, number: int) -> str:
 def stage_messages(
     reading: Reading, order: SampleOrder | MixedOrder, positions: range, resumed: bool = False
 ) -> Iterator[str]:
-    """Return a message for each stage that begins within a step, and after a resume for the one that goes on."""
+    """Yield a message for each stage that begins within a step, and after a resume for the current one."""
     if not isinstance(order, MixedOrder) or len(order.firsts) == 1:
         return
     current = bisect_right(order.firsts, positions.start) - 1

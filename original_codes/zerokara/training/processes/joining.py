@@ -1,4 +1,4 @@
-"""Joining the processes of a run: this one's device, its threads, its process groups, and who is in them."""
+"""Processes of a run: the device, the threads and the process groups of this one, and who shares its run folder."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
 
 POLL_SECONDS = 0.02
-"""Between two looks for a message."""
+"""Pause between two looks for a message."""
 _message_stores = itertools.count()
 ANSWER_SECONDS = 60
-"""How long a process may take to answer before it is named."""
+"""Seconds that a process may take to answer before it is named."""
 TIMEOUT = datetime.timedelta(minutes=30)
-"""How long a collective waits for the slowest process, in every group; `Processes.from_one` waits for longer."""
+"""Time that a collective waits for the slowest process, in every group; `Processes.from_one` waits for longer."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,13 @@ class Processes:
     """The joined processes of a run, as one of them sees them."""
 
     device: torch.device
-    """What this process computes on."""
     rank: int
-    """This process among all."""
     host_group: ProcessGroup | None = None
     """All processes, for numbers in main memory: nobody waits for a device. None is the default group, of gloo."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """True if this process speaks and writes for all."""
         return self.rank == 0
 
     def log(self, text: str) -> None:
@@ -57,25 +55,19 @@ class Processes:
             progress.log(text)
 
     def message_store(self, name: str) -> Store:
-        """A new store in which processes leave messages for each other; all of them ask for the same ones in turn.
-
-        With a connection of its own: a thread may wait there, while the training waits elsewhere. New, since processes
-        may train one run after another, and messages stay.
-        """
-        name = f"{name}/{next(_message_stores)}"
+        """Open a new store in which processes leave messages for each other; all must open the same ones in turn."""
+        name = f"{name}/{next(_message_stores)}"  # messages stay, and processes may train one run after another
+        # A connection of its own, in which a thread may wait.
         return PrefixStore(name, distributed_c10d._get_default_store().clone())  # type: ignore[attr-defined]
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sum numbers over all processes; every process must call it.
-
-        In float64: a count of tokens or a sum of nats over a large batch has more digits than float32.
-        """
-        total = torch.tensor(values, dtype=torch.float64)
+        """Sum numbers over all processes; every process must call it."""
+        total = torch.tensor(values, dtype=torch.float64)  # a count of tokens has more digits than float32
         torch.distributed.all_reduce(total, group=self.host_group)
         return [float(value) for value in total.tolist()]
 
     def numbers_of_all(self, number: float) -> list[float]:
-        """Every process's number, by rank; every process must call it."""
+        """Return each process's number, by rank; every process must call it."""
         return self.sum([number if rank == self.rank else 0 for rank in range(torch.distributed.get_world_size())])
 
     def from_one(self, work: Callable[[], str], rank: int = 0) -> str:
@@ -107,24 +99,24 @@ class Processes:
 
 @dataclass(frozen=True)
 class FolderSharing:
-    """The processes that see this process's run folder: machines may share a disk or each have their own.
+    """Processes that see this process's run folder: machines may share a disk or each have their own.
 
-    Together they write one checkpoint, a share each. So each folder gets a whole one, every machine that is left can go
-    on, and one that lacks it (it is new, or its disk was full) gets the tensors from one that has it.
+    Together they write one checkpoint, a share each. So each folder gets a whole one, every machine that is left can
+    resume, and one that lacks it (it is new, or its disk was full) gets the tensors from one that has it.
     """
 
     ranks: tuple[int, ...]
     index: int
-    """This process among them."""
+    """Position of this process among them."""
 
     @property
     def leads(self) -> bool:
-        """Whether this process speaks for the folder."""
+        """True if this process speaks for the folder."""
         return self.index == 0
 
 
 def shared_folder(processes: Processes) -> FolderSharing:
-    """Find out who shares this process's run folder, from what its machine was told; every process must call it."""
+    """Find out who shares this process's run folder, by `FOLDER_NAME`; every process must call it."""
     folders = processes.numbers_of_all(int(os.environ.get(supervision.FOLDER_NAME, "0")))
     ranks = tuple(rank for rank, folder in enumerate(folders) if folder == folders[processes.rank])
     return FolderSharing(ranks, ranks.index(processes.rank))
@@ -172,9 +164,9 @@ def init_process_group(device: torch.device) -> None:
 
 @functools.cache
 def rendezvous() -> Store | None:
-    """The store at which the processes of a run meet; None in a process that was given none.
+    """Open the store at which the processes of a run meet; None where the launching process named none.
 
-    A file is kept open from here on and outlives the process that made it: should that one be killed, the training
+    A file stays open from here on and outlives the process that made it: should that one be killed, the training
     processes still save.
     """
     store: Store | None = None
@@ -218,53 +210,47 @@ def secure_groups() -> None:
     Raises:
         RunError: some process did not prove within `ANSWER_SECONDS` that it is part of this run.
     """
+    has_file, key = isinstance(rendezvous(), FileStore), b""
+    if has_file:
+        store = distributed_c10d._get_default_store()
+        if os.environ["RANK"] == "0" and not store.check(["zerokara_key"]):
+            store.set("zerokara_key", secrets.token_hex())
+        key = bytes(store.get("zerokara_key"))
+
+    def proof(group: ProcessGroup, sender: int, receiver: int) -> bytes:
+        return hmac.digest(key, f"{group.group_name} {sender} {receiver}".encode(), "sha256")
+
+    own, options = torch.distributed.get_rank(), torch.distributed.AllToAllOptions()
+    options.timeout = datetime.timedelta(seconds=ANSWER_SECONDS)  # all_to_all_single would wait as long as the group
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(TIMEOUT, group)
-        is_open_to_others = torch.distributed.get_backend(group) == "gloo" and group.size() > 1
-        if is_open_to_others and isinstance(rendezvous(), FileStore):
-            _authenticate(group)
-
-
-@functools.cache
-def shared_key() -> bytes:
-    """A random number that the processes of a rendezvous share, and nobody else knows."""
-    store = distributed_c10d._get_default_store()
-    if os.environ["RANK"] == "0":
-        store.set("zerokara_key", secrets.token_hex())
-    return bytes(store.get("zerokara_key"))
-
-
-def _authenticate(group: ProcessGroup) -> None:
-    def proof(sender: int, receiver: int) -> bytes:
-        return hmac.digest(shared_key(), f"{group.group_name} {sender} {receiver}".encode(), "sha256")
-
-    ranks, own = torch.distributed.get_process_group_ranks(group), torch.distributed.get_rank()
-    sent = torch.tensor([list(proof(own, other)) for other in ranks], dtype=torch.uint8)
-    received, who = torch.zeros_like(sent), "some process"
-    options = torch.distributed.AllToAllOptions()
-    options.timeout = datetime.timedelta(seconds=ANSWER_SECONDS)  # all_to_all_single would wait as long as the group
-    try:
-        group.alltoall_base(received, sent, [], [], options).wait()
-        for other, found in zip(ranks, received.tolist(), strict=True):
-            who = f"process {other}"
-            if not hmac.compare_digest(bytes(found), proof(other, own)):
-                raise RuntimeError("another key")
-    except RuntimeError as error:
-        raise RunError(
-            f"{who} did not prove within {ANSWER_SECONDS} s that it is part of this run: another program on this "
-            "machine may have connected in its place. Nothing was computed; start again, and if it happens again, ask "
-            "who else uses this machine"
-        ) from error
+        if not has_file or torch.distributed.get_backend(group) != "gloo" or group.size() == 1:
+            continue
+        ranks, suspect = torch.distributed.get_process_group_ranks(group), "some process"
+        sent = torch.tensor([list(proof(group, own, other)) for other in ranks], dtype=torch.uint8)
+        received = torch.zeros_like(sent)
+        try:
+            group.alltoall_base(received, sent, [], [], options).wait()
+            for other, proven in zip(ranks, received.tolist(), strict=True):
+                suspect = f"process {other}"
+                if not hmac.compare_digest(bytes(proven), proof(group, other, own)):
+                    raise RuntimeError("another key")
+        except RuntimeError as error:
+            raise RunError(
+                f"{suspect} did not prove within {ANSWER_SECONDS} s that it is part of this run: another program on "
+                "this machine may have connected in its place. Nothing was computed; start again, and if it happens "
+                "again, ask who else uses this machine"
+            ) from error
 
 
 def local_device() -> torch.device:
-    """The device of this process, by LOCAL_RANK."""
+    """Return the device of this process, by LOCAL_RANK."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes that this process has held so far: of the GPU's memory, or of the machine's."""
+    """Peak bytes of this process so far: of the GPU's memory, or of the machine's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""How child processes begin and end, for the parent and for themselves: exit codes, signals. Without torch."""
+"""Start and end of training processes, for the parent and for themselves: exit codes, signals. Without torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import NoReturn
 from zerokara.resources import content, control_groups
 
 RENDEZVOUS_NAME = "ZEROKARA_RENDEZVOUS"
-"""Environment variable that gives a training process the path of the file where the processes of one machine meet;
-where machines are several, the host and port of their store, and what tells this start of the processes from others."""
+"""Environment variable with the rendezvous of the training processes: the path of a file on one machine; on several the
+host and port of their store, and a text that tells this start of the processes from others."""
 FOLDER_NAME = "ZEROKARA_RUN_FOLDER"
-"""Environment variable that gives a training process the number of the machine that speaks for its run folder, as
-`nodes.meeting` has found it. It stays right where machines are lost or come back."""
+"""Environment variable with the number of the machine that owns the run folder, found by `nodes.meeting`; it stays
+right where machines are lost or come back."""
 OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""
 LOST_CONNECTION = 13
@@ -30,11 +30,11 @@ LOST_CONNECTION = 13
 
 
 def forked(module: str, *arguments: str) -> NoReturn:
-    """Be what ``python -m module arguments`` is, in a fork of the launching process; for torch's agent."""
+    """Act as ``python -m module arguments`` in a fork of the launching process; for torch's agent."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
-    # What the launching process wants to be done at its end is not this one's.
+    # Exit functions of the launching process are not this one's.
     atexit._clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -55,10 +55,7 @@ def leave(code: int) -> NoReturn:
 
 
 def num_oom_kills() -> int | None:
-    """Processes that the kernel has killed for lack of memory, here (control group) or on the machine; None if unknown.
-
-    Source: ``oom_kill`` in memory.events and /proc/vmstat.
-    """
+    """Count the processes that the kernel has killed for lack of memory, in this control group or on the machine."""
     for path in (*(folder / "memory.events" for folder in control_groups()), Path("/proc/vmstat")):
         if found := re.search(r"^oom_kill (\d+)$", content(path), re.MULTILINE):
             return int(found[1])
@@ -84,7 +81,7 @@ class SignalForwarding:
         self.pids = pids
         """The training processes, each the leader of a session. While there are none, the request ends this process."""
         self.requested = False
-        """Whether somebody asked to stop."""
+        """True once somebody has asked to stop."""
 
     def __enter__(self) -> SignalForwarding:
         numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP

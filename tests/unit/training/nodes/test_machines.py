@@ -35,7 +35,7 @@ def test_alone() -> None:
 def test_the_first_prints_the_line_for_the_others() -> None:
     typed = f"{AGAIN} --host 127.0.0.1:5000 --redo"
     first = Machines.of(config_of(nodes=4, min_nodes=2, global_batch_size=16), None, "127.0.0.1:5000", typed)
-    assert first.is_first and (first.number, first.least) == (4, 2)
+    assert first.is_first and (first.number, first.min_number) == (4, 2)
     assert first.command_to_join == f"{AGAIN} --redo --join 127.0.0.1:5000"
 
 
@@ -57,7 +57,7 @@ def test_a_first_machine_that_is_not_there_is_looked_for_with_pauses(monkeypatch
 def test_one_that_joins() -> None:
     joining = machines_of(join="10.0.0.1")
     assert not joining.is_first and str(joining.endpoint) == "10.0.0.1:29400"
-    assert (machines_of(join="10.0.0.1", nodes=3).number, joining.least) == (3, 2)
+    assert (machines_of(join="10.0.0.1", nodes=3).number, joining.min_number) == (3, 2)
 
 
 def slurm(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
@@ -78,7 +78,7 @@ def test_in_a_slurm_step_nobody_is_told_anything(
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: known[host])
     node = machines_of()
     assert not node.command_to_join and node.is_first == (index == "0")
-    assert (node.number, node.least, str(node.endpoint)) == (2, 2, f"{address}:29442")
+    assert (node.number, node.min_number, str(node.endpoint)) == (2, 2, f"{address}:29442")
 
 
 def test_a_slurm_step_of_one_node_is_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
