@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.durable import make_folders, write_json
 from zerokara.forecast.fit import SHAPES, MeasuredRun, SmallRuns, effective_parameters, plan_runs
-from zerokara.forecast.speed import Planner, Speed
+from zerokara.forecast.speed import Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import count
@@ -48,7 +49,12 @@ def plan(config: Path, *options: str, code: int = 0) -> str:
 
 def test_the_choice_is_written_and_trains(config: Path) -> None:
     before = config.read_text(encoding="utf-8")
-    assert "model_size: 1M" in plan(config, "--tokens", "20000", "--write", "--dry-run")
+    said = plan(config, "--tokens", "20000", "--write", "--dry-run", "--set", "lr=0.5", "--set", "seed=7")
+    command = shlex.split(said.partition("next: ")[2])
+    typed = [word for word in command if "=" in word]
+    pasted, planned = load(PretrainConfig, config, typed), Planner(config, ()).config(**size_settings("1M"))
+    assert pasted.resolved_sizes() == planned.resolved_sizes() and "model_size=1M" in typed
+    assert (pasted.train_tokens, pasted.lr, pasted.seed) == (20000, "auto", 7) and "--fit" in said
     assert config.read_text(encoding="utf-8") == before
     plan(config, "--tokens", "20000", "--write")
     written = load(PretrainConfig, config, [])

@@ -34,7 +34,7 @@ def as_yaml(config: Settings) -> str:
         lines += ["", f"# {'─' * 3} {heading} {'─' * max(3, 100 - len(heading))}"]
         for key, doc in docs.items():
             lines += [f"# {line}" for line in textwrap.wrap(doc, 108)]
-            lines.append(f"{key}: {_value_text(getattr(config, key))}".replace(": \n", ":\n"))
+            lines.append(f"{key}: {value_text(getattr(config, key))}".replace(": \n", ":\n"))
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -45,7 +45,7 @@ def help_text(config_class: type[Settings]) -> str:
         lines.append(f"\n{heading}")
         for key, doc in docs.items():
             default = config_class.model_fields[key].get_default(call_default_factory=True)
-            lines.append(f"  {key}: {_value_text(default)}")
+            lines.append(f"  {key}: {value_text(default)}")
             lines += textwrap.wrap(doc, 100, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
 
@@ -71,15 +71,21 @@ def _groups(config_class: type[Settings]) -> Iterator[tuple[str, dict[str, str]]
     yield from ((heading, {key: docs[key] for key in keys}) for heading, keys in groups.items() if keys)
 
 
-def _value_text(value: Any) -> str:
+def overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as ``--set`` takes them."""
+    return [f"{key}={value_text(value)}" for key, value in settings.items()]
+
+
+def value_text(value: Any) -> str:
+    """Return a value as a YAML file has it: a text in quotes where it would be read as something else."""
     if isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
-        return "".join(f"\n  - {_value_text(item)}" for item in value)  # a line for each mapping in a list
+        return "".join(f"\n  - {value_text(item)}" for item in value)  # a line for each mapping in a list
     if isinstance(value, BaseModel):
         value = {key: item for key in type(value).model_fields if (item := getattr(value, key)) is not None}
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_value_text(key)}: {_value_text(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{value_text(key)}: {value_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, tuple):
-        return "[" + ", ".join(_value_text(item) for item in value) + "]"
+        return "[" + ", ".join(value_text(item) for item in value) + "]"
     yaml = YAML(typ="rt")
     yaml.width = 10_000
     yaml.default_flow_style = True  # what can stand in [a, b] can stand anywhere
@@ -95,8 +101,8 @@ def write_values(config_path: Path, values: Mapping[str, int | float | str]) -> 
         RunError: the file would not hold the same settings with just these values; it is left as it was.
         UserError: the values break a rule.
     """
-    texts = {key: repr(value) if isinstance(value, int | float) else value or "''" for key, value in values.items()}
-    load(PretrainConfig, config_path, [f"{key}={text}" for key, text in texts.items()])  # a wrong value is a fault
+    load(PretrainConfig, config_path, overrides(values))  # a wrong value is a fault
+    texts = {key: value_text(value) for key, value in values.items()}
     before = after = config_path.read_bytes().decode("utf-8")
     for key, text in texts.items():
         pattern = re.compile(rf"""^({key}[ \t]*:[ \t]*)("[^"\n]*"|'[^'\n]*'|[^\s#]+)?""", re.MULTILINE)

@@ -39,9 +39,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zerokara.config.writing import overrides
 from zerokara.durable import atomic_file, make_folders, write_json
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.forecast.speed import LEFT_TO_RECIPE, Planner, Speed, overrides, size_settings
+from zerokara.forecast.speed import LEFT_TO_RECIPE, Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import Progress, count_text
 from zerokara.resources import available_cores, available_memory
@@ -91,8 +92,8 @@ SHAPES: tuple[dict[str, Any], ...] = tuple(
 _QUIET: dict[str, Any] = {
     **dict.fromkeys(("max_steps", "max_hours", "max_hours_per_start"), "auto"),
     **dict.fromkeys(("eval_interval", "save_interval"), 10**9),
-    **dict.fromkeys(("stages", "sample_prompts"), "[]"),
-    **dict.fromkeys(("keep_best", "plots", "tensorboard"), "false"),
+    **dict.fromkeys(("stages", "sample_prompts"), ()),
+    **dict.fromkeys(("keep_best", "plots", "tensorboard"), False),
     "keep_every": 0,
     "keep_last": 1,
     "init_from": "",
@@ -350,7 +351,7 @@ class SmallRuns:
 
     def _start(self, run: CalibrationRun, slot: Slot) -> subprocess.Popen[bytes]:
         path = self.result_path(run)
-        settings = {**_QUIET, **self.settings, **run.settings, "output_model_dir": path.with_suffix("")}
+        settings = {**_QUIET, **self.settings, **run.settings, "output_model_dir": str(path.with_suffix(""))}
         settings |= {"train_tokens": run.tokens, "eval_tokens": run.eval_tokens, "global_batch_size": run.batch}
         command = [sys.executable, "-P", "-m", "zerokara.steps", "train", "--config", str(self.planner.config_path)]
         for each in (*self.planner.overrides, *overrides(settings)):

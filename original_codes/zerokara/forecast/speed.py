@@ -11,6 +11,7 @@ from typing import Any, Literal
 from zerokara.config.architectures import SizeName
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.writing import overrides
 from zerokara.model.shapes import ModelShape
 from zerokara.resources import available_cores
 from zerokara.training import launching
@@ -49,11 +50,6 @@ def size_settings(name: SizeName | Literal[""]) -> dict[str, Any]:
     """The settings of a size by name; none of another size's stays."""
     shape = ("num_layers", "hidden_size", "num_attn_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
     return {"model_size": name, **dict.fromkeys(shape, "auto")}
-
-
-def overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as `--set` takes them."""
-    return [f"{key}={repr('') if value == '' else value}" for key, value in settings.items()]
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from pathlib import Path
 
 
 def enter(root: str) -> None:
@@ -13,7 +13,27 @@ def enter(root: str) -> None:
     Processes started from here import no packages from the current folder.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
-    environment = Path(root) / ".venv"
-    python = environment / "bin" / "python"
-    if python.exists() and Path(sys.prefix).resolve() != environment.resolve():
-        os.execv(python, [str(python), *sys.argv])
+    environment = os.path.join(root, ".venv")
+    python = os.path.join(environment, "bin", "python")
+    if os.path.exists(python) and os.path.realpath(sys.prefix) != os.path.realpath(environment):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the new one is ready for it
+        os.execv(python, [python, *sys.argv])
+    stop_at_once()
+
+
+def stop_at_once() -> None:
+    """Let Ctrl-C end the process with a line, until `work_begins`: inside an import it would be a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in the background
+        signal.signal(signal.SIGINT, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def work_begins() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is _stop:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stop(*_: object) -> None:
+    os.write(2, b"stopped\n")
+    os._exit(130)

@@ -7,7 +7,6 @@ ready to paste: quoted for the shell, with the configuration file that belongs t
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import shlex
@@ -17,16 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml.error import YAMLError
-
 from zerokara.config.data import DataSettings
-from zerokara.config.loading import FILES, load, read_value
+from zerokara.config.loading import FILES, load
 from zerokara.config.settings import Settings
-from zerokara.config.writing import help_text
+from zerokara.config.writing import help_text, overrides
 from zerokara.errors import UserError, guarded
+from zerokara.steps import work_begins
 
 COMMAND_NAME = "ZEROKARA_COMMAND"
 """Environment variable with the name by which the user called a shell script."""
+FIT_MINUTES = 10.0
+"""Minutes of small models where --fit gives none."""
 SCRIPTS = {
     "0_plan.py": "config.yaml",
     "1_train_sentencepiece_tokenizer.py": "sentence_piece_config.yaml",
@@ -95,7 +95,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "write": {"action": "store_true"},
     "hours": {"type": _positive(float), "metavar": "H"},
     "tokens": {"type": _positive(float), "metavar": "N"},
-    "fit": {"type": _positive(float), "nargs": "?", "const": 10.0, "metavar": "MINUTES"},
+    "fit": {"type": _positive(float), "nargs": "?", "const": FIT_MINUTES, "metavar": "MINUTES"},
     "verify_resume": {"type": _positive(int), "nargs": "?", "const": 3, "metavar": "N"},
     "join": {"metavar": "HOST[:PORT]"},
     "host": {"metavar": "HOST[:PORT]"},
@@ -136,7 +136,12 @@ def run(script: str, work: Callable[[Any, Options], None], doc: str | None, argv
     """
     options = parse(script, doc, argv, **flags)
     config_class, path = FILES[SCRIPTS[script]], options.config_path
-    return guarded(lambda: work(load(config_class, path, options.overrides), options), options.again)
+
+    def begin() -> None:
+        work_begins()
+        work(load(config_class, path, options.overrides), options)
+
+    return guarded(begin, options.again)
 
 
 def again(argv: Sequence[str], without: Sequence[str] = ()) -> str:
@@ -152,12 +157,13 @@ def again(argv: Sequence[str], without: Sequence[str] = ()) -> str:
 
 
 def next_command(
-    script: str, options: Options, config: Settings, made: Mapping[str, str] | None = None, flags: Sequence[str] = ()
+    script: str, options: Options, config: Settings, *made: Mapping[str, Any], flags: Sequence[str] = ()
 ) -> str:
     """The command of `script` that continues from this step, whose configuration is `config`.
 
-    What was given by ``--set`` is passed on if that step has the setting. `made` are settings that name the outputs of
-    this step; they are passed on together unless the next step's file already names the first, or something inside it.
+    What was given by ``--set`` is passed on if that step has the setting. Each of `made` are settings that belong to
+    this step's outputs; they are passed on together unless the next step's file has the first already, or names
+    something inside it.
     """
     folder = (_called() or Path()).parent
     default, path = SCRIPTS[script], options.config_path
@@ -170,11 +176,13 @@ def next_command(
     known = {*DataSettings.model_fields}
     if script != "2_tokenize.sh":
         known = {*FILES[default].model_fields} - {"num_workers"}
-    passed_on = [text for text in options.overrides if text.partition("=")[0].strip() in known]
-    if made and not _names(FILES[default], path, *next(iter(made.items()))):
-        passed_on += [f"{key}={_as_yaml(value)}" for key, value in made.items()]
+    typed = ((text.partition("=")[0].strip(), text) for text in options.overrides)
+    passed_on = {key: text for key, text in typed if key in known}
+    for settings in made:
+        lacking = _lacking(FILES[default], path, settings)
+        passed_on |= zip(lacking, overrides(lacking), strict=True)
     words = [_runner(script), str(folder / script), *flags, *([] if str(path) == default else ["--config", str(path)])]
-    return shlex.join([*words, *(word for text in passed_on for word in ("--set", text))])
+    return shlex.join([*words, *(word for text in passed_on.values() for word in ("--set", text))])
 
 
 def _called() -> Path | None:
@@ -187,20 +195,14 @@ def _runner(script: str) -> str:
     return "bash" if script.endswith(".sh") else "python"
 
 
-def _names(config_class: type[Settings], path: Path, key: str, made: str) -> bool:
-    """Whether a configuration file names what was made, or something inside it."""
+def _lacking(config_class: type[Settings], path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `settings` that a configuration file lacks; none if it has the first, or names something inside it."""
     try:
-        named = getattr(load(config_class, path), key)
+        config = load(config_class, path)
     except UserError:  # that step will report it
-        return False
-    return Path(named).resolve().is_relative_to(Path(made).resolve())
-
-
-def _as_yaml(text: str) -> str:
-    """A text as ``--set`` reads it: in quotes if YAML would take it for something else."""
-    try:
-        if read_value(text) == text:
-            return text
-    except YAMLError:
-        pass
-    return json.dumps(text, ensure_ascii=False)
+        return dict(settings)
+    key, made = next(iter(settings.items()))
+    named = getattr(config, key)
+    if named == made or (isinstance(made, str) and Path(named).resolve().is_relative_to(Path(made).resolve())):
+        return {}
+    return {key: value for key, value in settings.items() if getattr(config, key) != value}

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from zerokara.config.architectures import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.writing import write_values
+from zerokara.config.writing import overrides, write_values
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.forecast.fit import MAX_EVAL_TOKENS, NUM_RUNS, SHAPES, MeasuredRun, SmallRuns, draw, fit, plan_runs, slots
 from zerokara.forecast.sizes import Budget, Candidate, candidate, recommended
@@ -68,13 +69,23 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         draw(plot_path, law, runs)
         rows += [("expect", f"{chosen.prediction} bits per byte of held-out text"), ("plot", str(plot_path))]
     else:
-        rows.append(("bits per byte", "not known: --fit trains small models on this corpus and predicts them"))
+        fit_command = command.again([*options.argv, "--fit"], without=["--write"])
+        offer = f"small models trained on this corpus for {command.FIT_MINUTES:g} minutes predict them: {fit_command}"
+        rows.append(("bits per byte", f"not known; {offer}"))
+    values = {**LEFT_TO_RECIPE, **size_settings(chosen.name), "train_tokens": tokens}
     if options.write:
         if not options.dry_run:
-            values = {**LEFT_TO_RECIPE, **size_settings(chosen.name), "train_tokens": tokens}
             write_values(options.config_path, values)
         rows.append(("config", f"{'dry run: would write' if options.dry_run else 'written:'} {options.config_path}"))
-    summary("plan", rows, command.next_command("3_train_node1.sh", options, config))
+    is_written = options.write and not options.dry_run
+    to_set = {
+        key: value
+        for key, value in values.items()
+        if not is_written and (key in ("model_size", "train_tokens") or getattr(config, key) != value)
+    }
+    kept = [each for each in options.overrides if each.partition("=")[0].strip() not in values]
+    advised = replace(options, overrides=[*kept, *overrides(to_set)])
+    summary("plan", rows, command.next_command("3_train_node1.sh", advised, config))
 
 
 def _small_runs(

@@ -143,20 +143,15 @@ def _is_left_by_us(path: Path) -> bool:
         return file.read(max(map(len, _MARKS))).startswith(_MARKS)
 
 
-def check_tokenizer_file(config: DataSettings) -> None:
-    """Check that `input_tokenizer_file` names a file with content.
-
-    Raises:
-        UserError: it does not; the remedy names the newest tokenizer in the folders beside.
-    """
+def tokenizer_file_faults(config: DataSettings) -> Iterator[Fault]:
+    """The fault if `input_tokenizer_file` names no file with content; the remedy names the newest tokenizer beside."""
     path = Path(config.input_tokenizer_file)
-    if path.is_file() and path.stat().st_size:
-        return
-    rule = "the tokenizer file is empty" if path.is_file() else "there is no such tokenizer file"
-    beside = [model for model in path.parent.parent.glob(f"*/{MODEL_NAME}") if model.stat().st_size]
-    made = max(beside, key=os.path.getmtime, default=None)
-    remedy = f"write input_tokenizer_file: {made}" if made else "make one with step 1, and name its tokenizer.model"
-    raise UserError(config.fault("input_tokenizer_file", rule, remedy))
+    if not path.is_file() or not path.stat().st_size:
+        rule = "the tokenizer file is empty" if path.is_file() else "there is no such tokenizer file"
+        beside = [model for model in path.parent.parent.glob(f"*/{MODEL_NAME}") if model.stat().st_size]
+        newest = max(beside, key=os.path.getmtime, default=None)
+        remedy = f"write input_tokenizer_file: {newest}" if newest else "make one with step 1: name its tokenizer.model"
+        yield config.fault("input_tokenizer_file", rule, remedy)
 
 
 def chain_faults(tokenizer: TokenizerConfig, training: PretrainConfig, converting: ConvertConfig) -> Iterator[Fault]:

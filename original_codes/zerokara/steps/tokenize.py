@@ -36,8 +36,13 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         )
     if share := part or (merging if merging != WHOLE else None):
         name += f", {'part' if part else 'merge'} {share.number}/{share.of}"
-    preflight.check_tokenizer_file(config)
-    files = find_files(config.input_jsonl, config.where("input_jsonl"))
+    files, faults = list[InputFile](), list(preflight.tokenizer_file_faults(config))
+    try:
+        files = find_files(config.input_jsonl, config.where("input_jsonl"))
+    except UserError as error:
+        faults += error.faults
+    if faults:
+        raise UserError(faults)
     work, steps = manifest_work(config, files), ("count_tokens.py", "3_train_node1.sh")
     following = "\nthen: ".join(command.next_command(step, options, config) for step in steps)
     if done := manifest.already_done(paths.manifest, work, redo=options.redo):

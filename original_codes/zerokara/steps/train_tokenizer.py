@@ -15,6 +15,7 @@ from zerokara.corpus.format_check import check_formats
 from zerokara.durable import made_folder
 from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
+from zerokara.tokenizer import MODEL_NAME
 
 
 def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
@@ -28,9 +29,9 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     for path in others:
         report_tokenizers.open_tokenizer(path)
     folder = Path(config.output_dir)
-    model_path, manifest_path = folder / "tokenizer.model", folder / "manifest.json"
+    model_path, manifest_path = folder / MODEL_NAME, folder / "manifest.json"
     work = _work(config, files, others)
-    following = command.next_command("2_tokenize.sh", options, config, {"input_tokenizer_file": str(model_path)})
+    following = _next(config, options)
     if manifest.already_done(manifest_path, work, redo=options.redo) is not None:
         log(f"step 1 tokenizer: done already, {model_path} was made from the same text (--redo: again)")
         print(f"next: {following}")
@@ -77,6 +78,13 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         ("report", str(folder / "report.html")),
     ]
     summary(f"step 1 tokenizer: done, {report.vocab_size:,} pieces in {model_path}", rows, following)
+
+
+def _next(config: TokenizerConfig, options: command.Options) -> str:
+    """The command that comes after this step: its tokenizer on its text."""
+    made = {"input_tokenizer_file": str(Path(config.output_dir, MODEL_NAME))}
+    text = {"input_jsonl": config.input, "text_field": config.text_field, "txt_document": config.txt_document}
+    return command.next_command("2_tokenize.sh", options, config, made, text)
 
 
 def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path]) -> manifest.StepSpec:

@@ -28,7 +28,7 @@ from zerokara import checkpoint, resources
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import INTERRUPTED, RunError, Stopped, UserError
 from zerokara.model import loopback
-from zerokara.progress import bytes_text, count_text, log, plural, summary
+from zerokara.progress import bytes_text, count_text, log, plural, seconds_text, summary
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import processors, run_folder, run_plan, schedule
 from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, TrialResult, min_activation_bytes
@@ -93,7 +93,8 @@ def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machin
         if dry_run:
             if machines.number > 1:
                 print(f"  this machine alone is tried: start without --dry-run to compare all {machines.number}")
-            try_steps(plan)
+            seconds, steps = try_steps(plan)[1].seconds_per_step, plan.schedule.num_steps
+            print(f"all {steps:,} steps would take {seconds_text(steps * seconds)}, validations and saves not counted")
             print("dry run: everything is in order; nothing was written in the run folder")
             return
         owns_run_dir, meeting = True, None

@@ -142,8 +142,7 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
     typical, peak = median(seconds), int(max(processes.numbers_of_all(peak_memory(device))))
     log(
         f"trial of {step} steps: loss {record.loss:.3f}, {seconds_text(typical)} a step, "
-        f"{count_text(schedule.batch_tokens / typical)} tok/s; all {schedule.num_steps:,} steps would take "
-        f"{seconds_text(schedule.num_steps * typical)}, validations and saves not counted"
+        f"{count_text(schedule.batch_tokens / typical)} tok/s"
     )
     there = pool.available_bytes // pool.num_processes
     log(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,28 @@ def test_help_that_nobody_reads_is_no_traceback(step: str) -> None:
     done = subprocess.run(command_line, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("imported", "is_ignored"),
+    [("zerokara.errors", False), ("pydantic.main", False), ("zerokara.steps.command", False), ("numpy", True)],
+)
+def test_an_early_interrupt_is_one_line(imported: str, is_ignored: bool) -> None:
+    """While the step is imported; a command in the background, which ignores it, goes on."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])}
+    program = [sys.executable, "-X", "importtime", "-m", "zerokara.steps", "count_tokens", "--config", "nowhere.yaml"]
+    ignore = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if is_ignored else None
+    with subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=ignore) as process:
+        assert process.stderr
+        for line in process.stderr:
+            if line.rstrip().endswith(f" {imported}"):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = [line for line in process.stderr if not line.startswith("import time:")]
+    if is_ignored:
+        assert process.returncode == 2 and rest[-1].startswith("error: nowhere.yaml")
+    else:
+        assert (process.returncode, rest) == (130, ["stopped\n"])
 
 
 @pytest.mark.parametrize(("words", "code"), [(1, 0), (100_000, 141)])

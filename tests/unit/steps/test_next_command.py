@@ -11,8 +11,9 @@ import pytest
 
 from zerokara.config.loading import FILES, load
 from zerokara.config.settings import Settings
+from zerokara.config.writing import value_text
 from zerokara.errors import guarded
-from zerokara.steps import command, train
+from zerokara.steps import command, train, train_tokenizer
 from zerokara.steps.command import SCRIPTS
 
 TRAIN_TOKENIZER, TOKENIZE, COUNT_TOKENS = "1_train_sentencepiece_tokenizer.py", "2_tokenize.sh", "count_tokens.py"
@@ -49,8 +50,8 @@ def write(name: str, **settings: object) -> None:
 def after(step: str, following: str, *argv: str) -> tuple[str, Any, command.Options]:
     """The command that `step`, called with `argv`, prints for `following`, and what that loads."""
     config, options = called(step, *argv)
-    made = {"input_tokenizer_file": f"{config.output_dir}/tokenizer.model"} if step == TRAIN_TOKENIZER else None
-    text = train._next(config, options) if step == TRAIN else command.next_command(following, options, config, made)
+    next_of = {TRAIN_TOKENIZER: train_tokenizer._next, TRAIN: train._next}.get(step)
+    text = next_of(config, options) if next_of else command.next_command(following, options, config)
     return text, *pasted(following, text)
 
 
@@ -82,7 +83,7 @@ def test_names_with_spaces_quotes_and_yaml_in_them(name: str) -> None:
     folder = f"con fig/{name}"
     write(f"{folder}/it_sentence_piece_config.yaml")
     write(f"{folder}/it_config.yaml")
-    yaml = command._as_yaml
+    yaml = value_text
     _, tokenized, options = after(
         TRAIN_TOKENIZER,
         TOKENIZE,
@@ -106,6 +107,16 @@ def test_names_with_spaces_quotes_and_yaml_in_them(name: str) -> None:
         CONVERT, UPLOAD, "--set", f"output_tokenizer_and_model_dir={yaml(name)}", "--set", "dtype=fp32"
     )
     assert uploaded.output_tokenizer_and_model_dir == name
+
+
+def test_step_2_cuts_the_text_of_step_1() -> None:
+    write("sentence_piece_config.yaml", input="[it.jsonl, 'più testi/*.txt']", text_field="testo")
+    write("config.yaml")
+    text, tokenized, _ = after(TRAIN_TOKENIZER, TOKENIZE, "--set", "txt_document=line")
+    assert (tokenized.input_jsonl, tokenized.text_field) == (("it.jsonl", "più testi/*.txt"), "testo")
+    assert tokenized.txt_document == "line" and text.count("txt_document") == 1
+    write("config.yaml", input_jsonl="[it.jsonl, 'più testi/*.txt']")
+    assert "input_jsonl" not in after(TRAIN_TOKENIZER, TOKENIZE)[0]
 
 
 def test_a_file_that_names_this_run_is_taken_as_it_is_and_another_runs_is_not() -> None:

@@ -39,6 +39,7 @@ REFUSED: list[tuple[int, str, str]] = [
     (2, "input_jsonl=empty.txt", "0 bytes"),
     (2, "input_tokenizer_file=corpus.jsonl", "corpus.jsonl"),
     (2, "input_tokenizer_file=gone.model", "input_tokenizer_file = gone.model: "),
+    (2, "input_tokenizer_file=gone.model input_jsonl=nowhere.jsonl", "nowhere.jsonl: "),
     (2, "text_field=body", "'body'"),
     (2, "valid_fraction=2", "valid_fraction = 2: "),
     (3, "output_prefix=nowhere/tokens", "nowhere/tokens"),

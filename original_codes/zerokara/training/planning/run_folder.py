@@ -237,7 +237,7 @@ def check_redo(plan: RunPlan, earlier: EarlierRun) -> list[str]:
     old = _free_name(run_dir)
     return [
         f"--redo sets the run {run_dir} aside as {old}: {standing}{reached}",
-        f"once you no longer need it: {shlex.join(['rm', '-r', str(old)])}",
+        f"once you no longer need it: {shlex.join(['rm', '-r', str(old)])}; python clean.py lists all such folders",
     ]
 
 
