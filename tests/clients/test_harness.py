@@ -28,7 +28,7 @@ def test_the_documented_command_gives_our_bits_per_byte(
     for folder in ("models", "tasks", "data"):
         (tmp_path / folder).mkdir()
     (tmp_path / "models" / "my_model_hf").symlink_to(exports["llama"])
-    (task,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    (task,) = re.findall(r"```yaml\n(# tasks/held_out.yaml\n.*?)```", page, flags=re.DOTALL)
     (tmp_path / "tasks" / "held_out.yaml").write_text(task, encoding="utf-8")
     lines = (json.dumps({"text": document}) + "\n" for document in documents)
     (tmp_path / "data" / "held_out.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -36,7 +36,7 @@ def test_the_documented_command_gives_our_bits_per_byte(
     text, settings = MeasuredText("text", documents, 20), bits_per_byte.BitsPerByteSettings()
     (row,) = bits_per_byte.measure([model], text, settings).rows
     assert row.value is not None
-    (command,) = re.findall(r"```bash\n\S*/lm_eval (run .*?)```", page, flags=re.DOTALL)
+    (command,) = re.findall(r"/lm_eval (run .*?)```", page, flags=re.DOTALL)
     assert model.tokenizer.eos_token_id == 2 and "prefix_token_id=2" in command
     found = harness(command, tmp_path)
     assert found == pytest.approx(row.value, abs=1e-3)
