@@ -15,8 +15,7 @@ from shapes import shape_of
 from wide_weights import spread_weights
 
 from zerokara.config.data import SampleLengths, packed
-from zerokara.huggingface.families import SpecialIds
-from zerokara.huggingface.stock_model import stock_model_of
+from zerokara.huggingface.families import SpecialIds, stock_model_of
 from zerokara.model import cpu_attention, language_model, parallel
 from zerokara.model.builder import Model, build
 from zerokara.model.experts import Routing

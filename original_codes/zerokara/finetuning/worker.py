@@ -24,9 +24,8 @@ from zerokara.durable import write_file, write_json
 from zerokara.evaluation import scoring
 from zerokara.examples.example_files import ExampleFiles, Split, read_task_examples
 from zerokara.finetuning.task import ANSWERS_NAME, FINETUNING, RESULT_NAME
-from zerokara.huggingface.families import SpecialIds
+from zerokara.huggingface.families import SpecialIds, stock_model_of
 from zerokara.huggingface.generation import Generated, generate
-from zerokara.huggingface.stock_model import stock_model_of
 from zerokara.model import parallel
 from zerokara.progress import Progress
 from zerokara.training import worker

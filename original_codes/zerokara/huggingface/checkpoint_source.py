@@ -57,7 +57,7 @@ class CheckpointSource:
 
     @cached_property
     def shape(self) -> ModelShape:
-        """The shape of the model."""
+        """Shape of the model."""
         return ModelShape.from_json(self.state.shape)
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -75,7 +75,7 @@ class CheckpointSource:
 
 
 def find(settings: ConvertSettings) -> CheckpointSource:
-    """Find the checkpoint that `input_model_dir` names, and check the exported parts of it by content.
+    """Find the checkpoint that `input_model_dir` names, and check its exported parts by content.
 
     In a run folder that is the newest complete one; of a fine-tuning the one that was tested, the best by its metric.
 
@@ -109,8 +109,8 @@ def find(settings: ConvertSettings) -> CheckpointSource:
         raise UserError([Fault(where=str(run_dir / name), rule=rule, remedy=remedy) for name in missing])
     state, sha256 = checkpoint.read_state(folder), manifest.sha256_of(run_dir / TOKENIZER_NAME)
     if sha256 != state.tokenizer_sha256:
-        trained = f"sha256 {sha256[:12]}, trained with {state.tokenizer_sha256[:12]}"
-        rule = f"is not the tokenizer of {folder.name}: {trained}"
+        hashes = f"sha256 {sha256[:12]}, trained with {state.tokenizer_sha256[:12]}"
+        rule = f"is not the tokenizer of {folder.name}: {hashes}"
         raise UserError(Fault(where=str(run_dir / TOKENIZER_NAME), rule=rule, remedy="put the right file back"))
     return CheckpointSource(run_dir, folder, state, load_run(run_dir / RESOLVED_NAME))
 
@@ -140,7 +140,9 @@ def documents(
     Without files they are the examples that a fine-tuning prepared, as `encoder` decodes them.
     """
     if not files and encoder is not None:
-        texts = _examples(trained_with.output_prefix, encoder)
+        tokens = ExampleTokens(ExampleFiles.read(trained_with.output_prefix).train.prefix)
+        decoded = (encoder.decode(ids) for number in range(len(tokens)) for ids in tokens.segments(number))
+        texts: Iterator[str] = filter(str.strip, decoded)
     else:
         data = DataSettings() if trained_with.packs_examples else cast(DataSettings, trained_with)
         by_source: dict[int, list[InputFile]] = {}
@@ -155,13 +157,6 @@ def documents(
         if lines >= num_lines:
             break
     return chosen
-
-
-def _examples(output_prefix: str, encoder: Encoder) -> Iterator[str]:
-    """Texts of training examples."""
-    tokens = ExampleTokens(ExampleFiles.read(output_prefix).train.prefix)
-    for number in range(len(tokens)):
-        yield from filter(str.strip, map(encoder.decode, tokens.segments(number)))
 
 
 def _spread(files: list[InputFile], data: DataSettings) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The folder of an export: what step 4 may replace there, and what steps 4 and 6 find in it: manifest, proof, files.
+"""The folder of an export: its manifest, proof and files, and the checks before step 4 replaces it.
 
 No torch here: the upload, and what step 4 checks first, start in well under a second.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
 STEP = "convert"
 MANIFEST_NAME = "manifest.json"
 UPLOAD_RECORD_NAME = "upload.manifest.json"
-"""What step 6 leaves beside the model; it is not uploaded."""
+"""Manifest of step 6, beside the model; it is not uploaded."""
 _KEY = "output_tokenizer_and_model_dir"
 _BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2}
 _OTHER_BYTES = 64 * 2**20
@@ -36,14 +36,13 @@ _REMEDY = "run step 4 again with --redo"
 
 
 def work(source: CheckpointSource, settings: ConvertConfig) -> manifest.StepSpec:
-    """The conversion to do, for the chain of manifests."""
+    """Settings and inputs of the conversion, for the chain of manifests."""
     names = (
         "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
     )  # fmt: skip
     read = {"checkpoint": source.folder / MANIFEST_NAME, "tokenizer": source.tokenizer_path}
-    # What step 7 left there, if it did.
-    left = {"chat_template": facts.CHAT_TEMPLATE_NAME, "finetuning": facts.NAME}
-    read |= {key: source.run_dir / name for key, name in left.items() if (source.run_dir / name).is_file()}
+    of_step_7 = {"chat_template": facts.CHAT_TEMPLATE_NAME, "finetuning": facts.NAME}
+    read |= {key: source.run_dir / name for key, name in of_step_7.items() if (source.run_dir / name).is_file()}
     return manifest.StepSpec(
         step=STEP,
         settings={name: getattr(settings, name) for name in names},
@@ -69,10 +68,9 @@ def check_place(settings: ConvertSettings, source: CheckpointSource) -> None:
     if folder.is_mount():
         rule = "is a mount point, which cannot be replaced"
         raise UserError(settings.fault(_KEY, rule, f"name a folder in it, {folder}/hf"))
-    if not folder.exists() or not any(folder.iterdir()):
-        return
     path = folder / MANIFEST_NAME
-    if not path.exists() or manifest.read(path).step != STEP:
+    is_foreign = not path.exists() or manifest.read(path).step != STEP
+    if is_foreign and folder.exists() and any(folder.iterdir()):
         rule = "holds files that step 4 did not write, and would replace"
         raise UserError(settings.fault(_KEY, rule, "choose another folder, or empty this one"))
 
@@ -81,7 +79,7 @@ def check_space(settings: ConvertSettings, source: CheckpointSource) -> None:
     """Check that the export fits on the disk; a folder to be replaced stays until the new one is complete.
 
     Raises:
-        UserError: there is too little room; says how much is missing.
+        UserError: it does not; says how much is missing.
     """
     folder = Path(settings.output_tokenizer_and_model_dir).absolute()
     weights = source.shape.num_parameters(padded=False) * _BYTES_PER_WEIGHT[settings.dtype]
@@ -146,15 +144,14 @@ def proved(folder: Path) -> manifest.Manifest:
     path = folder / MANIFEST_NAME
     if not path.exists():
         rule = "holds no export: step 4 did not write it, or did not finish"
-        raise UserError(Fault(where=str(folder), rule=rule, remedy="run step 4"))
-    made = manifest.read(path)
-    if made.step != STEP:
-        rule = f"was written by step {made.step!r}, not by the conversion of step 4"
-        raise UserError(Fault(where=str(path), rule=rule, remedy="name the folder that step 4 wrote"))
-    if made.facts.get("proof", {}).get("holds") is not True:
-        rule = "has no proof that the exported model equals the trained one"
-        raise UserError(Fault(where=str(path), rule=rule, remedy=_REMEDY))
-    return made
+        raise UserError(Fault(str(folder), rule, remedy="run step 4"))
+    export = manifest.read(path)
+    if export.step != STEP:
+        rule = f"was written by step {export.step!r}, not by the conversion of step 4"
+        raise UserError(Fault(str(path), rule, remedy="name the folder that step 4 wrote"))
+    if export.facts.get("proof", {}).get("holds") is not True:
+        raise UserError(Fault(str(path), "has no proof that the exported model equals the trained one", remedy=_REMEDY))
+    return export
 
 
 def prompts(folder: Path, settings: ConvertSettings) -> list[str]:
@@ -166,28 +163,29 @@ def prompts(folder: Path, settings: ConvertSettings) -> list[str]:
     return [sample["prompt"] for sample in samples]
 
 
-def files(made: manifest.Manifest) -> list[manifest.FileRecord]:
+def files(export: manifest.Manifest) -> list[manifest.FileRecord]:
     """All files of an export, by path."""
-    return sorted((record for records in made.outputs.values() for record in records), key=lambda record: record.path)
+    return sorted((record for records in export.outputs.values() for record in records), key=lambda record: record.path)
 
 
-def check_unchanged(folder: Path, made: manifest.Manifest) -> None:
+def check_unchanged(folder: Path, export: manifest.Manifest) -> None:
     """Check every file against the manifest, by content.
 
     Raises:
         UserError: lists every file that is missing, has changed since it was proved, or lies elsewhere.
     """
     faults = []
-    for record in files(made):
+    for record in files(export):
         path = folder / record.path
         if Path(record.path).is_absolute() or ".." in Path(record.path).parts:
-            rule = f"names a file outside the exported folder: {record.path}"
-            faults.append(Fault(where=str(folder / MANIFEST_NAME), rule=rule, remedy=_REMEDY))
+            path, rule = folder / MANIFEST_NAME, f"names a file outside the exported folder: {record.path}"
         elif not path.is_file():
-            faults.append(Fault(where=str(path), rule="is missing from the exported folder", remedy=_REMEDY))
+            rule = "is missing from the exported folder"
         elif path.stat().st_size != record.bytes or manifest.sha256_of(path) != record.sha256:
             rule = "has changed since the export was proved"
-            faults.append(Fault(where=str(path), rule=rule, remedy=_REMEDY))
+        else:
+            continue
+        faults.append(Fault(str(path), rule, remedy=_REMEDY))
     if faults:
         raise UserError(faults)
 

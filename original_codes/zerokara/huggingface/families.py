@@ -1,20 +1,25 @@
-"""The table of families, and what follows from it for a model: its rules, and its configuration and tensors there."""
+"""The table of families, and the models of stock transformers: configuration, tensor names, loading, conversion.
+
+Weights come from safetensors on this machine only, or from memory; no code of a folder is run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zerokara.errors import RunError
 from zerokara.huggingface import weight_rules
-from zerokara.huggingface.gpt2 import GPT2
-from zerokara.huggingface.llama import LLAMA, MIXTRAL, QWEN3, QWEN3_MOE
-from zerokara.huggingface.t5 import SWITCH, T5
-from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY, WeightRule
+from zerokara.huggingface.decoders import GPT2, LLAMA, MIXTRAL, QWEN3, QWEN3_MOE
+from zerokara.huggingface.encoder_decoders import SWITCH, T5
+from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY, Family, WeightRule
 from zerokara.model.shapes import ModelShape
 
 UNTIED_OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), VOCABULARY)
@@ -34,17 +39,16 @@ class SpecialIds:
     eos: int
     pad: int
     other_ends: tuple[int, ...] = ()
-    """Ids besides eos at which generation stops: the ends of a chat template's answers."""
+    """Further ids at which generation stops: the ends of a chat template's answers."""
 
 
 def rules_for(shape: ModelShape) -> list[WeightRule]:
     """Every weight rule of a model, layer by layer."""
     family = FAMILIES[shape.architecture]
-    table = family.rules
+    table = family.rules if shape.tie_word_embeddings else (*family.rules, UNTIED_OUTPUT)
     if family.stores_copies and not shape.tie_word_embeddings:
         first, *others = table
         table = (replace(first, hf=(*first.hf, *family.copies), transform=COPIED_VOCABULARY), *others)
-    table = table if shape.tie_word_embeddings else (*table, UNTIED_OUTPUT)
     return weight_rules.expand(table, shape.num_layers, shape.moe_layers, shape.num_experts)
 
 
@@ -53,6 +57,10 @@ def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
     from transformers import AutoConfig
 
     family = FAMILIES[shape.architecture]
+    values: dict[str, Any] = {}
+    for dotted, value in family.config_values(shape).items():  # as dictionaries within each other
+        *outer, key = dotted.split(".")
+        reduce(lambda inner, name: inner.setdefault(name, {}), outer, values)[key] = value
     config = AutoConfig.for_model(
         family.model_type,
         vocab_size=shape.vocab_size,
@@ -63,24 +71,15 @@ def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
         dtype=str(TORCH_DTYPES[dtype]).removeprefix("torch."),
         # The decoder starts with padding, as T5's does.
         **({"decoder_start_token_id": special.pad} if family.is_encoder_decoder else {}),
-        **nested(family.config_values(shape)),
+        **values,
     )
     config.architectures = [family.class_name]
     config.tie_word_embeddings = shape.tie_word_embeddings  # T5Config sets it to true, whatever is passed
     return config
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted keys as dictionaries within each other."""
-    found: dict[str, Any] = {}
-    for dotted, value in values.items():
-        *outer, key = dotted.split(".")
-        reduce(lambda inner, name: inner.setdefault(name, {}), outer, found)[key] = value
-    return found
-
-
 def hf_shapes(shape: ModelShape, config: Any) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor in the file of a model with this configuration, from a model without content."""
+    """Name → shape of every tensor in the file of a model with this configuration, from a model without content."""
     import transformers
 
     family = FAMILIES[shape.architecture]
@@ -93,10 +92,69 @@ def hf_shapes(shape: ModelShape, config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def state_by_file_names(model: Any) -> dict[str, Tensor]:
-    """The tensors of a transformers model by their names in files.
-
-    transformers keeps the matrices of all experts in one tensor, files hold one each (core_model_loading.py).
-    """
+    """Tensors of a transformers model by their names in files, which hold a tensor for each expert, where transformers
+    keeps one for all (core_model_loading.py)."""
     from transformers.core_model_loading import revert_weight_conversion
 
     return dict(revert_weight_conversion(model, model.state_dict()))
+
+
+def load_model(folder: Path, dtype: torch.dtype, family: Family) -> tuple[Any, list[str]]:
+    """Return the model, on the CPU, and the faults of the loading report: missing, unexpected, other shapes."""
+    return _loaded(family.auto_class, folder, dtype, progress_bar=sys.stderr.isatty(), use_safetensors=True)
+
+
+def stock_model_of(
+    shape: ModelShape,
+    weights: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+    special: SpecialIds,
+    dtype: str = "fp32",
+    device: torch.device | str = "cpu",
+) -> Any:
+    """Return the transformers model of `weights` (our parameter names → unpartitioned tensors), for inference.
+
+    For other weights, make another: that takes 20 to 60 ms and no second copy of the weights. Tensors that are in
+    `dtype` (``fp32`` or ``bf16``) on `device` already are shared where the rules only name or cut them, so the model is
+    to be used, and let go, before training changes them.
+
+    Raises:
+        RunError: the weights do not fit the rules; lists every tensor at fault.
+    """
+    # Detached: a parameter of the module that is trained must not become one of this model.
+    ours = {name: tensor.detach() for name, tensor in dict(weights).items()}
+    config, rules = hf_config(shape, special, dtype), rules_for(shape)
+    our_shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
+    weight_rules.check(rules, our_shapes, hf_shapes(shape, config), shape)
+    torch_dtype = TORCH_DTYPES[dtype]
+    model, faults = _loaded(
+        FAMILIES[shape.architecture].class_name,
+        None,
+        torch_dtype,
+        config=type(config).from_dict(config.to_dict()),  # as from config.json: T5 ties by what it finds there
+        state_dict={name: tensor.to(device, torch_dtype) for name, tensor in weight_rules.to_hf(rules, ours, shape)},
+    )
+    if faults:
+        raise RunError(f"stock transformers do not take the weights: {'; '.join(faults)}")
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _loaded(
+    class_name: str, folder: Path | None, dtype: torch.dtype, progress_bar: bool = False, **more: Any
+) -> tuple[Any, list[str]]:
+    """Load without a warning that T5's separate output matrix is not tied, as it should be."""
+    import transformers  # half a second to import, and each training process imports this module
+    from transformers.utils import logging
+
+    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not progress_bar:
+        logging.disable_progress_bar()
+    try:
+        model, report = getattr(transformers, class_name).from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True, **more
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bar:
+            logging.enable_progress_bar()
+    return model, [f"{name}: {sorted(map(str, keys))}" for name, keys in report.items() if keys]

@@ -5,8 +5,8 @@ otherwise its weights mean nothing here. Both are checked before training starts
 the folder, so that nobody has to copy them. The weights are converted by the inverses of the rules that export them, so
 that a round trip loses no bit.
 
-A folder may come from anyone, and nothing in it is run: no code that its files name (``auto_map``), and no pickle,
-since loading one runs a program. Weights are read from safetensors alone.
+A folder may come from anyone, and nothing in it is run: no code that its files name (``auto_map``), and no pickle.
+Weights are read from safetensors alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from zerokara.checkpoint import folders
 from zerokara.config.model import ModelSettings
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.huggingface import families, stock_model, tokenizer_proof, weight_rules
+from zerokara.huggingface import families, tokenizer_proof, weight_rules
 from zerokara.huggingface.tokenizer_json import MODEL_FILE, SENTENCEPIECE_FILE
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
@@ -38,11 +38,13 @@ _MAX_REASON = 300
 """Characters of a message of transformers, which may quote a whole file."""
 
 TOKENIZER_NAMES = (SENTENCEPIECE_FILE, MODEL_FILE, "spiece.model")
-"""Under which a folder may hold its SentencePiece model: ours, Llama's, T5's."""
+"""Names of a folder's SentencePiece model: ours, Llama's, T5's."""
 _T5_CONTEXT = 512
-"""Of the T5 models, whose configuration has no context length: relative positions know none."""
-_MOST_CONTEXT = 10**6
+"""Context length of the T5 models, whose configuration has none: relative positions know no limit."""
+_MAX_CONTEXT = 10**6
 """A greater `model_max_length` is a tokenizer's way of saying that it has none."""
+
+_KNOWN = f"known architectures: {', '.join(families.FAMILIES)}"
 
 SettingFault = Callable[..., Fault]
 """`Settings.fault`: key, rule, remedy → the fault of a setting, with its place and value."""
@@ -65,7 +67,7 @@ def check_source(
     if hf_config.model_type != family.model_type:
         rule = f"{folder} holds a model of type {hf_config.model_type}"
         name = _architecture(hf_config)
-        raise UserError(fault("architecture", rule, f"set architecture: {name}" if name else _known()))
+        raise UserError(fault("architecture", rule, f"set architecture: {name}" if name else _KNOWN))
     _check_weights(folder, hf_config, family.auto_class, fault)
     faults = [
         *_differing_settings(folder, shape, hf_config, fault),
@@ -83,7 +85,7 @@ def open_weights(folder: Path, shape: ModelShape) -> Iterator[tuple[str, Tensor]
     Raises:
         RunError: a tensor is missing, left over, or of another shape, or two that are one of ours differ.
     """
-    model, loading_faults = stock_model.load(folder, torch.float32, families.FAMILIES[shape.architecture])
+    model, loading_faults = families.load_model(folder, torch.float32, families.FAMILIES[shape.architecture])
     if loading_faults:
         raise RunError(f"{folder}: the weights do not belong to config.json: {'; '.join(loading_faults)}")
     table, theirs = families.rules_for(shape), families.state_by_file_names(model)
@@ -123,7 +125,7 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
     config = _config_of(folder, fault)
     name = _architecture(config)
     if name is None:
-        raise UserError(fault("init_from", f"holds a model of type {config.model_type}", _known()))
+        raise UserError(fault("init_from", f"holds a model of type {config.model_type}", _KNOWN))
     family = families.FAMILIES[name]
     found = {
         ours: _value_of(config, key) for key, ours in family.settings.items() if ours in ModelSettings.model_fields
@@ -135,8 +137,14 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
         values["ffn_hidden_size"] = values["moe_ffn_hidden_size"]
     if layers := family.moe_layers(config):
         values["moe_layers"] = layers
-    if "seq_len" not in values:
-        values["seq_len"] = _context_length(folder)
+    if "seq_len" not in values:  # the tokenizer may say it
+        path = folder / "tokenizer_config.json"
+        try:
+            longest = orjson.loads(path.read_bytes()).get("model_max_length")
+        except (OSError, orjson.JSONDecodeError, AttributeError) as error:
+            raise UserError(Fault(str(path), f"cannot be read: {error}", remedy="download the folder again")) from error
+        has_limit = isinstance(longest, int | float) and 0 < longest <= _MAX_CONTEXT
+        values["seq_len"] = int(longest) if has_limit else _T5_CONTEXT
     return {**values, "architecture": name, "tie_word_embeddings": family.config_is_tied(config)}
 
 
@@ -154,31 +162,13 @@ def tokenizer_of(folder: Path, fault: SettingFault) -> str:
     raise UserError(fault("input_tokenizer_file", rule, remedy))
 
 
-def _context_length(folder: Path) -> int:
-    """The context length that the tokenizer says, for a model whose configuration has none."""
-    path = folder / "tokenizer_config.json"
-    try:
-        longest = orjson.loads(path.read_bytes()).get("model_max_length")
-    except (OSError, orjson.JSONDecodeError, AttributeError) as error:
-        raise UserError(Fault(str(path), f"cannot be read: {error}", remedy="download the folder again")) from error
-    return int(longest) if isinstance(longest, int | float) and 0 < longest <= _MOST_CONTEXT else _T5_CONTEXT
-
-
 def _architecture(config: Any) -> str | None:
-    """Our name of the family of a loaded configuration."""
+    """Our name of a loaded configuration's family."""
     return next((name for name, each in families.FAMILIES.items() if each.model_type == config.model_type), None)
 
 
-def _known() -> str:
-    return f"known architectures: {', '.join(families.FAMILIES)}"
-
-
 def _config_of(folder: Path, fault: SettingFault) -> Any:
-    """The configuration of a folder that holds a model.
-
-    Raises:
-        UserError: it holds none, or one that transformers cannot read.
-    """
+    """Configuration of a folder; it is a UserError if there is none, or transformers cannot read it."""
     if (folder / "config.json").is_file():
         return _read_config(folder)
     run_dir = folder.parent if folder.name.startswith("global_step") else folder
@@ -190,22 +180,18 @@ def _config_of(folder: Path, fault: SettingFault) -> Any:
 
 
 def _read_config(folder: Path) -> Any:
-    """Return the configuration of a folder as transformers loads it.
-
-    Raises:
-        UserError: it cannot be read.
-    """
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises nothing narrower for malformed files
-        rule = f"transformers cannot read it: {_one_line(error)}"
-        raise UserError(Fault(where=str(folder / "config.json"), rule=rule)) from error
+        raise UserError(
+            Fault(str(folder / "config.json"), f"transformers cannot read it: {_one_line(error)}")
+        ) from error
 
 
 def _value_of(hf_config: Any, key: str) -> Any:
-    """The value at a key, dotted where nested, of a loaded configuration; None if it has none."""
+    """Value at a key, dotted where nested, of a loaded configuration; None if it has none."""
     value: Any = hf_config
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
@@ -223,7 +209,7 @@ def _check_weights(folder: Path, hf_config: Any, auto_class: str, fault: Setting
     """Check that the weights are in safetensors files, and that these can be read, by their headers, which have sizes.
 
     Raises:
-        UserError: they are not; says how they become so.
+        UserError: they are not; says how to convert them.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -265,7 +251,7 @@ def _check_weights(folder: Path, hf_config: Any, auto_class: str, fault: Setting
 
 
 def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: SettingFault) -> Iterator[Fault]:
-    """A fault for each value in which the folder's configuration differs from that of a model of `shape`."""
+    """Faults, one for each value in which the folder's configuration differs from that of a model of `shape`."""
     family = families.FAMILIES[shape.architecture]
     ours = {**family.config_values(shape), "tie_word_embeddings": shape.tie_word_embeddings}
     hf_config.tie_word_embeddings = family.config_is_tied(hf_config)
@@ -302,8 +288,7 @@ def _differing_pieces(
     named = tokenizer.convert_ids_to_tokens(list(range(theirs)))
     pieces = [piece.text for piece in encoder.model.pieces[:theirs]]
     if surplus := [token for token in range(ours, theirs) if named[token] is not None]:
-        first = surplus[0]
-        rule = f"has {ours:,} pieces, the model of init_from {theirs:,}; its id {first} is {named[first]!r}"
+        rule = f"has {ours:,} pieces, the model of init_from {theirs:,}; its id {surplus[0]} is {named[surplus[0]]!r}"
         yield fault("input_tokenizer_file", rule, same)
     differing = [token for token, (name, piece) in enumerate(zip(named, pieces, strict=False)) if name != piece]
     if differing:

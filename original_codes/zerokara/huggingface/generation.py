@@ -1,12 +1,12 @@
-"""Prompts → what a model writes after each, in batches, with stock transformers' key-value cache: greedy, or sampled.
+"""Prompts → continuations, in batches, with stock transformers' key-value cache: greedy, or sampled.
 
 In: any transformers model that generates (decoder or encoder-decoder), and prompts as ids. Out: for each prompt, in its
 order, the new ids up to the first end token, and whether the model ended by itself.
 
 Greedy results do not depend on the batches, but for the rounding of two logits that are equal: padding is masked, and a
-decoder's stands on the left, so that the last position of each row is the last token of its prompt. (On the right, the
-model would continue the padding.) An encoder's stands on the right, where learned positions need it. Nothing of the
-model's own generation settings is used: a repetition penalty or a second end token would change what is measured.
+decoder's stands on the left, so that the last position of each row is the last token of its prompt. An encoder's stands
+on the right, where learned positions need it. The model's own generation settings are not used: a repetition penalty or
+a second end token would change what is measured.
 
 Shape suffixes: B batch, S longest prompt, T new tokens.
 """
@@ -34,17 +34,17 @@ MAX_BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class Generated:
-    """What a model wrote after one prompt."""
+    """A model's continuation of one prompt."""
 
     ids: list[int]
     """New ids, without the prompt and without the end token."""
     stopped: bool
-    """Whether the model ended by itself, by an end token; False where it was cut at its limit."""
+    """True if it ended with an end token, False if it was cut at its limit."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn, instead of the arg max."""
+    """Settings to draw the next token by, instead of the arg max."""
 
     temperature: float
     top_p: float
@@ -64,7 +64,7 @@ def generate(
     give_up: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> list[Generated] | None:
-    """Continue each prompt; None where `give_up` said so, which is asked before each batch.
+    """Continue each prompt; None if `give_up`, which is asked before each batch, returned True.
 
     For an encoder-decoder a prompt is the encoder's input, with its end token; else it is what stands before the first
     new token. `max_new_tokens` is one limit, or one for each prompt; a decoder's context length limits it further.
@@ -83,10 +83,14 @@ def generate(
         if not len(prompt) or limit < 1:
             longest = "" if context is None else f", and no more than the context length, {context}"
             raise RunError(f"prompt {number} has {len(prompt)} tokens; a prompt must have at least one{longest}")
+    # With rotary embeddings a row that has ended may continue beyond the context, but for the kinds that change the
+    # positions of all rows once one row is longer.
+    rope = getattr(model.config, "rope_parameters", None)
+    is_unbounded = rope and not any(kind in str(rope) for kind in ("dynamic", "longrope"))
     results: dict[int, Generated] = {}
     lengths = [len(prompt) for prompt in prompts]
     with _settings(model, ends, pad_id, sampling), torch.inference_mode():
-        for batch in _batches(lengths, limits, batch_tokens, batch_size, _num_positions(model)):
+        for batch in _batches(lengths, limits, batch_tokens, batch_size, None if is_unbounded else context):
             if give_up is not None and give_up():
                 return None
             written = _continued(model, [prompts[number] for number in batch], max(limits[i] for i in batch), pad_id)
@@ -99,35 +103,21 @@ def generate(
 
 
 def context_length(model: Any) -> int | None:
-    """Most tokens that the model reads; None for an encoder-decoder, whose positions are relative.
+    """Maximum tokens that the model reads; None for an encoder-decoder, whose positions are relative.
 
     Prompt and answer may have one more together: the last new token is written and not read.
     """
     return None if model.config.is_encoder_decoder else getattr(model.config, "max_position_embeddings", None)
 
 
-def _num_positions(model: Any) -> int | None:
-    """Positions that the model can compute; None where a row that has ended may go on beyond the context.
-
-    Rotary embeddings are a function of the position, and each row's own, but for the kinds that change the positions of
-    all rows once one is longer than the context.
-    """
-    rope = getattr(model.config, "rope_parameters", None)
-    if rope and not any(kind in str(rope) for kind in ("dynamic", "longrope")):
-        return None
-    return context_length(model)
-
-
 def _batches(
     lengths: Sequence[int], limits: Sequence[int], batch_tokens: int, batch_size: int, num_positions: int | None
 ) -> Iterator[list[int]]:
-    """Numbers of prompts of like lengths, the longest first: what needs most memory runs first.
-
-    A whole batch takes as many steps as its row with the highest limit.
-    """
+    """Numbers of prompts of like lengths, the longest first: what needs most memory runs first."""
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], -limits[number], number)):
         if batch:
+            # A whole batch takes as many steps as its row with the highest limit.
             length = lengths[batch[0]] + max(limits[each] for each in (*batch, number))
             full = len(batch) >= batch_size or length * (len(batch) + 1) > batch_tokens
             # A row that has ended is computed on; where positions are learned, there is none after the last.
@@ -162,7 +152,7 @@ def padded(prompts: Sequence[Sequence[int]], pad_id: int, left: bool) -> tuple[T
 
 @contextmanager
 def _settings(model: Any, ends: list[int], pad_id: int, sampling: Sampling | None) -> Iterator[None]:
-    """Give the model these settings and nothing else; `generate` merges what it is given with the model's own."""
+    """Give the model these settings alone; transformers' `generate` merges its arguments with the model's own."""
     from transformers import GenerationConfig
 
     own = model.generation_config

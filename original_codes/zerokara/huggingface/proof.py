@@ -1,4 +1,4 @@
-"""The proof that an exported folder computes what the trained model computes, without which it does not get its name.
+"""Proof that an exported folder computes what the trained model computes, without which it does not get its name.
 
 Stock transformers, with the folder read back from disk, and our model, with the weights of the checkpoint rounded as
 the export rounds them, compute the logits of the same samples in fp32, one after the other. transformers also continue
@@ -14,7 +14,9 @@ Shape suffixes: B batch, S sequence, R encoder sequence, V real vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, takewhile
@@ -24,15 +26,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module, Parameter
 
 from zerokara.errors import RunError
-from zerokara.huggingface import families, generation, stock_model
+from zerokara.huggingface import families, generation
 from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.huggingface.generation import Sampling
-from zerokara.huggingface.stock_model import device, layer_by_layer
 from zerokara.huggingface.tokenizer_proof import Proof
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
+from zerokara.progress import Progress
 from zerokara.samples.objective import Objective, Prompt, objective
 from zerokara.tokenizer.encoder import Encoder
 
@@ -40,7 +43,7 @@ TOLERANCE = 1e-4
 """Largest allowed difference of a logit. Rounding of fp32 alone gives about 1e-6 to 1e-5 at logits of some units (fp32
 has 7 digits, and some thousand terms are added in another order); any wrong rule gives 0.1 and more."""
 SPREAD = 0.5
-"""Standard deviation of the logits below which equality means little: flat logits agree whatever the rules do."""
+"""Standard deviation of the logits below which equality means little: flat logits agree whatever the rules."""
 MIN_POSITIONS, MAX_POSITIONS = 128, 2048
 """Tokens compared: a wrong rule shows at every one of them."""
 FLOPS_BUDGET = 0.3e12
@@ -48,13 +51,15 @@ FLOPS_BUDGET = 0.3e12
 LOGITS_BUDGET = 32_000_000
 """Logits held in memory at once, 128 MB of fp32: with a large vocabulary fewer tokens are compared."""
 BF16_SHARE = 4
-"""bf16 is only reported, and slow on processors without instructions for it: one position in four."""
+"""bf16 is only reported, and slow on processors without instructions for it: one position in four is computed."""
 MIN_NEW_TOKENS, MAX_NEW_TOKENS = 20, 60
 WEIGHTS_BUDGET = 24e9
 """Weights that a continuation may read: 24 tokens of a model of a billion take ten seconds on two cores."""
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=1234)
 _CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
 """Besides the user's prompts, the first tokens of this many windows are continued greedily."""
+_LAYER = re.compile(r"(.+\.)?(layers|h|block)\.\d+")
+"""Names of the layers, in our models and in those of transformers."""
 
 
 def as_json(proofs: Mapping[str, Proof], samples: Sequence[Any], examples: bool = False) -> dict[str, Any]:
@@ -72,18 +77,18 @@ def prove_model(
     documents: Iterable[str],
     prompts: Sequence[str],
 ) -> tuple[Proof, list[dict[str, str]]]:
-    """Compare the exported model with the trained one, on `documents`; also returns the samples after `prompts`.
+    """Compare the exported model with the trained one, on `documents`; return the samples after `prompts` as well.
 
     Raises:
         RunError: there is no text to compare on.
     """
     shape, config = source.shape, source.config
-    made = objective(config, encoder, config.seed, config.intra_document_masking)
+    training = objective(config, encoder, config.seed, config.intra_document_masking)
     # Documents as in training: each starts after the end of another.
-    texts = windows(([encoder.eos_id, *encoder.encode(document).tolist()] for document in documents), shape, made)
+    texts = windows(([encoder.eos_id, *encoder.encode(document).tolist()] for document in documents), shape, training)
     new_tokens = num_new_tokens(shape)
     head = 1 if shape.traits.is_encoder_decoder else min(_CORPUS_PROMPT_TOKENS, max(1, shape.seq_len - new_tokens))
-    all_prompts = [made.prompt(encoder, prompt, new_tokens) for prompt in prompts]
+    all_prompts = [training.prompt(encoder, prompt, new_tokens) for prompt in prompts]
     all_prompts += _first(texts[:_CORPUS_PROMPTS], head)
     proof, greedy, sampled = prove(folder, source.weights(), shape, dtype, texts, all_prompts, len(prompts))
 
@@ -94,7 +99,7 @@ def prove_model(
     return proof, [{"prompt": prompt, "greedy": text(one), "sampled": text(other)} for prompt, one, other in written]
 
 
-def windows(documents: Iterable[Sequence[int]], shape: ModelShape, made: Objective) -> list[Prompt]:
+def windows(documents: Iterable[Sequence[int]], shape: ModelShape, training: Objective) -> list[Prompt]:
     """Samples as in training, from the beginning of the text, as many as the budgets of time and memory allow.
 
     Raises:
@@ -102,13 +107,13 @@ def windows(documents: Iterable[Sequence[int]], shape: ModelShape, made: Objecti
     """
     affordable = int(FLOPS_BUDGET / (2 * shape.num_parameters()))
     budget = min(MAX_POSITIONS, max(2, LOGITS_BUDGET // shape.padded_vocab_size), max(MIN_POSITIONS, affordable))
-    length = made.lengths.raw + made.lengths.overlap
-    most = max(1, budget // made.lengths.target) * length
-    stream = np.fromiter(islice(chain.from_iterable(documents), most), dtype=np.int64)
+    length = training.lengths.raw + training.lengths.overlap
+    num_tokens = max(1, budget // training.lengths.target) * length
+    stream = np.fromiter(islice(chain.from_iterable(documents), num_tokens), dtype=np.int64)
     if len(stream) < 2:
         raise RunError("the proof has no text: check_corpus gave no document of at least two tokens")
     keys = np.arange(-(-len(stream) // length))
-    batch = made(np.resize(stream, (len(keys), length)), keys)  # a last sample that is cut short begins anew
+    batch = training(np.resize(stream, (len(keys), length)), keys)  # a last sample that is cut short begins anew
     if batch.decoder_inputs is None:
         return _first([Prompt([], ids) for ids in batch.inputs.tolist()], budget)
     pairs = zip(batch.inputs.tolist(), batch.decoder_inputs.tolist(), strict=True)
@@ -116,7 +121,7 @@ def windows(documents: Iterable[Sequence[int]], shape: ModelShape, made: Objecti
 
 
 def _first(texts: Sequence[Prompt], positions: int) -> list[Prompt]:
-    """The first positions of each text, or of what the decoder reads: the models are causal."""
+    """First positions of each text, or of the decoder's input: the models are causal."""
     return [Prompt(text.encoder_ids, text.decoder_ids[:positions]) for text in texts]
 
 
@@ -137,7 +142,7 @@ def prove(
 ) -> tuple[Proof, list[list[int]], list[list[int]]]:
     """Compare the exported `folder`, saved in `dtype`, with the trained `weights`, on `texts` of one length.
 
-    Also returns the ids that follow each prompt greedily, and those that follow the first `num_sampled` by sampling.
+    Return, too, the ids that follow each prompt greedily, and those that follow the first `num_sampled` by sampling.
     """
     exported = _exported(folder, shape, dtype, texts, prompts, num_sampled)
     pairs = zip(prompts, exported.greedy, strict=True)
@@ -180,14 +185,14 @@ def prove(
 
 @dataclass(frozen=True)
 class _Exported:
-    """What stock transformers make of an exported folder."""
+    """Results of stock transformers for an exported folder."""
 
     faults: list[str]
-    """Keys that loading reports as missing, unexpected, or of another shape, and what differs from our shape."""
+    """Keys that loading reports as missing, unexpected, or of another shape, and differences from our shape."""
     is_tied: bool
     logits_BSV: Tensor
     bf16_BSV: Tensor
-    """Of the first positions, computed in bf16 throughout."""
+    """Logits of the first positions, computed in bf16 throughout."""
     greedy: list[list[int]]
     sampled: list[list[int]]
 
@@ -195,9 +200,9 @@ class _Exported:
 def _exported(
     folder: Path, shape: ModelShape, dtype: str, texts: Sequence[Prompt], prompts: Sequence[Prompt], num_sampled: int
 ) -> _Exported:
-    """Load the folder and compute; the model is gone from memory afterwards."""
+    """Load the folder and compute; the model leaves memory afterwards."""
     family = families.FAMILIES[shape.architecture]
-    model, loading_faults = stock_model.load(folder, families.TORCH_DTYPES[dtype], family)
+    model, loading_faults = families.load_model(folder, families.TORCH_DTYPES[dtype], family)
     model = model.to(device()).eval()
     faults = [f"loading reports {fault}" for fault in loading_faults]
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -225,19 +230,18 @@ def _exported(
 
 
 def _stock_logits(model: Any, texts: Sequence[Prompt]) -> Tensor:
-    ids, *of_decoder = _arguments(texts)
-    named = dict(zip(("attention_mask", "decoder_input_ids"), of_decoder, strict=False))
+    ids, named = _arguments(texts, "attention_mask", "decoder_input_ids")
     with torch.inference_mode():
         return model(ids, **named).logits.float().cpu()
 
 
-def _arguments(texts: Sequence[Prompt]) -> list[Tensor]:
-    """The ids [B, S] of a decoder; of an encoder-decoder the encoder's [B, R], their mask, and the decoder's [B, S]."""
+def _arguments(texts: Sequence[Prompt], mask_name: str, decoder_name: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Ids [B, S] of a decoder; or an encoder's ids [B, R], and by name their mask and the decoder's ids [B, S]."""
     tokens_BS, _ = generation.padded([text.decoder_ids for text in texts], 0, left=False)
     if not texts[0].encoder_ids:
-        return [tokens_BS.to(device())]
+        return tokens_BS.to(device()), {}
     encoder_BR, mask_BR = generation.padded([text.encoder_ids for text in texts], 0, left=False)
-    return [each.to(device()) for each in (encoder_BR, mask_BR, tokens_BS)]
+    return encoder_BR.to(device()), {mask_name: mask_BR.to(device()), decoder_name: tokens_BS.to(device())}
 
 
 def trained_logits(
@@ -256,14 +260,13 @@ def trained_logits(
         torch.inference_mode(),
     ):
         for texts in batches:
-            ids, *of_decoder = _arguments(texts)
-            named = dict(zip(("encoder_attention_mask_BS", "decoder_input_ids_BT"), of_decoder, strict=False))
+            ids, named = _arguments(texts, "encoder_attention_mask_BS", "decoder_input_ids_BT")
             found.append(model(ids, **named)[..., : shape.vocab_size].float().cpu())
     return found
 
 
 def _largest_difference(found_BSV: Tensor, expected_BSV: Tensor) -> tuple[float, str]:
-    """The largest difference and where it is; infinite when the shapes or a number are wrong."""
+    """Largest difference and its place; infinite if the shapes or a number are wrong."""
     if found_BSV.shape != expected_BSV.shape:
         return float("inf"), f"logits have shape {list(found_BSV.shape)}, must have {list(expected_BSV.shape)}"
     difference_BSV = (found_BSV - expected_BSV).abs().nan_to_num(nan=float("inf"))
@@ -286,10 +289,8 @@ def compare_greedy(
         start = len(prompt.decoder_ids) - 1
         for at, (token, row_V) in enumerate(zip(tokens, logits_SV[start : start + len(tokens)], strict=True)):
             best = int(row_V.argmax())
-            if token == best:
-                continue
             if token < len(row_V) and float(row_V[best] - row_V[token]) <= tie:
-                ties += 1
+                ties += token != best
                 continue
             faults.append(
                 f"greedy continuation of {prompt.encoder_ids or prompt.decoder_ids} differs at token {at}: "
@@ -297,3 +298,60 @@ def compare_greedy(
             )
             break  # after a wrong token the two read different text
     return ties, faults
+
+
+def device() -> torch.device:
+    """Device of the proof: a GPU if there is one, also for megatron-core, which asks for it."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def layer_by_layer(
+    model: Module, content: Callable[[str, Parameter], Tensor], label: str, num_passes: int
+) -> Iterator[None]:
+    """Let a model compute in fp32 without an fp32 copy of its weights: each layer has them only while it computes.
+
+    `content` gives a parameter's values by its name; what is outside the layers has them all the time. A parameter may
+    be narrower than its content, lie in a mapped file, or be empty (torch's device ``meta``). Each pass converts all
+    weights, so all tokens should go through in few; `label` and `num_passes` are for the progress bar.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def fill(modules: Iterable[Module]) -> list[tuple[Module, str, Parameter]]:
+        """Fill the modules; return their own parameters."""
+        had = [(module, key, own) for module in modules for key, own in module._parameters.items() if own is not None]
+        with torch.inference_mode(False), torch.no_grad():
+            # Shared parameters stay one. megatron-core chooses its linear function by `requires_grad`, as in training.
+            full = {
+                id(own): Parameter(content(names[id(own)], own).float().to(device()), own.requires_grad)
+                for *_, own in had
+            }
+        for module, key, own in had:
+            module._parameters[key] = full[id(own)]
+        return had
+
+    def restore(had: list[tuple[Module, str, Parameter]]) -> None:
+        for module, key, own in had:
+            module._parameters[key] = own
+        had.clear()
+
+    layers = [module for name, module in model.named_modules() if _LAYER.fullmatch(name)]
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    outside = fill(module for module in model.modules() if id(module) not in inside)
+    computing: list[tuple[Module, str, Parameter]] = []
+    with Progress(label, len(layers) * num_passes, unit="layer") as progress:
+
+        def after(*_: Any) -> None:
+            restore(computing)
+            progress.advance()
+
+        hooks = [
+            layer.register_forward_pre_hook(lambda own, _: computing.extend(fill(own.modules()))) for layer in layers
+        ]
+        hooks += [layer.register_forward_hook(after) for layer in layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            restore(computing + outside)

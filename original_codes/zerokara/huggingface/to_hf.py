@@ -1,9 +1,8 @@
 """Our weights → the model files of a Hugging Face folder: ``config.json``, ``generation_config.json`` and
 ``model.safetensors``, or shards ``model-*.safetensors`` and their index.
 
-Tensors are converted and written one at a time, so that writing needs memory for one tensor only (the library's own
-`save_file` takes all tensors of a file at once). The index is JSON with ``metadata.total_size`` (bytes) and
-``weight_map`` (tensor name → file).
+Tensors are converted and written one at a time, so that writing needs memory for one tensor only. The index is JSON
+with ``metadata.total_size`` (bytes) and ``weight_map`` (tensor name → file).
 
 transformers 5 renamed some keys of config.json and writes only the new names. An older client (transformers 4,
 llama.cpp's converter, vLLM) that does not find its key takes its own default, often without a warning. So each such
@@ -43,7 +42,7 @@ def write_model(
     dtype: str,
     max_shard_size: str,
 ) -> dict[str, list[Path]]:
-    """Write weights and configurations into `folder`; returns the files by kind (``weights``, ``config``).
+    """Write weights and configurations into `folder`; return the files by kind (``weights``, ``config``).
 
     Raises:
         RunError: the weights do not fit the rules; lists every tensor at fault.
@@ -71,7 +70,7 @@ def write_model(
 
 
 def with_older_names(values: Mapping[str, Any], older_names: Mapping[str, str]) -> dict[str, Any]:
-    """The content of config.json with each value under its older name as well, sorted by key.
+    """Content of config.json with each value under its older name as well, sorted by key.
 
     Raises:
         KeyError: there is no value to copy: transformers no longer writes the newer name.
@@ -84,11 +83,7 @@ def with_older_names(values: Mapping[str, Any], older_names: Mapping[str, str]) 
 
 
 def write_weights(
-    folder: Path,
-    tensors: Iterable[tuple[str, Tensor]],
-    shapes: Shapes,
-    dtype: torch.dtype,
-    max_shard_size: str,
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], shapes: Shapes, dtype: torch.dtype, max_shard_size: str
 ) -> list[Path]:
     """Write all `tensors`, which `shapes` announces in their order, rounded to `dtype`, and return the files."""
     plan = _shards(shapes, dtype, max_shard_size)
@@ -110,10 +105,8 @@ def write_weights(
 
 
 def _shards(shapes: Shapes, dtype: torch.dtype, max_shard_size: str) -> dict[str, Shapes]:
-    """File → shapes of the tensors in it. A file is filled before the next is opened, so tensors keep their order.
-
-    (huggingface_hub's own split moves a tensor above the limit before earlier ones.)
-    """
+    """File → shapes of its tensors. A file is filled before the next is opened, so tensors keep their order
+    (huggingface_hub's own split moves a tensor above the limit before earlier ones)."""
     number, unit = re.fullmatch(r"([0-9.]+)(KB|MB|GB)", max_shard_size).groups()  # type: ignore[union-attr]
     limit = int(float(number) * {"KB": 10**3, "MB": 10**6, "GB": 10**9}[unit])  # the units in which transformers counts
     parts: list[dict[str, tuple[int, ...]]] = [{}]

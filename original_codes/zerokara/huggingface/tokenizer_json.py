@@ -31,7 +31,6 @@ from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, PieceType
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MODEL_FILE = "tokenizer.model"
 SENTENCEPIECE_FILE = "sentencepiece.model"
 """The model for our own `Encoder`, under a name that no client looks for (transformers only for RemBERT)."""
@@ -39,11 +38,11 @@ TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 """The generic class, which transformers 4 knows by this name and transformers 5 takes for its `TokenizersBackend`: it
 reads tokenizer.json as it is, where `LlamaTokenizer` and its like would build another one from the vocabulary."""
 _UNKNOWN_PENALTY = 10.0
-"""What SentencePiece and tokenizers both take off the lowest score for an unknown character (`kUnkPenalty`)."""
+"""Subtracted by SentencePiece and tokenizers from the lowest score for an unknown character (`kUnkPenalty`)."""
 _SYMBOL_SCORE = -0.1
 """SentencePiece's score of a user-defined piece (`length * FLT_MIN - 0.1`, unigram_model.cc)."""
 _FULLWIDTH_TILDE, _PLACEHOLDER = "\uff5e", "\U0010fffe"
-"""The second is a code point that Unicode reserves for a program's own use and that is in no text."""
+"""The second is a code point that Unicode reserves for a program's own use: it is in no text."""
 
 
 def write(
@@ -63,7 +62,7 @@ def write(
     check_exportable(encoder)
     model = encoder.model
     end = encoder.piece(encoder.eos_id) if is_encoder_decoder else None
-    paths = [folder / name for name in TOKENIZER_FILES]
+    paths = [folder / "tokenizer.json", folder / "tokenizer_config.json"]
     write_json(paths[0], content(model, end, encoder.by_line))
     write_json(paths[1], _tokenizer_config(encoder, model_max_length, is_encoder_decoder))
     for name in (SENTENCEPIECE_FILE, *([MODEL_FILE] if is_for_llama_cpp(encoder) else [])):
@@ -76,7 +75,7 @@ def write(
 
 
 def is_for_llama_cpp(encoder: Encoder) -> bool:
-    """Whether llama.cpp gives this model's ids, so that `MODEL_FILE`, from which it makes a GGUF, is exported.
+    """True if llama.cpp gives this model's ids, so that `MODEL_FILE`, from which it makes a GGUF, is exported.
 
     Its SentencePiece tokenizer merges pairs by the score of the result, which is BPE; it does so whatever the model,
     normalises nothing, and puts a space before a text but not before its further lines. A unigram model would silently
@@ -105,7 +104,7 @@ def content(model: ModelFile, end: str | None = None, by_line: bool = True) -> d
 
 
 def _template(model: ModelFile, end: str | None) -> dict[str, Any]:
-    """The template around a text; empty without an end, so that the ids are those of training."""
+    """Template around a text; empty without an end, so that the ids are those of training."""
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     behind = [] if end is None else [{"SpecialToken": {"id": end, "type_id": 0}}]
     named = {} if end is None else {end: {"id": end, "ids": [model.id_of["eos"]], "tokens": [end]}}

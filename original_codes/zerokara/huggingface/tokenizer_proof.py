@@ -110,17 +110,12 @@ def _differences(encoder: Encoder, theirs: Any, texts: Sequence[str]) -> Iterato
 def _is_tie(encoder: Encoder, ours: list[int], theirs: list[int]) -> bool:
     """True if these different ids are the same text in other pieces of the same total score."""
     pieces = encoder.model.pieces
-
-    def total(ids: list[int]) -> float:
-        return fsum(pieces[i].score for i in ids if pieces[i].type is PieceType.NORMAL)
-
-    def fixed(ids: list[int]) -> list[int]:
-        """Bytes, symbols and line ends."""
-        return [i for i in ids if pieces[i].type is not PieceType.NORMAL]
-
-    if not encoder.model.is_unigram or encoder.decode(ours) != encoder.decode(theirs) or fixed(ours) != fixed(theirs):
+    if not encoder.model.is_unigram or encoder.decode(ours) != encoder.decode(theirs):
         return False
-    return isclose(total(ours), total(theirs), rel_tol=TIE_TOLERANCE)
+    # Bytes, symbols and line ends have no score; they must be the same.
+    fixed = [[i for i in ids if pieces[i].type is not PieceType.NORMAL] for ids in (ours, theirs)]
+    scores = [fsum(pieces[i].score for i in ids if pieces[i].type is PieceType.NORMAL) for ids in (ours, theirs)]
+    return fixed[0] == fixed[1] and isclose(*scores, rel_tol=TIE_TOLERANCE)
 
 
 def _difference(what: str, text: str, ours: list[int], theirs: list[int]) -> str:

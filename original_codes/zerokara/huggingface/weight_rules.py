@@ -31,7 +31,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Transform:
-    """One tensor of ours ↔ the Hugging Face tensors made of it, in the order of the rule's names."""
+    """An inverse pair: one tensor of ours ↔ the Hugging Face tensors made of it, in the order of the rule's names."""
 
     to_hf: Callable[[Tensor, ModelShape], Parts]
     from_hf: Callable[[Parts, ModelShape], Tensor]
@@ -133,18 +133,18 @@ class Family:
     settings: Mapping[str, str]
     """Keys of the configuration, dotted where nested ↔ keys of config.yaml."""
     fixed_values: Callable[[ModelShape], dict[str, Any]]
-    """The other values of the configuration: what the family fixes, or computes from several settings."""
+    """Values of the configuration that the family fixes, or computes from several settings."""
     is_encoder_decoder: bool = False
     older_names: Mapping[str, str] = field(default_factory=dict)
     """Keys of config.json, dotted where nested → the top-level names under which older clients look for the values."""
     copies: tuple[str, ...] = ()
     """Names under which the class has its embedding again; in no file, unless `stores_copies`."""
     stores_copies: bool = False
-    """Whether the file of an untied model must hold them: transformers would initialise them at random."""
+    """True if the file of an untied model must hold them: transformers would initialise them at random."""
     config_is_tied: Callable[[Any], bool] = lambda config: bool(config.tie_word_embeddings)
-    """Whether a loaded configuration says that embedding and output matrix are tied."""
+    """True if a loaded configuration ties embedding and output matrix."""
     moe_layers: Callable[[Any], tuple[int, ...]] = lambda _: ()
-    """The layers with experts that a loaded configuration says, where a setting of ours says it (`moe_layers`)."""
+    """MoE layers of a loaded configuration, where they are a setting of ours (`moe_layers`)."""
 
     @property
     def auto_class(self) -> str:
@@ -164,7 +164,7 @@ class Family:
 def expand(
     table: Iterable[WeightRule], num_layers: int, moe_layers: Collection[int] = (), num_experts: int = 0
 ) -> list[WeightRule]:
-    """Every rule of a table, with layer templates expanded layer by layer in place of the first template."""
+    """Rules of a table, with layer templates expanded layer by layer in place of the first template."""
     table = list(table)
     templates = [rule for rule in table if "{i}" in rule.ours]
     expanded: list[WeightRule] = []
@@ -179,7 +179,7 @@ def expand(
 
 
 def _at_layer(rule: WeightRule, layer: int, num_experts: int) -> WeightRule:
-    """The rule for one layer, with names that hold ``{e}`` repeated for each expert."""
+    """Rule for one layer, with names that hold ``{e}`` repeated for each expert."""
     names = [
         name.replace("{i}", str(layer)).replace("{e}", str(expert))
         for name in rule.hf
@@ -191,7 +191,7 @@ def _at_layer(rule: WeightRule, layer: int, num_experts: int) -> WeightRule:
 def to_hf(
     rules: Iterable[WeightRule], weights: Mapping[str, Tensor], shape: ModelShape
 ) -> Iterator[tuple[str, Tensor]]:
-    """Convert tensor by tensor, in the order of the rules; holds one of our tensors at a time."""
+    """Convert tensor by tensor, in the order of the rules, holding one of our tensors at a time."""
     for rule in rules:
         yield from zip(rule.hf, rule.transform.to_hf(weights[rule.ours], shape), strict=True)
 

@@ -1,4 +1,4 @@
-"""The model card (README.md) of an export, and the facts that it tells, which are part of the export's manifest.
+"""The model card (README.md) of an export, and its facts, which are part of the export's manifest.
 
 In: the chain of manifests and the run folder; nothing else is claimed, and a missing fact gives no line. Out: Markdown
 with YAML front matter (https://huggingface.co/docs/hub/model-cards), by huggingface_hub from `model_card.md.jinja`.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # all that the card's text needs is imported without them
     from zerokara.tokenizer.encoder import Encoder
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]()<>#!|~&$:@^]|(?<=www)\.|^[-+=]|(?<=\d)\.(?=\s|$)", re.IGNORECASE)
-"""What starts emphasis, links (bare addresses too), HTML, entities, formulas, cells, headings or lists. Source:
+"""Starts of emphasis, links (bare addresses too), HTML, entities, formulas, cells, headings or lists. Source:
 CommonMark 0.31 (any ASCII punctuation may follow a backslash); GitHub's tables, whose cells end at a ``|``."""
 _TRAINING_SETTINGS = (
     "seq_len", "global_batch_size", "optimizer", "lr", "min_lr", "lr_schedule", "warmup_fraction", "adam_beta1",
@@ -76,7 +76,7 @@ def _first_and_last(curve: list[dict[str, Any]], name: str) -> list[dict[str, An
 
 
 def _data(source: CheckpointSource) -> dict[str, Any]:
-    """The facts of step 2's manifest, if it belongs to the data that the model was trained on."""
+    """Facts of step 2's manifest, if it belongs to the data that the model was trained on."""
     sha256 = source.state.data_sha256
     try:
         tokens = manifest.read(TokenPaths(source.config.output_prefix).manifest)

@@ -34,7 +34,12 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
     Raises:
         RunError: the weights do not fit the rules, a proof did not hold, or the disk is full.
     """
-    times, seconds = [time.monotonic()], {}
+    started, seconds = time.monotonic(), dict[str, float]()
+
+    def lap(name: str) -> None:
+        """Record the seconds since the last lap."""
+        seconds[name] = round(time.monotonic() - started - sum(seconds.values()), 3)
+
     folder = Path(settings.output_tokenizer_and_model_dir)
     keep = durable.ASIDE_ENDING if exported_folder.to_keep(folder) else ""
     with exported_folder.full_disk_explained(folder), durable.atomic_folder(folder, keep) as partial:
@@ -45,25 +50,24 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         tokenizer_files = tokenizer_json.write(encoder, partial, shape.seq_len, is_encoder_decoder, chat_template)
         ends = [encoder.eos_id]
         if chat_template is not None:
-            tokenizer = tokenizer_proof.load(partial)
-            ends = ChatTemplate(chat_template, str(path), tokenizer, is_encoder_decoder).end_ids
+            ends = ChatTemplate(chat_template, str(path), tokenizer_proof.load(partial), is_encoder_decoder).end_ids
         bos = encoder.bos_id if encoder.bos_id >= 0 else None
         special = families.SpecialIds(bos, encoder.eos_id, encoder.pad_id, tuple(ends[1:]))
         outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size)
         outputs["tokenizer"] = tokenizer_files
-        seconds["writing"] = _lap(times)
+        lap("writing")
         proofs = {"token_ids": tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)}
-        seconds["proof of token ids"] = _lap(times)
+        lap("proof of token ids")
         if chat_template is not None:
             proofs["chat"] = tokenizer_proof.prove_chat(partial, finetuning.conversations(source.run_dir))
-            seconds["proof of the chat template"] = _lap(times)
+            lap("proof of the chat template")
         prompts = settings.test_prompt_text
         if prompts == "auto":
             fills_spans = is_encoder_decoder and not source.config.packs_examples
             thirds = documents[:: max(1, len(documents) // 3)][:3]
             prompts = resolved(source.config.sample_prompts) or beginnings(thirds, fills_spans)
         proofs["logits"], samples = proof.prove_model(partial, source, settings.dtype, encoder, documents, prompts)
-        seconds["proof of logits"] = _lap(times)
+        lap("proof of logits")
         if faults := [fault for each in proofs.values() for fault in each.faults]:
             raise _failed(faults, proof.as_json(proofs, samples, examples=True), partial, folder)
         facts = card.gather(source, encoder, settings.dtype) | proof.as_json(proofs, samples)
@@ -71,20 +75,23 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         name = settings.huggingface_name or folder.name
         text = card.render(facts, name=name, language=settings.language, license=settings.license)
         durable.write_file(partial / "README.md", text)
-        curve = (orjson.dumps(_without_folders(line)) + b"\n" for line in source.metrics())
-        durable.write_file(partial / METRICS_NAME, b"".join(curve))
+        curve = source.metrics()
+        bad_samples = (sample for line in curve for sample in line.get("bad_samples", ()))
+        for each in (each for sample in bad_samples for each in sample["documents"]):
+            each["source"] = Path(each["source"]).name  # no folders of this machine
+        durable.write_file(partial / METRICS_NAME, b"".join(orjson.dumps(line) + b"\n" for line in curve))
         return manifest.write(
             partial / exported_folder.MANIFEST_NAME,
             exported_folder.work(source, settings),
             outputs,
             facts | {"seconds": seconds},
-            time.monotonic() - times[0],
+            time.monotonic() - started,
             published=True,
         )
 
 
 def _failed(faults: list[str], facts: dict[str, Any], partial: Path, folder: Path) -> RunError:
-    """Keep what was written, and its numbers, under another name; returns the error that tells so."""
+    """Keep the export and its numbers under another name; return the error that says so."""
     kept = durable.unused_name(folder, ".failed")
     durable.write_json(partial / "proof.json", facts)
     os.rename(partial, kept)
@@ -93,17 +100,3 @@ def _failed(faults: list[str], facts: dict[str, Any], partial: Path, folder: Pat
         f"the exported model does not equal the trained one, so {folder} was not written:\n{listed}\n"
         f"The export is kept in {kept}, with the numbers in proof.json."
     )
-
-
-def _without_folders(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of the training curve without the folders of the documents that a skipped step names: file names alone."""
-    for sample in line.get("bad_samples", ()):
-        for documents in sample["documents"]:
-            documents["source"] = Path(documents["source"]).name
-    return line
-
-
-def _lap(times: list[float]) -> float:
-    """Seconds since the last of `times`; now becomes the last."""
-    times.append(time.monotonic())
-    return round(times[-1] - times[-2], 3)

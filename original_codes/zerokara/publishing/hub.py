@@ -1,4 +1,4 @@
-"""The upload of an exported folder to the Hugging Face Hub, and the comparison of what is there with what was sent.
+"""Upload of an exported folder to the Hugging Face Hub, and comparison of the files there with those sent.
 
 In: a folder with a proved manifest. Out: a commit after which the repository holds exactly the files of the manifest.
 The token is found by huggingface_hub itself (``HF_TOKEN`` or ``hf auth login``) and never passes through here.
@@ -37,7 +37,7 @@ LOGIN_HINT = "log in with `hf auth login`, or put a token with write access into
 
 @dataclass(frozen=True)
 class Uploaded:
-    """The result of an upload."""
+    """Result of an upload."""
 
     url: str
     commit: str
@@ -103,7 +103,7 @@ def upload(
 
 
 def differences(folder: Path, files: Sequence[FileRecord], remote: Mapping[str, RepoFile]) -> list[str]:
-    """Every difference of a remote listing from the local manifest: paths, sizes, hashes.
+    """All differences of a remote listing from the local manifest: paths, sizes, hashes.
 
     The Hub names the SHA-256 of a file that it keeps outside git, and of any other git's hash of the content.
     """
@@ -125,10 +125,9 @@ def differences(folder: Path, files: Sequence[FileRecord], remote: Mapping[str, 
 
 def _api() -> HfApi:
     def client() -> httpx2.Client:
-        made = default_client_factory()
-        # Seconds to connect, for one piece to be sent or to come, and for a free connection.
-        made.timeout = (CONNECT_SECONDS, ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS)
-        return made
+        http = default_client_factory()
+        http.timeout = (CONNECT_SECONDS, ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS)  # connect, read, write, pool
+        return http
 
     def without_secrets(record: LogRecord) -> bool:
         record.msg, record.args = redacted(record.getMessage()), None  # warnings quote signed storage addresses
@@ -160,18 +159,14 @@ def _errors_explained(repository: str, account: Sequence[str]) -> Iterator[None]
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
         message = f"the upload to {repository} failed ({type(cause).__name__}: {cause})"
         if isinstance(cause, HfHubHTTPError):
-            message = _refusal(cause, repository, account)
+            status, reason = cause.response.status_code, f" ({cause.server_message})" if cause.server_message else ""
+            message = f"the Hub refuses {repository} with status {status} at {cause.response.url}{reason}"
+            owners = ", ".join(account) or "unknown"
+            no_access = f"the token must have write access to {repository.partition('/')[0]}; it belongs to: {owners}"
+            changed = "somebody else changed it during this upload, and their commit was not replaced: look at it there"
+            causes = {401: LOGIN_HINT, 429: "wait some minutes"}
+            causes |= dict.fromkeys((403, 404), no_access) | dict.fromkeys((409, 412), changed)
+            message += f"; {causes[status]}" if status in causes else ""
         elif isinstance(cause, httpx2.HTTPError):
             message += f", {constants.ENDPOINT} cannot be reached: check the network or the proxy"
         raise RunError(f"{message}. {_AGAIN}") from error
-
-
-def _refusal(error: HfHubHTTPError, repository: str, account: Sequence[str]) -> str:
-    """The Hub's refusal and its likely cause."""
-    status, namespace = error.response.status_code, repository.partition("/")[0]
-    no_access = f"the token must have write access to {namespace}; it belongs to: {', '.join(account) or 'unknown'}"
-    changed = "somebody else changed it during this upload, and nothing of theirs was replaced: see their commit there"
-    causes = {401: LOGIN_HINT, 403: no_access, 404: no_access, 409: changed, 412: changed, 429: "wait some minutes"}
-    reason = f" ({error.server_message})" if error.server_message else ""
-    refused = f"the Hub refuses {repository} with status {status} at {error.response.url}{reason}"
-    return f"{refused}; {causes[status]}" if status in causes else refused

@@ -14,8 +14,8 @@ from wide_weights import spread_weights
 from zerokara.errors import RunError
 from zerokara.evaluation import answers
 from zerokara.huggingface import families
+from zerokara.huggingface.families import stock_model_of
 from zerokara.huggingface.generation import generate
-from zerokara.huggingface.stock_model import stock_model_of
 
 WORDS = [
     "<pad>",

@@ -20,9 +20,8 @@ from zerokara.examples.preparation import prepare
 from zerokara.finetuning import worker
 from zerokara.finetuning.worker import TaskValidation
 from zerokara.huggingface import tokenizer_json
-from zerokara.huggingface.families import SpecialIds
+from zerokara.huggingface.families import SpecialIds, stock_model_of
 from zerokara.huggingface.generation import Generated
-from zerokara.huggingface.stock_model import stock_model_of
 from zerokara.huggingface.to_hf import write_model
 from zerokara.huggingface.tokenizer_proof import tokenizer_of_exports
 from zerokara.tokenizer.encoder import Encoder

@@ -12,8 +12,8 @@ from wide_weights import spread_weights
 
 from zerokara.errors import RunError
 from zerokara.huggingface import families, generation
+from zerokara.huggingface.families import stock_model_of
 from zerokara.huggingface.generation import Generated, generate
-from zerokara.huggingface.stock_model import stock_model_of
 
 SPECIAL = families.SpecialIds(bos=1, eos=2, pad=3)
 LENGTHS = (3, 17, 7, 12, 1, 16, 7)

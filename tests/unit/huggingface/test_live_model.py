@@ -12,8 +12,8 @@ from wide_weights import spread_weights
 
 from zerokara.errors import RunError
 from zerokara.huggingface import families, weight_rules
+from zerokara.huggingface.families import stock_model_of
 from zerokara.huggingface.proof import trained_logits
-from zerokara.huggingface.stock_model import stock_model_of
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt

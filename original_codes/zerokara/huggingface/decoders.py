@@ -1,9 +1,12 @@
-"""The Llama-like families ↔ transformers 5.23: Llama, Qwen3 (with QK-norm), and both with a mixture of experts.
+"""The decoder families ↔ transformers 5.23: GPT-2; Llama, Qwen3 (with QK-norm), and both with a mixture of experts.
 
-Rotary positions need no rule: megatron-core with ``rotary_interleaved`` off and Hugging Face both rotate the first half
-of a head against its second half. RMSNorm, SwiGLU, grouped-query attention, no biases, full attention in all layers.
-Files hold one tensor for each matrix of each expert, as those of the original models: transformers and other clients
-stack them when they load them.
+GPT-2: LayerNorm, learned positions, tanh GELU (``gelu_new``), biases everywhere; Hugging Face keeps its matrices in
+``Conv1D`` layers, that is transposed.
+
+The others: RMSNorm, SwiGLU, grouped-query attention, no biases, full attention in all layers. Rotary positions need no
+rule: megatron-core with ``rotary_interleaved`` off and Hugging Face both rotate the first half of a head against its
+second half. Files hold one tensor for each matrix of each expert, as those of the original models: transformers and
+other clients stack them when they load them.
 """
 
 from __future__ import annotations
@@ -15,14 +18,62 @@ from zerokara.huggingface.weight_rules import (
     EXPERTS,
     EXPERTS_GATE_AND_UP,
     GATE_AND_UP,
+    JOINED_QUERY_KEY_VALUE,
     QUERY_KEY_VALUE,
+    SAME,
+    TRANSPOSED,
     VOCABULARY,
     Family,
+    Transform,
     WeightRule,
 )
 from zerokara.model.shapes import ModelShape
 
-_OURS, _HF = "decoder.layers.{i}.", "model.layers.{i}."
+_OURS, _GPT2, _HF = "decoder.layers.{i}.", "transformer.h.{i}.", "model.layers.{i}."
+
+
+def _weight_and_bias(ours: str, hf: str, transform: Transform = SAME) -> tuple[WeightRule, ...]:
+    """Rules for a matrix and its bias, which transposing leaves as it is."""
+    return tuple(WeightRule(f"{ours}.{name}", (f"{hf}.{name}",), transform) for name in ("weight", "bias"))
+
+
+def _gpt2_values(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "activation_function": "gelu_new",
+        # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "initializer_range": shape.init_std,
+    }
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    class_name="GPT2LMHeadModel",
+    description="GPT-2-like: LayerNorm, GELU, learned positions",
+    rules=(
+        WeightRule("embedding.word_embeddings.weight", ("transformer.wte.weight",), VOCABULARY),
+        WeightRule("embedding.position_embeddings.weight", ("transformer.wpe.weight",)),
+        *_weight_and_bias(_OURS + "input_layernorm", _GPT2 + "ln_1"),
+        *_weight_and_bias(_OURS + "self_attention.linear_qkv", _GPT2 + "attn.c_attn", JOINED_QUERY_KEY_VALUE),
+        *_weight_and_bias(_OURS + "self_attention.linear_proj", _GPT2 + "attn.c_proj", TRANSPOSED),
+        *_weight_and_bias(_OURS + "pre_mlp_layernorm", _GPT2 + "ln_2"),
+        *_weight_and_bias(_OURS + "mlp.linear_fc1", _GPT2 + "mlp.c_fc", TRANSPOSED),
+        *_weight_and_bias(_OURS + "mlp.linear_fc2", _GPT2 + "mlp.c_proj", TRANSPOSED),
+        *_weight_and_bias("decoder.final_layernorm", "transformer.ln_f"),
+    ),
+    settings={
+        "n_positions": "seq_len",
+        "n_embd": "hidden_size",
+        "n_layer": "num_layers",
+        "n_head": "num_attn_heads",
+        "n_inner": "ffn_hidden_size",
+        "layer_norm_epsilon": "norm_epsilon",
+    },
+    fixed_values=_gpt2_values,
+    older_names={"n_positions": "n_ctx"},  # the context length as llama.cpp and the first transformers call it
+)
 
 
 def _llama_values(shape: ModelShape) -> dict[str, Any]:
@@ -46,13 +97,19 @@ LLAMA = Family(
         WeightRule(_OURS + "input_layernorm.weight", (_HF + "input_layernorm.weight",)),
         WeightRule(
             _OURS + "self_attention.linear_qkv.weight",
-            (_HF + "self_attn.q_proj.weight", _HF + "self_attn.k_proj.weight", _HF + "self_attn.v_proj.weight"),
+            (
+                _HF + "self_attn.q_proj.weight",
+                _HF + "self_attn.k_proj.weight",
+                _HF + "self_attn.v_proj.weight",
+            ),
             QUERY_KEY_VALUE,
         ),
         WeightRule(_OURS + "self_attention.linear_proj.weight", (_HF + "self_attn.o_proj.weight",)),
         WeightRule(_OURS + "pre_mlp_layernorm.weight", (_HF + "post_attention_layernorm.weight",)),
         WeightRule(
-            _OURS + "mlp.linear_fc1.weight", (_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"), GATE_AND_UP
+            _OURS + "mlp.linear_fc1.weight",
+            (_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"),
+            GATE_AND_UP,
         ),
         WeightRule(_OURS + "mlp.linear_fc2.weight", (_HF + "mlp.down_proj.weight",)),
         WeightRule("decoder.final_layernorm.weight", ("model.norm.weight",)),
@@ -96,7 +153,7 @@ QWEN3 = replace(
 def _experts(
     block: str, gate: str, up: str, down: str, layers: Literal["all", "sparse"] = "all"
 ) -> tuple[WeightRule, ...]:
-    """The rules of router and experts, in the class's names of their module and matrices."""
+    """Rules for router and experts, by the class's names of their module and matrices."""
     expert = f"{_HF}{block}.experts.{{e}}"
     gates_and_ups = (f"{expert}.{gate}.weight", f"{expert}.{up}.weight")
     return (

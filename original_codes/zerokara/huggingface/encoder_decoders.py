@@ -8,8 +8,7 @@ transformers takes ``tie_word_embeddings`` of a T5 as whether hidden states are 
 (``scale_decoder_outputs``), and then sets it to true; whether the matrix is tied follows from the tensors in the file.
 So config.json states the truth, and `config_is_tied` reads the scaling of the loaded configuration.
 
-Switch's class has only a number of sparse layers, and puts them at 1, 1 + n, 1 + 2n, …; ``expert_capacity``, the most
-tokens of a text that an expert takes, is set so high that none is dropped.
+Switch's class has only a number of sparse layers, and puts them at 1, 1 + n, 1 + 2n, ….
 """
 
 from __future__ import annotations
@@ -28,13 +27,11 @@ from zerokara.huggingface.weight_rules import (
 )
 from zerokara.model.shapes import ModelShape
 
-_UNBOUNDED = 1 << 20
 _CROSS_ATTENTION = "decoder.layers.{i}.cross_attention"
 
 
-def _attention(ours: str, hf: str, inputs: tuple[str, str, Transform]) -> tuple[WeightRule, ...]:
-    """The input projections of an attention, which are one matrix of ours, and its output projection."""
-    name, letters, transform = inputs
+def _attention(ours: str, hf: str, name: str, letters: str, transform: Transform) -> tuple[WeightRule, ...]:
+    """Input projections of an attention, which are one matrix of ours, and its output projection."""
     return (
         WeightRule(f"{ours}.{name}.weight", tuple(f"{hf}.{letter}.weight" for letter in letters), transform),
         WeightRule(f"{ours}.linear_proj.weight", (f"{hf}.o.weight",)),
@@ -58,7 +55,7 @@ def _stack(name: str) -> tuple[WeightRule, ...]:
             (f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
         ),
         WeightRule(f"{ours}.input_layernorm.weight", (f"{hf}.0.layer_norm.weight",)),
-        *_attention(f"{ours}.self_attention", f"{hf}.0.SelfAttention", ("linear_qkv", "qkv", QUERY_KEY_VALUE)),
+        *_attention(f"{ours}.self_attention", f"{hf}.0.SelfAttention", "linear_qkv", "qkv", QUERY_KEY_VALUE),
         WeightRule(f"{name}.final_layernorm.weight", (f"{name}.final_layer_norm.weight",)),
     )
 
@@ -87,7 +84,7 @@ T5 = Family(
             "decoder.layers.{i}.pre_cross_attn_layernorm.weight", ("decoder.block.{i}.layer.1.layer_norm.weight",)
         ),
         WeightRule(f"{_CROSS_ATTENTION}.linear_q.weight", ("decoder.block.{i}.layer.1.EncDecAttention.q.weight",)),
-        *_attention(_CROSS_ATTENTION, "decoder.block.{i}.layer.1.EncDecAttention", ("linear_kv", "kv", KEY_VALUE)),
+        *_attention(_CROSS_ATTENTION, "decoder.block.{i}.layer.1.EncDecAttention", "linear_kv", "kv", KEY_VALUE),
         *_feed_forward("decoder.layers.{i}", "decoder.block.{i}.layer.2"),
     ),
     settings={
@@ -119,15 +116,12 @@ def _switch_feed_forward(ours: str, hf: str) -> tuple[WeightRule, ...]:
 
 
 def _switch_values(shape: ModelShape) -> dict[str, Any]:
-    """The values of a class whose dense layers and experts have the same feed-forward size."""
-    values = _t5_values(shape)
-    del values["feed_forward_proj"]
     return {
-        **values,
+        **{key: value for key, value in _t5_values(shape).items() if key != "feed_forward_proj"},
         "dense_act_fn": "gelu_new",
         "num_sparse_encoder_layers": len(shape.moe_layers),
         "num_sparse_decoder_layers": len(shape.moe_layers),
-        "expert_capacity": _UNBOUNDED,
+        "expert_capacity": 1 << 20,  # so high that no token is dropped
         "router_bias": False,
         "router_jitter_noise": 0.0,
         "router_dtype": "float32",
