@@ -2,6 +2,7 @@
 
 `checkpoint.store`, which writes them, is imported by itself: it loads torch.
 """
+# ruff: noqa: F401  # the names that other rooms use
 
 from zerokara.checkpoint.folders import (
     Retention,
@@ -16,22 +17,3 @@ from zerokara.checkpoint.folders import (
     write_markers,
 )
 from zerokara.checkpoint.state import STATE_NAME, TrainingState, parse_state, read_moments, read_state, read_weights
-
-__all__ = [
-    "STATE_NAME",
-    "Retention",
-    "TrainingState",
-    "all_steps",
-    "best",
-    "broken_names",
-    "check",
-    "folder_of",
-    "newest_complete",
-    "newest_to_resume",
-    "parse_state",
-    "read_moments",
-    "read_state",
-    "read_weights",
-    "step_of",
-    "write_markers",
-]

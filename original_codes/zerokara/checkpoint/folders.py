@@ -2,12 +2,12 @@
 
 Layout of a run folder: ``global_step100/``, ``global_step200/`` …, and the files ``latest`` and ``best`` that name the
 newest and the one with the lowest validation loss. A folder counts only if its manifest, which is written last, exists
-and every file has the recorded size and hash. The two files are for people; each start corrects them.
+and every file has the recorded size and hash. The two files are for display; each start corrects them.
 
-Deleted are only complete checkpoints, where the ones to keep are complete, and what killed saves and deletions left
-behind. A broken checkpoint keeps its content under another name, ``global_step200.broken``, and can be given its name
-back. One that the disk fails to read (`OSError`) is neither complete nor broken, but unknown. A network file system
-fails this way for a moment when its server restarts, so reads are retried for half a minute.
+Only complete checkpoints are deleted, where the ones to keep are complete, and the leftovers of killed saves and
+deletions. A broken checkpoint keeps its content under another name, ``global_step200.broken``, and can be given its
+name back. One that the disk fails to read (`OSError`) is neither complete nor broken, but unknown. A network file
+system fails this way for a moment when its server restarts, so reads are retried for half a minute.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IDENTITY_NAME = "run.json"
 MANIFEST_NAME = "manifest.json"
 LATEST_NAME, BEST_NAME = "latest", "best"
 SELECTION_FACT = "selection_loss"
-"""Key of the manifest's facts: what the best checkpoint has least of; None if these very weights were not validated."""
+"""Key of the manifest's facts: the best checkpoint has the lowest; None if these very weights were not validated."""
 PARTS = ("weights", "optimizer", "state")
 """The files of a checkpoint, by their names in its manifest."""
 BROKEN_SUFFIX = ".broken"
@@ -130,7 +130,7 @@ def check_sizes(folder: Path) -> manifest.Manifest | None:
 
 
 def with_retries(read: Callable[[], _Result], log: Callable[[str], None] = print) -> _Result:
-    """Call `read`, retrying for half a minute where the disk fails with one of `TRANSIENT_ERRORS`.
+    """Call `read`, retrying for half a minute if the disk fails with one of `TRANSIENT_ERRORS`.
 
     Raises:
         OSError: it still fails, or with another error.
@@ -177,7 +177,7 @@ def newest_complete(run_dir: Path, log: Callable[[str], None] = print, parts: Co
 
 
 def newest_to_resume(run_dir: Path, log: Callable[[str], None] = print) -> Path | None:
-    """Newest complete checkpoint, or None where there is none at all; broken ones are set aside, and logged.
+    """Newest complete checkpoint, or None if there is none at all; broken ones are set aside, and logged.
 
     Only for the process that holds the run's lock.
 
@@ -234,11 +234,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def remove_leftovers(run_dir: Path) -> None:
-    """Delete what killed saves and deletions left behind, and complete an interrupted replacement.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
+    """Delete the leftovers of killed saves and deletions, and complete an interrupted replacement."""
     for path in run_dir.iterdir():
         if replaced := _INTERRUPTED_REPLACEMENT.fullmatch(path.name):
             recover(run_dir / replaced[1])
@@ -253,9 +249,6 @@ def prune(run_dir: Path, retention: Retention) -> list[Path]:
     """Delete the complete checkpoints that `retention` does not keep, and return their folders.
 
     Each is renamed first, so that none is there in part; `remove_leftovers` completes an interrupted deletion.
-
-    Raises:
-        OSError: the disk fails.
     """
     losses = _complete(run_dir)
     kept = {*sorted(losses)[-retention.keep_last :]}
@@ -274,11 +267,7 @@ def prune(run_dir: Path, retention: Retention) -> list[Path]:
 
 
 def write_markers(run_dir: Path) -> None:
-    """Write the names of the newest complete checkpoint and of the best by validation to `latest` and `best`.
-
-    Raises:
-        OSError: the disk fails.
-    """
+    """Write the names of the newest complete checkpoint and of the best by validation to `latest` and `best`."""
     losses = _complete(run_dir)
     for name, step in ((LATEST_NAME, max(losses, default=-1)), (BEST_NAME, _best(losses))):
         path = run_dir / name
@@ -290,7 +279,7 @@ def write_markers(run_dir: Path) -> None:
 
 
 def best(run_dir: Path) -> Path | None:
-    """Return the checkpoint that validation found best, as the file ``best`` names it; None where there is none."""
+    """Return the best checkpoint by validation, as the file ``best`` names it; None if there is none."""
     marker = run_dir / BEST_NAME
     folder = run_dir / marker.read_text(encoding="utf-8").strip() if marker.is_file() else None
     return folder if folder and folder.is_dir() else None
@@ -303,5 +292,5 @@ def _complete(run_dir: Path) -> dict[int, float | None]:
 
 
 def _best(losses: dict[int, float | None]) -> int:
-    """Step with the lowest loss, of equal ones the newest; -1 where none was validated."""
+    """Step with the lowest loss, of equal ones the newest; -1 if none was validated."""
     return -min(((loss, -step) for step, loss in losses.items() if loss is not None), default=(0.0, 1))[1]

@@ -1,4 +1,4 @@
-"""The content of a checkpoint, its cut into shares, and its readers. `checkpoint.store` writes it.
+"""The content of a checkpoint, its shares, and its readers. `checkpoint.store` writes it.
 
 =====================  ==============================================================================================
 weights.safetensors    fp32 master weights by megatron-core's parameter name, unsharded, vocabulary rows padded
@@ -72,22 +72,16 @@ class TrainingState:
 
     @property
     def selection_loss(self) -> float | None:
-        """What the best checkpoint has least of: the validation loss of these very weights, or a task's metric, negated
-        where more is better. None if they were not validated, or it is not finite."""
+        """Validation loss of these very weights, or a task's metric, negated if more is better: the best checkpoint has the
+        lowest. None if they were not validated, or it is not finite."""
         known = self.facts.get("selection_loss", self.facts.get("valid_loss"))
         loss = known if self.facts.get("valid_step") == self.step else None
         return loss if loss is not None and math.isfinite(loss) else None
 
 
 def read_state(folder: Path) -> TrainingState:
-    """Read the progress of a run from a checkpoint.
-
-    Raises:
-        UserError: the file is damaged.
-        OSError: it cannot be read.
-    """
-    path = folder / STATE_NAME
-    return parse_state(path.read_bytes(), path)
+    """Read the progress of a run from a checkpoint, as `parse_state`."""
+    return parse_state((folder / STATE_NAME).read_bytes(), folder / STATE_NAME)
 
 
 def parse_state(text: bytes | str, path: Path) -> TrainingState:
@@ -105,7 +99,7 @@ def parse_state(text: bytes | str, path: Path) -> TrainingState:
 
 @dataclass(frozen=True)
 class Share:
-    """What one of the processes writes that save together."""
+    """The part of a checkpoint that one of several processes writes."""
 
     index: int = 0
     """This process among them; the first puts the shares together."""
@@ -123,13 +117,13 @@ class Share:
 
 
 def cut_shapes(share: Share, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a share's tensors by name; those of which it has no row are left out."""
+    """Shapes of a share's tensors by name; those of which it has no row are left out."""
     rows = {name: share.rows(whole) for name, whole in shapes.items()}
     return {name: (len(rows[name]), *whole[1:]) if whole else () for name, whole in shapes.items() if rows[name]}
 
 
 def files_of(folder: Path, part: str) -> list[Path]:
-    """The files of a checkpoint's `part` in their order.
+    """Files of a checkpoint's `part` in their order.
 
     Raises:
         UserError: one is missing.
@@ -167,15 +161,16 @@ class StoredTensors(Mapping[str, "Tensor"]):
     def __getitem__(self, name: str) -> Tensor:
         import torch
 
-        paths = self._paths[name]
-        if len(paths) == 1:
-            return _read(paths[0], name)
-        whole, first = torch.empty(self.shapes[name]), 0
-        for path in paths:  # one after another: beside the whole there is one part in memory
-            rows = _read(path, name)
+        paths, first = self._paths[name], 0
+        whole = torch.empty(self.shapes[name] if len(paths) > 1 else 0)
+        for path in paths:
+            with safe_open(path, framework="pt") as file:
+                rows = file.get_tensor(name)
+            if len(paths) == 1:
+                return rows
             whole[first : first + len(rows)].copy_(rows)
             first += len(rows)
-            del rows
+            del rows  # beside the whole there is one part in memory
         return whole
 
     def __iter__(self) -> Iterator[str]:
@@ -185,18 +180,8 @@ class StoredTensors(Mapping[str, "Tensor"]):
         return len(self.shapes)
 
 
-def _read(path: Path, name: str) -> Tensor:
-    with safe_open(path, framework="pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-    return tensor
-
-
 def read_weights(folder: Path) -> StoredTensors:
-    """Fp32 master weights by name, each read when it is asked for.
-
-    Raises:
-        UserError: a file is missing.
-    """
+    """Fp32 master weights by name, each read when it is asked for; raises as `files_of`."""
     return StoredTensors(files_of(folder, WEIGHTS))
 
 

@@ -2,9 +2,9 @@
 
 Several processes write one together (`Writers`): the first says where and completes it, each writes its share. They
 talk through a store of torch.distributed, by two kinds of keys: ``N``, the N-th request of the first (the name of the
-folder to write into, or that no more comes for this checkpoint), and ``N/K``, what process K made of it (its files with
-their hashes, or the disk's error). A store and no collectives: all of it happens in a thread, while the training uses
-those. The folder goes by its name alone, since a disk that several machines share may be mounted elsewhere.
+folder to write into, or that no more comes for this checkpoint), and ``N/K``, the answer of process K (its files with
+their hashes, or the disk's error). A store and no collectives, which the training uses meanwhile: this is in a thread.
+The folder goes by its name alone, since a disk that several machines share may be mounted elsewhere.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from zerokara.progress import bytes_text
 SMALL_FILES_BYTES = 2**20
 """More than state.json, manifest.json, the headers and the folder itself take on a disk."""
 POLL_SECONDS = 0.05
-"""Between two looks for a message."""
+"""Pause between two looks for a message."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Writers:
     """The processes that write a run's checkpoints, as one of them sees them."""
 
     def __init__(self, share: Share | None = None, store: Store | None = None):
-        """A lone process needs no store."""
+        """A single process needs no store."""
         self.share, self._store = share or Share(), store
         self._num_requests = 0
         assert store is not None or self.share.count == 1, "processes that write together talk through a store"
@@ -125,7 +125,7 @@ class Writers:
         return request
 
     def _wait_for(self, key: str, leave: threading.Event | None = None) -> bytes:
-        """Wait for a message; empty where `leave` was set before it came."""
+        """Wait for a message; empty if `leave` was set before it came."""
         assert self._store is not None
         leave = leave or threading.Event()
         while not self._store.check([key]):
@@ -146,7 +146,7 @@ class CheckpointStore:
         writers: Writers | None = None,
         num_bytes: int | None = None,
     ):
-        """`newest` is the checkpoint that the run resumed from, `num_bytes` what the tensors take that all write."""
+        """`newest` is the checkpoint that the run resumed from, `num_bytes` the size of the tensors of all writers."""
         self.run_dir, self.newest = run_dir, newest
         self._retention, self._log, self._writers, self._num_bytes = retention, log, writers or Writers(), num_bytes
 
@@ -157,7 +157,15 @@ class CheckpointStore:
             OSError: the disk has no room or cannot be written; nothing is left of the attempt.
         """
         own_bytes = sum(tensor.nbytes for tensors in (weights, moments) for tensor in tensors.values())
-        self._require_room(SMALL_FILES_BYTES + (self._num_bytes or own_bytes))
+        needed = SMALL_FILES_BYTES + (self._num_bytes or own_bytes)
+        if shutil.disk_usage(self.run_dir).free < needed:
+            folders.prune(self.run_dir, self._retention)
+        if (free := shutil.disk_usage(self.run_dir).free) < needed:
+            older = [folders.folder_of(self.run_dir, step).name for step in folders.all_steps(self.run_dir)[:-1]]
+            older += folders.broken_names(self.run_dir)
+            advice = f"; each of the older checkpoints takes about as much ({', '.join(older)})" if older else ""
+            message = f"{bytes_text(needed)} are needed, {bytes_text(free)} are free. Free some space on this disk"
+            raise OSError(errno.ENOSPC, message + advice, str(self.run_dir))
         self.newest = folder = save(self.run_dir, state, weights, moments, self._writers)
         try:
             folders.write_markers(self.run_dir)
@@ -166,18 +174,6 @@ class CheckpointStore:
         except OSError as error:  # the checkpoint is saved; the next save deletes what this one could not
             self._log(f"step {state.step}  older checkpoints are left alone for now: {error}")
         return folder
-
-    def _require_room(self, needed: int) -> None:
-        if shutil.disk_usage(self.run_dir).free >= needed:
-            return
-        folders.prune(self.run_dir, self._retention)
-        free = shutil.disk_usage(self.run_dir).free
-        if free < needed:
-            older = [folders.folder_of(self.run_dir, step).name for step in folders.all_steps(self.run_dir)[:-1]]
-            older += folders.broken_names(self.run_dir)
-            advice = f"; each of the older checkpoints takes about as much ({', '.join(older)})" if older else ""
-            message = f"{bytes_text(needed)} are needed, {bytes_text(free)} are free. Free some space on this disk"
-            raise OSError(errno.ENOSPC, message + advice, str(self.run_dir))
 
 
 def save(

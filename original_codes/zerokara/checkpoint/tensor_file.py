@@ -34,7 +34,7 @@ _SEND_BYTES = 128 * 2**20
 
 
 class TensorWriter:
-    """Writes one file, tensor after tensor in the announced order; a context manager.
+    """Writer of one file, tensor after tensor in the announced order; a context manager.
 
     Writing and hashing release the interpreter's lock, so that a thread can do both while training continues. The file
     may be read by whoever may read its folder.
@@ -97,11 +97,7 @@ class TensorWriter:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write fp32 tensors that are in memory; return the file's SHA-256 in hexadecimal.
-
-    Raises:
-        OSError: the disk is full or cannot be written; names the file.
-    """
+    """Write fp32 tensors that are in memory, as `TensorWriter`; return the file's SHA-256 in hexadecimal."""
     digest, shapes = hashlib.sha256(), {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     with TensorWriter(path, shapes, torch.float32, digest.update) as writer:
         for name, tensor in tensors.items():

@@ -36,7 +36,6 @@ _OF_TRAINING = {
 """Values that change neither weights nor results of a model, only its training."""
 _MAX_REASON = 300
 """Characters of a message of transformers, which may quote a whole file."""
-
 TOKENIZER_NAMES = (SENTENCEPIECE_FILE, MODEL_FILE, "spiece.model")
 """Names of a folder's SentencePiece model: ours, Llama's, T5's."""
 _T5_CONTEXT = 512
