@@ -130,24 +130,6 @@ def test_what_no_longer_fits_is_left_out(
     assert [one["name"] for one in found] == list(benchmark.PARTS["dense"]) and all("left_out" in one for one in found)
 
 
-def test_a_measurement_ends_at_the_deadline(benchmark: ModuleType, tmp_path: Path) -> None:
-    program = "import time; print('compiling the layers'); print('compiled in 3 s'); time.sleep(60)"
-    run = benchmark.watch([sys.executable, "-c", program], "x", tmp_path, tmp_path, benchmark.time.monotonic() + 3)
-    assert run.code and run.lines[-1][1].startswith("killed") and run.lines[-1][0] < 30
-    assert benchmark.facts_of(run, tmp_path)["compile_seconds"] >= 0
-
-
-def test_idle_is_what_no_interval_covers(root: Path) -> None:
-    covered = module_of(root, "gpu_profile").covered
-    assert covered([(5, 7), (0, 2), (1, 3), (1, 2)]) == 5
-
-
-def test_wrong_arguments_are_refused(root: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/gpu.py", "7b", "--results", str(tmp_path)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "invalid choice: '7b'" in done.stderr
-
-
 def test_the_table_shows_a_run_that_failed(root: Path, tmp_path: Path, benchmark: ModuleType) -> None:
     run = benchmark.Watched(12, [(1.0, "out of memory")], 10**9)
     facts = {"device": "cpu", "versions": {"torch": "2"}, "settings": [], **benchmark.facts_of(run, tmp_path)}

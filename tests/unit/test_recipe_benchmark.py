@@ -43,16 +43,6 @@ def test_each_id_is_predicted_once_from_at_least_half_a_context(module_of: Any, 
     assert found == ids
 
 
-def test_windows_are_those_of_the_example(module_of: Any) -> None:
-    windows = module_of("recipe_score").windows
-    assert [window.inputs for window in windows([1, 2, 3, 4, 5, 6, 7], 0, 4, False)] == [
-        [0, 1, 2, 3],
-        [2, 3, 4, 5],
-        [4, 5, 6, 0],
-    ]
-    assert [window.inputs for window in windows([1, 2, 3, 4, 5, 6, 7], 0, 4, True)][1:] == [[0, 3, 4, 5], [0, 5, 6, 0]]
-
-
 DOCUMENTS = [{"text": "naïve 日本", "ids": [3, 4, 5, 6, 7]}, {"text": "b", "ids": [3]}]
 
 
@@ -77,16 +67,6 @@ def test_only_the_ids_of_texts_are_counted(module_of: Any) -> None:
     assert wrong["begin"] == pytest.approx(wrong["stream"]), "nothing is scored right behind the begin of a window"
 
 
-def test_nanochat_reads_ids_as_characters(module_of: Any) -> None:
-    encoder = module_of("recipe_nanochat").CharacterIds(8000, 1)
-    ids = [0, 1, 7999, 300]
-    text = encoder.decode(ids)
-    assert encoder.encode_ordinary_batch([text.encode().decode()]) == [ids]
-    assert encoder.encode_single_token("<|bos|>") == 1
-    with pytest.raises(KeyError):
-        encoder.encode_single_token("<|user|>")
-
-
 def result(system: str, seed: int, stream: float, begin: float = 9.0, **more: Any) -> dict[str, Any]:
     common = {"corpus": "english", "size": "3M", "minutes": 10.0, "seq_len": 256, "threads": 2, "precision": "fp32"}
     scores = {"bits_per_byte": {"stream": stream, "begin": begin}}
@@ -109,12 +89,6 @@ def test_the_table_compares_means_with_the_best_other_system(module_of: Any, tmp
     assert rows[2][1] == "1.6000", "the better of the two readings"
     assert "exit code 1" in lines[-2] and "failed" in lines[-2]
     assert "5.00% below litgpt" in lines[-1]
-
-
-def test_a_run_that_took_another_time_is_marked(module_of: Any) -> None:
-    table = module_of("recipe_table")
-    for seconds, marked in ((600.0, False), (625.0, False), (640.0, True), (560.0, True)):
-        assert ("(!)" in table.row("litgpt", [result("litgpt", 1, 1.7, seconds=seconds)], [1.7], 10.0)) is marked
 
 
 def test_everybody_gets_the_documents_of_step_2(module_of: Any, tmp_path: Path) -> None:
