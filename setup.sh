@@ -111,10 +111,15 @@ log "4/4: $(entries "$built" | grep -oE '^[a-z-]+==[0-9.]+' | paste -sd ' ')"
 )
 .venv/bin/python -m pip check --disable-pip-version-check --quiet || log "the packages named above conflict"
 
-# Makes `import zerokara` work in .venv; the path is relative to the folder that holds the file.
+# Makes `import zerokara` work in .venv, and the command; the path is relative to the folder that holds the file.
 site_packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 echo "../../../../original_codes" > "$site_packages/zerokara.pth"
-.venv/bin/python -c 'import zerokara'
+cat >.venv/bin/zerokara <<'END'
+#!/usr/bin/env bash
+exec "$(dirname "${BASH_SOURCE[0]}")/python" -P -m zerokara.steps "$@"
+END
+chmod +x .venv/bin/zerokara
+.venv/bin/zerokara --version >/dev/null
 
 # On all cores. Some packages contain files for other Python versions, or templates, which do not compile: ignore them.
 .venv/bin/python -m compileall -qq -j 0 "$site_packages" original_codes || true

@@ -1,4 +1,4 @@
-"""`python -m zerokara.steps tokenize --help`: the command line of a step, by the name of its module.
+"""`python -m zerokara.steps tokenize --help`, or `zerokara tokenize --help`: a step, by the name of its module.
 
 Of a main program of another name multiprocessing would import all of it again into every worker.
 """
@@ -7,9 +7,26 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 
+from zerokara import __version__
 from zerokara.steps import stop_at_once
 
-if __name__ == "__main__":
+
+def main() -> int:
+    """Run the step that the command line names, or say which there are, or the version."""
     stop_at_once()
-    sys.exit(import_module(f"zerokara.steps.{sys.argv[1]}").main(sys.argv[2:]))
+    name, *arguments = sys.argv[1:] or ["--help"]
+    steps = {path.stem for path in Path(__file__).parent.glob("[a-z]*.py")} - {"command", "preflight"}
+    if name in steps:
+        return import_module(f"zerokara.steps.{name}").main(arguments)
+    print(
+        f"zerokara {__version__}"
+        if name == "--version"
+        else f"usage: zerokara STEP [--help]: {', '.join(sorted(steps))}"
+    )
+    return 0 if name in ("--version", "--help", "-h") else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
