@@ -1,1 +1,1 @@
-"""What a run would come to, before it is paid for: scaling laws from small runs, and plans for time and machine."""
+"""Compute planning: the speed of a machine, a scaling law from small runs, and a table of model sizes."""

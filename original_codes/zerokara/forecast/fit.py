@@ -55,13 +55,12 @@ Numbers = NDArray[np.float64]
 PRIOR_EXPONENT, EXPONENT_WIDTH = 0.3, 0.15
 """Mean and standard deviation of α and β before any run."""
 PRIOR_FLOOR, FLOOR_WIDTH = 0.35, 0.15
-"""The same of E, as a share of the fewest bits per byte of any run: 0.6 of 1.7, as E is for English text and tokens of
-four bytes in Hoffmann et al."""
+"""Those of E, as a share of the fewest bits per byte of any run: 0.6 of 1.7 for English in Hoffmann et al."""
 SEED_NOISE = 0.003
 """Standard deviation of the relative error of a run, from its seed alone."""
 BEND = 0.02
-"""Standard deviation of the relative error of a law for one doubling of size or length beyond the small runs; for more
-it grows as their square root. Of the few runs that it was checked on (docs/recipe.md)."""
+"""Standard deviation of the relative error of a law for one doubling of size or length beyond the small runs; it grows
+as the square root of the doublings. From the few runs that it was checked on (docs/recipe.md)."""
 NUM_DRAWS = 1000
 _EXPONENTS = np.arange(0.05, 0.9001, 0.025)
 _FLOORS = np.arange(0.02, 0.9001, 0.04)
@@ -71,15 +70,15 @@ _UNIT_N, _UNIT_D = 1e6, 1e7
 """The scale of N and D inside the fit, for numbers near 1."""
 
 START_SECONDS = 8.0
-"""Of a run: from its start to its first step, and from its last to its end."""
+"""Seconds of a run before its first step and after its last."""
 MAX_EVAL_TOKENS = 200_000
-"""Of a validation; fewer than step 3's would be another part of the text, with other bits per byte."""
+"""Maximum tokens of a validation; fewer than step 3's are another part of the text, with other bits per byte."""
 LENGTHS, NUM_SIZES = (1, 2, 4), 3
 NUM_RUNS = NUM_SIZES * len(LENGTHS)
 MIN_TOKENS_PER_PARAMETER = 5
-"""Of the largest size in its longest run, for sizes to be any larger."""
+"""Minimum for the largest size in its longest run, before larger sizes are taken."""
 MIN_STEPS = 400
-"""Of the shortest run: in fewer a model hardly gets beyond the frequencies of words, and no law holds."""
+"""Steps of the shortest run: in fewer a model hardly gets beyond the frequencies of words, and no law holds."""
 MIN_BATCH = 4
 """Sequences of the smallest batch."""
 SLOT_BYTES = 1.5e9
@@ -104,12 +103,10 @@ _QUIET: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run that was trained to its end."""
+    """A run that was trained to its end: N (`effective_parameters`), D, and its bits per byte."""
 
     parameters: float
-    """N: `effective_parameters`."""
     tokens: float
-    """D."""
     bits_per_byte: float
 
 
@@ -137,7 +134,7 @@ class ScalingLaw:
     """N and D, each of the run that has most of it."""
 
     def predict(self, parameters: float, tokens: float) -> Prediction:
-        """The bits per byte of a run: half of the draws are below."""
+        """Predict the bits per byte of a run: the median of the draws."""
         values_R = _evaluate(self.drawn, parameters, tokens)
         beyond = max(parameters / self.largest[0], tokens / self.largest[1], 1.0)
         spread = math.hypot(self.noise, BEND * math.sqrt(math.log2(beyond)))
@@ -187,7 +184,7 @@ def _evaluate(laws: Numbers, parameters: float | Numbers, tokens: float | Number
 
 
 def effective_parameters(shape: ModelShape) -> float:
-    """N of the scaling law: what a token is multiplied with, the output projection and attention scores included."""
+    """Return N of the scaling law: multiplications per token, those of output projection and attention included."""
     return shape.flops_per_token() / 6
 
 
@@ -203,8 +200,8 @@ class CalibrationRun:
 
     @property
     def batch(self) -> int:
-        """Sequences in a step: as many as the recipe asks for, and not the power of two that it takes. Doubled between
-        two small runs, or between them and the run that is planned, the batch would put a kink into their law."""
+        """Sequences in a step: the recipe's before it is rounded to a power of two, which would put a kink into the law
+        where it doubles between two runs."""
         return max(MIN_BATCH, round(recipe.batch_tokens(self.tokens) / self.shape.raw_len))
 
     def seconds(self, speed: Speed) -> float:
@@ -213,17 +210,20 @@ class CalibrationRun:
         return START_SECONDS + (self.tokens + validation) * speed.seconds_of_token(self.shape)
 
 
+def least_tokens(raw_len: int) -> int:
+    """Return the tokens of the longest of nine runs that are as short as possible; the corpus must have them."""
+    return MIN_STEPS * MIN_BATCH * raw_len * LENGTHS[-1]
+
+
 def plan_runs(
     shapes: Sequence[ModelShape], speed: Speed, minutes: float, num_slots: int, unique_tokens: float, eval_tokens: int
 ) -> list[CalibrationRun]:
-    """The runs that fit into the time, as many at a time as there are slots, the costliest first.
-
-    No token is read twice, since a repeated one is worth less than a fresh one.
+    """Plan the runs that fit into the time, one in each slot at a time, the costliest first; no token is read twice.
 
     Raises:
         UserError: the time is too short for any, or the corpus.
     """
-    least = MIN_STEPS * MIN_BATCH * shapes[0].raw_len * LENGTHS[-1]  # tokens of the longest run
+    least = least_tokens(shapes[0].raw_len)
     if unique_tokens < least:
         rule = f"needs a corpus of {least:,} training tokens"
         raise UserError(Fault("--fit", rule, value=f"{unique_tokens:,}", remedy="plan without it"))
@@ -235,23 +235,23 @@ def plan_runs(
             for size in reversed(range(first, first + NUM_SIZES))
         ]
 
-    def seconds_of(runs: list[CalibrationRun]) -> float:
+    def seconds_of(first: int, longest: float) -> float:
         ends = [0.0] * num_slots
-        for seconds in sorted((run.seconds(speed) for run in runs), reverse=True):
+        for seconds in sorted((run.seconds(speed) for run in runs_of(first, longest)), reverse=True):
             heapq.heapreplace(ends, ends[0] + seconds)  # a run begins as soon as a slot is free
         return max(ends)
 
     for first in reversed(range(len(shapes) - NUM_SIZES + 1)):
         low, high = 0.0, float(unique_tokens)
-        if seconds_of(runs_of(first, high)) <= 60 * minutes:
+        if seconds_of(first, high) <= 60 * minutes:
             low = high
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (middle, high) if seconds_of(runs_of(first, middle)) <= 60 * minutes else (low, middle)
+            low, high = (middle, high) if seconds_of(first, middle) <= 60 * minutes else (low, middle)
         is_long = low >= MIN_TOKENS_PER_PARAMETER * shapes[first + NUM_SIZES - 1].num_parameters()
         if round(low) >= least and (is_long or not first):
             return runs_of(first, low)
-    needed = math.ceil(1.1 * seconds_of(runs_of(0, least)) / 60)
+    needed = math.ceil(1.1 * seconds_of(0, least) / 60)
     rule = "minutes are too short for nine small runs on this machine"
     raise UserError(Fault("--fit", rule, value=f"{minutes:g}", remedy=f"give {needed}"))
 
@@ -265,7 +265,7 @@ class Slot(NamedTuple):
 
 
 def slots(most: int, num_gpus: int) -> list[Slot]:
-    """Up to `most` slots that share out the GPUs, or the cores where there is none."""
+    """Share out the GPUs, or the cores where there is none, among up to `most` slots."""
     cores = sorted(os.sched_getaffinity(0))[: available_cores()]
     gpus = named_gpus() or [str(number) for number in range(num_gpus)]
     number = max(1, min(most, len(cores), int(available_memory() // SLOT_BYTES), num_gpus or most))
@@ -274,7 +274,7 @@ def slots(most: int, num_gpus: int) -> list[Slot]:
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Let this thread, and the programs that it starts meanwhile, run on these cores alone."""
+    """Restrict this thread, and the programs that it starts in the block, to these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -285,7 +285,7 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SmallRuns:
-    """The small runs of a configuration: step 3 itself."""
+    """The small runs of a configuration, each a run of step 3."""
 
     planner: Planner
     plan_folder: Path
@@ -299,24 +299,24 @@ class SmallRuns:
 
     @cached_property
     def folder(self) -> Path:
-        """Folder of the runs that one law holds for: of one kind of model, tokenizer, corpus and recipe."""
+        """Folder of the runs that one law holds for: one kind of model, tokenizer, corpus and recipe."""
         plan = self.planner.local_plan()
-        made_of = f"{plan.resolved.architecture} {plan.resolved.seq_len} {self.settings['optimizer']}"
-        made_of += f" {plan.encoder.sha256} {plan.data.sha256} {plan.resolved.eval_tokens} {recipe.VERSION}"
-        return self.plan_folder / hashlib.sha256(made_of.encode()).hexdigest()[:12]
+        kind = f"{plan.resolved.architecture} {plan.resolved.seq_len} {self.settings['optimizer']}"
+        kind += f" {plan.encoder.sha256} {plan.data.sha256} {plan.resolved.eval_tokens} {recipe.VERSION}"
+        return self.plan_folder / hashlib.sha256(kind.encode()).hexdigest()[:12]
 
     def results(self) -> list[MeasuredRun]:
-        """All runs that have ended, those of earlier plans too."""
+        """Read the results of all runs that have ended, those of earlier plans included."""
         return [MeasuredRun(**json.loads(path.read_bytes())) for path in sorted(self.folder.glob("*.json"))]
 
     def measure_speed(self, slot: Slot) -> Speed:
-        """The speed of a small run in a slot, from a few steps of two sizes."""
+        """Measure the speed of a small run in a slot: a few steps of two sizes."""
         settings = {**self.settings, "global_batch_size": 2 * MIN_BATCH}
         with pinned(slot.cores):
             return Speed.of(*(self.planner.measure({**settings, **SHAPES[each]}) for each in (0, 4)))
 
     def train(self, runs: Sequence[CalibrationRun], speed: Speed, free: list[Slot]) -> None:
-        """Train what is not trained yet, in each free slot one run at a time.
+        """Train the runs without a result, in each free slot one at a time.
 
         Raises:
             RunError: step 3 failed; names its log.
@@ -333,9 +333,8 @@ class SmallRuns:
                         run, slot = waiting.pop(0), free.pop()
                         running.append((self._start(run, slot), run, slot))
                     time.sleep(0.1)
-                    for ended in [each for each in running if each[0].poll() is not None]:
-                        running.remove(ended)
-                        program, run, slot = ended
+                    for program, run, slot in [each for each in running if each[0].poll() is not None]:
+                        running.remove((program, run, slot))
                         free.append(slot)
                         self._finish(run, program.returncode)
                         progress.advance(run.seconds(speed))
@@ -366,8 +365,8 @@ class SmallRuns:
         lines = step_metrics.read(path.with_suffix(""))
         values = [line["valid_bits_per_byte"] for line in lines if "valid_bits_per_byte" in line]
         if code or not values:
-            said = f"ended with exit code {code}" if code else "was not validated"
-            raise RunError(f"a small run {said}; {path.with_suffix('.log')} says why")
+            reason = f"ended with exit code {code}" if code else "was not validated"
+            raise RunError(f"a small run {reason}; {path.with_suffix('.log')} says why")
         tokens = [line["tokens"] for line in lines if "tokens" in line][-1]
         write_json(path, asdict(MeasuredRun(effective_parameters(run.shape), tokens, values[-1])))
         shutil.rmtree(path.with_suffix(""))

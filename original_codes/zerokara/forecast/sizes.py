@@ -1,4 +1,4 @@
-"""What each size of model would come to on this machine, with this corpus, in the time or the tokens that there are.
+"""Tokens, time and expected loss of each model size, on this machine, with this corpus, in given hours or tokens.
 
 In: the speed of the machine, the tokens of the corpus, a scaling law. Out: for each size its tokens, hours and expected
 bits per byte, and the size to take: that with the fewest, or a smaller one within half a percent of it.
@@ -21,11 +21,11 @@ from zerokara.model.shapes import ModelShape
 REPETITIONS_WORTH = 15.4
 """R*."""
 RULE_OF_THUMB = 20
-"""Tokens for each parameter where nothing better is known (Hoffmann et al., 2022)."""
+"""Tokens per parameter where nothing better is known (Hoffmann et al., 2022)."""
 MIN_TOKENS_PER_PARAMETER = 0.2
-"""With fewer a model is not worth a look."""
+"""Sizes with fewer are not shown."""
 GOOD_ENOUGH = 1.005
-"""Bits per byte over the best, up to which a smaller model is taken, which is cheaper to use."""
+"""Ratio to the fewest bits per byte, up to which a smaller model is taken: it is cheaper to use."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A size, and what it would come to."""
+    """The run of one size: tokens, hours, memory and expected loss."""
 
     name: SizeName
     shape: ModelShape
@@ -55,17 +55,17 @@ class Candidate:
 
     @property
     def tokens_per_parameter(self) -> float:
-        """Fresh tokens, or what repeated ones are worth, for each parameter."""
+        """Fresh tokens per parameter; repeated ones count for what they are worth."""
         return fresh_worth(self.tokens, self.tokens / self.epochs) / self.shape.num_parameters()
 
     @property
     def is_sensible(self) -> bool:
-        """Whether anybody would consider it."""
+        """True if it fits, and has tokens enough to be shown."""
         return self.fits and self.tokens_per_parameter >= MIN_TOKENS_PER_PARAMETER
 
 
 def fresh_worth(tokens: float, unique_tokens: float) -> float:
-    """Fresh tokens that would teach as much as these, of which some are read again."""
+    """Return the number of fresh tokens that would teach as much as these, of which some are read again."""
     repetitions = tokens / unique_tokens - 1
     if repetitions <= 0:
         return tokens
@@ -73,14 +73,9 @@ def fresh_worth(tokens: float, unique_tokens: float) -> float:
 
 
 def candidate(
-    name: SizeName,
-    shape: ModelShape,
-    memory: tuple[float, bool],
-    speed: Speed,
-    budget: Budget,
-    law: ScalingLaw | None,
+    name: SizeName, shape: ModelShape, memory: tuple[float, bool], speed: Speed, budget: Budget, law: ScalingLaw | None
 ) -> Candidate:
-    """What a size would come to."""
+    """Return the run of a size within the budget."""
     seconds = speed.seconds_of_token(shape)
     tokens = min(budget.hours * 3600 / seconds, budget.tokens, budget.max_epochs * budget.unique_tokens)
     worth = fresh_worth(tokens, budget.unique_tokens)
@@ -89,7 +84,7 @@ def candidate(
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The size to take, of candidates from the smallest to the largest; None where none fits."""
+    """Choose a size from candidates in ascending order; None where none fits."""
     # With hardly a token for each parameter, so far from any run, no law is to be believed.
     fitting = [each for each in candidates if each.is_sensible] or [each for each in candidates if each.fits][:1]
     values = {each.name: each.prediction.value for each in fitting if each.prediction}

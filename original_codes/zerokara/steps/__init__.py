@@ -22,18 +22,13 @@ def enter(root: str) -> None:
 
 
 def stop_at_once() -> None:
-    """Let Ctrl-C end the process with a line, until `work_begins`: inside an import it would be a traceback."""
+    """Let Ctrl-C end the process with a line until work begins: inside an import it would be a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in the background
-        signal.signal(signal.SIGINT, _stop)
+        signal.signal(signal.SIGINT, stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def work_begins() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt again."""
-    if signal.getsignal(signal.SIGINT) is _stop:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _stop(*_: object) -> None:
+def stop(*_: object) -> None:
+    """Handle SIGINT."""
     os.write(2, b"stopped\n")
     os._exit(130)

@@ -1,7 +1,6 @@
-"""The command line that the steps share: their options, their exit codes, and the command that comes next.
+"""The command line that the steps share: options, exit codes, and the next command, ready to paste.
 
-Exit codes: 0 done, 1 failed while running, 2 wrong settings or input, 130 stopped. Every command that a step prints is
-ready to paste: quoted for the shell, with the configuration file that belongs to this one.
+Exit codes: 0 done, 1 failed while running, 2 wrong settings or input, 130 stopped.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import argparse
 import math
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from zerokara.config.loading import FILES, load
 from zerokara.config.settings import Settings
 from zerokara.config.writing import help_text, overrides
 from zerokara.errors import UserError, guarded
-from zerokara.steps import work_begins
+from zerokara.steps import stop
 
 COMMAND_NAME = "ZEROKARA_COMMAND"
 """Environment variable with the name by which the user called a shell script."""
 FIT_MINUTES = 10.0
-"""Minutes of small models where --fit gives none."""
+"""Default of --fit."""
 SCRIPTS = {
     "0_plan.py": "config.yaml",
     "1_train_sentencepiece_tokenizer.py": "sentence_piece_config.yaml",
@@ -43,7 +43,7 @@ SCRIPTS = {
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command line that are not settings."""
+    """The options of the command line that are not settings; None or False where a flag is not given."""
 
     config_path: Path
     overrides: Sequence[str] = ()
@@ -51,19 +51,16 @@ class Options:
     dry_run: bool = False
     write: bool = False
     verify_resume: int | None = None
-    """Number of steps in which to verify that a run resumes, instead of running it; None to run."""
     evaluate: str | None = None
-    """Checkpoint to validate instead of running: a folder, a name, a step, or "" for the newest; None to run."""
+    """Name of the checkpoint to validate; "" for the newest."""
     hours: float | None = None
     tokens: float | None = None
     fit: float | None = None
-    """Minutes for small models, to which a scaling law is fitted; None for none."""
     join: str | None = None
     host: str | None = None
     part: tuple[int, int] | None = None
-    """Number and count of the parts of which this machine does one; None to do all of the work."""
     merge: tuple[int, int] | None = None
-    """As `part`, of the merge of what all parts have made; (0, 1) for all that is left of it."""
+    """Number and count of the parts, as in `part`; (0, 1) for the whole merge."""
     argv: Sequence[str] = ()
     """The command line itself."""
     again: str = "the same command"
@@ -71,7 +68,7 @@ class Options:
 
 
 def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
-    """A reader of numbers above 0; argparse says what is no number."""
+    """Return a parser of numbers above 0."""
 
     def number(text: str) -> float:
         if not 0 < (value := kind(text)) < math.inf:
@@ -82,7 +79,7 @@ def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
 
 
 def _share(text: str) -> tuple[int, int]:
-    """``3/20`` → (3, 20)."""
+    """Parse ``3/20`` as (3, 20)."""
     number, _, of = text.partition("/")
     if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
         raise argparse.ArgumentTypeError(f"{text}: must be a number and a count, from 0/20 to 19/20")
@@ -90,9 +87,7 @@ def _share(text: str) -> tuple[int, int]:
 
 
 _FLAGS: dict[str, dict[str, Any]] = {
-    "redo": {"action": "store_true", "help": "do it again, and replace the outputs of an earlier run"},
-    "dry_run": {"action": "store_true", "help": "check everything, print what would be done, and stop"},
-    "write": {"action": "store_true"},
+    **{name: {"action": "store_true"} for name in ("redo", "dry_run", "write")},
     "hours": {"type": _positive(float), "metavar": "H"},
     "tokens": {"type": _positive(float), "metavar": "N"},
     "fit": {"type": _positive(float), "nargs": "?", "const": FIT_MINUTES, "metavar": "MINUTES"},
@@ -103,18 +98,21 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "merge": {"type": _share, "nargs": "?", "const": (0, 1), "metavar": "I/N"},
     "evaluate": {"nargs": "?", "const": "", "metavar": "CHECKPOINT"},
 }
-"""Arguments of argparse's `add_argument` for each flag; every step has those with a help text here."""
+"""Arguments of argparse's `add_argument` for each flag."""
+_SHARED_HELP = {
+    "redo": "do it again, and replace the outputs of an earlier run",
+    "dry_run": "check everything, print what would be done, and stop",
+}
 
 
 def parse(script: str, doc: str | None, argv: Sequence[str], **flags: str) -> Options:
-    """Read the command line; `flags` are the help texts of those of `_FLAGS` that this step has too."""
+    """Read the command line; `flags` are the help texts of this step's flags."""
     default = SCRIPTS[script]
-    wants_help = not {"-h", "--help"}.isdisjoint(argv)
+    settings = "" if {"-h", "--help"}.isdisjoint(argv) else help_text(FILES[default])
     parser = argparse.ArgumentParser(
         prog=os.environ.get(COMMAND_NAME),
         description=doc,
-        epilog="settings (in the YAML file, or --set for one run; docs/glossary.md explains the terms):\n"
-        + (help_text(FILES[default]) if wants_help else ""),
+        epilog=f"settings (in the YAML file, or --set for one run; docs/glossary.md explains the terms):\n{settings}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # "--re" must not mean --redo
     )
@@ -122,33 +120,29 @@ def parse(script: str, doc: str | None, argv: Sequence[str], **flags: str) -> Op
     parser.add_argument("--config", dest="config_path", type=Path, default=default, metavar="PATH", help=help_)
     help_ = "override one setting for this run, e.g. --set lr=3e-4; repeatable"
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=help_)
-    for name, arguments in _FLAGS.items():
-        if name in flags or "help" in arguments:
-            given = {"help": flags[name]} if name in flags else {}
-            parser.add_argument(f"--{name.replace('_', '-')}", **{**arguments, **given})
+    for name, help_ in (_SHARED_HELP | flags).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", help=help_, **_FLAGS[name])
     return Options(**vars(parser.parse_args(argv)), argv=argv, again=again(argv))
 
 
 def run(script: str, work: Callable[[Any, Options], None], doc: str | None, argv: Sequence[str], **flags: str) -> int:
-    """Load the configuration, do a step's work, and return its exit code; errors are printed on stderr.
-
-    `doc` and `flags` are the help of the step and of its flags, as in `parse`.
-    """
+    """Load the configuration, do a step's work, and return its exit code. `doc` and `flags` are as in `parse`."""
     options = parse(script, doc, argv, **flags)
     config_class, path = FILES[SCRIPTS[script]], options.config_path
 
     def begin() -> None:
-        work_begins()
+        if signal.getsignal(signal.SIGINT) is stop:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         work(load(config_class, path, options.overrides), options)
 
     return guarded(begin, options.again)
 
 
 def again(argv: Sequence[str], without: Sequence[str] = ()) -> str:
-    """The command that was typed, without some flags; "the same command" if it is not known."""
+    """Return the command that was typed, without some flags; "the same command" if it is not known."""
     script, module = _called(), getattr(sys.modules["__main__"], "__spec__", None)
     if script is not None:
-        called = [_runner(script.name), str(script)]
+        called = _program(script)
     elif module is not None and module.name == "zerokara.steps.__main__":
         called = ["python", "-m", "zerokara.steps", sys.argv[1]]
     else:
@@ -159,11 +153,10 @@ def again(argv: Sequence[str], without: Sequence[str] = ()) -> str:
 def next_command(
     script: str, options: Options, config: Settings, *made: Mapping[str, Any], flags: Sequence[str] = ()
 ) -> str:
-    """The command of `script` that continues from this step, whose configuration is `config`.
+    """Return the command of `script` that continues from this step, whose configuration is `config`.
 
-    What was given by ``--set`` is passed on if that step has the setting. Each of `made` are settings that belong to
-    this step's outputs; they are passed on together unless the next step's file has the first already, or names
-    something inside it.
+    What was given by ``--set`` is passed on if that step has the setting. So are the settings of each of `made`, this
+    step's outputs, unless the next step's file has the first of them already, or names something inside it.
     """
     folder = (_called() or Path()).parent
     default, path = SCRIPTS[script], options.config_path
@@ -181,22 +174,22 @@ def next_command(
     for settings in made:
         lacking = _lacking(FILES[default], path, settings)
         passed_on |= zip(lacking, overrides(lacking), strict=True)
-    words = [_runner(script), str(folder / script), *flags, *([] if str(path) == default else ["--config", str(path)])]
+    words = [*_program(folder / script), *flags, *([] if str(path) == default else ["--config", str(path)])]
     return shlex.join([*words, *(word for text in passed_on.values() for word in ("--set", text))])
 
 
 def _called() -> Path | None:
-    """The numbered script that started this process, as the user wrote it."""
+    """Return the numbered script that started this process, as the user wrote it."""
     script = Path(os.environ.get(COMMAND_NAME, sys.argv[0]).removeprefix("bash "))
     return script if script.name in SCRIPTS else None
 
 
-def _runner(script: str) -> str:
-    return "bash" if script.endswith(".sh") else "python"
+def _program(script: Path) -> list[str]:
+    return ["bash" if script.suffix == ".sh" else "python", str(script)]
 
 
 def _lacking(config_class: type[Settings], path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `settings` that a configuration file lacks; none if it has the first, or names something inside it."""
+    """Return the `settings` that a configuration file lacks; none if it has the first, or names something inside it."""
     try:
         config = load(config_class, path)
     except UserError:  # that step will report it

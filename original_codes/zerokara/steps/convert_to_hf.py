@@ -1,7 +1,4 @@
-"""Step 4: a checkpoint → a Hugging Face folder, proved equal to the trained model (`4_convert_to_HF.sh`).
-
-The folder appears only if the logits, the greedy continuations and the token ids agree.
-"""
+"""Step 4: a checkpoint → a Hugging Face folder, which appears only if logits, greedy text and token ids agree."""
 
 from __future__ import annotations
 
@@ -38,9 +35,8 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     files = checkpoint_source.corpus_files(config, source.config)
     log(f"step 4 convert: {source.folder} ({source.shape.size_text}) → {folder} ({config.dtype}), then the proofs")
     if others := exported_folder.to_keep(folder):
-        names = f"{', '.join(others[:5])}{' …' if others[5:] else ''}"
-        kept = unused_name(folder, ASIDE_ENDING)
-        print(f"  {folder} holds files that step 4 did not write, or that were changed: {names}; it is kept as {kept}")
+        kept = f"{', '.join(others[:5])}{' …' if others[5:] else ''}; it is kept as {unused_name(folder, ASIDE_ENDING)}"
+        print(f"  {folder} holds files that step 4 did not write, or that were changed: {kept}")
     if options.dry_run:
         print("dry run: nothing was written")
         return
@@ -50,11 +46,6 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     documents = checkpoint_source.documents(files, source.config, config.check_lines, encoder)
     made = export.export(source, config, documents)
     _print_samples(made.facts["samples"], is_encoder_decoder)
-    summary("step 4 convert: done", _rows(made))
-    print(following)
-
-
-def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
     model, proof = made.facts["model"], made.facts["proof"]
     logits, ids, chat = proof["logits"], proof["token_ids"], proof.get("chat")
     size = bytes_text(sum(record.bytes for record in made.outputs["weights"]))
@@ -71,7 +62,9 @@ def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
     ]
     if chat is not None:
         rows.append(("chat template", f"{chat['compared']:,} conversations of the training data equal"))
-    return [*rows, ("time", seconds_text(made.seconds)), *(("note", note) for note in logits["notes"])]
+    rows += [("time", seconds_text(made.seconds)), *(("note", note) for note in logits["notes"])]
+    summary("step 4 convert: done", rows)
+    print(following)
 
 
 def _print_samples(samples: list[dict[str, Any]], is_encoder_decoder: bool) -> None:

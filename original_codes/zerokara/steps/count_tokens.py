@@ -15,21 +15,13 @@ from zerokara.samples.data_plan import DataPlan
 from zerokara.steps import command
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import SplitCount, TokenPaths, bin_path, count
-from zerokara.training.planning import recipe, run_folder
-from zerokara.training.planning.schedule import (
-    Schedule,
-    consumption,
-    epochs_faults,
-    extent_of,
-    num_samples,
-    table_lines,
-)
+from zerokara.training.planning import recipe, run_folder, schedule
 
 WRITE_HELP = "write the tokens of `epochs` epochs into the configuration file as train_tokens, keeping its comments"
 
 
 def count_tokens(config: PretrainConfig, options: command.Options) -> None:
-    """Print the table, and set `train_tokens` in the configuration file when asked."""
+    """Print the table; with --write, set `train_tokens` in the configuration file."""
     counts, lengths, paths = count(config.output_prefix), config.lengths, TokenPaths(config.output_prefix)
     epoch_tokens = lengths.samples_in(counts.train.tokens) * lengths.raw
     if epoch_tokens == 0:
@@ -39,25 +31,25 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     # Only these ask for what step 2 leaves beside the token files, which may be somebody else's.
     if config.is_mixture or recipe.left_to_rules(config):
         plan = DataPlan.from_config(config, config, lengths, config.seed)
-        extent = extent_of(plan)
+        extent = schedule.extent_of(plan)
     if recipe.left_to_rules(config):
         shape = ModelShape.from_config(config, Encoder(config.input_tokenizer_file).vocab_size)
-        samples = num_samples(config, *extent)
+        samples = schedule.num_samples(config, *extent)
         earlier = run_folder.look(config)
         config, _ = recipe.resolve(config, shape, samples, earlier.requested if earlier else None)
-    schedule = Schedule.from_config(config, *extent)
+    course = schedule.Schedule.from_config(config, *extent)
     train_tokens, epochs = round(config.epochs * epoch_tokens), f"{config.epochs:g} epochs of {epoch_tokens:,}"
     if config.is_mixture:
-        train_tokens, epochs = schedule.num_tokens, "as in the table above"
-        table = consumption(plan, schedule)
-        if faults := list(epochs_faults(config, table.sources)):
+        train_tokens, epochs = course.num_tokens, "as in the table above"
+        table = schedule.consumption(plan, course)
+        if faults := list(schedule.epochs_faults(config, table.sources)):
             raise UserError(faults)
-        log("\n".join(table_lines(plan, schedule, table)))
+        log("\n".join(schedule.table_lines(plan, course, table)))
     length = f"auto: {train_tokens:,} tokens, {epochs}"
     if config.train_tokens != "auto":
         length = f"{config.train_tokens:,} tokens: {config.train_tokens / epoch_tokens:.3f} epochs of {epoch_tokens:,}"
-    limit = ", which max_steps sets" if schedule.num_steps == config.max_steps else ""
-    steps = f"{schedule.num_steps:,} steps{limit}, of {schedule.batch_tokens:,} tokens each"
+    limit = ", which max_steps sets" if course.num_steps == config.max_steps else ""
+    steps = f"{course.num_steps:,} steps{limit}, of {course.batch_tokens:,} tokens each"
     # The training documents of each source, where there are several and step 2 has finished.
     sources = manifest.read(paths.manifest).facts.get("sources", []) if paths.manifest.exists() else []
     of_sources = [(f"  {source['entry']}", source["train"]) for source in sources if sources[1:]]
@@ -66,7 +58,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         ("valid", _split_text(counts.valid, lengths) if counts.valid else "none (valid_fraction is 0)"),
         *((name, f"{each['documents']:,} documents, {each['tokens']:,} training tokens") for name, each in of_sources),
         ("train_tokens", length),
-        ("run", f"{steps}: {schedule.num_tokens:,} tokens, {schedule.epochs_at(schedule.num_steps):.3f} epochs"),
+        ("run", f"{steps}: {course.num_tokens:,} tokens, {course.epochs_at(course.num_steps):.3f} epochs"),
     ]
     if options.write:
         if not options.dry_run:

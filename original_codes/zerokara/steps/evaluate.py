@@ -1,8 +1,7 @@
-"""Step 8: models → how good they are, side by side, with intervals (`8_evaluate.py`).
+"""Step 8: Hugging Face models, measured side by side on the same data, with intervals (`8_evaluate.py`).
 
-Any Hugging Face folders, on the same data. Results are a table on the screen, results.json, and report.html. What was
-measured stays in the cache of the output folder, by content: a run that was stopped continues, and a further model
-costs only its own time.
+Results are a table on the screen, results.json and report.html. What was measured stays in the cache of the output
+folder, by content: a stopped run continues, and a further model costs only its own time.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from zerokara import manifest
 from zerokara.config.evaluate_config import EvaluateConfig
-from zerokara.corpus.find import InputFile, find_files, for_manifest
+from zerokara.corpus.find import find_files, for_manifest
 from zerokara.durable import write_file, write_json
 from zerokara.errors import UserError
 from zerokara.evaluation import inputs
-from zerokara.evaluation.inputs import MeasuredText, TaskData, TaskFiles
+from zerokara.evaluation.inputs import MeasuredText, TaskData
 from zerokara.evaluation.results import Section, page, table
 from zerokara.evaluation.scoring import LEVEL
 from zerokara.evaluation.tasks import measure_tasks
@@ -53,7 +52,17 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         faults.append(config.fault("texts", "nothing is to be measured", remedy))
     if faults:
         raise UserError(faults)
-    work = _work(config, files, task_files)
+    weights = [file for name in config.models for file in inputs.model_files(Path(name))]
+    sources: dict[str, manifest.Inputs] = {"models": weights}
+    for source, members in groupby(files, key=lambda file: file.source):
+        sources[f"texts[{source}]"] = for_manifest(list(members))
+    for each in task_files:
+        sources[f"tasks[{each.number}].test_data"] = for_manifest(each.test)
+        sources[f"tasks[{each.number}].train_data"] = for_manifest(each.train)
+    if config.pretraining_data:
+        corpus = find_files(config.pretraining_data, config.where("pretraining_data"))
+        sources["pretraining_data"] = for_manifest(corpus)
+    work = manifest.StepSpec("evaluate", config.model_dump(mode="json", exclude=_PLACES), sources)
     done = manifest.already_done(manifest_path, work, redo=options.redo)
     if done is not None:
         log(f"step 8 evaluate: done already, {folder} (--redo: again)")
@@ -83,8 +92,8 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         if model.folder in map(Path, config.add_to_card):
             rows.append(("model card", str(model_index.add(model.folder, model.name, sections))))
     named = [{"name": model.name, "type": model.config.model_type, "sha256": model.content} for model in models]
-    as_json = [section.as_json() for section in sections]
-    write_json(results_path, {"models": named, "interval_level": LEVEL, "sections": as_json})
+    results = {"models": named, "interval_level": LEVEL, "sections": [section.as_json() for section in sections]}
+    write_json(results_path, results)
     write_file(page_path, page(sections))
     facts = {"table": [line for section in sections for line in table(section)]}
     hashes = {key: value for model in models for key, value in model.hashes.items()}
@@ -99,7 +108,7 @@ def measured(
     tasks: Iterable[tuple[TaskData, dict[str, Overlap]]],
     models: Sequence[LoadedModel],
 ) -> Iterator[Section]:
-    """Every section that the configuration asks for, each as soon as it is measured."""
+    """Yield every section that the configuration asks for, as soon as it is measured."""
     from zerokara.evaluation import bits_per_byte
 
     settings = bits_per_byte.BitsPerByteSettings(
@@ -116,22 +125,6 @@ def measured(
     for text, of_text in zip(read, losses, strict=True):
         yield bits_per_byte.section(text, of_text, settings)
     yield from measure_tasks(tasks, models, seed=config.seed, cache=Path(config.output_dir, "cache", "answers"))
-
-
-def _work(config: EvaluateConfig, files: Sequence[InputFile], task_files: Sequence[TaskFiles]) -> manifest.StepSpec:
-    """What is to be done, for the manifest; files by content, each entry's by itself."""
-    weights = [file for name in config.models for file in inputs.model_files(Path(name))]
-    settings = config.model_dump(mode="json", exclude=_PLACES)
-    read: dict[str, Sequence[Path | manifest.FileRecord]] = {"models": weights}
-    for source, members in groupby(files, key=lambda file: file.source):
-        read[f"texts[{source}]"] = for_manifest(list(members))
-    for each in task_files:
-        read[f"tasks[{each.number}].test_data"] = for_manifest(each.test)
-        read[f"tasks[{each.number}].train_data"] = for_manifest(each.train)
-    if config.pretraining_data:
-        corpus = find_files(config.pretraining_data, config.where("pretraining_data"))
-        read["pretraining_data"] = for_manifest(corpus)
-    return manifest.StepSpec("evaluate", settings, inputs=read)
 
 
 main = partial(command.run, "8_evaluate.py", evaluate, __doc__, **HELP)

@@ -1,8 +1,8 @@
 """Step 7: fine-tune a Hugging Face model on examples of a task, in the same engine as step 3.
 
 In: a Hugging Face folder, and conversations, prompts and completions, sources and targets, or texts and labels. Out: a
-run folder as of step 3, which steps 4 to 6 take. Only answers are learned; a validation measures the task's metric in
-answers that the model generates, the best checkpoint by it is kept, and the test examples are read once, at the end.
+run folder as of step 3, for steps 4 to 6. Only answers are learned; the best checkpoint by the task's metric is kept,
+and the test examples are read once, at the end.
 """
 
 from __future__ import annotations

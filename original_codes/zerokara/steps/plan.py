@@ -1,8 +1,8 @@
-"""Step 0: what each size of model would come to with this corpus, on this machine, before anything is spent.
+"""Step 0: a table of model sizes for this corpus on this machine, and the size to take, before anything is spent.
 
 In: the token files of step 2 and the hours (or the tokens) that there are. A minute of real steps measures the machine.
-Out: a table of sizes with tokens, steps, memory and hours, and the size to take; with --fit also the bits per byte that
-each is expected to reach, from small models that are trained on this very corpus, and a plot.
+Out: tokens, steps, memory and hours of each size; with --fit also its expected bits per byte, from small models that
+are trained on this corpus, and a plot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zerokara.config.architectures import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import overrides, write_values
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.forecast.fit import MAX_EVAL_TOKENS, NUM_RUNS, SHAPES, MeasuredRun, SmallRuns, draw, fit, plan_runs, slots
+from zerokara.forecast import fit
 from zerokara.forecast.sizes import Budget, Candidate, candidate, recommended
 from zerokara.forecast.speed import LEFT_TO_RECIPE, Planner, size_settings
 from zerokara.model.shapes import ModelShape
@@ -47,7 +47,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     speed = planner.measure_speed()
     folder = Path(f"{config.output_prefix}_plan")
     runs = _small_runs(config, options, planner, vocab_size, counts, folder)
-    law = fit(runs) if runs else None
+    law = fit.fit(runs) if runs else None
     limits = options.hours or math.inf, options.tokens or math.inf
     budget = Budget(*limits, counts.train.tokens, config.max_epochs_per_source)
     candidates = []
@@ -66,43 +66,43 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     tokens, plot_path = int(chosen.tokens), folder / "plan.png"
     rows = [("take", f"model_size: {chosen.name}, train_tokens: {tokens:,} ({chosen.epochs:.2f} epochs)")]
     if law:
-        draw(plot_path, law, runs)
+        fit.draw(plot_path, law, runs)
         rows += [("expect", f"{chosen.prediction} bits per byte of held-out text"), ("plot", str(plot_path))]
     else:
-        fit_command = command.again([*options.argv, "--fit"], without=["--write"])
-        offer = f"small models trained on this corpus for {command.FIT_MINUTES:g} minutes predict them: {fit_command}"
+        offer = command.again([*options.argv, "--fit"], without=["--write"])
+        offer = f"small models trained on this corpus for {command.FIT_MINUTES:g} minutes predict them: {offer}"
+        least = fit.least_tokens(config.lengths.raw)
+        if counts.valid is None or counts.train.tokens < least:
+            offer = f"to predict them takes {least:,} training tokens, and held-out documents"
         rows.append(("bits per byte", f"not known; {offer}"))
     values = {**LEFT_TO_RECIPE, **size_settings(chosen.name), "train_tokens": tokens}
+    named = {"model_size", "train_tokens", *(key for key in values if getattr(config, key) != values[key])}
     if options.write:
+        rows.append(("config", f"{'dry run: would write' if options.dry_run else 'written:'} {options.config_path}"))
         if not options.dry_run:
             write_values(options.config_path, values)
-        rows.append(("config", f"{'dry run: would write' if options.dry_run else 'written:'} {options.config_path}"))
-    is_written = options.write and not options.dry_run
-    to_set = {
-        key: value
-        for key, value in values.items()
-        if not is_written and (key in ("model_size", "train_tokens") or getattr(config, key) != value)
-    }
+            named.clear()
     kept = [each for each in options.overrides if each.partition("=")[0].strip() not in values]
-    advised = replace(options, overrides=[*kept, *overrides(to_set)])
-    summary("plan", rows, command.next_command("3_train_node1.sh", advised, config))
+    advised = overrides({key: value for key, value in values.items() if key in named})
+    advised_options = replace(options, overrides=[*kept, *advised])
+    summary("plan", rows, command.next_command("3_train_node1.sh", advised_options, config))
 
 
 def _small_runs(
     config: PretrainConfig, options: command.Options, planner: Planner, vocab_size: int, counts: Counts, folder: Path
-) -> list[MeasuredRun]:
-    """The small runs for a law: those that --fit asks for, and of earlier plans; empty where there are too few."""
-    small = SmallRuns(planner, folder)
+) -> list[fit.MeasuredRun]:
+    """Train the small runs of --fit; returns those of earlier plans too, none where they are too few for a law."""
+    small = fit.SmallRuns(planner, folder)
     if options.fit is not None:
         if counts.valid is None:
             rule = "needs held-out documents, and step 2 left none"
             raise UserError(Fault("--fit", rule, remedy="plan without it, or do step 2 with valid_fraction above 0"))
-        shapes = [ModelShape.from_config(planner.config(**each), vocab_size) for each in SHAPES]
-        free = slots(NUM_RUNS, 0 if planner.device == "cpu" else planner.local_plan().num_processes)
+        shapes = [ModelShape.from_config(planner.config(**each), vocab_size) for each in fit.SHAPES]
+        free = fit.slots(fit.NUM_RUNS, 0 if planner.device == "cpu" else planner.local_plan().num_processes)
         speed = small.measure_speed(free[0])
         wanted = counts.valid.tokens if config.eval_tokens == "all" else config.eval_tokens
-        eval_tokens = min(wanted, counts.valid.tokens, MAX_EVAL_TOKENS)
-        runs = plan_runs(shapes, speed, options.fit, len(free), counts.train.tokens, eval_tokens)
+        eval_tokens = min(wanted, counts.valid.tokens, fit.MAX_EVAL_TOKENS)
+        runs = fit.plan_runs(shapes, speed, options.fit, len(free), counts.train.tokens, eval_tokens)
         if options.dry_run:
             for run in runs:
                 size = f"{count_text(run.shape.num_parameters())} parameters on {count_text(run.tokens)} tokens"
@@ -112,11 +112,11 @@ def _small_runs(
             shutil.rmtree(small.folder, ignore_errors=True)
         small.train(runs, speed, free)
     results = small.results()
-    return results if len(results) >= NUM_RUNS else []
+    return results if len(results) >= fit.NUM_RUNS else []
 
 
 def table(shown: Mapping[Candidate, int], chosen: Candidate) -> list[str]:
-    """The lines of the table; each size with its optimizer steps."""
+    """Format the table: each size with its optimizer steps."""
     last = "bits per byte (95 %)" if chosen.prediction else "tokens a parameter"
     columns = f"{'parameters':>10} {'tokens':>8} {'epochs':>7} {'steps':>9} {'memory':>9} {'time':>14}"
     lines = [f"  {'size':<6} {columns}  {last}"]

@@ -1,7 +1,7 @@
-"""What each step writes, checked before any work and by ``--dry-run``: it can be written, and it is nobody else's.
+"""Checks of each step's outputs, before any work and by ``--dry-run``: they can be written, and are nobody else's.
 
-A step replaces the outputs of an earlier run of the same step, which it knows by the manifest. Any other file of such a
-name belongs to somebody else and stays, without ``--redo`` and with it. `run_all.sh` has all its steps checked at once.
+A step replaces the outputs of an earlier run of the same step, known by the manifest. Any other file of such a name
+belongs to somebody else and stays, with ``--redo`` too. `run_all.sh` has all its steps checked at once.
 """
 
 from __future__ import annotations
@@ -38,16 +38,14 @@ _MARKS = (LOG_HEADER.encode(), b'{"file":')
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a step writes."""
+    """The files of a step, the manifest last, and the setting that names their place."""
 
     key: str
-    """The setting that names the place."""
     files: Sequence[Path]
-    """The manifest last."""
     step: str = ""
     """The step's name in the manifest; empty where the room itself knows whose the files are."""
     under_way: bool = False
-    """Whether an earlier run was killed before it had written the manifest: the files are its own."""
+    """True if an earlier run was killed before it had written the manifest: the files are its own."""
 
 
 def of_tokenizer(config: TokenizerConfig) -> Outputs:
@@ -96,7 +94,7 @@ def check(config: Settings, outputs: Outputs, **inputs: Sequence[InputFile]) -> 
 
 
 def faults(config: Settings, outputs: Outputs) -> Iterator[Fault]:
-    """The first reason why a step cannot write its outputs, if there is one."""
+    """Yield the first reason why a step cannot write its outputs, if there is one."""
     key, place, record = outputs.key, outputs.files[0].resolve(), outputs.files[-1]
     remedy = f"choose another {key}"
     markers = [folder / IDENTITY_NAME for folder in place.parents]
@@ -118,11 +116,7 @@ def faults(config: Settings, outputs: Outputs) -> Iterator[Fault]:
 
 
 def _reason_against(file: Path) -> str:
-    """Why `file` cannot be written; empty if it can.
-
-    A temporary file in the nearest folder that exists tells: permission bits do not bind root, a read-only file system
-    does. `tempfile` makes one without a name (open(2), O_TMPFILE) where it can, and removes it at once.
-    """
+    """Return why `file` cannot be written; empty if it can."""
     file = file.absolute()
     if os.path.isdir(file):
         return f"{file} is a folder"
@@ -132,6 +126,7 @@ def _reason_against(file: Path) -> str:
     if not folder.exists():
         return f"{folder} is a broken link"
     try:
+        # Permission bits do not bind root; a read-only file system does. The file has no name (O_TMPFILE) if possible.
         with tempfile.TemporaryFile(dir=folder):
             return ""
     except OSError as error:
@@ -144,7 +139,7 @@ def _is_left_by_us(path: Path) -> bool:
 
 
 def tokenizer_file_faults(config: DataSettings) -> Iterator[Fault]:
-    """The fault if `input_tokenizer_file` names no file with content; the remedy names the newest tokenizer beside."""
+    """Check that `input_tokenizer_file` names a file with content; the remedy names the newest tokenizer beside."""
     path = Path(config.input_tokenizer_file)
     if not path.is_file() or not path.stat().st_size:
         rule = "the tokenizer file is empty" if path.is_file() else "there is no such tokenizer file"
@@ -155,7 +150,7 @@ def tokenizer_file_faults(config: DataSettings) -> Iterator[Fault]:
 
 
 def chain_faults(tokenizer: TokenizerConfig, training: PretrainConfig, converting: ConvertConfig) -> Iterator[Fault]:
-    """The faults of a step that does not read what the step before it writes."""
+    """Check that each step reads what the step before it writes."""
     made, run = os.path.join(tokenizer.output_dir, MODEL_NAME), training.output_model_dir
     if os.path.abspath(training.input_tokenizer_file) != os.path.abspath(made):
         rule = f"is not the tokenizer of step 1, {made} ({tokenizer.where('output_dir')})"
@@ -167,12 +162,12 @@ def chain_faults(tokenizer: TokenizerConfig, training: PretrainConfig, convertin
 
 
 def main(paths: Sequence[str]) -> int:
-    """Check the files of steps 1, 2 to 3, and 4 to 6 of a pipeline; gives the exit code."""
+    """Do `check_line`; returns the exit code."""
     return guarded(lambda: check_line(paths))
 
 
 def check_line(paths: Sequence[str]) -> None:
-    """Check three configuration files, and print that they are in order.
+    """Check the configuration files of steps 1, 2 to 3, and 4 to 6; print that they are in order.
 
     Raises:
         UserError: with the faults of all three.

@@ -31,9 +31,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     started, paths, name = time.monotonic(), TokenPaths(config.output_prefix), "step 2 tokenise"
     part, merging = (Part(*share) if share else None for share in (options.part, options.merge))
     if part and merging:
-        raise UserError(
-            Fault("--part and --merge", "are two steps of the work", remedy="merge when all parts are done")
-        )
+        raise UserError(Fault("--part and --merge", "are two steps", remedy="merge when all parts are done"))
     if share := part or (merging if merging != WHOLE else None):
         name += f", {'part' if part else 'merge'} {share.number}/{share.of}"
     files, faults = list[InputFile](), list(preflight.tokenizer_file_faults(config))
@@ -80,13 +78,13 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
 
 
 def manifest_work(config: DataSettings, files: Sequence[InputFile]) -> manifest.StepSpec:
-    """The settings and inputs that the token files depend on."""
+    """Return the settings and inputs that the token files depend on."""
     names = ("text_field", "txt_document", "valid_fraction", "valid_min_documents", "split_seed")
     settings = {name: getattr(config, name) for name in names}
     num_files = [sum(file.source == i for file in files) for i in range(len(config.input_jsonl))]
     settings["input_jsonl (number of files of each entry)"] = num_files
-    tokenizer_path = Path(config.input_tokenizer_file)
-    inputs: manifest.Paths = {"input_tokenizer_file": tokenizer_path, "input_jsonl": for_manifest(files)}
+    tokenizer = Path(config.input_tokenizer_file)
+    inputs: manifest.Paths = {"input_tokenizer_file": tokenizer, "input_jsonl": for_manifest(files)}
     return manifest.StepSpec(preflight.TOKENS_STEP, settings, inputs)
 
 

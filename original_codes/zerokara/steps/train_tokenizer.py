@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from zerokara import manifest
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.corpus.find import InputFile, find_files, for_manifest
+from zerokara.corpus.find import find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
 from zerokara.durable import made_folder
 from zerokara.progress import bytes_text, log, plural, seconds_text, summary
@@ -24,13 +24,17 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     from zerokara.tokenizer import report_tokenizers, sample_budget, training
     from zerokara.tokenizer.morphemes import analyser_of
 
-    files = find_files(config.input, config.fault("input", "").where)
+    files = find_files(config.input, config.where("input"))
     others = [report_tokenizers.find_file(name) for name in config.compare_with]
     for path in others:
         report_tokenizers.open_tokenizer(path)
     folder = Path(config.output_dir)
     model_path, manifest_path = folder / MODEL_NAME, folder / "manifest.json"
-    work = _work(config, files, others)
+    settings = config.model_dump(exclude={"input", "output_dir", "compare_with"})
+    counts = Counter(file.source for file in files)
+    settings["input (number of files of each entry)"] = [counts[number] for number in range(len(config.input))]
+    inputs: dict[str, manifest.Inputs] = {"input": for_manifest(files), **({"compare_with": others} if others else {})}
+    work = manifest.StepSpec(preflight.TOKENIZER_STEP, settings, inputs)
     following = _next(config, options)
     if manifest.already_done(manifest_path, work, redo=options.redo) is not None:
         log(f"step 1 tokenizer: done already, {model_path} was made from the same text (--redo: again)")
@@ -38,7 +42,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         return
     preflight.check(config, preflight.of_tokenizer(config), input=files)
     analyser = analyser_of(config)
-    check_formats(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
+    check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
     budget = sample_budget.estimate(config, files)
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     expected, free = bytes_text(budget.peak_bytes), bytes_text(budget.available_bytes)
@@ -85,16 +89,6 @@ def _next(config: TokenizerConfig, options: command.Options) -> str:
     made = {"input_tokenizer_file": str(Path(config.output_dir, MODEL_NAME))}
     text = {"input_jsonl": config.input, "text_field": config.text_field, "txt_document": config.txt_document}
     return command.next_command("2_tokenize.sh", options, config, made, text)
-
-
-def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path]) -> manifest.StepSpec:
-    settings = config.model_dump(exclude={"input", "output_dir", "compare_with"})
-    num_files = [sum(file.source == i for file in files) for i in range(len(config.input))]
-    settings["input (number of files of each entry)"] = num_files
-    inputs: dict[str, manifest.Inputs] = {"input": for_manifest(files)}
-    if others:
-        inputs["compare_with"] = others
-    return manifest.StepSpec(preflight.TOKENIZER_STEP, settings, inputs)
 
 
 main = partial(command.run, "1_train_sentencepiece_tokenizer.py", train_tokenizer, __doc__)
