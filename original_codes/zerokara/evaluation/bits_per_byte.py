@@ -135,7 +135,7 @@ def measure_model(model: LoadedModel, text: MeasuredText, settings: BitsPerByteS
     if wrong := len(text.documents) - losses.num_finite:
         return not_ranked(f"not ranked: {plural(wrong, 'document')} without a finite loss")
     bits = [nats / math.log(2) for nats in losses.text_nats]
-    measure = share("bits_per_byte", bits, text.bytes, higher_is_better=False)
+    measure = share("bits_per_byte", bits, text.bytes)
     tokens = sum(losses.tokens)
     end = sum(losses.end_nats) / len(losses.end_nats) if losses.end_nats else None
     notes.append("no end token" if end is None else f"end of document: {end:.2f} nats")

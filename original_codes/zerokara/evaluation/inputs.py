@@ -32,7 +32,7 @@ from zerokara.errors import Fault, UserError
 from zerokara.evaluation import overlap
 from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.overlap import Overlap
-from zerokara.examples import formats, reading
+from zerokara.examples import formats
 from zerokara.examples.formats import PLACE_OF_INPUT, Example, ExampleFormat, Unlearnable
 from zerokara.progress import Progress, log
 
@@ -219,8 +219,8 @@ def find_task_files(config: TaskSettings) -> list[TaskFiles]:
     """
     found = []
     for number, task in enumerate(config.tasks):
-        test = reading.find_example_files(task.test_data, config.where(f"tasks[{number}].test_data"))
-        train = reading.find_example_files(task.train_data, config.where(f"tasks[{number}].train_data"))
+        test = formats.find_example_files(task.test_data, config.where(f"tasks[{number}].test_data"))
+        train = formats.find_example_files(task.train_data, config.where(f"tasks[{number}].train_data"))
         found.append(TaskFiles(number, test, train))
     return found
 
@@ -287,7 +287,7 @@ def _format(config: TaskSettings, files: TaskFiles) -> ExampleFormat:
 def _examples(files: Sequence[InputFile], form: ExampleFormat) -> tuple[list[Example], Counter[str]]:
     """Examples of all files, in order, and the number of lines that hold none, by reason."""
     examples, bad, faults = list[Example](), Counter[str](), list[Fault]()
-    for record, example in formats.read_examples(form, chain.from_iterable(map(reading.read_records, files))):
+    for record, example in formats.read_examples(form, chain.from_iterable(map(formats.read_records, files))):
         if example is None:
             bad[record.reason] += 1
         elif isinstance(example, Unlearnable):

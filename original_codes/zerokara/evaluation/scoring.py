@@ -62,7 +62,6 @@ class Measure:
     """What each example adds to the sums, [N, K]."""
     of_sums: Callable[[Statistics], Statistics]
     """Sums [..., K] → the metric [...]; NaN where there is nothing to measure."""
-    higher_is_better: bool = True
 
     @property
     def value(self) -> float:
@@ -117,13 +116,8 @@ def _percentiles(values: Statistics) -> Interval | None:
 
 
 def wilson(successes: int, n: int) -> Interval:
-    """Wilson's score interval of a proportion; unlike the bootstrap it is right at 0 and at n, too.
-
-    Raises:
-        ValueError: n is not positive, or successes are not within 0 to n.
-    """
-    if n < 1 or not 0 <= successes <= n:
-        raise ValueError(f"{successes} of {n} is no proportion")
+    """Wilson's score interval of a proportion; unlike the bootstrap it is right at 0 and at n, too."""
+    assert 0 <= successes <= n > 0, f"{successes} of {n} is no proportion"
     z = NormalDist().inv_cdf((1 + LEVEL) / 2)
     share = successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
@@ -133,14 +127,9 @@ def wilson(successes: int, n: int) -> Interval:
     return Interval(low, high)
 
 
-def share(
-    name: str,
-    hits: Sequence[float] | Statistics,
-    totals: Sequence[float] | Statistics,
-    higher_is_better: bool = True,
-) -> Measure:
+def share(name: str, hits: Sequence[float] | Statistics, totals: Sequence[float] | Statistics) -> Measure:
     """The metric that is a sum of `hits` divided by a sum of `totals`, one of each for every example."""
-    return Measure(name, np.array([hits, totals], np.float64).T.reshape(-1, 2), ratio, higher_is_better)
+    return Measure(name, np.array([hits, totals], np.float64).T.reshape(-1, 2), ratio)
 
 
 def ratio(sums: Statistics) -> Statistics:

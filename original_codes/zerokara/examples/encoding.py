@@ -1,15 +1,15 @@
 """Examples → segments of ids, read and learned in turn, that fit a training sequence.
 
-What is read is encoded as it is at inference, by the tokenizer that the exported model carries: the name of a control
-piece (``</s>``) is that piece. What is learned of a pair is encoded by itself, as the model generates it; names in it
-are text. An answer ends with one ``</s>``, and so does the input of an encoder.
+Inputs are encoded as at inference, by the tokenizer that the exported model carries: the name of a control piece
+(``</s>``) is that piece. The target of a pair is encoded by itself, as the model generates it; names in it are text. An
+answer ends with one ``</s>``, and so does the input of an encoder.
 
 *Conversations.* Text and ids are those of ``tokenizer.apply_chat_template``: the same render function of transformers
 fills the template in and says where its ``{% generation %}`` blocks stand, the same tokenizer encodes the whole text,
 and its offsets say which ids are learned. The mask of ``return_assistant_tokens_mask`` is the same, but that it forgets
-an answer whose first character the tokenizer drops. Checked are, of short conversations and then of each: no text is
-lost; each answer ends with its only control piece, and begins where the tokenizer cuts any text (at a control piece, a
-line end), so that the ids before it do not depend on it; and it is asked for after the text after which it is trained.
+an answer whose first character the tokenizer drops. Checks, of short conversations and then of each: no text is lost;
+each answer ends with its only control piece, and begins where the tokenizer cuts any text (at a control piece, a line
+end), so that the ids before it do not depend on it; and it is asked for after the text after which it is trained.
 
 Source: transformers 5.23, `apply_chat_template` (tokenization_utils_base.py), `utils/chat_template_utils.py`.
 """
@@ -37,9 +37,9 @@ from zerokara.tokenizer.encoder import Encoder, Ids
 Segments = list[Ids]
 """The ids of an example: read, learned, read, learned, …"""
 Fate = Literal["kept", "cut", "dropped"]
-"""What becomes of an example that may be longer than a training sequence."""
+"""Fate of an example that may be longer than a training sequence."""
 Spans = list[tuple[int, int]]
-"""Where the learned parts of a text start and end, in characters."""
+"""Start and end of the learned parts of a text, in characters."""
 
 _NUMBERED = re.compile(r"\A(.*\D)\d+\D*\Z")
 _PROBES: tuple[list[Message], ...] = (
@@ -51,7 +51,7 @@ _AUTO_PATH = Path(__file__).with_name("auto_chat_template.jinja")
 
 
 class ChatTemplate:
-    """A Jinja template and the tokenizer that encodes what it makes of a conversation.
+    """A Jinja template, and the tokenizer that encodes a conversation filled into it.
 
     Raises:
         UserError: Jinja cannot read it, it marks nothing as learned, loses text, has an answer that begins inside a
@@ -74,25 +74,33 @@ class ChatTemplate:
             raise UserError(Fault(where, rule, remedy=remedy))
         ends = {int(answer[-1]) for messages in _PROBES for answer in self._tried(messages)[1::2]}
         self.end_ids = [tokenizer.eos_token_id, *sorted(ends - {tokenizer.eos_token_id})]
-        """The ids at which generation stops: </s>, and others that end the answers."""
+        """Ids at which generation stops: </s>, and others that end the answers."""
 
     def encode(self, conversations: Sequence[Sequence[Message]]) -> list[Segments | Unlearnable]:
         """Return the segments of each conversation, up to its last answer, or why it cannot be trained on."""
-        made = [self._rendered(messages) for messages in conversations]
-        texts = [each[0] for each in made if isinstance(each, tuple)]
+        rendered: list[tuple[str, Spans] | Unlearnable] = []
+        for messages in conversations:
+            try:
+                text, learned = self._filled_in(messages)
+            except Unlearnable as error:
+                rendered.append(error)
+                continue
+            rule = next(_losses(text, learned, messages), "")
+            rendered.append(Unlearnable(f"the chat template {rule}") if rule else (text, learned))
+        texts = [each[0] for each in rendered if isinstance(each, tuple)]
         encodings = iter(self._tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))
-        return [self._segments(*each, next(encodings)) if isinstance(each, tuple) else each for each in made]
+        return [self._segments(*each, next(encodings)) if isinstance(each, tuple) else each for each in rendered]
 
     def _tried(self, messages: Sequence[Message]) -> Segments:
-        """The segments of a conversation of `_PROBES`, on which the template may not fail."""
+        """Segments of a conversation of `_PROBES`, on which the template may not fail."""
         shown = "; ".join(f"{message['role']}: {message['content']}" for message in messages)
-        (made,) = self.encode([messages])
+        (segments,) = self.encode([messages])
         try:
             prompt, _ = self._filled_in(messages[:-1], for_generation=True)
         except Unlearnable as error:
-            made = error
-        if isinstance(made, Unlearnable):
-            raise UserError(replace(made.fault, where=self._where, rule=f"{made} (tried with {shown})"))
+            segments = error
+        if isinstance(segments, Unlearnable):
+            raise UserError(replace(segments.fault, where=self._where, rule=f"{segments} (tried with {shown})"))
         text, learned = self._filled_in(messages)
         trained, end = text[: learned[-1][0]], self._tokenizer.eos_token
         if prompt != trained:
@@ -103,16 +111,7 @@ class ChatTemplate:
             rule = f"must end the prompt with {end}, as every input of an encoder ends, not with {prompt[-20:]!r}"
             remedy = "write {{ eos_token }} before {% generation %}, and at the end"
             raise UserError(Fault(self._where, rule, remedy=remedy))
-        return made
-
-    def _rendered(self, messages: Sequence[Message]) -> tuple[str, Spans] | Unlearnable:
-        """The text of a conversation, or why it cannot be trained on."""
-        try:
-            text, learned = self._filled_in(messages)
-        except Unlearnable as error:
-            return error
-        rule = next(_losses(text, learned, messages), "")
-        return Unlearnable(f"the chat template {rule}") if rule else (text, learned)
+        return segments
 
     def _filled_in(self, messages: Sequence[Message], for_generation: bool = False) -> tuple[str, Spans]:
         import jinja2
@@ -159,23 +158,19 @@ class ChatTemplate:
 
 
 def _losses(text: str, learned: Spans, messages: Sequence[Message]) -> Iterator[str]:
-    """What a template does to messages that do not stand in the text, the answers in learned parts, spaces aside."""
+    """Rules that a template breaks: messages are not in its text, or answers not in learned parts, spaces aside."""
     # Templates may trim a message; and those of `auto_source` put spaces into the names of control pieces.
     answers = sum(message["role"] == "assistant" for message in messages)
     if len(learned) != answers:
         yield f"marks {len(learned)} parts as learned, but there are {answers} answers ({{% generation %}} blocks)"
     borders = [0, *(place for span in learned for place in span), len(text)]
-    parts = [_squeezed(text[start:end]) for start, end in pairwise(borders)]
+    parts = ["".join(text[start:end].split()) for start, end in pairwise(borders)]
     read, place, spans = "\n".join(parts[::2]), 0, iter(parts[1::2])
     for message in messages:
-        content, is_answer = _squeezed(message["content"]), message["role"] == "assistant"
+        content, is_answer = "".join(message["content"].split()), message["role"] == "assistant"
         place = place if is_answer else read.find(content, place) + len(content)
         if content not in next(spans, "") if is_answer else place < len(content):
             yield f"loses text: {message['content'][:40]!r} is not in what it makes of it, or not where it belongs"
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
 
 
 def encode(
@@ -183,13 +178,13 @@ def encode(
 ) -> list[Segments | Unlearnable]:
     """Return the segments of each example, or why there are none; `template` is that of conversations."""
     if template is not None:
-        made = template.encode([example.messages for example in examples])
+        encoded = template.encode([example.messages for example in examples])
     else:
         # Verbose, it would warn of a text that is longer than the context.
         prompts = tokenizer([example.prompt for example in examples], verbose=False)["input_ids"]
         answers = encoder.encode_many([example.answer for example in examples])
         end = np.array([encoder.eos_id], dtype=np.int32)
-        made = [
+        encoded = [
             [np.array(prompt, dtype=np.int32), np.concatenate([answer, end])]
             if len(answer)
             else Unlearnable(f"the answer {example.answer[:80]!r} gives no token, so nothing is learned")
@@ -197,11 +192,11 @@ def encode(
         ]
     # A decoder could not predict the first token of an answer from nothing.
     nothing = Unlearnable("no token is read before the answer")
-    return [each if isinstance(each, Unlearnable) or len(each[0]) else nothing for each in made]
+    return [each if isinstance(each, Unlearnable) or len(each[0]) else nothing for each in encoded]
 
 
 def fit(segments: Segments, length: int, overlong: Overlong, is_encoder_decoder: bool) -> tuple[Segments, Fate]:
-    """Return the segments, cut to the length of a training sequence where that is asked for, and what became of them.
+    """Return the segments, cut to the length of a training sequence where that is asked for, and their fate.
 
     Raises:
         Unlearnable: the example is too long, and is neither to be dropped nor can it be cut.

@@ -1,9 +1,9 @@
-"""What step 7 has prepared: token files of examples, texts, and a manifest that holds counts and what they are made of.
+"""Files of prepared examples: token files, texts, and a manifest with counts and inputs.
 
 Token files are in Megatron's own format (`tokens.indexed`), in which an example is a document and its segments are
-sequences, read and learned in turn; the first is read, and may hold nothing. So where reading ends and learning begins
-stands in the index, exactly, and nothing is searched for. Example: the examples [5, 6] read, [7, 2] learned; and [8]
-read, [9, 2] learned, [5] read, [2] learned, have the sequence lengths 2 2 1 2 1 1 and the document indices 0 2 6.
+sequences, read and learned in turn; the first is read, and may be empty. So the index says exactly where the learned
+tokens are, and nothing is searched for. Example: the examples [5, 6] read, [7, 2] learned; and [8] read, [9, 2]
+learned, [5] read, [2] learned, have the sequence lengths 2 2 1 2 1 1 and the document indices 0 2 6.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 STEP = "examples"
 ANSWER_MARGIN = 1.25
-"""Most new tokens of an answer, as a multiple of the longest one that is known."""
+"""Maximum new tokens of an answer, as a multiple of the longest one that is known."""
 
 
 class ExamplePaths:
@@ -41,17 +41,15 @@ class ExamplePaths:
 
     def __init__(self, output_prefix: str):
         self.output_prefix = output_prefix
-        self.manifest = Path(f"{output_prefix}_examples.manifest.json")
-        """It is written last."""
-        self.quarantine = Path(f"{output_prefix}_quarantine.jsonl")
-        """The bad lines, as JSON lines; exists only if there are any."""
+        self.manifest = Path(f"{output_prefix}_examples.manifest.json")  # written last
+        self.quarantine = Path(f"{output_prefix}_quarantine.jsonl")  # exists only if there are bad lines
 
     def prefix(self, split: Split) -> Path:
         """Prefix of the .bin and .idx of a split."""
         return Path(f"{self.output_prefix}_{split}")
 
     def texts(self, split: Split) -> Path:
-        """The texts of a split's examples, as JSON lines in the order of its token files; of train, conversations."""
+        """Texts of a split's examples, as JSON lines in the order of its token files; for train, conversations."""
         return Path(f"{self.output_prefix}_{split}_examples.jsonl")
 
     @property
@@ -63,75 +61,65 @@ class ExamplePaths:
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """The files of one split."""
+    """Files of one split."""
 
     prefix: Path
-    """Of its .bin and .idx."""
+    """Prefix of its .bin and .idx."""
     texts_path: Path
-    """The texts of its examples."""
+    """Texts of its examples."""
     counts: SplitCounts
     sha256: str
-    """Of the .bin and the .idx: the tokens, and where reading ends and learning begins."""
+    """Hash of the .bin and the .idx: the tokens, and which of them are learned."""
 
     @property
     def num_examples(self) -> int:
-        """Examples in the token files."""
+        """Number of examples in the token files."""
         return self.counts.kept + self.counts.cut
 
 
 @dataclass(frozen=True)
 class ExampleFiles:
-    """The prepared examples of a run."""
+    """Prepared examples of a run."""
 
     splits: Mapping[Split, SplitFiles]
-    """Those that are there."""
+    """Train, and valid and test where there are any."""
     data_format: DataFormat
     prompt_template: str
     """With ``{input}`` in it; empty for messages."""
     labels: list[str]
-    """The texts of all labels; empty but for text_label."""
+    """Texts of all labels; empty but for text_label."""
     chat_template: str | None
-    """The Jinja text; None but for messages."""
+    """Jinja text; None but for messages."""
     end_ids: list[int]
-    """The ids at which generation stops."""
+    """Ids at which generation stops."""
 
     @property
     def train(self) -> SplitFiles:
-        """The training examples, which are always there."""
         return self.splits["train"]
 
     @property
     def max_new_tokens(self) -> int:
-        """Tokens that an answer may have, with room beyond the longest training answer."""
+        """Maximum tokens of an answer, with room beyond the longest training answer."""
         return math.ceil(ANSWER_MARGIN * self.train.counts.longest_answer)
 
     @classmethod
     def read(cls, output_prefix: str) -> ExampleFiles:
-        """Return what was prepared, from its manifest.
-
-        Raises:
-            UserError: nothing was, or its manifest is not complete.
-        """
+        """Read the manifest of a preparation; raise UserError if there is none, or it is not complete."""
         paths = ExamplePaths(output_prefix)
         done = manifest.read(paths.manifest)
         hashes = {Path(record.path).name: record.sha256 for record in done.outputs["examples"]}
-
         facts, splits = dict(done.facts), dict[Split, SplitFiles]()
         for split, counts in facts.pop("splits").items():
             prefix = paths.prefix(split)
             both = hashes[bin_path(prefix).name] + hashes[idx_path(prefix).name]
-            made_of = sha256(both.encode()).hexdigest()
-            splits[split] = SplitFiles(prefix, paths.texts(split), SplitCounts(**counts), made_of)
+            content = sha256(both.encode()).hexdigest()
+            splits[split] = SplitFiles(prefix, paths.texts(split), SplitCounts(**counts), content)
         return cls(splits, **facts)
 
 
-Write = Callable[[Sequence[Ids]], None]
-"""Writes an example behind those before, as its segments: read, learned, read, …"""
-
-
 @contextmanager
-def example_writer(prefix: Path, dtype: np.dtype[Any]) -> Iterator[Write]:
-    """Yield the writer of a pair of token files, which appear when the block ends without an error."""
+def example_writer(prefix: Path, dtype: np.dtype[Any]) -> Iterator[Callable[[Sequence[Ids]], None]]:
+    """Yield a function that appends an example to a pair of token files, which appear unless the block raises."""
     lengths, ends = array("i"), array("q", [0])
     with atomic_file(bin_path(prefix)) as file:
 
@@ -153,10 +141,9 @@ class ExampleTokens:
     """
 
     def __init__(self, prefix: Path | str):
-        self.tokens = IndexedTokens(prefix, EXAMPLES_STEP)
-        """All segments, in order."""
+        self.tokens = IndexedTokens(prefix, EXAMPLES_STEP)  # all segments, in order
         self.first_segments: NDArray[np.int64] = self.tokens.document_indices
-        """int64[N + 1]: the number of the first segment of each example, and at the end the number of segments."""
+        """int64[N + 1]: number of the first segment of each example, and at the end the number of segments."""
         if len(self) and int(np.diff(self.first_segments).min()) < 2:
             rule = "are no token files of examples: a document has less than two segments"
             raise UserError(Fault(str(prefix), rule, remedy="run step 7 with --redo"))
@@ -165,18 +152,18 @@ class ExampleTokens:
         return self.tokens.num_documents
 
     def segments(self, example: int) -> list[NDArray[Any]]:
-        """The ids of each segment of an example: read, learned, read, …"""
+        """Ids of each segment of an example: read, learned, read, …"""
         first, end = self.first_segments[example], self.first_segments[example + 1]
         return [self.tokens[number] for number in range(int(first), int(end))]
 
     def prompt(self, example: int) -> list[int]:
-        """The ids after which the last answer is asked for: all before the last learned segment."""
+        """Ids after which the last answer is asked for: all before the last learned segment."""
         segments = self.segments(example)
         last = len(segments) - 1 - len(segments) % 2
         return [int(token) for segment in segments[:last] for token in segment]
 
     def read_and_learned_lengths(self) -> NDArray[np.int64]:
-        """int64[2, N]: the read and the learned tokens of each example."""
+        """int64[2, N]: number of the read and of the learned tokens of each example."""
         starts = np.repeat(self.first_segments[:-1], np.diff(self.first_segments))
         is_learned = (np.arange(len(starts)) - starts) % 2 == 1
         lengths = np.where([~is_learned, is_learned], self.tokens.lengths, 0)
@@ -187,7 +174,7 @@ class ExampleTokens:
 def read_task_examples(files: SplitFiles, num_examples: int | None, seed: int) -> list[tuple[list[int], str]]:
     """Return the prompt in ids (all before the last answer) and the right answer of validation or test examples.
 
-    They are the first `num_examples` of a random order; with None all of them, in the order of the files.
+    With None all of them, in the order of the files; else the first `num_examples` of a random order.
     """
     tokens, lines = ExampleTokens(files.prefix), files.texts_path.read_bytes().splitlines()
     assert len(lines) == len(tokens), f"{files.texts_path} has {len(lines)} examples, {files.prefix} {len(tokens)}"

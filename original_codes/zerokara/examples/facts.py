@@ -1,6 +1,6 @@
-"""What a fine-tuning leaves in its run folder for the export, beside the model: `finetune.json`, chat template, chats.
+"""Facts of a fine-tuning in its run folder, for the export: `finetune.json`, the chat template, conversations.
 
-`finetune.json` is one JSON object with the fields of `FinetuneFacts`; ``data`` and ``test`` are objects of their own.
+`finetune.json` is one JSON object with the fields of `FinetuneFacts`, in which ``data`` and ``test`` are objects.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from zerokara.errors import Fault, UserError
 
 NAME = "finetune.json"
 CONVERSATIONS_NAME = "conversations.jsonl"
-"""Some conversations of the training data, and their ids, on which the export is proved."""
+"""Conversations of the training data, and their ids, on which the export is proved."""
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 """The chat template, beside it, where the data were conversations; the name is Hugging Face's."""
 
 
 @dataclass
 class SplitCounts:
-    """What became of the examples of one file or of several: read = kept + cut + dropped + bad."""
+    """Counts of the examples of one split: read = kept + cut + dropped + bad."""
 
     kept: int = 0
     """Examples used as they are."""
@@ -59,11 +59,11 @@ class MetricResult:
 
     value: float
     low: float | None
-    """None where there is no interval: of the loss, or of a single example."""
+    """None where there is no interval: for the loss, or for a single example."""
     high: float | None
     num_examples: int
     checkpoint: str
-    """Name of the one that was tested."""
+    """Name of the checkpoint that was tested."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class FinetuneFacts:
     """A fine-tuning in numbers."""
 
     task: str
-    """What the model was fine-tuned for, in a few words."""
+    """Task of the model, in a few words."""
     data: dict[str, SplitCounts]
     """Counts by split: ``train``, and ``valid`` and ``test`` where there are any."""
     metric: str
@@ -89,10 +89,7 @@ class FinetuneFacts:
 
 
 def read(folder: Path) -> FinetuneFacts | None:
-    """Return the facts in a run folder; none where no fine-tuning left any.
-
-    Raises: UserError when the file has another form.
-    """
+    """Return the facts in a run folder, or None; raise UserError if the file has another form."""
     path = folder / NAME
     if not path.is_file():
         return None
@@ -104,9 +101,6 @@ def read(folder: Path) -> FinetuneFacts | None:
 
 
 def conversations(folder: Path) -> list[dict[str, Any]]:
-    """Return what step 7 left in a run folder of its conversations: ``messages``, ``prompt_ids``, ``answer_ids`` each.
-
-    The prompt is all that stands before the last answer.
-    """
+    """Read a run folder's conversations: ``messages``, ``prompt_ids`` (all before the last answer), ``answer_ids``."""
     path = folder / CONVERSATIONS_NAME
     return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.is_file() else []

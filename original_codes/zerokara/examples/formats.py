@@ -1,29 +1,36 @@
-"""Records → examples: which fields are read and which are learned, by `data_format` (`FIELDS`).
+"""Files of examples → records (the fields of a line) → examples: which fields are read, and which are learned.
 
-What is read stands in the place of ``{input}`` in the prompt template; a conversation is put into text by its chat
-template (`encoding`). A record of another form, or one with nothing to read, is bad and goes to the quarantine. Nothing
-to learn, or a label without a text, is an error that names the line: it may be anywhere else too.
+*Files*, by name: ``.jsonl``, ``.json``, ``.ndjson`` (one JSON object a line); ``.tsv`` and ``.txt`` (values between
+tabs, the first line names them); each plain, ``.gz`` or ``.zst``; ``.parquet``. In a .tsv every character but tab and
+line end is plain: quotes too (pandas' ``quoting=3``), and a backslash. Lines are read as those of a corpus
+(`corpus.read`): a byte order mark and CRLF are tolerated; a line that is not UTF-8, has a NUL or is too long is bad.
+Blank lines are no records. A damaged file is an error: of a few examples none may be missing.
+
+*Examples*, by `data_format` (`FIELDS`): the input stands in the place of ``{input}`` in the prompt template; a
+conversation is put into text by its chat template (`encoding`). A record of another form, or with an empty input, is
+bad and goes to the quarantine. An empty answer, or a label without a text, is an error that names the line: it may be
+anywhere else too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
 from zerokara.config.finetune_config import DataFormat, FinetuneConfig
-from zerokara.corpus.documents import Reason
-from zerokara.corpus.find import InputFile
-from zerokara.errors import Fault, UserError
-from zerokara.examples.reading import Record, read_records
+from zerokara.corpus.documents import HARMLESS, BadLine, Reason, excerpt, object_of_line
+from zerokara.corpus.find import TABLES, InputFile, find_files
+from zerokara.corpus.read import Range, read, total_plain_bytes
+from zerokara.errors import Fault, UserError, shown
 
 Message = Mapping[str, str]
 """A turn of a conversation: ``role`` and ``content``."""
 HEAD_LINES = 50
-"""Records of a file that show whether a format fits it."""
+"""Records at the head of a file by which its format is found."""
 PLACE_OF_INPUT = "{input}"
 FIELDS: dict[DataFormat, tuple[tuple[str, ...], str]] = {
     "messages": (("messages",), ""),
@@ -31,8 +38,111 @@ FIELDS: dict[DataFormat, tuple[tuple[str, ...], str]] = {
     "source_target": (("source",), "target"),
     "text_label": (("text", "document", "sentence", "review"), "label"),
 }
-"""The field that is read, one of these, and the field that is learned, of a label its text in `label_words`; of
-messages all but the answers are read. `input_field` and `output_field` name others."""
+"""The input, one of these fields, and the output, a label's by its text in `label_words`; of messages the answers are
+the output. `input_field` and `output_field` name others."""
+
+
+class Record(NamedTuple):
+    """Fields of one line, or the reason why it holds none."""
+
+    file: InputFile
+    line: int
+    """Number from 1 of the line in the file, or of the row in a .parquet."""
+    offset: int
+    """Byte at which the line starts, in the (unpacked) file; the index of the row, in a .parquet."""
+    values: dict[str, Any]
+    reason: str = ""
+    """Reason why it is bad; empty for a good one."""
+    excerpt: str = ""
+    """Beginning of a bad line."""
+
+    @property
+    def place(self) -> str:
+        """``file:line``, for messages."""
+        return f"{self.file.name}:{self.line}"
+
+    def bad(self, reason: str, text: str | None = None) -> Record:
+        """This record as a bad line; its text is made of the values where none is given."""
+        content = "\t".join(map(str, self.values.values())) if text is None else text
+        return self._replace(reason=reason, excerpt=excerpt(content.encode("utf-8", "backslashreplace")))
+
+
+def find_example_files(entries: Sequence[str], where: str) -> list[InputFile]:
+    """Find the files of entries, which may be tables; `where` is their place in the configuration."""
+    return find_files(entries, where, TABLES) if entries else []
+
+
+def read_records(file: InputFile, advance: Callable[[float], object] = lambda amount: None) -> Iterator[Record]:
+    """Iterate over the records and bad lines of a file; `advance` gets about the bytes on disk of each.
+
+    Raises:
+        UserError: the file is damaged, or the first line of a table names no columns or cannot be read; names the file.
+        OSError: the disk or the network fails.
+    """
+    return _rows(file, advance) if file.format == "parquet" else _lines(file, advance)
+
+
+def _lines(file: InputFile, advance: Callable[[float], object]) -> Iterator[Record]:
+    names, share_on_disk = list[str](), file.bytes / max(1, total_plain_bytes([file]))
+    values: dict[str, Any] | str
+    for item in read(Range(replace(file, format="txt")), txt_document="line"):
+        advance(item.bytes * share_on_disk)
+        record = Record(file, item.line, item.offset, {})
+        if isinstance(item, BadLine):
+            if item.reason is Reason.DAMAGED:
+                raise _damaged(file, item.excerpt)
+            if item.reason in HARMLESS:
+                continue
+            if file.format != "jsonl" and not names:  # the next line would be taken for them
+                rule = f"the first line, which names the columns, cannot be read: {item.reason.value}"
+                remedy = "save the file as UTF-8 (iconv -f EUC-KR -t UTF-8, for one in EUC-KR), or mend the line"
+                raise UserError(Fault(record.place, rule, value=shown(item.excerpt), remedy=remedy))
+            yield record._replace(reason=item.reason.value, excerpt=item.excerpt)
+            continue
+        if file.format == "jsonl":
+            values = object_of_line(item.text)
+        elif not names:
+            names = _column_names(item.text, record.place)
+            continue
+        elif len(cells := item.text.split("\t")) == len(names):
+            values = dict(zip(names, cells, strict=True))
+        else:
+            values = f"{len(cells)} columns instead of {len(names)}"
+        yield record.bad(str(values), item.text) if isinstance(values, str) else record._replace(values=values)
+
+
+def _column_names(line: str, where: str) -> list[str]:
+    names = [cell.strip() for cell in line.split("\t")]
+    if len(names) < 2:
+        rule = "the first line has no tab; that of a .tsv or .txt names the columns, with tabs between them"
+        raise UserError(Fault(where, rule, value=shown(excerpt(line.encode())), remedy="add it, or use .jsonl"))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(Fault(where, f"the first line names the column {twice[0]!r} twice", remedy="rename one"))
+    return names
+
+
+def _rows(file: InputFile, advance: Callable[[float], object]) -> Iterator[Record]:
+    from zerokara.corpus import tables  # pyarrow: only where there is such a file
+
+    number = 0
+    try:
+        with tables.opened(file) as table, tables.damage():
+            for batch in table.iter_batches(128, use_threads=False):
+                for row in zip(*batch.columns, strict=True):
+                    number += 1
+                    record = Record(file, number, number - 1, {})
+                    try:
+                        values = [cell.as_py() for cell in row]
+                        yield record._replace(values=dict(zip(batch.schema.names, values, strict=True)))
+                    except UnicodeDecodeError:
+                        yield record._replace(reason=Reason.INVALID_UTF8.value)
+    except tables.Damaged as damage:
+        raise _damaged(file, str(damage)) from damage
+    advance(file.bytes)
+
+
+def _damaged(file: InputFile, why: str) -> UserError:
+    return UserError(Fault(file.name, f"is damaged: {why}", remedy="copy or download it again"))
 
 
 class BadExample(ValueError):
@@ -46,32 +156,32 @@ class Unlearnable(ValueError):
         """`subject` may hold the `key` and the `value` at fault."""
         super().__init__(rule)
         self.fault = Fault("", rule, remedy=remedy, **subject)
-        """Of a line whose place is for the caller to name."""
+        """Fault of a line, whose place the caller names."""
 
 
 class Example(NamedTuple):
-    """The texts of one example."""
+    """Texts of one example."""
 
     prompt: str
-    """What is read, in its template; empty for a conversation."""
+    """Input in its template; empty for a conversation."""
     answer: str
-    """What is learned, without the end; of a conversation the last answer."""
+    """Learned text, without the end; of a conversation the last answer."""
     input: str
-    """What is read, as the record has it; of a conversation the turns but for the answers, one after the other."""
+    """Input as the record has it; of a conversation the turns but for the answers, one after the other."""
     label: str | None
     messages: tuple[Message, ...]
-    """The turns of a conversation."""
+    """Turns of a conversation."""
 
     @property
     def key(self) -> int:
-        """A hash of what is read, by which two examples are known as one text."""
+        """Hash of the input up to white space, by which two examples have the same text."""
         text = " ".join(self.input.split())
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
 class ExampleFormat:
-    """How the records of a run become examples."""
+    """Fields, template and labels that make records into examples."""
 
     name: DataFormat
     input_field: str
@@ -86,8 +196,8 @@ class ExampleFormat:
         """Return the texts of a record.
 
         Raises:
-            BadExample: it has another form, or nothing to read.
-            Unlearnable: it has nothing to learn, or a label without a text.
+            BadExample: it has another form, or an empty input.
+            Unlearnable: it has an empty answer, or a label without a text.
         """
         if self.name == "messages":
             return self._conversation(values)
@@ -144,11 +254,11 @@ def _text(values: Mapping[str, Any], field: str, may_be_number: bool = False) ->
 
 
 Found = tuple[Record, Example | Unlearnable | None]
-"""A record with its texts, or why they cannot be learned, or None where it is bad."""
+"""A record with its example, or why that cannot be learned, or None for a bad record."""
 
 
 def read_examples(form: ExampleFormat, records: Iterable[Record]) -> Iterator[Found]:
-    """Yield what each record holds."""
+    """Yield each record with its example."""
     for record in records:
         try:
             yield record, None if record.reason else form.example(record.values)
@@ -168,14 +278,31 @@ def resolve(config: FinetuneConfig, files: Sequence[InputFile], is_encoder_decod
     faults: list[Fault] = []
     for file in files:
         records = list(islice((each for each in read_records(file) if not each.reason), HEAD_LINES))
-        made = found or next(filter(None, (_format_of(config, record, is_encoder_decoder) for record in records)), None)
-        wanted = {made.input_field, made.output_field or made.input_field} if made else set()
-        if made is None or (records and not any(wanted <= record.values.keys() for record in records)):
-            faults.append(_fits_nothing(config, file, records, made))
-        found = found or made
+        form = found or next(filter(None, (_format_of(config, record, is_encoder_decoder) for record in records)), None)
+        wanted = {form.input_field, form.output_field or form.input_field} if form else set()
+        if form is None or (records and not any(wanted <= record.values.keys() for record in records)):
+            names = list(dict.fromkeys(field for record in records for field in record.values))
+            shown_names = ", ".join(names[:12]) + (f" and {len(names) - 12:,} more" if names[12:] else "")
+            rule = f"fits none of the first {HEAD_LINES} lines of {file.name}, "
+            rule += f"whose fields are {shown_names}" if names else "which hold no fields"
+            if form is not None:
+                rule += "; the other files have " + " and ".join(filter(None, (form.input_field, form.output_field)))
+            faults.append(config.fault("data_format", rule, "name the fields with input_field and output_field"))
+        found = found or form
     if faults or found is None:
         raise UserError(faults)
-    if faults := _idle_settings(config, found.name):
+    is_chat, is_labels = found.name == "messages", found.name == "text_label"
+    uses = (
+        ("prompt_template", config.prompt_template != "auto", not is_chat, "set it to auto: there is a chat_template"),
+        ("chat_template", config.chat_template != "auto", is_chat, "remove it"),
+        ("system_prompt", bool(config.system_prompt), is_chat, "remove it"),
+        ("label_words", bool(config.label_words), is_labels, "remove it, or set data_format: text_label"),
+        ("metric", config.metric in ("accuracy", "macro_f1"), is_labels, "set it to exact_match"),
+    )
+    for key, is_set, has_effect, remedy in uses:
+        if is_set and not has_effect:
+            faults.append(config.fault(key, f"is not for these examples, which are {found.name}", remedy))
+    if faults:
         raise UserError(faults)
     return found
 
@@ -201,6 +328,7 @@ def _format_of(config: FinetuneConfig, record: Record, is_encoder_decoder: bool)
 
 
 def _candidates(config: FinetuneConfig) -> list[DataFormat]:
+    """Formats that the settings allow, in the order in which they are tried."""
     names: list[DataFormat] = [*FIELDS] if config.data_format == "auto" else [config.data_format]
     if config.data_format != "auto" or config.output_field == "auto":
         return names
@@ -208,33 +336,3 @@ def _candidates(config: FinetuneConfig) -> list[DataFormat]:
         return names[1:]
     of_labels = config.output_field == "label" or config.label_words or config.metric in ("accuracy", "macro_f1")
     return ["text_label" if of_labels else "source_target"]
-
-
-def _fits_nothing(
-    config: FinetuneConfig, file: InputFile, records: Sequence[Record], wanted: ExampleFormat | None
-) -> Fault:
-    names = list(dict.fromkeys(field for record in records for field in record.values))
-    shown = ", ".join(names[:12]) + (f" and {len(names) - 12:,} more" if names[12:] else "")
-    have = f"whose fields are {shown}" if names else "which hold no fields"
-    rule = f"fits none of the first {HEAD_LINES} lines of {file.name}, {have}"
-    if wanted is not None:
-        asked = " and ".join(field for field in (wanted.input_field, wanted.output_field) if field)
-        rule += f"; the other files have {asked}"
-    return config.fault("data_format", rule, "name the fields with input_field and output_field")
-
-
-def _idle_settings(config: FinetuneConfig, name: DataFormat) -> list[Fault]:
-    """Faults for settings that would have no effect."""
-    is_chat, is_labels = name == "messages", name == "text_label"
-    uses = (
-        ("prompt_template", config.prompt_template != "auto", not is_chat, "set it to auto: there is a chat_template"),
-        ("chat_template", config.chat_template != "auto", is_chat, "remove it"),
-        ("system_prompt", bool(config.system_prompt), is_chat, "remove it"),
-        ("label_words", bool(config.label_words), is_labels, "remove it, or set data_format: text_label"),
-        ("metric", config.metric in ("accuracy", "macro_f1"), is_labels, "set it to exact_match"),
-    )
-    return [
-        config.fault(key, f"is not for these examples, which are {name}", remedy)
-        for key, is_set, is_used, remedy in uses
-        if is_set and not is_used
-    ]

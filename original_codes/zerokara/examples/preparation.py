@@ -1,12 +1,11 @@
 """Examples of a task → token files of each split, their counts, and the manifest: the data half of step 7.
 
-`prepare` writes ``<output_prefix>_train.bin`` and ``.idx``, the same of ``_valid`` and ``_test`` where there are any,
-texts, the bad lines, and last the manifest. Where the same was done before, it does nothing. `ExampleFiles.read` gives
-the same from the manifest, for the processes of the training.
+`prepare` writes ``<output_prefix>_train.bin`` and ``.idx``, the same for ``_valid`` and ``_test`` where there are any,
+texts, the bad lines, and last the manifest. Where the same was done before, it does nothing.
 
 The texts are JSON lines in the order of the token files: ``place`` (file:line), ``input``, ``reference`` (the answer),
-``label`` (or null), ``seen`` (whether an example of an earlier split has the same input, white space aside). Of the
-training examples they are the first conversations, on which the export is proved (`facts.conversations`). Validation
+``label`` (or null), ``seen`` (true if an example of an earlier split has the same input, white space aside). Those of
+the training examples are the first conversations, on which the export is proved (`facts.conversations`). Validation
 examples that are drawn from the training data are whole groups of equal inputs, so that no text is on both sides.
 """
 
@@ -33,11 +32,11 @@ from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.corpus.find import InputFile, check_unchanged, for_manifest
 from zerokara.durable import PARTIAL_SUFFIX, atomic_file, made_folder
 from zerokara.errors import Fault, UserError
+from zerokara.examples import formats
 from zerokara.examples.encoding import ChatTemplate, Fate, Segments, auto_source, encode, fit
-from zerokara.examples.example_files import SPLITS, STEP, ExampleFiles, ExamplePaths, Split, Write, example_writer
+from zerokara.examples.example_files import SPLITS, STEP, ExampleFiles, ExamplePaths, Split, example_writer
 from zerokara.examples.facts import SplitCounts
-from zerokara.examples.formats import Example, ExampleFormat, Found, Unlearnable, read_examples, resolve
-from zerokara.examples.reading import Record, find_example_files, read_records
+from zerokara.examples.formats import Example, ExampleFormat, Found, Record, Unlearnable
 from zerokara.progress import Progress, bytes_text, log, plural, seconds_text, summary
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import bin_path, dtype_for, idx_path
@@ -45,9 +44,9 @@ from zerokara.tokens.indexed import bin_path, dtype_for, idx_path
 BATCH = 512
 """Examples that are encoded at once."""
 MAX_FAULTS = 5
-"""After so many lines that cannot be learned the reading ends."""
+"""Number of lines that cannot be learned after which the reading ends."""
 MAX_CONVERSATIONS = 1_000
-"""Training conversations on which the export is proved."""
+"""Maximum number of training conversations on which the export is proved."""
 
 
 def prepare(
@@ -71,9 +70,9 @@ def prepare(
     started, paths = time.monotonic(), ExamplePaths(config.output_prefix)
     files = _find(config)
     all_files = [file for split in SPLITS for file in files[split]]
-    form = resolve(config, all_files, is_encoder_decoder)
+    form = formats.resolve(config, all_files, is_encoder_decoder)
     settings = {key: getattr(config, key) for key in ("label_words", "prompt_template", "system_prompt", "overlong")}
-    # What `auto` came to: it goes by the metric, too.
+    # Resolved, not as given: `auto` depends on the metric, too.
     settings |= {"data_format": form.name, "input_field": form.input_field, "output_field": form.output_field}
     settings |= {"packed_length": packed_length, "init_from (is its model an encoder-decoder)": is_encoder_decoder}
     if not files["valid"]:
@@ -84,10 +83,10 @@ def prepare(
         inputs["chat_template"] = Path(config.chat_template)
     spec = manifest.StepSpec(STEP, settings, inputs)
     if manifest.already_done(paths.manifest, spec, redo=redo):
-        made = ExampleFiles.read(config.output_prefix)
-        _check_counts(config, paths, {name: split.counts for name, split in made.splits.items()})
+        prepared = ExampleFiles.read(config.output_prefix)
+        _check_counts(config, paths, {name: split.counts for name, split in prepared.splits.items()})
         log(f"examples: prepared already, {bin_path(paths.prefix('train'))} was made from the same files")
-        return made
+        return prepared
     size = bytes_text(sum(file.bytes for file in all_files))
     log(f"examples: {plural(len(all_files), 'file')}, {size}, {form.name} → {bin_path(paths.prefix('train'))}")
     tokenizer = load_tokenizer()
@@ -113,31 +112,31 @@ def prepare(
             "splits": {split: asdict(each) for split, each in counts.items()},
         }
         manifest.write(paths.manifest, spec, {"examples": outputs}, facts, time.monotonic() - started)
-    made = ExampleFiles.read(config.output_prefix)
-    summary("examples: prepared", [*_summary_rows(paths, made), ("time", seconds_text(time.monotonic() - started))])
-    return made
+    prepared = ExampleFiles.read(config.output_prefix)
+    summary("examples: prepared", [*_summary_rows(paths, prepared), ("time", seconds_text(time.monotonic() - started))])
+    return prepared
 
 
 def _find(config: FinetuneConfig) -> dict[Split, list[InputFile]]:
-    """The files of each split; no entry may name nothing, no two splits the same file."""
-    keys: dict[Split, str] = {split: f"{split}_data" for split in SPLITS}
-    found = {split: find_example_files(getattr(config, key), config.where(key)) for split, key in keys.items()}
-    if not found["train"]:
-        raise UserError(config.fault("train_data", "names no file", "name the training examples"))
-    faults, used = list[Fault](), dict[Path, Split]()
-    for split, files in found.items():
-        for file in files:
+    """Find the files of each split; no entry may name nothing, no two splits the same file."""
+    found, faults, used = dict[Split, list[InputFile]](), list[Fault](), dict[Path, Split]()
+    for split in SPLITS:
+        key = f"{split}_data"
+        found[split] = formats.find_example_files(getattr(config, key), config.where(key))
+        for file in found[split]:
             path = file.path.resolve()
             if file.remote is None and used.setdefault(path, split) != split:
-                rule = f"names {file.name}, which is in {keys[used[path]]} too"
-                faults.append(config.fault(keys[split], rule, "name each file once"))
+                rule = f"names {file.name}, which is in {used[path]}_data too"
+                faults.append(config.fault(key, rule, "name each file once"))
+    if not found["train"]:
+        faults.append(config.fault("train_data", "names no file", "name the training examples"))
     if faults:
         raise UserError(faults)
     return found
 
 
 def _template(config: FinetuneConfig, encoder: Encoder, tokenizer: Any, is_encoder_decoder: bool) -> ChatTemplate:
-    """The template that the configuration names, or that of its own for this tokenizer."""
+    """Read the template that the configuration names, or make that of `auto`."""
     path, is_auto = config.chat_template, config.chat_template == "auto"
     try:
         source = auto_source(encoder, is_encoder_decoder) if is_auto else Path(path).read_text(encoding="utf-8")
@@ -149,7 +148,7 @@ def _template(config: FinetuneConfig, encoder: Encoder, tokenizer: Any, is_encod
 
 @contextmanager
 def _claimed(paths: ExamplePaths) -> Iterator[None]:
-    """Claim the output for this process alone, and remove the manifest of what is there, and what a killed one left."""
+    """Lock the output, and remove the manifest of an earlier preparation and the partial files of a killed one."""
     lock = Path(f"{paths.output_prefix}_examples.lock{PARTIAL_SUFFIX}")
     with made_folder(paths.manifest.parent), file_lock.held(lock) as is_ours:
         if not is_ours:
@@ -163,11 +162,7 @@ def _claimed(paths: ExamplePaths) -> Iterator[None]:
 
 
 def _check_counts(config: FinetuneConfig, paths: ExamplePaths, counts: Mapping[Split, SplitCounts]) -> None:
-    """Check that few lines are bad, and that examples are left in every split.
-
-    Raises:
-        UserError: not so; the quarantine file stays.
-    """
+    """Raise UserError if too many lines are bad, or a split has no examples; the quarantine file stays."""
     bad, lines = (sum(getattr(each, key) for each in counts.values()) for key in ("bad", "read"))
     if bad > config.max_bad_fraction * lines:
         enough = math.ceil(1000 * bad / lines) / 1000
@@ -184,9 +179,9 @@ def _check_counts(config: FinetuneConfig, paths: ExamplePaths, counts: Mapping[S
         raise UserError(faults)
 
 
-def _summary_rows(paths: ExamplePaths, made: ExampleFiles) -> Iterator[tuple[str, str]]:
-    """Rows of (name, value)."""
-    for split, files in made.splits.items():
+def _summary_rows(paths: ExamplePaths, prepared: ExampleFiles) -> Iterator[tuple[str, str]]:
+    """Rows of (name, value) on each split, with warnings."""
+    for split, files in prepared.splits.items():
         counts = files.counts
         share = counts.learned_tokens / max(1, counts.tokens)
         text = f"{counts.read:,} examples = {counts.kept:,} kept + {counts.cut:,} cut + {counts.dropped:,} dropped"
@@ -199,30 +194,30 @@ def _summary_rows(paths: ExamplePaths, made: ExampleFiles) -> Iterator[tuple[str
         if counts.unknown_answers:
             what = "have characters that the tokenizer does not know, so that no answer can equal them"
             yield "", f"warning: {counts.unknown_answers:,} {used} answers {what}"
-    if any(files.counts.bad for files in made.splits.values()):
+    if any(files.counts.bad for files in prepared.splits.values()):
         yield "bad lines", f"listed in {paths.quarantine}"
-    if made.labels:
-        yield "labels", ", ".join(made.labels[:8]) + (f" and {len(made.labels) - 8:,} more" if made.labels[8:] else "")
-    yield "longest answer", f"{made.train.counts.longest_answer:,} tokens"
+    if labels := prepared.labels:
+        yield "labels", ", ".join(labels[:8]) + (f" and {len(labels) - 8:,} more" if labels[8:] else "")
+    yield "longest answer", f"{prepared.train.counts.longest_answer:,} tokens"
 
 
 @dataclass
-class _Output:
-    """Where the examples of one split go, and what is known of them so far."""
+class _SplitWriter:
+    """Files of one split, and the counts of its examples so far."""
 
-    write: Write
+    write: Callable[[Segments], None]
     texts: IO[bytes]
     is_train: bool
     seen_keys: frozenset[int]
-    """Those of the earlier splits."""
+    """Keys of the examples of the earlier splits."""
     counts: SplitCounts = field(default_factory=SplitCounts)
     keys: array[int] = field(default_factory=lambda: array("Q"))
-    """A hash of each example's input."""
+    """Hash of each example's input."""
 
 
 @dataclass
 class _Splitter:
-    """Writes all splits; made for one `run`."""
+    """Writer of all splits, for one `run`."""
 
     config: FinetuneConfig
     paths: ExamplePaths
@@ -233,18 +228,14 @@ class _Splitter:
     encoder: Encoder
     faults: list[Fault] = field(default_factory=list)
     labels: set[str] = field(default_factory=set)
-    """Texts of the labels found."""
+    """Texts of the labels so far."""
 
     def run(self) -> dict[Split, SplitCounts]:
-        """Write every split and the quarantine; return the counts of the splits.
-
-        Raises:
-            UserError: a file is damaged, or lines cannot be learned.
-        """
+        """Write every split and the quarantine; return the counts. UserError for damaged files, unlearnable lines."""
         draws = not self.files["valid"] and self.config.valid_fraction > 0
         read = [*chain.from_iterable(self.files.values()), *(self.files["train"] if draws else ())]
         passes: list[tuple[Split, ...]] = [("train", "valid")] if draws else [("train",), ("valid",)]
-        made: dict[Split, _Output] = {}
+        written: dict[Split, _SplitWriter] = {}
         with (
             Progress("examples", sum(file.bytes for file in read), "B") as progress,
             atomic_file(self.paths.quarantine) as quarantine,
@@ -252,25 +243,25 @@ class _Splitter:
             drawn = self._drawn(progress) if draws else frozenset[int]()
             for splits in (*passes, ("test",)):
                 if files := self.files[splits[0]]:
-                    made |= self._pass(splits, self._examples(files, progress), made.values(), drawn, quarantine)
-        return {split: writer.counts for split, writer in made.items()}
+                    written |= self._pass(splits, self._examples(files, progress), written.values(), drawn, quarantine)
+        return {split: writer.counts for split, writer in written.items()}
 
     def _pass(
         self,
         splits: Sequence[Split],
         examples: Iterator[Found],
-        earlier: Iterable[_Output],
+        earlier: Iterable[_SplitWriter],
         drawn: frozenset[int],
         quarantine: IO[bytes],
-    ) -> dict[Split, _Output]:
+    ) -> dict[Split, _SplitWriter]:
         """Write examples into the first of these splits, drawn ones into the last; bad lines count as the first's."""
         seen, dtype = frozenset(chain.from_iterable(each.keys for each in earlier)), dtype_for(self.encoder.vocab_size)
         with ExitStack() as stack:  # whose files appear at its end, if there was no error
-            outputs = list[_Output]()
+            outputs = list[_SplitWriter]()
             for split in splits:
                 write = stack.enter_context(example_writer(self.paths.prefix(split), dtype))
                 texts = stack.enter_context(atomic_file(self.paths.texts(split)))
-                outputs.append(_Output(write, texts, split == "train", seen))
+                outputs.append(_SplitWriter(write, texts, split == "train", seen))
             while batch := list(islice(examples, BATCH)):
                 good = [example for _, example in batch if isinstance(example, Example)]
                 encoded = iter(self.encode(good) if good else ())
@@ -290,7 +281,7 @@ class _Splitter:
                 raise UserError(self.faults)
         return dict(zip(splits, outputs, strict=True))
 
-    def _add(self, record: Record, example: Example, segments: Segments, output: _Output) -> None:
+    def _add(self, record: Record, example: Example, segments: Segments, output: _SplitWriter) -> None:
         """Write an example, as far as it fits a training sequence, and count it."""
         counts = output.counts
         try:
@@ -330,7 +321,7 @@ class _Splitter:
             raise UserError(self.faults)
 
     def _drawn(self, progress: Progress) -> frozenset[int]:
-        """The inputs, by their keys, drawn for validation: their examples are about the share asked for."""
+        """Draw inputs for validation, by their keys, whose examples are about the share asked for."""
         examples = self._examples(self.files["train"], progress)
         keys = np.fromiter((example.key for _, example in examples if isinstance(example, Example)), np.uint64)
         distinct, counts = np.unique(keys, return_counts=True)
@@ -343,5 +334,5 @@ class _Splitter:
         return frozenset(distinct[order[:num_drawn]].tolist())
 
     def _examples(self, files: Sequence[InputFile], progress: Progress) -> Iterator[Found]:
-        """What the records of files hold."""
-        return read_examples(self.form, chain.from_iterable(read_records(file, progress.advance) for file in files))
+        records = (formats.read_records(file, progress.advance) for file in files)
+        return formats.read_examples(self.form, chain.from_iterable(records))

@@ -1,9 +1,9 @@
 """Fine-tuning in the launching process: the settings of its run, its examples, the test at its end, and its record.
 
-A fine-tuning is a run like any other, of `FinetuneRunConfig`: the model's settings come from the folder that it starts
-from, its data are the prepared examples. At its end the test examples are read with the best checkpoint into
-``test_result.json`` in the run folder: once, unless the run was made longer since and another checkpoint is the best.
-``finetune.json`` (`examples.facts`) records all of it for the model card.
+A fine-tuning is a run like any other, of `FinetuneRunConfig`: the model's settings come from `init_from`, its data are
+the prepared examples. At its end the best checkpoint answers the test examples into ``test_result.json`` in the run
+folder: once, unless the run was made longer since and another checkpoint is the best. ``finetune.json``
+(`examples.facts`) records all of it for the model card.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from zerokara.training.planning.run_plan import PlannedData, RunPlan, RunTask
 
 RESULT_NAME = "test_result.json"
 ANSWERS_NAME = "test_answers.jsonl"
-"""Every test example's reference and answer, for people and for further metrics."""
+"""Reference and answer of every test example, for display and for further metrics."""
 MAX_PACKED_LENGTH = 1024
-"""Of `packed_length: auto`: longer rows hold more examples, and need a smaller micro batch for the same work."""
+"""Maximum of `packed_length: auto`: longer rows hold more examples, but need a smaller micro batch."""
 MAX_PADDING = 0.1
 """Share of padding above which a plan has a warning."""
 MAX_TRAINING_PAIRS = 200_000
-"""Training examples from which a baseline learns the forms of words; seconds."""
+"""Maximum training examples from which a baseline learns the forms of words; seconds."""
 
 
 def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
-    """Return the settings of the run, with those of its model and its examples, which are prepared here. Loads torch.
+    """Prepare the examples; return the settings of the run, with those of its model. Loads torch.
 
     Raises:
-        UserError: the folder to start from holds no model, or its tokenizer is missing; a setting does not go with the
-            model; the examples cannot be used, with file, line, value and remedy.
+        UserError: `init_from` holds no model or tokenizer, a setting does not go with the model, or the examples cannot
+            be used (with file, line, value and remedy).
     """
     from zerokara.huggingface import from_hf, tokenizer_proof
 
@@ -57,17 +57,17 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
         values["input_tokenizer_file"] = from_hf.tokenizer_of(folder, config.fault)
     if config.packed_length == "auto":
         values["packed_length"] = min(values["seq_len"], MAX_PACKED_LENGTH)
-    made, length = FinetuneRunConfig(**values, intra_document_masking=True), values["packed_length"]
-    made._origin = config._origin
-    faults, encodes = list(made.rule_faults(set())), made.traits.is_encoder_decoder
-    if not encodes and length > made.seq_len:
-        rule = f"is longer than the model's context, {made.seq_len} tokens"
-        faults.append(config.fault("packed_length", rule, f"set it to {made.seq_len}, or auto"))
+    run, length = FinetuneRunConfig(**values, intra_document_masking=True), values["packed_length"]
+    run._origin = config._origin
+    faults, encodes = list(run.rule_faults(set())), run.traits.is_encoder_decoder
+    if not encodes and length > run.seq_len:
+        rule = f"is longer than the model's context, {run.seq_len} tokens"
+        faults.append(config.fault("packed_length", rule, f"set it to {run.seq_len}, or auto"))
     if faults:
         raise UserError(faults)
-    encoder = Encoder(made.input_tokenizer_file)
+    encoder = Encoder(run.input_tokenizer_file)
     files = preparation.prepare(
-        made,
+        run,
         encoder,
         lambda: tokenizer_proof.tokenizer_of_exports(encoder, encodes),
         is_encoder_decoder=encodes,
@@ -76,9 +76,8 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
     )
     if encodes:
         read, learned = ExampleTokens(files.train.prefix).read_and_learned_lengths()
-        target = target_length(read, learned, length)
-        made = made.model_copy(update={"packed_target_length": target})
-    return made
+        run = run.model_copy(update={"packed_target_length": target_length(read, learned, length)})
+    return run
 
 
 def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
@@ -113,15 +112,14 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
 
 
 def plan_rows(train: SplitFiles, packed: PackedExamples) -> Iterator[tuple[str, str]]:
-    """What became of the training examples, and how they are packed, as rows of the plan."""
+    """Rows of the plan on the counts of the training examples, and on their packing."""
     counts = train.counts
     kept = f"{counts.kept:,} kept, {counts.cut:,} cut, {counts.dropped:,} dropped, {counts.bad:,} bad"
     yield "examples", f"{train.num_examples:,} training examples in {len(packed):,} sequences ({kept})"
     learned, padding = f"{packed.num_learned_tokens / max(1, packed.num_tokens):.1%}", f"{packed.padding_share:.1%}"
     yield "", f"{learned} of the tokens are learned, {padding} of what is computed is padding"
     if lost := counts.cut_learned_tokens:
-        cut = f"{lost:,} tokens of answers were cut away with their questions and are not learned"
-        yield "", f"warning: {cut} (overlong: cut_prompt)"
+        yield "", f"warning: {lost:,} tokens of answers were cut away with their questions (overlong: cut_prompt)"
     if packed.padding_share > MAX_PADDING:
         yield "", "warning: much padding; a larger packed_length, or fewer very long answers, would have less"
 
@@ -130,14 +128,18 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
     """Test the best checkpoint of a finished run, unless that was done, and write the record; return it as rows.
 
     Raises:
-        RunError: the test failed; the run is complete all the same, and the same command tests again.
+        RunError: the test failed; the run is complete, and the same command tests again.
     """
     config, run_dir = cast(FinetuneRunConfig, plan.resolved), plan.run_dir
     examples, tested = ExampleFiles.read(config.output_prefix), checkpoint.best(run_dir) or newest
-    test = examples.splits.get("test")
-    if test is not None and not _is_tested(run_dir, tested.name, config.metric):
-        number = test.num_examples
-        log(f"{plan.task.title}: reading the {number:,} test examples, once, with {tested.name}")
+    test, result = examples.splits.get("test"), _result(run_dir)
+    is_tested = result.get("checkpoint") == tested.name and result.get("metric", "loss") == config.metric
+    if test is not None and not is_tested:
+        for name in (RESULT_NAME, ANSWERS_NAME) if result else ():  # of another checkpoint, before a longer run
+            if (old := run_dir / name).exists():
+                old.rename(unused_name(old.with_stem(f"{old.stem}_{result['checkpoint']}"), ASIDE_ENDING))
+                log(f"{old.name} of {result['checkpoint']} is kept under another name")
+        log(f"{plan.task.title}: reading the {test.num_examples:,} test examples, once, with {tested.name}")
         if code := spawn(plan, "test", str(tested)):
             raise RunError(f"the test ended with exit code {code}; its messages say why. To test: {commands.resume}")
     if examples.data_format == "messages":  # the export is proved on some of them, too
@@ -145,29 +147,18 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
     return _record(plan, config, examples)
 
 
-def _is_tested(run_dir: Path, tested: str, metric: str) -> bool:
-    """Whether the result is there. That of another checkpoint, of before the run was made longer, is set aside."""
+def _result(run_dir: Path) -> dict[str, Any]:
+    """Result of the test; empty if there is none."""
     path = run_dir / RESULT_NAME
-    if not path.exists():
-        return False
-    found = orjson.loads(path.read_bytes())
-    if found["checkpoint"] == tested and found.get("metric", "loss") == metric:
-        return True
-    for made in (path, run_dir / ANSWERS_NAME):
-        if made.exists():
-            made.rename(unused_name(made.with_stem(f"{made.stem}_{found['checkpoint']}"), ASIDE_ENDING))
-    log(f"the test examples were read before, with {found['checkpoint']}: that result is kept under another name")
-    return False
+    return dict(orjson.loads(path.read_bytes())) if path.exists() else {}
 
 
 def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles) -> list[tuple[str, str]]:
-    """Write ``finetune.json``; return what it tells as rows."""
+    """Write ``finetune.json``; return its rows for display."""
     splits, counts = examples.splits, {str(name): split.counts for name, split in examples.splits.items()}
     task, metric, test, simple = examples.data_format.replace("_", " "), config.metric, None, dict[str, float]()
-    result, answers = plan.run_dir / RESULT_NAME, plan.run_dir / ANSWERS_NAME
-    found = orjson.loads(result.read_bytes()) if result.exists() else {}
-    learned = count_text(counts["train"].learned_tokens)
-    rows = [("examples", f"{examples.train.num_examples:,}, {learned} learned tokens")]
+    found, answers, learned = _result(plan.run_dir), plan.run_dir / ANSWERS_NAME, counts["train"].learned_tokens
+    rows = [("examples", f"{examples.train.num_examples:,}, {count_text(learned)} learned tokens")]
     if "test" in splits and f"test_{metric}" in found:
         value, number = found[f"test_{metric}"], splits["test"].num_examples
         low, high = found.get(f"test_{metric}_interval") or (None, None)

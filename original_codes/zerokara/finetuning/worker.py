@@ -1,8 +1,8 @@
 """A training process of a fine-tuning: ``python -m zerokara.finetuning.worker PLAN WORK``; see `training.worker`.
 
-Beside the loss it validates with the task's metric, of answers that the model generates; ``test CHECKPOINT`` reads the
-test examples. The stock Hugging Face model is built from the run's weights, and generates with its key-value cache, so
-that the number is what the exported model has. Each data-parallel rank answers its share of the examples.
+Beside the loss it validates with the task's metric, of answers that the model generates; ``test CHECKPOINT`` answers
+the test examples. The stock Hugging Face model is built from the run's weights and generates with its key-value cache,
+so that the number is that of the exported model. Each data-parallel rank answers its share of the examples.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
-import torch
 import torch.distributed
-from torch import Tensor
 
 from zerokara import checkpoint
 from zerokara.config.finetune_config import FinetuneRunConfig
@@ -39,7 +38,7 @@ from zerokara.training.validation import GiveUp, LossValidation, Validation, Val
 
 
 class TaskValidation:
-    """The examples of one split, of which this process answers its share."""
+    """Validation on the examples of one split, of which this process answers its share."""
 
     def __init__(self, plan: RunPlan, processes: Processes, split: Split, num_examples: int | None = None):
         """Take the first `num_examples` of a random order, all of them with None."""
@@ -54,7 +53,7 @@ class TaskValidation:
         self._end_ids = files.end_ids
 
     def __call__(
-        self, weights: Iterable[tuple[str, Tensor]], give_up: GiveUp = None, progress: Progress | None = None
+        self, weights: Iterable[tuple[str, torch.Tensor]], give_up: GiveUp = None, progress: Progress | None = None
     ) -> ValidationResult | None:
         """Answer the examples with `weights` (all, unpartitioned, by name); every process must call it.
 
@@ -118,21 +117,19 @@ class TaskValidation:
             f"{split}_stopped": stopped,
         }
         within = f" ({interval.low:.4f} to {interval.high:.4f})" if interval else ""
-        of_examples = f"{len(answers):,} examples, {stopped:.1%} end by themselves"
-        messages = [f"{split}_{metric} {value:.4f}{within}  {of_examples}"]
+        messages = [f"{split}_{metric} {value:.4f}{within}  {len(answers):,} examples, {stopped:.1%} end by themselves"]
         messages += [f"  {excerpt(reference, 60)} ⟪{excerpt(text, 60)}⟫" for reference, text in self.answers[:3]]
-        badness = -value if measure.higher_is_better else value
-        return ValidationResult(line, {f"{split}_{metric}": value}, badness, messages)
+        return ValidationResult(line, {f"{split}_{metric}": value}, -value, messages)
 
 
 def validations(plan: RunPlan, processes: Processes) -> list[Validation]:
     """Return the validations of a fine-tuning: of the loss, and of the task's metric, which chooses the best."""
     config = cast(FinetuneRunConfig, plan.resolved)
-    made = of_loss(plan, processes)
-    if made and config.metric != "loss":
+    found = of_loss(plan, processes)
+    if found and config.metric != "loss":
         task = TaskValidation(plan, processes, "valid", None if config.eval_examples == "all" else config.eval_examples)
-        made.append(lambda engine, give_up: task(master_weights(engine), give_up))
-    return made
+        found.append(lambda engine, give_up: task(master_weights(engine), give_up))
+    return found
 
 
 def test(plan: RunPlan, folder: Path) -> None:
@@ -140,8 +137,7 @@ def test(plan: RunPlan, folder: Path) -> None:
     config = cast(FinetuneRunConfig, plan.resolved)
     files, processes = ExampleFiles.read(config.output_prefix), join(plan)
     checkpoint.check(folder)
-    validation = LossValidation(plan, processes.device, files.splits["test"].prefix)
-    loss = validation(load_checkpoint(plan, folder, processes))
+    loss = LossValidation(plan, processes.device, files.splits["test"].prefix)(load_checkpoint(plan, folder, processes))
     assert loss is not None
     found: dict[str, Any] = {
         "checkpoint": folder.name,
@@ -171,10 +167,7 @@ WORK: dict[str, Callable[..., None]] = {
 }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Do the work that `arguments` name; return the exit code."""
-    return worker.main(arguments, FINETUNING, WORK)
-
+main = partial(worker.main, task=FINETUNING, work=WORK)
 
 if __name__ == "__main__":
     supervision.leave(main(sys.argv[1:]))

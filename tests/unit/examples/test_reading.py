@@ -11,7 +11,7 @@ import pytest
 
 from zerokara.corpus.compressed import zstd_module
 from zerokara.errors import UserError
-from zerokara.examples.reading import Record, find_example_files, read_records
+from zerokara.examples.formats import Record, find_example_files, read_records
 
 
 def items(path: Path) -> list[Record]:
