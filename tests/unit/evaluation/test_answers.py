@@ -1,7 +1,9 @@
-"""Prompts → ids of the model's own tokenizer → answers as text."""
+"""Prompts → ids of the model's own tokenizer → answers as text; answers of before come from the cache."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,19 +14,15 @@ from transformers import PreTrainedTokenizerFast
 from wide_weights import spread_weights
 
 from zerokara.errors import RunError
-from zerokara.evaluation import answers
+from zerokara.evaluation import answers, cache, tasks
+from zerokara.evaluation.answers import Answers
+from zerokara.evaluation.inputs import TaskData
 from zerokara.huggingface import families
 from zerokara.huggingface.families import stock_model_of
 from zerokara.huggingface.generation import generate
 
-WORDS = [
-    "<pad>",
-    "<s>",
-    "</s>",
-    "<unk>",
-    *(f"w{number}" for number in range(60)),
-    *(chr(each) for each in range(33, 127)),
-]
+WORDS = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{n}" for n in range(60)), *(chr(each) for each in range(33, 127))]
+SPECIAL = families.SpecialIds(bos=1, eos=2, pad=0)
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }} {{ m.content }} </s> {% endfor %}"
     "{% if add_generation_prompt %}a {% endif %}"
@@ -33,46 +31,44 @@ TEMPLATE = (
 
 def tokenizer_of(template: str = "$A", chat_template: str | None = None) -> Any:
     """A tokenizer of words that white space separates; `template` is what it adds to a text."""
-    vocabulary = {word: number for number, word in enumerate(WORDS)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.decoder = decoders.Fuse()
     backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 1), ("</s>", 2)])
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-    made.chat_template = chat_template
-    return made
+    names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    tokenizer.chat_template = chat_template
+    return tokenizer
 
 
-def prompt_ids(tokenizer: Any, prompt: Any, is_encoder_decoder: bool = False) -> list[str]:
-    return [WORDS[each] for each in answers.prompt_ids(tokenizer, prompt, is_encoder_decoder, [2])]
+def prompt_words(tokenizer: Any, prompt: Any, is_encoder_decoder: bool = False) -> str:
+    return " ".join(WORDS[each] for each in answers.prompt_ids(tokenizer, prompt, is_encoder_decoder, [2]))
 
 
-def test_a_prompt_is_encoded_as_the_tokenizer_does_but_a_decoder_is_to_go_on() -> None:
-    assert prompt_ids(tokenizer_of(), "w1 w2") == ["w1", "w2"]
-    assert prompt_ids(tokenizer_of("<s> $A"), "w1 w2") == ["<s>", "w1", "w2"]
-    assert prompt_ids(tokenizer_of("$A </s>"), "w1 w2") == ["w1", "w2"]
-    assert prompt_ids(tokenizer_of("$A </s>"), "w1 w2", is_encoder_decoder=True) == ["w1", "w2", "</s>"]
-
-
-def test_a_control_token_that_a_prompt_spells_is_the_token_as_in_fine_tuning() -> None:
-    assert prompt_ids(tokenizer_of(), "w1 </s> w2") == ["w1", "</s>", "w2"]
-    for template in ("$A", "$A </s>"):
-        assert prompt_ids(tokenizer_of(template), "w1 </s>") == ["w1", "</s>"]
-        assert prompt_ids(tokenizer_of("<s> " + template), "w1 </s> </s>") == ["<s>", "w1", "</s>", "</s>"]
+@pytest.mark.parametrize(
+    ("template", "prompt", "expected"),
+    [
+        ("$A", "w1 w2", "w1 w2"),
+        ("<s> $A", "w1 w2", "<s> w1 w2"),
+        ("$A </s>", "w1 w2", "w1 w2"),
+        # A control token that a prompt spells is the token, as in fine-tuning.
+        ("$A", "w1 </s> w2", "w1 </s> w2"),
+        ("$A </s>", "w1 </s>", "w1 </s>"),
+        ("<s> $A </s>", "w1 </s> </s>", "<s> w1 </s> </s>"),
+    ],
+)
+def test_a_prompt_is_encoded_as_the_tokenizer_does_but_for_a_decoders_end(
+    template: str, prompt: str, expected: str
+) -> None:
+    assert prompt_words(tokenizer_of(template), prompt) == expected
+    assert prompt_words(tokenizer_of("$A </s>"), "w1 w2", is_encoder_decoder=True) == "w1 w2 </s>"
 
 
 def test_a_conversation_goes_through_the_template() -> None:
-    turns = [
-        {"role": "user", "content": "w1"},
-        {"role": "assistant", "content": "w2"},
-        {"role": "user", "content": "w3"},
-    ]
-    expected = ["u", "w1", "</s>", "a", "w2", "</s>", "u", "w3", "</s>", "a"]
-    assert prompt_ids(tokenizer_of(chat_template=TEMPLATE), turns) == expected
+    turns = [{"role": role, "content": f"w{n}"} for n, role in enumerate(("user", "assistant", "user"), 1)]
+    assert prompt_words(tokenizer_of(chat_template=TEMPLATE), turns) == "u w1 </s> a w2 </s> u w3 </s> a"
     with pytest.raises(RunError, match="chat template"):
-        prompt_ids(tokenizer_of(), turns)
+        prompt_words(tokenizer_of(), turns)
 
 
 def test_end_tokens_are_the_models() -> None:
@@ -88,34 +84,82 @@ def test_end_tokens_are_the_models() -> None:
 @pytest.mark.parametrize("architecture", ["llama", "t5"])
 def test_answers_are_the_generated_text(architecture: str) -> None:
     shape = shape_of(len(WORDS), architecture=architecture)
-    special = families.SpecialIds(bos=1, eos=2, pad=0)
-    model, tokenizer = stock_model_of(shape, spread_weights(shape), special), tokenizer_of("$A </s>")
+    model, tokenizer = stock_model_of(shape, spread_weights(shape), SPECIAL), tokenizer_of("$A </s>")
     prompts = ["w1 w2 w3", "w4", "w5 w6"]
     found = answers.answer(model, tokenizer, prompts, max_new_tokens=6)
     ids = [answers.prompt_ids(tokenizer, prompt, architecture == "t5", [2]) for prompt in prompts]
-    expected = generate(model, ids, max_new_tokens=6, eos_id=2, pad_id=0)
-    assert found is not None and expected is not None
+    expected = generate(model, ids, max_new_tokens=6, eos_id=2, pad_id=0) or []
     assert found.outputs == [tokenizer.decode(each.ids, skip_special_tokens=True).strip() for each in expected]
-    assert found.stopped == [each.stopped for each in expected]
-    assert len(set(found.outputs)) > 1
-
-
-def test_the_limit_follows_the_longest_expected_answer() -> None:
-    assert answers.num_tokens_allowed(tokenizer_of(), ["w1", "w1 w2 w3 w4", "w5 w6"]) == 5 + 1
-    assert answers.num_tokens_allowed(tokenizer_of(), []) == 3
+    assert found.stopped == [each.stopped for each in expected] and len(set(found.outputs)) > 1
 
 
 def test_a_prompt_longer_than_the_context_is_not_answered() -> None:
     shape = shape_of(len(WORDS), architecture="llama")
-    model = stock_model_of(shape, spread_weights(shape), families.SpecialIds(bos=1, eos=2, pad=0))
+    model = stock_model_of(shape, spread_weights(shape), SPECIAL)
     long, full = (" ".join(["w1"] * length) for length in (shape.seq_len + 1, shape.seq_len))
-    found = answers.answer(model, tokenizer_of(), ["w1", long, "w2"], max_new_tokens=3)
-    assert found is not None and found.num_too_long == 1
-    assert found.outputs[1] == "" and not found.stopped[1]
-    to_the_end = answers.answer(model, tokenizer_of(), [full], max_new_tokens=3)
-    assert to_the_end is not None and to_the_end.num_too_long == 0 and to_the_end.outputs[0]
-    assert [found.outputs[0], found.outputs[2]] == [
-        each.outputs[0]
-        for prompt in ("w1", "w2")
-        if (each := answers.answer(model, tokenizer_of(), [prompt], max_new_tokens=3))
-    ]
+    found = answers.answer(model, tokenizer_of(), ["w1", long, "w2", full], max_new_tokens=3)
+    assert found.num_too_long == 1 and found.outputs[1] == "" and not found.stopped[1]
+    others = answers.answer(model, tokenizer_of(), ["w1", "w2", full], max_new_tokens=3)
+    assert [*found.outputs[:1], *found.outputs[2:]] == others.outputs and others.outputs[2]
+
+
+class Parrot:
+    """A model that always says the same; its weights are counted when they are asked for."""
+
+    is_encoder_decoder, dtype = False, "fp32"
+
+    def __init__(self, name: str, says: str, log: list[str], content: str = "") -> None:
+        self.name, self.says, self.content, self._log = name, says, content or name, log
+        self.tokenizer = lambda text, **_: {"input_ids": list(text)}
+
+    @property
+    def model(self) -> Any:
+        self._log.append(self.name)
+        return self
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(model: Parrot, tokenizer: Any, prompts: Sequence[Any], *, max_new_tokens: int, label: str) -> Answers:
+        return Answers([model.says] * len(prompts), [True] * len(prompts), max_new_tokens)
+
+    monkeypatch.setattr(answers, "answer", answer)
+
+
+def measure(models: list[Any], cache: Path | None) -> dict[str, dict[str, Any]]:
+    """Values of two tasks with four examples, one of them with its own limit."""
+    sources, references = [f"text {n}" for n in range(4)], ["0", "1"] * 2
+    first = TaskData("first", "accuracy", sources, references, labels=("0", "1"))
+    second = TaskData("second", "macro_f1", sources, references, labels=("0", "1"), max_new_tokens=4)
+    sections = list(tasks.measure_tasks([(first, {}), (second, {})], models, seed=1, cache=cache))
+    limits = [each.facts["max_new_tokens"][models[0].name] for each in sections]
+    assert limits == [3, 4] and answers.num_tokens_allowed(models[0].tokenizer, ["12", "1234"]) == 6
+    return {each.name: {row.model: row.value for row in each.rows} for each in sections}
+
+
+@pytest.mark.usefixtures("answered")
+def test_each_model_answers_all_tasks_before_the_next_is_loaded() -> None:
+    log: list[str] = []
+    found = measure([Parrot("a", "0", log), Parrot("b", "none", log)], None)
+    assert log == ["a", "a", "b", "b"]
+    assert found == {
+        "task: first, accuracy": {"a": 50.0, "b": 0.0},
+        "task: second, macro f1": {"a": pytest.approx(100 / 3), "b": 0.0},
+    }
+
+
+@pytest.mark.usefixtures("answered")
+def test_answers_are_kept_in_blocks_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "BLOCK_PROMPTS", 3)
+    log: list[str] = []
+    first = measure([Parrot("a", "0", log)], tmp_path)
+    blocks = list(tmp_path.glob("*/*.json"))
+    assert len(blocks) == len(log) == 4
+    renamed = measure([Parrot("renamed", "-", log, content="a"), Parrot("b", "1", log)], tmp_path)
+    assert log[4:] == ["b"] * 4, "the first was not asked again"
+    assert [each["renamed"] for each in renamed.values()] == [each["a"] for each in first.values()]
+    blocks[0].write_text('{"outputs": ["0"', encoding="utf-8")
+    assert measure([Parrot("a", "0", log)], tmp_path) == first and len(log) == 9, "a damaged block is asked again"
+    monkeypatch.setattr(cache, "_PACKAGES", ("numpy",))
+    measure([Parrot("a", "0", log)], tmp_path)
+    assert len(log) == 13, "another version measures anew"
