@@ -1,11 +1,10 @@
-"""Reading .gz and .zst such that nothing readable is lost when the file is truncated or damaged.
+"""A reader of .gz and .zst that loses nothing readable when the file is truncated or damaged.
 
-The libraries' own readers raise in the middle of a read and drop what that read had unpacked already. This one returns
-all readable bytes, then ends, with the reason in `damage`. Memory is a buffer and the compression's own window (at most
-128 MiB, for zstd: a frame that asks for more is damaged), however much a byte unpacks to. As with gzip(1) and zstd(1),
-nothing is read behind a damaged member or frame; other bytes after the last one cost no text and are reported.
-Sources: gzip, RFC 1952 (zero bytes after the last member are padding); zstd, RFC 8878 (its skippable frames hold no
-data), from the standard library (Python 3.14) or its back-port `backports.zstd`.
+The libraries' readers raise in the middle of a read and drop what that read had unpacked. This one returns all readable
+bytes, then ends, with the reason in `damage`. It takes a buffer and a window (of zstd at most 128 MiB: a frame that
+asks for more counts as damaged), however much a byte unpacks to. As with gzip(1) and zstd(1), nothing is read behind a
+damaged member or frame; other bytes after the last one cost no text and are reported. Sources: RFC 1952 (zero bytes
+after the last gzip member are padding); RFC 8878 (skippable zstd frames hold no data).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 Compression = Literal["none", "gzip", "zstd"]
 _CHUNK_BYTES, _PIECE_BYTES = 64 * 1024, 1024 * 1024
-"""Packed bytes fed at once, and unpacked bytes given at once, at most."""
+"""Maximum number of compressed bytes fed, and of unpacked bytes returned, at once."""
 _MAX_WINDOW_LOG = 27
 """zstd(1)'s own limit without further options: 128 MiB in every worker, which ``zstd --long=27`` needs."""
 _GZIP_MAGIC, _ZSTD_MAGIC, _SKIPPABLE_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
@@ -30,7 +29,7 @@ CUT = "the file ends in the middle, and how much is missing is unknown"
 
 
 def zstd_module() -> ModuleType:
-    """The standard library's zstd, or its back-port."""
+    """zstd of the standard library, or its back-port."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
@@ -39,21 +38,18 @@ def zstd_module() -> ModuleType:
 
 
 class CompressedReader(io.RawIOBase):
-    """The unpacked bytes of a compressed file; wrap it in an `io.BufferedReader` to read lines.
+    """Stream of the unpacked bytes of a compressed file; wrap it in an `io.BufferedReader` to read lines.
 
-    Where `damage` is not empty at the end, nothing could be read from the packed byte `damaged_at` on, and from
-    `unverified_from` on there may be more wrong than is known: a member whose checksum fails or is never reached may
-    have unpacked to anything; of a file that ends too early nobody knows how much is missing, so that it is all of it.
+    If `damage` is not empty at the end, nothing could be read from the compressed byte `damaged_at` on, and from
+    `unverified_from` on there may be other errors: a member whose checksum fails or is never reached may have unpacked
+    to anything; a file that ends too early is unverified as a whole, for nobody knows how much is missing.
     """
 
     def __init__(self, packed: IO[bytes], compression: Compression, name: str):
-        self.name = name
-        """For messages."""
-        self.damage = ""
-        """Why the reading ended before the end, or empty."""
+        self.name, self.damage = name, ""
         self.damaged_at = self.unverified_from = 0
         self.packed_bytes = 0
-        """Packed bytes read so far."""
+        """Compressed bytes read so far."""
         self._packed, self._is_gzip = packed, compression == "gzip"
         self._library: Any = zlib if self._is_gzip else zstd_module()
         self._error: type[Exception] = zlib.error if self._is_gzip else self._library.ZstdError
@@ -65,7 +61,7 @@ class CompressedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Fill the buffer as far as one step goes; 0 at the end, and at the first damage."""
+        """Fill a part of the buffer; return 0 at the end, and at the first damage."""
         view = memoryview(buffer).cast("B")
         while not self._piece:
             piece = next(self._pieces, None)
@@ -77,7 +73,7 @@ class CompressedReader(io.RawIOBase):
         return count
 
     def _members(self) -> Iterator[bytes]:
-        """The unpacked bytes of all members, up to the first damage."""
+        """Yield the unpacked bytes of all members, up to the first damage."""
         start = 0
         while not self.damage:
             self._packed.seek(start)
@@ -92,19 +88,19 @@ class CompressedReader(io.RawIOBase):
                 start = self._member_end
 
     def _member(self, start: int, head: bytes) -> Iterator[bytes]:
-        """The unpacked bytes of the member that begins at `start` with `head`.
+        """Yield the unpacked bytes of the member that begins at `start` with `head`.
 
         A call that fails loses what it had unpacked before the error; a call with one byte of input loses nothing. So
         a damaged member is unpacked again, byte by byte near the error.
         """
-        given, careful_from = 0, None
+        num_yielded, careful_from = 0, None
         while not self.damage:
-            skip = given
+            skip = num_yielded
             try:
                 for piece in self._fed(start, careful_from):
                     fresh = piece[skip:]
                     skip -= len(piece) - len(fresh)
-                    given += len(fresh)
+                    num_yielded += len(fresh)
                     yield fresh
                 return
             except EOFError:
@@ -113,7 +109,7 @@ class CompressedReader(io.RawIOBase):
                 if careful_from is not None:
                     self.damage, self.damaged_at, self.unverified_from = str(error), self._fed_from, start
                 careful_from = self._fed_from
-        if not given:
+        if not num_yielded:
             self.damaged_at = start
             is_skippable = 0x50 <= head[0] <= 0x5F and _SKIPPABLE_MAGIC.startswith(head[1:4])
             is_zstd = is_skippable or _ZSTD_MAGIC.startswith(head[:4])
@@ -125,7 +121,7 @@ class CompressedReader(io.RawIOBase):
                 self.damage += f"; compress it again if it needs more than 128 MiB: {again}"
 
     def _fed(self, start: int, careful_from: int | None) -> Iterator[bytes]:
-        """Unpack a member from its first byte; from the packed byte `careful_from` on by feeding single bytes."""
+        """Unpack a member from its first byte; from the compressed byte `careful_from` on by feeding single bytes."""
         if self._is_gzip:
             member: Any = self._library.decompressobj(wbits=31)  # a gzip member with a window of any size
         else:

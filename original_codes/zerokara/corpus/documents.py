@@ -54,48 +54,49 @@ class Document(NamedTuple):
     text: str
     file: InputFile
     line: int
-    """Counted from 1, within the range; a row, in a .parquet."""
+    """Number of the line, or of the row of a .parquet, from 1, within the range."""
     offset: int
-    """Byte at which the line starts, in the (unpacked) file; the index of the row, in a .parquet."""
+    """Byte of the (unpacked) file at which the line starts; index of the row of a .parquet."""
     bytes: int
-    """Size of the line with its end, in the (unpacked) file; of the value plus one, in a .parquet."""
+    """Size of the line with its end in the (unpacked) file; of the value of a .parquet, plus one."""
 
 
 class BadLine(NamedTuple):
-    """One line that is not a document, or the place from which on a file or a row group cannot be read."""
+    """One line that is not a document, or the place from which on a file or a row group cannot be read.
+
+    `line`, `offset` and `bytes` are those of a `Document`; of a truncated line `bytes` are what there is.
+    """
 
     file: InputFile
     line: int
-    """Counted from 1, within the range; a row, in a .parquet."""
     offset: int
     reason: Reason
     excerpt: str
-    """The beginning of the line, with bytes that are not UTF-8 written ``\\xNN``; for a damage, its description."""
+    """Beginning of the line, with bytes that are not UTF-8 written ``\\xNN``; for a damage, its description."""
     bytes: int = 0
-    """As in a document; of a truncated line, what there is."""
     documents: int = 1
-    """Documents that this loses: the unreadable rows of a damaged row group, else 1."""
+    """Number of documents that this loses: the unreadable rows of a damaged row group, else 1."""
     lost_bytes: int = 0
-    """Bytes on disk (packed) that could not be read."""
+    """Bytes on disk (compressed) that could not be read."""
     unverified_bytes: int = 0
     """Bytes on disk that were read before a damage and that no checksum confirms (all of a truncated file)."""
 
 
 def excerpt(line: bytes) -> str:
-    """The beginning of a line as text that any terminal and JSON file can hold."""
+    """Beginning of a line as text that any terminal and JSON file can hold."""
     shown = line[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "backslashreplace").rstrip("\r\n")
     return shown[:EXCERPT_CHARACTERS]
 
 
 def fault_of(text: str) -> Reason | None:
-    """The reason why a text makes no document, if any."""
+    """Reason why a text is no document, if any."""
     if not text or text.isspace():
         return Reason.EMPTY_TEXT
     return Reason.NUL if "\0" in text else None
 
 
 def text_of_line(line: bytes, offset: int) -> str | Reason:
-    """The text of a line of a .txt file."""
+    """Text of a line of a .txt file."""
     try:
         text = (line if offset else line.removeprefix(BOM)).decode("utf-8")
     except UnicodeDecodeError:
@@ -106,7 +107,7 @@ def text_of_line(line: bytes, offset: int) -> str | Reason:
 
 
 def text_of_json(line: bytes, text_field: str) -> str | Reason:
-    """The text of a JSON line."""
+    """Text of a JSON line."""
     is_strict = True
     try:
         value: Any = orjson.loads(line)
@@ -125,7 +126,7 @@ def text_of_json(line: bytes, text_field: str) -> str | Reason:
 
 
 def object_of_line(text: str) -> dict[str, Any] | Reason:
-    """The JSON object that a line of text is, all of whose strings can be written."""
+    """JSON object in a line of text, if all its strings can be written."""
     try:
         value: Any = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -140,7 +141,7 @@ def object_of_line(text: str) -> dict[str, Any] | Reason:
 
 
 def text_of_file(content: bytes) -> str | tuple[Reason, int]:
-    """The text, with ``\\n`` at line ends, of a .txt file that is one document; or a reason and the byte of it."""
+    """Text of a .txt file that is one document, with ``\\n`` at line ends; or the reason against it and its byte."""
     try:
         text = content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
 FileFormat = Literal["jsonl", "txt", "tsv", "parquet"]
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 OTHER_COMPRESSIONS = frozenset({".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z", ".zstd", ".gzip"})
-"""Text packed like this is not read, but a note names it."""
+"""Text compressed like this is not read, but a note names it."""
 OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
-"""Files that our own steps write; a folder or a glob that holds them is still only the corpus."""
+"""Files that our steps write; they are left out of a folder or a glob."""
 _NO_DATA = re.compile(r"/\.|/((dataset_(infos?|dict)|state|croissant)\.json|(readme|license|requirements)\.txt)$", re.I)
 """Hidden files at an address, and those that describe a dataset; still read where an entry names one."""
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
@@ -44,14 +44,13 @@ _PACKED_OTHERWISE = "of a format not known here; left out; compress it as .gz or
 
 @dataclass(frozen=True)
 class Formats:
-    """The formats of files that an entry may name."""
+    """File formats that an entry may name; `text` describes them in messages."""
 
     of_suffix: Mapping[str, FileFormat]
     text: str
-    """The same in words, for messages."""
 
     def of(self, name: str) -> tuple[FileFormat, Compression] | None:
-        """The format that a file's name tells, or None."""
+        """Format and compression by a file's name, or None."""
         inner, suffix = os.path.splitext(name.lower())
         if suffix == ".parquet":
             return "parquet", "none"
@@ -60,11 +59,11 @@ class Formats:
         return (file_format, compression) if file_format else None
 
     def is_name(self, name: str) -> bool:
-        """Whether a file of this name, found in a folder or by a pattern, belongs to the text."""
+        """True if a file of this name, found in a folder or by a pattern, belongs to the corpus."""
         return not name.startswith(".") and not name.endswith(OWN_OUTPUT_ENDINGS) and self.of(name) is not None
 
     def is_compressed_otherwise(self, name: str) -> bool:
-        """Whether a name is that of such a file with one suffix more, as ``.xz``."""
+        """True if the name is that of such a file with one more suffix, as ``.xz``."""
         inner, suffix = os.path.splitext(name)
         return suffix.lower() in OTHER_COMPRESSIONS and self.is_name(inner)
 
@@ -89,24 +88,24 @@ class InputFile:
     path: Path
     """In messages use `name`, which is right for a remote file too."""
     source: int
-    """The entry of the configuration that it belongs to, counted from 0."""
+    """Index of its entry in the configuration."""
     format: FileFormat
     compression: Compression
     bytes: int
-    """Size on disk (packed)."""
+    """Size on disk (compressed)."""
     modified_ns: int
     """0 for a remote file."""
     remote: manifest.FileRecord | None = None
-    """Where the file is on the Hub or in an object store; None for one on a disk."""
+    """Place on the Hub or in an object store; None for a file on a disk."""
 
     @property
     def name(self) -> str:
-        """The file's name in messages and in JSON files."""
+        """Name in messages and in JSON files."""
         return shown(self.path if self.remote is None else self.remote.path)
 
     @property
     def is_compressed(self) -> bool:
-        """Whether lines must be unpacked to be read (a .parquet packs its pages itself)."""
+        """True if lines must be decompressed to be read (a .parquet compresses its pages itself)."""
         return self.compression != "none"
 
     def open(self, buffer_bytes: int) -> BinaryIO:
@@ -237,8 +236,6 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
         rule = f"names no file of a format known here: {formats.text}"
         more = remote.CONVERSION if address.startswith(remote.HUB) else ""
         raise UserError(Fault(where, rule, value=address, remedy=f"it {_holding(found.values())}{more}"))
-    for first in [file.remote for file in files.values() if file.remote and file.bytes][:1]:
-        remote.check_readable(first, where)
     return files
 
 

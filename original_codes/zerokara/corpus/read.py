@@ -23,7 +23,7 @@ from zerokara.corpus.find import InputFile
 
 BUFFER_BYTES = 1024 * 1024
 MAX_REMOTE_FOOTERS = 64
-"""More remote .parquet files than this are read whole: to cut one takes some tenths of a second for its footer."""
+"""Maximum number of remote .parquet files that are cut: each takes some tenths of a second for its footer."""
 SAMPLE_FILES = 16
 """Files of each source and format that are sampled for their unpacked size."""
 _HEAD_BYTES = 256 * 1024
@@ -33,17 +33,16 @@ _MAX_UNPACKED_HEAD = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Range:
-    """A part of a file: the lines that start at `start` or later and before `end`, or row groups of a .parquet.
+    """A part of a file: the lines that start at byte `start` or later and before `end`, or row groups of a .parquet.
 
-    The unit is a byte of a plain file, a row group of a .parquet; a compressed file is one range.
+    A compressed file is one range. An `end` of None is the end of the file.
     """
 
     file: InputFile
     start: int = 0
     end: int | None = None
-    """None: to the end of the file."""
     row_group_bytes: int | None = None
-    """Bytes on disk of the row groups of this range, where they were counted."""
+    """Bytes on disk of the row groups, where they were counted."""
 
     @property
     def disk_bytes(self) -> int:
@@ -68,16 +67,16 @@ class Block:
     disk_bytes: int
     """Bytes on disk that were read for this block; those of all blocks add up to the file."""
     is_last: bool
-    """Whether the file ends here."""
+    """True if the file ends here."""
 
 
 def is_one_document(file: InputFile, txt_document: TxtDocument) -> bool:
-    """Whether the file is one document."""
+    """True if the file is one document."""
     return file.format == "txt" and txt_document == "file"
 
 
 def has_unknown_size(file: InputFile, txt_document: TxtDocument) -> bool:
-    """Whether the file is packed and consists of lines: its unpacked size is unknown until it is read."""
+    """True for a compressed file of lines: its unpacked size is unknown until it is read."""
     return file.is_compressed and not is_one_document(file, txt_document)
 
 
@@ -151,44 +150,38 @@ def parts(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocume
 def read(
     part: Range | Block, text_field: str = "text", txt_document: TxtDocument = "file"
 ) -> Iterator[Document | BadLine]:
-    """Iterate over the documents and bad lines of a range or a block, in order; the lines of a block are the file's.
+    """Yield the documents and bad lines of a range or a block in order; lines of a block are counted in the file.
 
     Raises:
-        OSError: from the iteration, when a file or the network fails; names the file.
+        OSError: a file or the network fails; names the file.
     """
     file = part.file
     if isinstance(part, Block):
-        return _of_block(part, text_field)
-    if file.format == "parquet":
+        content = io.BytesIO(part.content)
+        yield from _of_lines(file, content, part.start, sys.maxsize, part.first_line, text_field)
+        yield from [part.last] if part.last else []
+    elif file.format == "parquet":
         from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
-        return tables.read_rows(file, part.start, part.end, text_field)
-    if is_one_document(file, txt_document):
-        return iter([_of_whole_file(file)])
-    if file.is_compressed:
-        return (item for block in blocks(file, BUFFER_BYTES) for item in _of_block(block, text_field))
-    return _of_range(part, text_field)
-
-
-def _of_block(block: Block, text_field: str) -> Iterator[Document | BadLine]:
-    yield from _of_lines(block.file, io.BytesIO(block.content), block.start, sys.maxsize, block.first_line, text_field)
-    if block.last is not None:
-        yield block.last
-
-
-def _of_range(part: Range, text_field: str) -> Iterator[Document | BadLine]:
-    end = sys.maxsize if part.end is None else part.end
-    with part.file.open(BUFFER_BYTES) as lines:
-        # One byte before: if it is a line's last, the next line is the first of the range.
-        position = lines.seek(max(0, part.start - 1))
-        position += _skip_line(lines, end - position)[0] if part.start else 0
-        yield from _of_lines(part.file, lines, position, end, 1, text_field)
+        yield from tables.read_rows(file, part.start, part.end, text_field)
+    elif is_one_document(file, txt_document):
+        yield _of_whole_file(file)
+    elif file.is_compressed:
+        for block in blocks(file, BUFFER_BYTES):
+            yield from read(block, text_field)
+    else:
+        end = sys.maxsize if part.end is None else part.end
+        with file.open(BUFFER_BYTES) as lines:
+            # One byte before: if it is a line's last, the next line is the first of the range.
+            position = lines.seek(max(0, part.start - 1))
+            position += _skip_line(lines, end - position)[0] if part.start else 0
+            yield from _of_lines(file, lines, position, end, 1, text_field)
 
 
 def _of_lines(
     file: InputFile, lines: IO[bytes], position: int, end: int, number: int, text_field: str
 ) -> Iterator[Document | BadLine]:
-    """The items of the lines that start before `end`; the next is line `number`, at `position`."""
+    """Items of the lines that start before `end`; the next is line `number`, at `position`."""
     readline, limit, is_json = lines.readline, documents.MAX_LINE_BYTES, file.format == "jsonl"
     new = tuple.__new__  # as Document(...), without its detour through Python
     while position < end:
@@ -210,7 +203,7 @@ def _of_lines(
 
 
 def _skip_line(lines: IO[bytes], enough: int = sys.maxsize) -> tuple[int, bool]:
-    """Skip the rest of a line, or at least `enough` of it; gives the skipped bytes, and whether its end was met."""
+    """Skip the rest of a line, or at least `enough` bytes of it; return their number, and True if its end was met."""
     size, piece = 0, b""
     while size < enough and not piece.endswith(b"\n") and (piece := lines.readline(BUFFER_BYTES)):
         size += len(piece)
@@ -234,13 +227,13 @@ def _of_whole_file(file: InputFile) -> Document | BadLine:
 
 
 def _damaged(file: InputFile, packed: CompressedReader, line: int, start: int, size: int) -> BadLine:
-    """The item for the damage of a compressed file; `size` is the size of the truncated line."""
+    """Item for the damage of a compressed file; `size` is the size of the truncated line."""
     lost, unverified = max(0, file.bytes - packed.damaged_at), packed.damaged_at - packed.unverified_from
     return BadLine(file, line, start, Reason.DAMAGED, packed.damage, size, 1, lost, unverified)
 
 
 def total_plain_bytes(files: Sequence[InputFile]) -> int:
-    """Size of files unpacked, to some ten percent, by a sample of each format; of a .parquet that of all columns.
+    """Unpacked size of files, to some ten percent, by a sample of each format; of a .parquet that of all columns.
 
     Raises:
         OSError: a file or the network fails.
@@ -275,7 +268,7 @@ def _plain_bytes(file: InputFile) -> int:
 
 
 def bytes_before(item: Document | BadLine) -> int:
-    """Unpacked bytes of the file that stand before an item: its share of the rows, in a .parquet."""
+    """Unpacked bytes of the file before an item; in a .parquet by its share of the rows."""
     if item.file.format != "parquet":
         return item.offset
     from zerokara.corpus import tables  # pyarrow: only where there is such a file

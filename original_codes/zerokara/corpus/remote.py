@@ -27,17 +27,18 @@ from zerokara.errors import Fault, RunError, UserError, redacted
 from zerokara.manifest import FileRecord
 
 HUB = "hf://"
+_AGREE = f"agree on its page at {constants.ENDPOINT}, then set HF_TOKEN or run: hf auth login"
 CONVERSION = "; the Hub's own conversion, where it made one, is hf://datasets/owner/name@refs/convert/parquet"
 _CONTENT_IDS = ("md5Hash", "ETag", "etag", "checksum", "mtime", "LastModified", "last_modified", "modified", "created")
-"""What the packages call that which changes with a file's content, the best first."""
+"""Names that packages give to what changes with a file's content, the best first."""
 
 
 def find(address: str, where: str) -> list[FileRecord]:
     """List the files at an address, sorted by name; `where` is its place in the configuration.
 
     Raises:
-        UserError: there is no such thing, this user may not see it, or a package is missing.
-        RunError: the server cannot be reached, or answers with an error of its own.
+        UserError: it does not exist, this user may not see it, or a package is missing.
+        RunError: the server cannot be reached, or answers with another error.
     """
     parts = urlsplit(address)
     if parts.password or (parts.scheme in ("http", "https") and parts.query):
@@ -45,8 +46,16 @@ def find(address: str, where: str) -> list[FileRecord]:
         raise UserError(Fault(where, rule, value=address, remedy="give secrets by the environment, or download it"))
     if parts.scheme not in fsspec.available_protocols():
         raise UserError(Fault(where, "is of a protocol that fsspec does not know", value=address))
+    pinned = address
     try:
-        files, path = fsspec.url_to_fs(_pinned(address))
+        if address.startswith(HUB):  # the commit in place of a branch or a tag
+            dataset = parse_hf_uri(address)
+            if dataset.type != "dataset":
+                raise errors.HfUriError(address, "not a dataset")
+            revision, patience = dataset.revision or "main", constants.HF_HUB_ETAG_TIMEOUT
+            sha = HfApi().dataset_info(dataset.id, revision=revision, timeout=patience).sha
+            pinned = f"{HUB}datasets/{dataset.id}@{sha}/{dataset.path_in_repo}".rstrip("/")
+        files, path = fsspec.url_to_fs(pinned)
         with suppress(FileNotFoundError):
             if (about := files.info(path))["type"] == "file":
                 return [_found(files, about)]
@@ -62,14 +71,6 @@ def find(address: str, where: str) -> list[FileRecord]:
         return found
     except Exception as error:  # Whatever a network, a proxy or a package may raise; worded, never swallowed.
         raise _worded(error, address, where) from error
-
-
-def check_readable(file: FileRecord, where: str) -> None:
-    """Read one byte, for a gated dataset lists its files to everyone; raises what `find` does."""
-    try:
-        open_file(file, 0).read(1)
-    except OSError as error:
-        raise _worded(error.__cause__ or error, file.path, where) from error
 
 
 def open_file(file: FileRecord, buffer_bytes: int) -> BinaryIO:
@@ -113,19 +114,8 @@ class _RemoteStream(AbstractBufferedFile):
             raise _failed(self._file, f"reading bytes {start:,} to {end:,} of {self._file.bytes:,}", error) from error
 
 
-def _pinned(address: str) -> str:
-    """The address, with the commit in place of a branch or a tag where it is of a dataset on the Hub."""
-    if not address.startswith(HUB):
-        return address
-    dataset = parse_hf_uri(address)
-    if dataset.type != "dataset":
-        raise errors.HfUriError(address, "not a dataset")
-    about = HfApi().dataset_info(dataset.id, revision=dataset.revision or "main", timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    return f"{HUB}datasets/{dataset.id}@{about.sha}/{dataset.path_in_repo}".rstrip("/")
-
-
 def _found(files: Any, about: dict[str, Any]) -> FileRecord:
-    """A file from what a package tells about it."""
+    """Record of a file from a package's description of it."""
     if "blob_id" in about:  # on the Hub
         content = about["lfs"]["sha256"] if about["lfs"] else f"git:{about['blob_id']}"
     else:
@@ -141,9 +131,11 @@ def _failed(file: FileRecord, action: str, error: Exception) -> OSError:
 
 
 def _message(error: BaseException) -> str:
-    """What went wrong, for people."""
+    """Description of an error, for display."""
     if isinstance(error, errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set, and a Hub dataset is read over the network; unset it, or name local files"
+    if isinstance(error, errors.GatedRepoError):  # which lists its files to everyone
+        return f"its owner lets in only who agreed to the terms; {_AGREE}"
     if isinstance(error, errors.HfHubHTTPError):
         message = error.server_message or str(error).strip().splitlines()[0]
         hint = "; check HF_TOKEN, or run: hf auth login" if error.response.status_code in (401, 403) else ""
@@ -155,7 +147,7 @@ def _message(error: BaseException) -> str:
 
 
 def _worded(error: BaseException, address: str, where: str) -> UserError | RunError:
-    """The error of a step."""
+    """Error of a step for whatever a package raised."""
     remedy = "check the name; for what is private set HF_TOKEN or run: hf auth login"
     match error:
         case ImportError():
@@ -166,8 +158,7 @@ def _worded(error: BaseException, address: str, where: str) -> UserError | RunEr
             rule = "is not the name of a Hub dataset"
             remedy = f"write {HUB}datasets/owner/name, or {HUB}datasets/owner/name@revision/path"
         case errors.GatedRepoError():
-            rule = "is of a gated dataset: its owner lets in only who agreed to the terms"
-            remedy = f"agree on its page at {constants.ENDPOINT}, then set HF_TOKEN or run: hf auth login"
+            rule, remedy = "is of a gated dataset: its owner lets in only who agreed to the terms", _AGREE
         case errors.RevisionNotFoundError():
             rule, remedy = "names a revision that the dataset does not have", "name a branch, a tag or a commit"
         case errors.RepositoryNotFoundError():

@@ -1,8 +1,8 @@
 """Rows of a .parquet file → documents and bad lines, row group by row group, in bounded memory.
 
-Only the column with the text is read, about a megabyte of it at a time. It is one of strings or of bytes, which is how
-writers without logical types store strings. Invalid UTF-8 spoils only its own row, a damaged page the rest of its row
-group. Source: the Parquet format, https://parquet.apache.org/docs/.
+Only the column with the text is read, about a megabyte at a time. It has the type of strings, or of bytes, as writers
+without logical types store strings. Invalid UTF-8 spoils only its own row, a damaged page the rest of its row group.
+Source: the Parquet format, https://parquet.apache.org/docs/.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def gathered_row_groups(file: InputFile, target_bytes: int) -> list[tuple[int, i
 
 
 def unpacked_bytes(file: InputFile) -> tuple[int, int]:
-    """Bytes of all columns, unpacked, and the number of rows; a file that is no .parquet counts as it is."""
+    """Unpacked bytes of all columns, and number of rows; a file that is no .parquet counts as it is."""
     try:
         with opened(file) as table:
             return sum(group.total_byte_size for group in _groups(table.metadata)), table.metadata.num_rows
@@ -53,7 +53,7 @@ def unpacked_bytes(file: InputFile) -> tuple[int, int]:
 
 
 def read_rows(file: InputFile, start: int, end: int | None, text_field: str) -> Iterator[Document | BadLine]:
-    """The items of the row groups from `start` to before `end`: one a row, and one for all that a damage loses.
+    """Items of the row groups from `start` to before `end`: one a row, and one for all rows that a damage loses.
 
     Raises:
         OSError: the disk or the network failed.
@@ -71,7 +71,7 @@ def read_rows(file: InputFile, start: int, end: int | None, text_field: str) -> 
 
 @contextmanager
 def opened(file: InputFile) -> Iterator[pq.ParquetFile]:
-    """The file, to read from it under `damage`.
+    """Open the file, to be read under `damage`.
 
     Raises:
         Damaged: it is not a .parquet.
@@ -123,19 +123,32 @@ def _groups(footer: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
 def _items_of_group(
     file: InputFile, table: pq.ParquetFile, number: int, text_field: str, row: int, first_row: int, disk_bytes: int
 ) -> Iterator[Document | BadLine]:
-    """The items of a row group that begins at `row`; lines are counted from `first_row`."""
-    start, end = row, row + table.metadata.row_group(number).num_rows
-    if fault := _fault_of_column(table.schema_arrow, text_field):
-        yield from (BadLine(file, at - first_row + 1, at, *fault, 1) for at in range(row, end))
+    """Items of a row group that begins at `row`; lines are counted from `first_row`."""
+    schema, group = table.schema_arrow, table.metadata.row_group(number)
+    start, end = row, row + group.num_rows
+    kind = schema.field(schema.names.index(text_field)).type if text_field in schema.names else None
+    if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary"):
+        reason, message = Reason.WRONG_TYPE, f"a column of {kind}"
+        if kind is None:
+            reason, message = Reason.MISSING_FIELD, f"the columns are {', '.join(schema.names)}"
+        shown = excerpt(message.encode())
+        yield from (BadLine(file, at - first_row + 1, at, reason, shown, 1) for at in range(row, end))
         return
-    batches = _batches(table, number, text_field)
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    chunks = [chunk for chunk in chunks if chunk.path_in_schema == text_field]
+    text_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
+    most_rows = _DICTIONARY_BATCH_ROWS if any(chunk.has_dictionary_page for chunk in chunks) else _MAX_BATCH_ROWS
+    batch_rows = min(most_rows, max(1, _BATCH_BYTES * max(1, group.num_rows) // max(1, text_bytes)))
+    batches = table.iter_batches(batch_rows, [number], [text_field], use_threads=False)
     try:
         while row < end:
             with damage():
-                values = next(batches, None)
-            if values is None:
-                raise Damaged("the row group holds fewer rows than its footer says")
-            for value in values[: end - row]:
+                batch = next(batches, None)
+                if batch is None:
+                    raise ValueError("the row group holds fewer rows than its footer says")
+                # As bytes, for one invalid string would spoil the batch.
+                column = batch.column(batch.schema.names.index(text_field)).cast(pa.large_binary())
+            for value in column.to_pylist()[: end - row]:
                 yield _item(file, row - first_row + 1, row, value, disk_bytes)
                 row += 1
     except Damaged as why:
@@ -155,24 +168,3 @@ def _item(file: InputFile, line: int, row: int, value: bytes | None, disk_bytes:
     except UnicodeDecodeError:
         reason = Reason.INVALID_UTF8
     return BadLine(file, line, row, reason, excerpt(value), size) if reason else Document(text, file, line, row, size)
-
-
-def _fault_of_column(schema: pa.Schema, text_field: str) -> tuple[Reason, str] | None:
-    if text_field not in schema.names:
-        return Reason.MISSING_FIELD, excerpt(f"the columns are {', '.join(schema.names)}".encode())
-    kind = schema.field(schema.names.index(text_field)).type
-    is_text = str(kind).removeprefix("large_").removesuffix("_view") in ("string", "binary")
-    return None if is_text else (Reason.WRONG_TYPE, excerpt(f"a column of {kind}".encode()))
-
-
-def _batches(table: pq.ParquetFile, number: int, text_field: str) -> Iterator[list[bytes | None]]:
-    """The values of the column in a row group, in batches: as bytes, for one invalid string would spoil a batch."""
-    group = table.metadata.row_group(number)
-    chunks = [group.column(i) for i in range(group.num_columns)]
-    chunks = [chunk for chunk in chunks if chunk.path_in_schema == text_field]
-    text_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
-    most_rows = _DICTIONARY_BATCH_ROWS if any(chunk.has_dictionary_page for chunk in chunks) else _MAX_BATCH_ROWS
-    batch_rows = min(most_rows, max(1, _BATCH_BYTES * max(1, group.num_rows) // max(1, text_bytes)))
-    for batch in table.iter_batches(batch_rows, [number], [text_field], use_threads=False):
-        column = batch.column(batch.schema.names.index(text_field))
-        yield column.cast(pa.large_binary()).to_pylist()

@@ -69,7 +69,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
 
 
 def _split_text(split: SplitCount, lengths: SampleLengths) -> str:
-    per_document = f"{split.mean_tokens:.1f} per document with its end, {bytes_text(split.bytes)}"
+    per_document = f"{split.tokens / max(1, split.documents):.1f} per document with its end, {bytes_text(split.bytes)}"
     sequences = f"{lengths.samples_in(split.tokens):,} sequences of {lengths.raw}"
     return f"{split.documents:,} documents, {split.tokens:,} tokens ({per_document}), {sequences}"
 

@@ -1,4 +1,4 @@
-"""What became of every document, source by source: counts, the quarantine, and the check of `max_bad_fraction`.
+"""Accounts of every document, source by source: counts, the quarantine, and the check of `max_bad_fraction`.
 
 Documents: what came in = train + valid + skipped, where every row of a damaged row group is one that was skipped.
 
@@ -58,13 +58,12 @@ class SplitTally:
 
 @dataclass(frozen=True)
 class DamagedFile:
-    """A file of which the end or some row groups could not be read."""
+    """A file of which the end or some row groups could not be read; `damage` is the first that was met."""
 
     name: str
     damage: str
-    """The first damage that was met."""
     documents: int
-    """Documents known to be missing, a lower bound."""
+    """Number of documents known to be missing, a lower bound."""
     bytes_lost: int
     file_bytes: int
     bytes_unverified: int
@@ -84,7 +83,7 @@ class SourceTally:
 
     documents_in: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    """Documents, by reason."""
+    """Number of documents by reason."""
     bytes_in: int = 0
     bytes_lost: int = 0
     bytes_unverified: int = 0
@@ -94,18 +93,18 @@ class SourceTally:
 
     @property
     def documents(self) -> int:
-        """Documents with text, in both splits."""
+        """Number of documents with text, in both splits."""
         return self.documents_in - self.skipped.total()
 
     @property
     def bad_documents(self) -> tuple[int, int]:
-        """Bad documents, and all documents; empty lines count in neither."""
+        """Number of bad documents, and of all; empty lines count in neither."""
         harmless = sum(self.skipped[reason] for reason in HARMLESS)
         return self.skipped.total() - harmless, self.documents_in - harmless
 
     @property
     def bad_bytes(self) -> tuple[int, int]:
-        """Bytes that were lost or are unverified, and all bytes."""
+        """Number of bytes that are lost or unverified, and of all."""
         return self.bytes_lost + self.bytes_unverified, self.bytes_in
 
     @property
@@ -115,7 +114,7 @@ class SourceTally:
 
     @property
     def damages(self) -> str:
-        """The first few of the damaged files with what was lost of each, and how many more there are."""
+        """The first few damaged files with the loss of each, and the number of others."""
         named = ", ".join(str(file) for file in self.damaged[:NAMED_FILES])
         more = len(self.damaged) - NAMED_FILES
         return f"{named}, and {more:,} more" if more > 0 else named

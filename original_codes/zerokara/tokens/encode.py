@@ -49,23 +49,21 @@ OPEN_LANES = 4
 """Packed files that are unpacked at once; zlib and zstd release the interpreter's lock."""
 NAMED_TASKS = 3
 RunTasks = Callable[[Job, Sequence[Iterator[ShardTask]], int], Generator[ShardResult, None, None]]
-"""Does the tasks of all lanes with so many workers, as `run_in_workers`."""
+"""Runs the tasks of all lanes with a number of workers, as `run_in_workers` does."""
 
 
 @dataclass(frozen=True)
 class EncodedCorpus:
-    """What was written."""
+    """Result of step 2, for its manifest and summary."""
 
     sources: list[SourceTally]
     """Empty after a part."""
     encoder_name: str
-    """The encoder that did the work."""
     resumed_shards: int
-    """Shards taken over from an interrupted run."""
+    """Number of shards taken over from an interrupted run."""
     text_bytes: int
-    """Text that this run itself encoded."""
+    """Bytes of text that this run itself encoded, within `seconds`."""
     seconds: float
-    """Time that took."""
     hashes: dict[FileKey, str]
     """SHA-256 of the corpus files on a disk."""
 
@@ -147,9 +145,9 @@ def encode(
     part: Part,
     run_tasks: RunTasks,
 ) -> dict[str, ShardResult]:
-    """Do the tasks of a part that are not in `finished`; return the results of all that are done, by name.
+    """Run the tasks of a part that are not in `finished`; return all results by name.
 
-    Where the fast encoder turns out to differ, SentencePiece does everything anew, and the plan says so.
+    If the fast encoder turns out to differ, SentencePiece does everything anew, and the plan says so.
     """
     if plan.encoder.startswith("sentencepiece") and not choice.name.startswith("sentencepiece"):
         choice = sentencepiece_itself(encoder, "")
@@ -203,7 +201,7 @@ def start_fork_server() -> None:
 def run_in_workers(
     job: Job, lanes: Iterable[Iterator[ShardTask]], num_workers: int
 ) -> Generator[ShardResult, None, None]:
-    """Do the tasks of all lanes; yield results as they come, in no fixed order.
+    """Run the tasks of all lanes; yield results as they come, in no fixed order.
 
     Close the generator to end the workers early (`contextlib.closing`).
 
@@ -242,31 +240,23 @@ def run_in_workers(
                     workers |= {*multiprocessing.active_children()} - others
     except BrokenProcessPool:
         pool.shutdown()
-        raise _death(workers, list(under_way.values())[:num_workers]) from None
+        # The pool ends the others by SIGTERM.
+        codes = {worker.exitcode or 0 for worker in workers} - {0}
+        code = next(iter(codes - {-signal.SIGTERM}), -signal.SIGTERM)
+        cause, remedy = f"exit code {code}", ""
+        if code < 0:
+            cause = f"killed by {signal.Signals(-code).name}"
+            remedy = "; most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
+        firsts = [task.parts[0] for task in under_way.values()][:num_workers]
+        places = "; ".join(f"{first.file.name}, from byte {first.start:,}" for first in firsts[:NAMED_TASKS])
+        places += f", and {len(firsts) - NAMED_TASKS} more" if firsts[NAMED_TASKS:] else ""
+        kept = f"Finished shards are kept, and the same command resumes{remedy}"
+        raise RunError(f"a tokenising process died ({cause}) at one of: {places}. {kept}") from None
     finally:
         for worker in workers:
             worker.kill()
         pool.shutdown(cancel_futures=True)
         threads.shutdown(cancel_futures=True)
-
-
-def _death(workers: Iterable[BaseProcess], tasks: Sequence[ShardTask]) -> RunError:
-    """The error for a worker that died while some of these tasks were under way."""
-    # The pool ends the others by SIGTERM.
-    codes = {worker.exitcode or 0 for worker in workers} - {0}
-    code = next(iter(codes - {-signal.SIGTERM}), -signal.SIGTERM)
-    remedy = ""
-    cause = f"exit code {code}"
-    if code < 0:
-        cause = f"killed by {signal.Signals(-code).name}"
-        remedy = "; most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
-    firsts = [task.parts[0] for task in tasks[:NAMED_TASKS]]
-    places = [f"{first.file.name}, from byte {first.start:,}" for first in firsts]
-    more = f", and {len(tasks) - NAMED_TASKS} more" if tasks[NAMED_TASKS:] else ""
-    return RunError(
-        f"a tokenising process died ({cause}) at one of: {'; '.join(places)}{more}. Finished shards are kept, and the "
-        f"same command resumes{remedy}"
-    )
 
 
 @contextmanager
@@ -292,7 +282,7 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
 def manifest_facts(
     config: DataSettings, files: Sequence[InputFile], encoded: EncodedCorpus, encoder: Encoder
 ) -> dict[str, Any]:
-    """What the manifest records beside settings, inputs and outputs: counts in total, by split and by source."""
+    """Facts for the manifest, beside settings, inputs and outputs: counts in total, by split and by source."""
     sources = [
         {"entry": entry, "files": sum(file.source == source for file in files), **tally.facts()}
         for source, (entry, tally) in enumerate(zip(config.input_jsonl, encoded.sources, strict=True))

@@ -1,14 +1,13 @@
-"""What step 2 finds out before the work, from a sample of the corpus: the encoder to use, tokens and disk space."""
+"""Estimate of step 2 from a sample of the corpus: the encoder to use, expected tokens, disk space."""
 
 from __future__ import annotations
 
 import shutil
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
-from pathlib import Path
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import InputFile
@@ -24,9 +23,9 @@ from zerokara.tokens.shard_tasks import usual_task_bytes
 from zerokara.tokens.shards import TextEncoder
 
 SAMPLE_PLACES = 8
-"""Places that are sampled: the beginnings of so many files, and in fewer files further places."""
+"""Number of places that are sampled: beginnings of files, and of fewer files further places."""
 PLACE_CHARACTERS, PLACE_BAD_LINES = 128 * 1024, 5000
-"""A place ends after so much text, or so many bad lines."""
+"""Text, and bad lines, after which a place ends."""
 ESTIMATE_CHARACTERS = 32 * 1024
 """Text of each place that is encoded for the estimate."""
 
@@ -65,12 +64,10 @@ class TokenEstimate:
 
 @dataclass(frozen=True)
 class PreparedEncoding:
-    """All that `encode_corpus` needs beside the configuration and the files."""
+    """Tokenizer, which defines the ids; the encoder that gives these ids fastest; expected size."""
 
     encoder: Encoder
-    """The tokenizer, which defines the ids."""
     choice: EncoderChoice
-    """The encoder that gives these ids fastest."""
     expected: TokenEstimate
 
 
@@ -93,7 +90,15 @@ def prepare(config: DataSettings, files: Sequence[InputFile]) -> PreparedEncodin
 
 def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> list[SamplePlace]:
     """Read some documents from up to `SAMPLE_PLACES` places, within some milliseconds each."""
-    return [place for start in _places(files) if (place := _read_place(config, start)).sampled_bytes]
+    chosen, places = [file for file in files if file.bytes], list[SamplePlace]()
+    chosen = chosen[:: max(1, len(chosen) // SAMPLE_PLACES)]
+    places_a_file = max(1, SAMPLE_PLACES // max(1, len(chosen)))
+    for file in chosen:
+        # To reach the middle of a compressed file, everything before it would have to be unpacked.
+        can_seek = file.compression == "none" and file.format != "parquet"
+        for place in range(places_a_file if can_seek and file.bytes > places_a_file * PLACE_CHARACTERS else 1):
+            places.append(_read_place(config, Range(file, place * file.bytes // places_a_file)))
+    return [place for place in places if place.sampled_bytes]
 
 
 def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: TextEncoder) -> TokenEstimate:
@@ -125,7 +130,9 @@ def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected:
     if merge.is_begun(work_folder):
         return
     folder = next(place for place in work_folder.absolute().parents if place.exists())
-    free, used = shutil.disk_usage(folder).free, _disk_bytes(work_folder)
+    free, used = shutil.disk_usage(folder).free, 0
+    with suppress(FileNotFoundError):  # another run may be using it, which is reported when this one claims it
+        used = sum(path.stat().st_blocks * 512 for path in work_folder.iterdir())
     needed = peak_bytes(config, files, expected) - used
     if free < needed:
         rule = f"needs about {bytes_text(needed)}, and {bytes_text(free)} are free at {folder}"
@@ -134,7 +141,7 @@ def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected:
 
 
 def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: TokenEstimate) -> int:
-    """The most disk space that the work takes at once, in bytes.
+    """Maximum disk space that the work takes at once, in bytes.
 
     Ids are stored once, except for the shard that is being copied: shards are deleted early where the disk is nearly
     full (`merge`), while the index grows. The records of bad lines are stored twice.
@@ -146,26 +153,6 @@ def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: Token
     small = (num_shards + 1) * _SMALL_FILES_BYTES
     merged = expected.output_bytes + shard + DOCUMENT_BYTES * expected.documents
     return merged + 2 * expected.bad_bytes + records + small
-
-
-def _disk_bytes(folder: Path) -> int:
-    """Disk space of the files in a folder, in bytes."""
-    total = 0
-    with suppress(FileNotFoundError):  # another run may be using it, which is reported when this one claims it
-        for path in folder.iterdir():
-            total += path.stat().st_blocks * 512
-    return total
-
-
-def _places(files: Sequence[InputFile]) -> Iterator[Range]:
-    chosen = [file for file in files if file.bytes]
-    chosen = chosen[:: max(1, len(chosen) // SAMPLE_PLACES)]
-    parts = max(1, SAMPLE_PLACES // max(1, len(chosen)))
-    for file in chosen:
-        # To reach the middle of a compressed file, everything before it would have to be unpacked.
-        can_seek = file.compression == "none" and file.format != "parquet"
-        for part in range(parts if can_seek and file.bytes > parts * PLACE_CHARACTERS else 1):
-            yield Range(file, part * file.bytes // parts)
 
 
 def _read_place(config: DataSettings, start: Range) -> SamplePlace:

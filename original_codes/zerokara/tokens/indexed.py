@@ -246,11 +246,6 @@ class SplitCount:
     bytes: int
     """Size of the .bin."""
 
-    @property
-    def mean_tokens(self) -> float:
-        """Mean tokens per document."""
-        return self.tokens / self.documents if self.documents else 0.0
-
 
 @dataclass(frozen=True)
 class Counts:

@@ -1,8 +1,14 @@
 """Shards → the token files of both splits, in corpus order, copied by threads and by machines side by side.
 
-When all shards are finished, their lengths and the draw of `splits` say where each lies in the .bin and the .idx of
-both splits. ``merge.json`` keeps that, and from then on each shard is copied by itself, in any order, to its place in
-the files in the work folder.
+Validation takes whole documents, drawn from an entire source. Of a source's n documents the k =
+max(valid_min_documents, round(valid_fraction · n)) with the smallest key are held out; the key of document i is a
+bijective hash of i seeded by (split_seed, source), so the draw is a pure function of these, has no ties, and needs no
+list: one comparison with a threshold decides the split of a document. The hash is the finalizer of SplitMix64 (Steele,
+Lea, Flood 2014), every step of which is invertible.
+
+When all shards are finished, their lengths and this draw say where each lies in the .bin and the .idx of both splits.
+``merge.json`` keeps that, and from then on each shard is copied by itself, in any order, to its place in the files in
+the work folder.
 
 A corpus never lies on the disk twice: every `CHECKPOINT_BYTES`, and whenever the disk has no room for more, what was
 copied is synced, its names are appended to a ``copied-*.txt``, and only then are these shards deleted. A merge that was
@@ -11,6 +17,7 @@ killed copies what is named in none of these files.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import threading
@@ -32,7 +39,6 @@ from zerokara.durable import sync_folder, write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import Progress, log, plural
 from zerokara.resources import available_cores
-from zerokara.tokens import splits
 from zerokara.tokens.accounts import SourceTally, SplitTally
 from zerokara.tokens.indexed import DOCUMENT_BYTES, HEADER, TokenPaths, bin_path, header_bytes, idx_path, index_part
 from zerokara.tokens.shard_tasks import WHOLE, Part, ShardTask
@@ -43,19 +49,20 @@ CHECKPOINT_BYTES = 256 * 1024 * 1024
 NUM_THREADS = 8
 STATE_NAME = "merge.json"
 _LOCK_SECONDS = 3600.0
-"""How long a share waits for the one that counts the documents of all shards."""
+"""Time for which a share waits for the one that counts the documents of all shards."""
 _MARGIN_BYTES = 4 * 1024 * 1024
 _PIECE_BYTES = 1024 * 1024
 _SPLITS = ("train", "valid")
+_KEYS_AT_ONCE = 1 << 20
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a merge has begun here, and may have deleted shards."""
+    """True if a merge has begun here, and may have deleted shards."""
     return (folder / STATE_NAME).exists()
 
 
 def copied(folder: Path) -> set[str]:
-    """Names of the shards that are in the merged files already, and may have no files of their own any more."""
+    """Names of the shards that are in the merged files, whose own files may be deleted."""
     return {name for path in folder.glob("copied-*.txt") for name in path.read_text(encoding="ascii").split()}
 
 
@@ -65,7 +72,7 @@ def forget_other_split(config: DataSettings, folder: Path, share: str = "") -> N
     Raises:
         UserError: this is a share of the work, and others may be merging.
     """
-    if is_begun(folder) and _read_state(folder)["settings"] != _settings(config):
+    if is_begun(folder) and orjson.loads((folder / STATE_NAME).read_bytes())["settings"] != _settings(config):
         if share:
             rule = "is being merged with other settings of the split"
             raise UserError(Fault(str(folder), rule, remedy="give all parts the same, or start step 2 by itself"))
@@ -76,11 +83,6 @@ def forget_other_split(config: DataSettings, folder: Path, share: str = "") -> N
 
 def _settings(config: DataSettings) -> list[Any]:
     return [config.valid_fraction, config.valid_min_documents, config.split_seed]
-
-
-def _read_state(folder: Path) -> dict[str, Any]:
-    state: dict[str, Any] = orjson.loads((folder / STATE_NAME).read_bytes())
-    return state
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -137,6 +139,54 @@ def merge_shards(
         _give_final_names(folder, any(tally.valid.documents for tally in tallies), paths)
 
 
+def num_valid_documents(config: DataSettings, name: str, num_documents: int) -> int:
+    """Number of a source's validation documents; 0 when `valid_fraction` is 0.
+
+    Raises:
+        UserError: it has no documents, or less than half would be for training.
+    """
+    if num_documents == 0:
+        raise UserError(config.fault("input_jsonl", f"the source {name} holds no document with text"))
+    if config.valid_fraction == 0:
+        return 0
+    num_valid = max(config.valid_min_documents, round(config.valid_fraction * num_documents))
+    if num_documents < 2 * num_valid:
+        rule = f"the source {name} has {num_documents:,} documents, too few to hold out {num_valid:,} for validation"
+        remedy = f"set it to {num_documents // 2} or less, or valid_fraction to 0, or cut the text into more documents"
+        raise UserError(config.fault("valid_min_documents", rule, remedy))
+    return num_valid
+
+
+def document_keys(first: int, count: int, split_seed: int, source: int) -> NDArray[np.uint64]:
+    """uint64[count]: keys of documents `first` … `first + count - 1` of the source."""
+    seed = hashlib.sha256(f"{split_seed}/{source}".encode()).digest()[:8]
+    x = np.arange(first, first + count, dtype=np.uint64)
+    x += np.frombuffer(seed, "<u8")
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def valid_threshold(num_documents: int, num_valid: int, split_seed: int, source: int) -> np.uint64 | None:
+    """The largest key of a validation document, None if there is none; memory grows with `num_valid` only."""
+    if num_valid == 0:
+        return None
+    smallest = np.empty(0, dtype=np.uint64)
+    for first in range(0, num_documents, _KEYS_AT_ONCE):
+        keys = document_keys(first, min(_KEYS_AT_ONCE, num_documents - first), split_seed, source)
+        smallest = np.concatenate([smallest, keys])
+        if len(smallest) > num_valid:
+            smallest = np.partition(smallest, num_valid - 1)[:num_valid]
+    return np.uint64(smallest.max())
+
+
+def is_valid(first: int, count: int, threshold: np.uint64 | None, split_seed: int, source: int) -> NDArray[np.bool_]:
+    """bool[count]: whether each of documents `first` … `first + count - 1` is a validation document."""
+    if threshold is None:
+        return np.zeros(count, dtype=np.bool_)
+    return document_keys(first, count, split_seed, source) <= threshold
+
+
 class _Shards:
     """The shards of the corpus, each by its number in the order of the corpus."""
 
@@ -175,7 +225,13 @@ class _Shards:
         """bool[documents]: which are for validation."""
         source, key = self._sources[number], self.thresholds[self._sources[number]]
         threshold, count = None if key is None else np.uint64(key), self.results[number].documents
-        return splits.is_valid(self._firsts[number], count, threshold, self.config.split_seed, source)
+        return is_valid(self._firsts[number], count, threshold, self.config.split_seed, source)
+
+    def count(self, number: int) -> list[list[int]]:
+        """(documents, ids, bytes of text) of each split."""
+        lengths, in_valid = self.lengths(number), self.in_valid(number)
+        parts = (lengths[~in_valid], lengths[in_valid])
+        return [[len(part), *part.sum(0, dtype=np.int64).tolist()] for part in parts]
 
     def needed_bytes(self, number: int) -> int:
         """Bytes that a shard takes in the merged files."""
@@ -191,29 +247,19 @@ def _planned(shards: _Shards, tallies: Sequence[SourceTally]) -> dict[str, Any]:
             raise RunError("another share of the merge still counts the documents: run the same command later")
         if not is_begun(folder):
             for source, tally in enumerate(tallies):
-                num_valid = splits.num_valid_documents(config, config.input_jsonl[source], tally.documents)
-                key = splits.valid_threshold(tally.documents, num_valid, config.split_seed, source)
+                num_valid = num_valid_documents(config, config.input_jsonl[source], tally.documents)
+                key = valid_threshold(tally.documents, num_valid, config.split_seed, source)
                 shards.thresholds.append(None if key is None else int(key))
-            counts = dict(zip([result.name for result in shards.results], _counted(shards), strict=True))
+            num, counts = len(shards.results), dict[str, list[list[int]]]()
+            with ThreadPoolExecutor(NUM_THREADS) as pool, Progress("counting the documents", num, "shard") as progress:
+                for result, count in zip(shards.results, pool.map(shards.count, range(num)), strict=True):
+                    counts[result.name] = count
+                    progress.advance()
             fresh = {"settings": _settings(config), "thresholds": shards.thresholds, "shards": counts}
             write_json(folder / STATE_NAME, fresh)
-    state = _read_state(folder)
+    state: dict[str, Any] = orjson.loads((folder / STATE_NAME).read_bytes())
     shards.thresholds = state["thresholds"]
     return state
-
-
-def _counted(shards: _Shards) -> list[list[list[int]]]:
-    def count(number: int) -> list[list[int]]:
-        lengths, in_valid = shards.lengths(number), shards.in_valid(number)
-        parts = (lengths[~in_valid], lengths[in_valid])
-        return [[len(part), *part.sum(0, dtype=np.int64).tolist()] for part in parts]
-
-    num, counts = len(shards.results), []
-    with ThreadPoolExecutor(NUM_THREADS) as pool, Progress("counting the documents", num, "shard") as progress:
-        for each in pool.map(count, range(num)):
-            counts.append(each)
-            progress.advance()
-    return counts
 
 
 class _Copier:
@@ -244,7 +290,7 @@ class _Copier:
         sync_folder(shards.folder)
 
     def copy(self, numbers: Sequence[int]) -> int:
-        """Copy some shards, and delete them; the bytes of their ids."""
+        """Copy some shards, and delete them; return the bytes of their ids."""
         finished: list[ShardResult] = []
         num_bytes, folder, width = 0, self._shards.folder, self._id_bytes
         try:
@@ -293,13 +339,13 @@ class _Copier:
         finished.clear()
 
     def sync(self) -> None:
-        """Sync what was written."""
+        """Sync the merged files."""
         for file in self._files:
             os.fsync(file)
 
 
 def write_at(descriptor: int, content: bytes, place: int) -> None:
-    """Write all of it at a place of an open file."""
+    """Write all of `content` at a place of an open file."""
     left = memoryview(content)
     while left:
         written = os.pwrite(descriptor, left, place)

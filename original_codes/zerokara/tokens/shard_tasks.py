@@ -29,9 +29,9 @@ TASKS_A_WORKER = 16
 COMPRESSION_FACTOR = 8
 """Bytes of text that a byte of a compressed file is assumed to hold at most."""
 MANY_FILES = 256
-"""Of so many compressed files of equal size each is read whole by a worker, which then unpacks it, too."""
+"""Number of compressed files of equal size from which on each is read, and unpacked, whole by a worker."""
 MAX_WHOLE_BYTES = 64 * 1024 * 1024
-"""Packed, and no larger: an interruption costs the shard."""
+"""Maximum size of a compressed file that is read whole: an interruption costs the shard."""
 
 
 @dataclass(frozen=True)
@@ -58,24 +58,21 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class _CompressedFile:
-    """A compressed file whose tasks are its blocks."""
+    """A compressed file whose tasks are its blocks; `index` is its number in the corpus."""
 
     index: int
-    """Of the file in the corpus."""
     file: InputFile
 
 
-class Done(Protocol):
-    """What is known of a task that is done."""
+class FinishedTask(Protocol):
+    """The part of a `ShardResult` that tells what is left to do."""
 
     next_start: int
-    """Of a block: where the next begins; 0 if none follows."""
     disk_bytes: int
-    """Bytes of the corpus that it was made from."""
 
 
 def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
-    """Worker processes, with `auto` resolved to one a core, but no more than there can be tasks for these files."""
+    """Number of worker processes: `auto` is one a core, but no more than there can be tasks for these files."""
     wanted = available_cores() if config.num_workers == "auto" else config.num_workers
     most = sum(file.bytes * (COMPRESSION_FACTOR if file.is_compressed else 1) for file in files) // MIN_TASK_BYTES + 1
     return min(wanted, most) if files else wanted
@@ -87,24 +84,19 @@ def usual_task_bytes(config: DataSettings, corpus_bytes: int) -> int:
 
 
 def lanes(
-    files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, part: Part, done: Mapping[str, Done]
+    files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, part: Part, done: Mapping[str, FinishedTask]
 ) -> tuple[list[Iterator[ShardTask]], int]:
-    """The tasks of a part that are not done, and bytes of the corpus that they take (of blocks of parts an estimate).
+    """Tasks of a part that are not done, and bytes of the corpus that they take (of blocks of parts an estimate).
 
-    Tasks are to be taken from all iterators at once, for each unpacks a file of its own.
-
-    Parts take the known tasks by turn, and whole streams if there are enough, else the blocks of each by turn.
+    Tasks are to be taken from all iterators at once, for each unpacks one file. Parts take the known tasks by turn, and
+    whole compressed files if there are enough, else the blocks of each by turn.
 
     Raises:
         OSError: the footer of a .parquet cannot be read from the disk or the network; from the iterators, as `blocks`.
     """
-    known, streams = list[ShardTask](), list[_CompressedFile]()
-    for item in _cut(files, task_bytes, txt_document):
-        if isinstance(item, ShardTask):
-            known.append(item)
-        else:
-            streams.append(item)
-    of_each = part
+    items, of_each = list(_cut(files, task_bytes, txt_document)), part
+    known = [item for item in items if isinstance(item, ShardTask)]
+    streams = [item for item in items if isinstance(item, _CompressedFile)]
     if len(streams) >= part.of:
         streams, of_each = streams[part.number :: part.of], WHOLE
     mine = [task for task in known[part.number :: part.of] if task.name not in done]
@@ -112,17 +104,17 @@ def lanes(
     for stream in streams:
         *finished, last = _blocks_done(stream, done)
         if last not in done:
-            lanes.append(_blocks(stream, task_bytes, of_each, done))
+            lanes.append(_block_tasks(stream, task_bytes, of_each, done))
             left += (stream.file.bytes - sum(done[name].disk_bytes for name in finished)) // of_each.of
     return lanes, left
 
 
 def expected(
-    files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, done: Mapping[str, Done]
+    files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, done: Mapping[str, FinishedTask]
 ) -> tuple[list[ShardTask], list[str]]:
     """All tasks in corpus order, with ranges in the place of blocks; and the names of those that are not done.
 
-    Of the blocks of a stream those are known that were done, and the first that was not.
+    Blocks are known as far as they were done, and with the first that was not.
 
     Raises:
         OSError: the footer of a .parquet cannot be read from the disk or the network.
@@ -131,21 +123,21 @@ def expected(
     for item in _cut(files, task_bytes, txt_document):
         if isinstance(item, ShardTask):
             tasks.append(item)
-            continue
-        for name in _blocks_done(item, done):
-            tasks.append(ShardTask(name, item.file.source, (Range(item.file, int(name.split("-")[1])),)))
+        else:
+            for name in _blocks_done(item, done):
+                tasks.append(ShardTask(name, item.file.source, (Range(item.file, int(name.split("-")[1])),)))
     return tasks, [task.name for task in tasks if task.name not in done]
 
 
-def _blocks_done(stream: _CompressedFile, done: Mapping[str, Done]) -> list[str]:
-    """Names of the blocks that follow one another and are done, and then of the one that is not, if one is missing."""
+def _blocks_done(stream: _CompressedFile, done: Mapping[str, FinishedTask]) -> list[str]:
+    """Names of the consecutive blocks that are done, and of the next one, if one is missing."""
     names = [_name(stream.index, 0)]
     while names[-1] in done and (start := done[names[-1]].next_start):
         names.append(_name(stream.index, start))
     return names
 
 
-def _blocks(stream: _CompressedFile, task_bytes: int, part: Part, done: Collection[str]) -> Iterator[ShardTask]:
+def _block_tasks(stream: _CompressedFile, task_bytes: int, part: Part, done: Collection[str]) -> Iterator[ShardTask]:
     for number, block in enumerate(blocks(stream.file, min(task_bytes, MAX_BLOCK_BYTES))):
         name = _name(stream.index, block.start)
         if number % part.of == part.number and name not in done:

@@ -16,7 +16,7 @@ import traceback
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
@@ -40,7 +40,7 @@ ENDINGS = ("bin", "lengths", "bad")
 
 
 class TextEncoder(Protocol):
-    """What step 2 needs of a tokenizer."""
+    """The part of a tokenizer that step 2 uses."""
 
     vocab_size: int
     eos_id: int
@@ -52,7 +52,7 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What is the same for every task."""
+    """Settings that all tasks share."""
 
     encoder: TextEncoder
     """Sent to the workers by pickling."""
@@ -61,12 +61,12 @@ class Job:
     txt_document: TxtDocument
     encoder_name: str = ""
     is_synced: bool = False
-    """Whether a shard is on the disk before it counts as finished: another machine is told of it."""
+    """True if a shard is synced before it counts as finished, since another machine relies on it."""
 
 
 @dataclass(slots=True)
 class RangeResult:
-    """What one range or block held."""
+    """Content of one range or block."""
 
     lines: int = 0
     """Lines (documents), good and bad, from which the line numbers of later ranges follow."""
@@ -75,13 +75,13 @@ class RangeResult:
     damage: str = ""
     """The first place from which on a file or a row group could not be read."""
     lost_documents: int = 0
-    """Known to be missing where it is damaged."""
+    """Number of documents known to be missing where it is damaged."""
     lost_bytes: int = 0
     """Bytes on disk that could not be read or belong to a line that is too long."""
     unverified_bytes: int = 0
     """As in `BadLine`."""
     sha256: str = ""
-    """Of its whole file on a disk, where it is the first of the file."""
+    """SHA-256 of its whole file on a disk, if it is the first range of the file."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ class ShardResult:
     disk_bytes: int = 0
     """Bytes of the corpus that it was made from, for the progress bar."""
     next_start: int = 0
-    """Of a block: where the next begins; 0 if none follows."""
+    """Byte at which the next block begins, after a block; 0 if none follows."""
     ranges: list[RangeResult] = field(default_factory=list)
     files: dict[str, list[int]] = field(default_factory=dict)
     """Size and CRC-32 of each of its files, by ending."""
@@ -109,12 +109,12 @@ def shard_path(folder: Path, name: str, ending: str) -> Path:
 
 
 def unfinished_path(path: Path) -> Path:
-    """The name of a file while this process writes it, which no other has, on any machine."""
+    """Name of a file while this process writes it; no other process uses it, on any machine."""
     return path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}{PARTIAL_SUFFIX}")
 
 
 def is_left_here(path: Path) -> bool:
-    """Whether an unfinished file is of a process of this machine that has ended, or of this process."""
+    """True if an unfinished file is of a process of this machine that has ended, or of this process."""
     name, _, pid = path.name.removesuffix(PARTIAL_SUFFIX).rpartition(".")
     if not name.endswith(f".{socket.gethostname()}") or not pid.isdecimal():
         return False
@@ -149,11 +149,21 @@ def write_shard(task: ShardTask, job: Job | None = None) -> ShardResult:
         RunError: an unforeseen error, with its traceback, which alone would be lost among those of other processes.
         OSError, FastEncoderDiffersError, UserError: as they come.
     """
-    job = job or _job
-    # Under a name of its own: the orphan of a killed run may be working on the same task, here or elsewhere.
+    try:
+        return _write_files(task, job or _job)
+    except OSError as error:  # subclasses of other packages do not always survive pickling
+        raise OSError(error.errno, error.strerror or str(error), error.filename) from None
+    except (FastEncoderDiffersError, RunError, UserError):
+        raise
+    except Exception as error:
+        raise RunError(f"a tokenising process met an unforeseen error:\n{traceback.format_exc()}") from error
+
+
+def _write_files(task: ShardTask, job: Job) -> ShardResult:
+    # No other process uses these names: the orphan of a killed run may be working on the same task, here or elsewhere.
     paths = [shard_path(job.folder, task.name, ending) for ending in (*ENDINGS, "json")]
     result = ShardResult(task.name, job.encoder_name)
-    with _errors_that_can_be_pickled(), ExitStack() as stack:
+    with ExitStack() as stack:
         outputs = [_ShardFile(stack.enter_context(open(unfinished_path(path), "wb"))) for path in paths]
         for part in task.parts:
             result.ranges.append(held := RangeResult())
@@ -165,28 +175,15 @@ def write_shard(task: ShardTask, job: Job | None = None) -> ShardResult:
             result.disk_bytes += part.disk_bytes
             if isinstance(part, Block) and not part.is_last:
                 result.next_start = part.start + len(part.content) + (part.last.bytes if part.last else 0)
-        result.files = {
-            ending: [output.bytes, output.checksum] for ending, output in zip(ENDINGS, outputs, strict=False)
-        }
+        for ending, output in zip(ENDINGS, outputs, strict=False):
+            result.files[ending] = [output.bytes, output.checksum]
         outputs[-1].write(orjson.dumps(result))
-        if job.is_synced:
-            for output in outputs:
-                output.sync()
+        for output in outputs if job.is_synced else ():
+            output.file.flush()
+            os.fsync(output.file.fileno())
     for path in paths:
         os.replace(unfinished_path(path), path)
     return result
-
-
-@contextmanager
-def _errors_that_can_be_pickled() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:  # subclasses of other packages do not always survive pickling
-        raise OSError(error.errno, error.strerror or str(error), error.filename) from None
-    except (FastEncoderDiffersError, RunError, UserError):
-        raise
-    except Exception as error:
-        raise RunError(f"a tokenising process met an unforeseen error:\n{traceback.format_exc()}") from error
 
 
 def _batches(items: Iterator[Document | BadLine]) -> Iterator[tuple[list[Document], list[BadLine]]]:
@@ -216,7 +213,11 @@ def _write_batch(
         raise RunError(f"the encoder gave {len(ends):,} ends for {len(documents):,} documents: a bug in zerokara")
     lengths = np.column_stack([np.diff(ends, prepend=-1), text_bytes]).astype(np.int32)
     if (empty := lengths[:, 0] == 1).any():
-        bad = bad + [_without_tokens(documents[each]) for each in np.flatnonzero(empty).tolist()]
+        # Normalization can leave nothing of a text, as of zero-width spaces under nmt_nfkc.
+        for document in (documents[each] for each in np.flatnonzero(empty).tolist()):
+            shown = excerpt(document.text.encode("utf-8"))
+            place = document.file, document.line, document.offset
+            bad.append(BadLine(*place, Reason.NO_TOKENS, shown, document.bytes))
         bad.sort(key=lambda item: item.line)
         ids, lengths = np.delete(ids, ends[empty]), lengths[~empty]
     outputs[0].write(ids.astype(dtype_for(job.encoder.vocab_size), copy=False).tobytes())
@@ -240,24 +241,14 @@ def _quarantined(item: BadLine, range_number: int, held: RangeResult) -> bytes:
     return orjson.dumps({**record, "range": range_number}, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _without_tokens(document: Document) -> BadLine:
-    # Normalization can leave nothing of a text, as of zero-width spaces under nmt_nfkc.
-    shown = excerpt(document.text.encode("utf-8"))
-    return BadLine(document.file, document.line, document.offset, Reason.NO_TOKENS, shown, document.bytes)
-
-
 class _ShardFile:
     """A file with the size and CRC-32 of what was written to it."""
 
     def __init__(self, file: IO[bytes]):
-        self._file = file
+        self.file = file
         self.bytes = self.checksum = 0
 
     def write(self, content: bytes) -> None:
-        self._file.write(content)
+        self.file.write(content)
         self.bytes += len(content)
         self.checksum = zlib.crc32(content, self.checksum)
-
-    def sync(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -35,16 +35,16 @@ FORMAT = 8
 PLAN_NAME = "plan.json"
 RESULT = TypeAdapter(ShardResult)
 _TURN_SECONDS = 60.0
-"""How long a share of the work waits for others that begin at the same moment."""
+"""Time for which a share of the work waits for others that begin at the same moment."""
 _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What the shards are made from; to resume from them, all but `task_bytes` and `encoder` must be equal."""
+    """Inputs of the shards; to resume from them, all but `task_bytes` and `encoder` must be equal."""
 
     files: list[list[Any]]
-    """Of each corpus file [name without its folder, bytes, time of change in ns or content id, source]."""
+    """Corpus files as [name without its folder, bytes, time of change in ns or content id, source]."""
     tokenizer_sha256: str
     text_field: str
     txt_document: str
@@ -55,14 +55,14 @@ class ShardPlan:
     format: int = FORMAT
 
     def differences(self, earlier: ShardPlan) -> list[str]:
-        """What makes the shards of `earlier` useless for this plan; of the files the first that differs."""
+        """Reasons why the shards of `earlier` do not serve this plan; of the files the first that differs."""
         names = ("tokenizer_sha256", "text_field", "txt_document", "format")
         pairs = [(name, getattr(earlier, name), getattr(self, name)) for name in names]
         pairs += next(([pair] for pair in zip_longest(["a file"], earlier.files, self.files) if pair[1] != pair[2]), [])
         return [f"{name} was {was}, here it is {now}" for name, was, now in pairs if was != now]
 
     def has_made(self, result: ShardResult) -> bool:
-        """Whether a shard counts: not if it is of a fast encoder, and SentencePiece has had to take over since."""
+        """False for a shard of a fast encoder where SentencePiece has had to take over since."""
         return not self.encoder.startswith("sentencepiece") or result.encoder_name.startswith("sentencepiece")
 
 
@@ -92,13 +92,10 @@ def claimed(paths: TokenPaths, share: str = "") -> Iterator[Path]:
             if folder.is_dir():
                 remove_unfinished(folder, is_alone=not share)
                 # Kept if a shard is finished, or if nothing else shows that the token files beside it are step 2's.
-                if not share and not any(folder.glob("*-*.json")) and not _lacks_manifest(paths):
+                names = [paths.manifest, bin_path(paths.train), bin_path(paths.valid)]
+                has_manifest, *has_tokens = (path.exists() for path in names)
+                if not share and not any(folder.glob("*-*.json")) and (has_manifest or not any(has_tokens)):
                     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lacks_manifest(paths: TokenPaths) -> bool:
-    """Whether there are token files of a run that was killed before it wrote the manifest."""
-    return not paths.manifest.exists() and any(bin_path(prefix).exists() for prefix in (paths.train, paths.valid))
 
 
 def discard(paths: TokenPaths) -> None:
@@ -118,16 +115,29 @@ def settle(
     Raises:
         UserError: the work `is_shared`, and the others follow another plan.
     """
-    if is_shared:
-        _propose(folder, wanted)
-    earlier = _read_plan(folder)
+    if is_shared:  # write the plan, unless another share of the work has written one
+        proposed = unfinished_path(folder / PLAN_NAME)
+        write_json(proposed, wanted)
+        with suppress(FileExistsError):
+            os.link(proposed, folder / PLAN_NAME)
+        proposed.unlink()
+    earlier = None
+    with suppress(FileNotFoundError, ValidationError):  # another OSError ends the step: the plan may be intact
+        earlier = TypeAdapter(ShardPlan).validate_json((folder / PLAN_NAME).read_bytes())
     differing = wanted.differences(earlier) if earlier else ["there is no plan that can be read"]
     if differing and is_shared:
         rule = f"the work that was begun here is another: {'; '.join(differing)}"
         remedy = "give all parts the same settings and files (copy files with their times: cp -p, rsync -a)"
         raise UserError(Fault(str(folder), rule, remedy=f"{remedy}, or delete this folder to start over"))
     if differing or not earlier:
-        _restart(folder, wanted, differing)
+        if any(folder.glob("*-*.json")):
+            log(f"  starting over, not from what an earlier run has finished: {'; '.join(differing)}")
+        for left_over in folder.iterdir():
+            if left_over.is_dir():
+                shutil.rmtree(left_over)
+            else:
+                left_over.unlink(missing_ok=True)
+        write_json(folder / PLAN_NAME, wanted)
         return wanted, {}
     remove_unfinished(folder, is_alone=not is_shared)
     finished = {}
@@ -147,29 +157,8 @@ def settle(
     return earlier, finished
 
 
-def _propose(folder: Path, plan: ShardPlan) -> None:
-    """Write the plan, unless another share of the work has written one."""
-    proposed = unfinished_path(folder / PLAN_NAME)
-    write_json(proposed, plan)
-    with suppress(FileExistsError):
-        os.link(proposed, folder / PLAN_NAME)
-    proposed.unlink()
-
-
-def _restart(folder: Path, plan: ShardPlan, differing: Sequence[str]) -> None:
-    """Empty the folder and write the plan."""
-    if any(folder.glob("*-*.json")):
-        log(f"  starting over, not from what an earlier run has finished: {'; '.join(differing)}")
-    for left_over in folder.iterdir():
-        if left_over.is_dir():
-            shutil.rmtree(left_over)
-        else:
-            left_over.unlink(missing_ok=True)
-    write_json(folder / PLAN_NAME, plan)
-
-
 def kept_text(folder: Path) -> str:
-    """What a run that failed leaves for the next one, for its message."""
+    """Phrase that tells what a failed run leaves for the next one."""
     if not (number := sum(1 for _ in folder.glob("*-*.json"))):
         return "nothing was written"
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
@@ -183,14 +172,8 @@ def remove_unfinished(folder: Path, is_alone: bool) -> None:
             path.unlink(missing_ok=True)
 
 
-def _read_plan(folder: Path) -> ShardPlan | None:
-    with suppress(FileNotFoundError, ValidationError):  # another OSError ends the step: the plan may be intact
-        return TypeAdapter(ShardPlan).validate_json((folder / PLAN_NAME).read_bytes())
-    return None
-
-
 def _is_undamaged(folder: Path, result: ShardResult) -> bool:
-    """Whether the files of a shard have the sizes and checksums of its result."""
+    """True if the files of a shard have the sizes and checksums of its result."""
     for ending, (size, checksum) in result.files.items():
         path = shard_path(folder, result.name, ending)
         if not path.is_file() or path.stat().st_size != size:
