@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import pickle
 from pathlib import Path
 from random import Random
-from types import ModuleType
 
 import pytest
+from corpus_files import COMPRESS, compressed, found
 
 from zerokara.corpus import documents
-from zerokara.corpus.compressed import Compression, zstd_module
-from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import BadLine, Block, Document, Range, Reason, blocks, has_unknown_size, ranges, read
 
-zstd: ModuleType = zstd_module()
-PACK = {"gzip": gzip.compress, "zstd": zstd.compress}
-ENDING = {"gzip": ".gz", "zstd": ".zst"}
-COMPRESSIONS: list[Compression] = ["gzip", "zstd"]
+ENDINGS = [".gz", ".zst"]
 WORDS = ["a", "日本語の行", "", "bb\u2028bb", "c" * 40, "", "d", "é" * 9, "last"]
 
 Seen = list[tuple[object, ...]]
@@ -43,46 +38,38 @@ def _by_blocks(file: InputFile, size: int) -> Seen:
     return [_seen(item) for block in parts for item in read(block, "text", "line")]
 
 
-def _file(path: Path, content: bytes) -> InputFile:
-    path.write_bytes(content)
-    (file,) = find_files([str(path)], "")
-    return file
-
-
 def _contents(seen: Seen) -> list[object]:
     return [what for *_, what in seen]
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("kind", ["jsonl", "txt"])
 @pytest.mark.parametrize("finished", [True, False])
-def test_blocks_of_every_size_cover_each_line_once(
-    tmp_path: Path, compression: Compression, kind: str, finished: bool
-) -> None:
+def test_blocks_of_every_size_cover_each_line_once(tmp_path: Path, ending: str, kind: str, finished: bool) -> None:
     as_lines = [word if kind == "txt" or not word else json.dumps({"text": word}) for word in WORDS]
     content = "".join(line + "\n" for line in as_lines).encode()
     content = content if finished else content.removesuffix(b"\n")
-    file = _file(tmp_path / f"a.{kind}{ENDING[compression]}", PACK[compression](content))
+    file = found(compressed(tmp_path / f"a.{kind}{ending}", content))
     whole = _by_blocks(file, 1 << 20)
     assert [text for text in _contents(whole) if not isinstance(text, Reason)] == [word for word in WORDS if word]
     for size in range(1, len(content) + 3):
         assert _by_blocks(file, size) == whole, size
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("kind", ["cut", "spoilt", "cut at a line's end"])
 def test_blocks_of_a_damaged_file_tell_the_damage_once(
-    tmp_path: Path, compression: Compression, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ending: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 60)
     random = Random(2)
     lines = [json.dumps({"text": f"{i} " + random.randbytes(random.randrange(40)).hex()}) for i in range(40)]
     content = "".join(line + "\n" for line in lines).encode()
-    whole_members = PACK[compression](content[:1500])
+    whole_members = COMPRESS[ending](content[:1500])
     content_end = content.index(b"\n", 1600) + 1
-    last = PACK[compression](content[1500:] if kind != "cut at a line's end" else content[1500:content_end])
+    last = COMPRESS[ending](content[1500:] if kind != "cut at a line's end" else content[1500:content_end])
     last = {"cut": last[: len(last) * 2 // 3], "spoilt": last[: len(last) // 2] + b"\xff" * 40}.get(kind, last[:-2])
-    file = _file(tmp_path / f"a.jsonl{ENDING[compression]}", whole_members + last)
+    file = found(tmp_path / f"a.jsonl{ending}", whole_members + last)
     whole = _by_blocks(file, 1 << 20)
     seen = _contents(whole)
     assert seen.count(Reason.DAMAGED) == 1 and seen[-1] is Reason.DAMAGED
@@ -94,17 +81,17 @@ def test_blocks_of_a_damaged_file_tell_the_damage_once(
         assert _by_blocks(file, size) == whole, size
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_lines_that_are_too_long_cost_themselves_and_are_not_loaded(
-    tmp_path: Path, compression: Compression, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
     long = Random(3).randbytes(300_000).hex().encode()
     content = b'{"text": "a"}\n' + b'{"text": "' + long + b'"}\n{"text": "b"}\n'
-    packed_bytes = PACK[compression](content)
-    file = _file(tmp_path / f"a.jsonl{ENDING[compression]}", packed_bytes)
-    cut = _file(tmp_path / f"b.jsonl{ENDING[compression]}", packed_bytes[:-100])
-    ends = _file(tmp_path / f"c.jsonl{ENDING[compression]}", PACK[compression](content[:-14]) + b"garbage")
+    packed_bytes = COMPRESS[ending](content)
+    file = found(tmp_path / f"a.jsonl{ending}", packed_bytes)
+    cut = found(tmp_path / f"b.jsonl{ending}", packed_bytes[:-100])
+    ends = found(tmp_path / f"c.jsonl{ending}", COMPRESS[ending](content[:-14]) + b"garbage")
     for size in (1, 13, 14, 15, 200, 5000, 700_000):
         assert _contents(_by_blocks(file, size)) == ["a", Reason.TOO_LONG, "b"]
         assert max(len(block.content) for block in blocks(file, size)) < size + 100
@@ -118,13 +105,13 @@ def test_lines_that_are_too_long_cost_themselves_and_are_not_loaded(
 def test_a_cut_off_line_that_is_too_long_is_told_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
     content = b'{"text": "good"}\n' + b'{"text": "' + Random(3).randbytes(20_000).hex().encode()
-    file = _file(tmp_path / "a.jsonl.gz", gzip.compress(content)[:-100])
+    file = found(tmp_path / "a.jsonl.gz", COMPRESS[".gz"](content)[:-100])
     for size in (1, 10, 16, 17, 18, 5000, 39_000, 50_000):
         assert _contents(_by_blocks(file, size)) == ["good", Reason.DAMAGED]
 
 
 def test_an_empty_file_and_one_of_another_format_are_damaged(tmp_path: Path) -> None:
-    file = _file(tmp_path / "a.jsonl.gz", b'{"text": "a"}\n')
+    file = found(tmp_path / "a.jsonl.gz", b'{"text": "a"}\n')
     (block,) = blocks(file, 1000)
     assert block.is_last and block.content == b"" and block.last and block.last.lost_bytes == file.bytes
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
@@ -133,9 +120,9 @@ def test_an_empty_file_and_one_of_another_format_are_damaged(tmp_path: Path) -> 
 
 
 def test_what_is_cut_and_what_has_unknown_size(tmp_path: Path) -> None:
-    packed_lines = _file(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99))
-    packed_text = _file(tmp_path / "a.txt.zst", zstd.compress(b"a\n" * 99))
-    plain = _file(tmp_path / "a.jsonl", b'{"text": "a"}\n' * 99)
+    packed_lines = found(compressed(tmp_path / "a.jsonl.gz", b'{"text": "a"}\n' * 99))
+    packed_text = found(compressed(tmp_path / "a.txt.zst", b"a\n" * 99))
+    plain = found(tmp_path / "a.jsonl", b'{"text": "a"}\n' * 99)
     assert has_unknown_size(packed_lines, "file") and has_unknown_size(packed_text, "line")
     assert not has_unknown_size(packed_text, "file") and not has_unknown_size(plain, "line")
     assert ranges([packed_lines, packed_text], 1, "file") == [Range(packed_lines), Range(packed_text)]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import tracemalloc
+import zlib
+from contextlib import suppress
+from itertools import pairwise
 from random import Random
 from types import ModuleType
 
@@ -27,23 +30,16 @@ def _unpack(packed: bytes, compression: Compression) -> tuple[bytes, str]:
 def text() -> bytes:
     """Text that does not pack away to nothing, of more than one block of zstd."""
     random = Random(1)
-    return b"".join(b"line %d %d\n" % (i, random.getrandbits(64)) for i in range(30_000))
+    return b"".join(b"line %d %d\n" % (i, random.getrandbits(64)) for i in range(20_000))
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_several_members_and_empty_ones_read_as_one(compression: Compression, text: bytes) -> None:
-    pack = PACK[compression]
-    packed = b"".join([pack(text[:1000]), pack(b""), pack(text[1000:400_000]), pack(text[400_000:])])
+    pack, places = PACK[compression], [0, 0, *range(0, 50_000, 500), len(text)]
+    packed = b"".join(pack(text[start:end]) for start, end in pairwise(places))
     assert _unpack(packed, compression) == (text, "")
     assert _unpack(pack(b""), compression) == (b"", "")
-    assert _unpack(b"", compression) == (b"", "the file is empty"), (
-        "what an interrupted copy leaves, and no compression writes"
-    )
-
-
-def test_many_small_members_as_bgzip_writes_them(text: bytes) -> None:
-    packed = b"".join(gzip.compress(text[i : i + 500]) for i in range(0, len(text), 500))
-    assert _unpack(packed, "gzip") == (text, "")
+    assert _unpack(b"", compression) == (b"", "the file is empty")
 
 
 def test_zero_bytes_after_a_gzip_member_are_padding_and_a_file_of_zeros_is_damaged(text: bytes) -> None:
@@ -81,7 +77,7 @@ def test_a_window_that_takes_gigabytes_is_a_damage_that_tells_the_remedy(text: b
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_bomb_is_unpacked_in_little_memory(compression: Compression) -> None:
-    packed = PACK[compression](bytes(60_000_000))
+    packed = PACK[compression](bytes(30_000_000))
     reader, buffer = CompressedReader(io.BytesIO(packed), compression, "a file"), bytearray(1 << 20)
     tracemalloc.start()
     count = 0
@@ -89,7 +85,7 @@ def test_a_bomb_is_unpacked_in_little_memory(compression: Compression) -> None:
         count += size
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert count == 60_000_000 and peak < 8_000_000
+    assert count == 30_000_000 and peak < 8_000_000
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -103,7 +99,6 @@ def test_a_file_cut_off_gives_all_that_is_there(compression: Compression, share:
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_what_stands_before_damage_comes_out_to_the_byte(compression: Compression, text: bytes) -> None:
-    """Members before the damage are whole; of the damaged one, all that feeding it byte by byte gives."""
     pack = PACK[compression]
     members = [pack(text[i : i + 20_000]) for i in range(0, 200_000, 20_000)]
     for spoilt in (0, 3, 9):
@@ -117,7 +112,7 @@ def test_damage_inside_a_member_loses_no_block_before_it(compression: Compressio
     # Without a checksum zstd does not see every change.
     checked = {zstd.CompressionParameter.checksum_flag: 1}
     packed = gzip.compress(text) if compression == "gzip" else zstd.compress(text, options=checked)
-    for place in range(len(packed) // 10, len(packed), len(packed) // 3):
+    for place in (len(packed) // 10, len(packed) * 3 // 4):
         spoilt = packed[:place] + b"\xff" * 64 + packed[place + 64 :]
         unpacked, damage = _unpack(spoilt, compression)
         reference = _fed_byte_by_byte(spoilt, compression)
@@ -125,20 +120,11 @@ def test_damage_inside_a_member_loses_no_block_before_it(compression: Compressio
 
 
 def _fed_byte_by_byte(packed: bytes, compression: Compression) -> bytes:
-    import zlib
-
-    if compression == "gzip":
-        inflate = zlib.decompressobj(wbits=31)
-        step, error = (lambda piece: inflate.decompress(piece)), zlib.error
-    else:
-        frame = zstd.ZstdDecompressor()
-        step, error = (lambda piece: frame.decompress(piece)), zstd.ZstdError
+    member = zlib.decompressobj(wbits=31) if compression == "gzip" else zstd.ZstdDecompressor()
     unpacked = []
-    for i in range(len(packed)):
-        try:
-            unpacked.append(step(packed[i : i + 1]))
-        except error:
-            break
+    with suppress(zlib.error, zstd.ZstdError):
+        for i in range(len(packed)):
+            unpacked.append(member.decompress(packed[i : i + 1]))
     return b"".join(unpacked)
 
 
@@ -176,12 +162,3 @@ def test_where_the_damage_is_and_what_is_unverified(compression: Compression, te
     middle = len(first) + len(last) // 2
     start, place = places((first + last)[:middle] + b"\xff" * 300 + (first + last)[middle + 300 :])
     assert start == len(first) and middle - (1 << 17) < place < size
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_packed_bytes_reach_the_size_of_the_file(compression: Compression, text: bytes) -> None:
-    packed = PACK[compression](text)
-    reader = CompressedReader(io.BytesIO(packed), compression, "a file")
-    assert reader.packed_bytes == 0
-    io.BufferedReader(reader).read()
-    assert reader.packed_bytes == len(packed)

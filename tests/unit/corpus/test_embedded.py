@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -51,15 +50,9 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return packages
 
 
-def _records(path: Path) -> dict[str, str]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {record["source"]: record["text"] for record in map(json.loads, lines)}
-
-
 @pytest.mark.usefixtures("library")
-def test_documents(tmp_path: Path) -> None:
-    assert embedded.write(tmp_path / "out" / "corpus.jsonl")
-    records = _records(tmp_path / "out" / "corpus.jsonl")
+def test_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = {document["source"]: document["text"] for document in embedded.documents()}
     assert set(records) == {"single", "good", "good.other"}
     assert records["good"].split("\n")[:3] == [
         f"The words of a module stand here. {PROSE.strip()}",
@@ -67,6 +60,8 @@ def test_documents(tmp_path: Path) -> None:
         "The words of a class stand here.",
     ]
     assert "".join(records.values()).count("copied words") == 1
+    monkeypatch.setattr(embedded, "MAX_PACKAGE_CHARACTERS", 10)
+    assert len([each for each in embedded.documents() if each["source"].startswith("good")]) == 1
 
 
 @pytest.mark.usefixtures("library")
@@ -82,34 +77,15 @@ def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path, capsys: pytest.Capt
     assert embedded.write(path) and path.read_bytes() == before
 
 
-@pytest.mark.usefixtures("library")
-def test_a_package_beyond_the_limit_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "MAX_PACKAGE_CHARACTERS", 10)
-    assert embedded.write(tmp_path / "corpus.jsonl")
-    assert len([source for source in _records(tmp_path / "corpus.jsonl") if source.startswith("good")]) == 1
-
-
-SENTENCE = "This sentence is long enough, and it says what the thing is for."
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (SENTENCE, [SENTENCE]),
-        ("It goes on over\n    two lines of text.\n\n    The next one is a new paragraph.",
-         ["It goes on over two lines of text.", "The next one is a new paragraph."]),
-        ("It is the :class:`~package.Widget` that holds *all* of ``them``.",
-         ["It is the package.Widget that holds all of them."]),
-    ],
-)  # fmt: skip
-def test_prose(text: str, expected: list[str]) -> None:
-    assert list(embedded.prose(text)) == expected
+def test_prose() -> None:
+    text = "It goes on over\n    two lines.\n\n    It is the :class:`~package.Widget` that holds *all* of ``them``."
+    expected = ["It goes on over two lines.", "It is the package.Widget that holds all of them."]
+    assert [*embedded.prose(text)] == expected
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "Too short a text.",
         "no capital letter at the beginning of it, and so a part of something.",
         "It does not end with a full stop as it should",

@@ -1,172 +1,155 @@
-"""Entries of the configuration → files of the corpus."""
+"""Entries of the configuration → corpus files: each once, in a fixed order, and nothing lost in silence."""
 
 from __future__ import annotations
 
-import gzip
 import os
 import pickle
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from corpus_files import compressed
 
 from zerokara.corpus import find
 from zerokara.corpus.find import CORPUS, check_unchanged, find_files
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import Fault, RunError, UserError, shown
 
 
-def _write(folder: Path, *names: str) -> None:
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, by relative names."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return Path(".")
+
+
+def write(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text('{"text": "a"}\n', encoding="utf-8")
 
 
-def _names(folder: Path, *entries: str) -> list[tuple[int, str]]:
-    files = find_files([str(folder / entry) for entry in entries], "config.yaml:3")
-    return [(file.source, str(file.path.relative_to(folder))) for file in files]
+def names(*entries: str) -> list[str]:
+    return [file.name for file in find_files(entries, "config.yaml:3")]
 
 
-def _fault(*entries: str) -> Fault:
+def by_source(*entries: str) -> list[tuple[int, str]]:
+    return [(file.source, file.name) for file in find_files(entries, "config.yaml:3")]
+
+
+def faults_of(*entries: str) -> list[Fault]:
     with pytest.raises(UserError) as raised:
         find_files(entries, "config.yaml:3")
-    (fault,) = raised.value.faults
+    return raised.value.faults
+
+
+def fault_of(*entries: str) -> Fault:
+    (fault,) = faults_of(*entries)
     return fault
 
 
-def test_a_folder_gives_its_corpus_files_sorted_and_below(tmp_path: Path) -> None:
-    _write(tmp_path, "b.jsonl", "a.txt", "sub/c.JSON.gz", "notes.md", ".hidden.txt")
-    assert _names(tmp_path, ".") == [(0, "a.txt"), (0, "b.jsonl"), (0, "sub/c.JSON.gz")]
+def test_a_folder_gives_its_corpus_files_sorted_and_below(here: Path) -> None:
+    write(here, "b.jsonl", "a.txt", "sub/c.JSON.gz", "notes.md", ".hidden.txt")
+    write(here, "ja_quarantine.jsonl", "ja_text_document.manifest.json", "b.txt.partial")
+    assert names(".") == ["a.txt", "b.jsonl", "sub/c.JSON.gz"] and names("*.json*") == ["b.jsonl"]
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "compression"),
     [
         ("a.jsonl", "jsonl", "none"),
-        ("b.jsonl.gz", "jsonl", "gzip"),
         ("b.JSONL.ZST", "jsonl", "zstd"),
         ("c.json", "jsonl", "none"),
         ("v1.2.ndjson", "jsonl", "none"),
-        ("d.txt", "txt", "none"),
         ("e.txt.gz", "txt", "gzip"),
         ("e.old.txt.zst", "txt", "zstd"),
         ("train-00000-of-00001.parquet", "parquet", "none"),
     ],
 )
-def test_formats_come_from_names(tmp_path: Path, name: str, kind: str, compression: str) -> None:
-    _write(tmp_path, name)
-    (file,) = find_files([str(tmp_path)], "")
+def test_formats_come_from_names(here: Path, name: str, kind: str, compression: str) -> None:
+    write(here, name)
+    (file,) = find_files(["."], "")
     assert (file.format, file.compression, file.is_compressed) == (kind, compression, compression != "none")
-    assert file.name == str(tmp_path / name) and pickle.loads(pickle.dumps(file)) == file
+    assert file.name == name and pickle.loads(pickle.dumps(file)) == file
 
 
-def test_names_of_no_format(tmp_path: Path) -> None:
-    for name in ("a.gz", "a.zst", "gz", "txt", "a.parquet.gz", "a.jsonl.bz2", "a.csv", "a.txt.gz.bak", "README"):
-        assert CORPUS.of(name) is None, name
+@pytest.mark.parametrize(
+    "name", ["a.gz", "a.zst", "gz", "txt", "a.parquet.gz", "a.jsonl.bz2", "a.csv", "a.txt.gz.bak", "README"]
+)
+def test_names_of_no_format(name: str) -> None:
+    assert CORPUS.of(name) is None
 
 
-def test_each_entry_is_a_source_and_globs_expand(tmp_path: Path) -> None:
-    _write(tmp_path, "x1.jsonl", "x2.jsonl", "y/one.txt", "y/deep/two.txt", "exact[1].txt")
-    assert _names(tmp_path, "y/**/*.txt", "x*.jsonl") == [
-        (0, "y/deep/two.txt"),
-        (0, "y/one.txt"),
-        (1, "x1.jsonl"),
-        (1, "x2.jsonl"),
-    ]
-    assert _names(tmp_path, "exact[1].txt") == [(0, "exact[1].txt")]
+def test_each_entry_is_a_source_and_globs_expand(here: Path) -> None:
+    write(here, "x1.jsonl", "x2.jsonl", "y/one.txt", "y/deep/two.txt", "exact[1].txt")
+    expected = [(0, "y/deep/two.txt"), (0, "y/one.txt"), (1, "x1.jsonl"), (1, "x2.jsonl")]
+    assert by_source("y/**/*.txt", "x*.jsonl") == expected
+    assert names("exact[1].txt") == ["exact[1].txt"]
 
 
-def test_files_that_our_steps_wrote_are_no_corpus(tmp_path: Path) -> None:
-    _write(tmp_path, "a.jsonl", "ja_quarantine.jsonl", "ja_text_document.manifest.json", "b.txt.partial")
-    assert _names(tmp_path, ".", ) == [(0, "a.jsonl")]  # fmt: skip
-    assert _names(tmp_path, "*.json*") == [(0, "a.jsonl")]
+def test_every_entry_without_a_file_is_named_with_what_was_looked_for(here: Path, tmp_path: Path) -> None:
+    write(here, "corpus.jsonl", "a.docx")
+    (here / "empty").mkdir()
+    entries = ["korpus.jsonl", "nowhere/*.txt", "empty", "a.docx", "~nobody_of_this_name/a.txt", " "]
+    missing, pattern, empty, other, no_user, blank = faults = faults_of(*entries)
+    assert {fault.where for fault in faults} == {"config.yaml:3"}
+    assert [fault.value for fault in faults[:-1]] == entries[:-1] and "empty" in blank.rule
+    assert ".jsonl" in missing.rule and f"{tmp_path}/here holds a.docx, corpus.jsonl, empty" in missing.remedy
+    assert "no folder" in pattern.remedy and "is empty" in empty.remedy and ".jsonl" in other.rule and no_user.rule
+    embedded = fault_of("data/embedded/corpus.jsonl").remedy
+    assert embedded.endswith(".venv/bin/python -m zerokara.corpus.embedded data/embedded/corpus.jsonl")
+    (here / "a.jsonl").touch()
+    assert "0 bytes" in fault_of("a.jsonl").rule
 
 
-def test_every_missing_entry_is_named_with_what_was_looked_for(tmp_path: Path) -> None:
-    _write(tmp_path, "corpus.jsonl")
-    (tmp_path / "empty").mkdir()
-    entries = ["korpus.jsonl", "nowhere/*.txt", "empty", "nowhere/x.txt"]
-    with pytest.raises(UserError) as raised:
-        find_files([str(tmp_path / entry) for entry in entries], "config.yaml:3")
-    first, second, third, fourth = (str(fault) for fault in raised.value.faults)
-    assert first.startswith("config.yaml:3:") and "korpus.jsonl" in first
-    assert "of a format known here: .jsonl" in first and f"{tmp_path} holds corpus.jsonl, empty" in first
-    assert "there is no folder" in second and "is empty" in third and "there is no folder" in fourth
+def test_a_file_named_twice_is_a_fault(here: Path) -> None:
+    write(here, "in/a.jsonl", "in/b.jsonl")
+    (here / "again").symlink_to("in")
+    for second, first_name in (("in/a.jsonl", "in/a.jsonl"), ("again", "again/a.jsonl and 1 more")):
+        fault = fault_of("in/*", second)
+        assert (fault.where, fault.value) == ("config.yaml:3", second)
+        assert first_name in fault.rule and " in/* " in fault.rule
 
 
-def test_unknown_format(tmp_path: Path) -> None:
-    _write(tmp_path, "a.docx")
-    fault = _fault(str(tmp_path / "a.docx"))
-    assert fault.where == "config.yaml:3" and fault.value == str(tmp_path / "a.docx") and ".jsonl" in fault.rule
+def test_a_list_names_entries_that_form_one_source(here: Path, tmp_path: Path) -> None:
+    write(here, "data/x1.jsonl", "data/x2.jsonl", "data/y/one.txt", "data/y/deep/two.txt.zst", "far/z.parquet")
+    lines = ["# first the second", "x2.jsonl", "", "  y  ", f"{tmp_path}/here/far/*.parquet", "../far/../data/x1.*"]
+    (here / "data/list.txt").write_text("\r\n".join(lines), encoding="utf-8-sig")
+    write(here, "last.txt")
+    files = [(source, Path(name).name) for source, name in by_source("@data/list.txt", "last.txt")]
+    expected = ["x2.jsonl", "two.txt.zst", "one.txt", "z.parquet", "x1.jsonl"]
+    assert files == [*((0, name) for name in expected), (1, "last.txt")]
 
 
-def test_a_file_named_twice_is_a_fault(tmp_path: Path) -> None:
-    _write(tmp_path, "a.jsonl", "b.jsonl")
-    fault = _fault(str(tmp_path / "*.jsonl"), str(tmp_path / "a.jsonl"))
-    assert fault.value == str(tmp_path / "a.jsonl") and str(tmp_path / "*.jsonl") in fault.rule
-
-
-def test_empty_corpus(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").touch()
-    fault = _fault(str(tmp_path / "a.jsonl"))
-    assert fault.where == "config.yaml:3" and "0 bytes" in fault.rule
-
-
-def test_the_embedded_corpus_tells_how_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    remedy = _fault("data/embedded/corpus.jsonl").remedy
-    assert remedy.endswith(".venv/bin/python -m zerokara.corpus.embedded data/embedded/corpus.jsonl")
-
-
-def test_a_list_names_entries_that_form_one_source(tmp_path: Path) -> None:
-    _write(tmp_path, "x1.jsonl", "x2.jsonl", "y/one.txt", "y/deep/two.txt.zst", "elsewhere/z.parquet")
-    lines = ["# first the second", "x2.jsonl", "", "  y  ", f"{tmp_path}/elsewhere/*.parquet", "# end"]
-    (tmp_path / "list.txt").write_text("\r\n".join(lines), encoding="utf-8-sig")
-    files = find_files([f"@{tmp_path}/list.txt", str(tmp_path / "x1.jsonl")], "config.yaml:3")
-    assert [(file.source, str(file.path.relative_to(tmp_path))) for file in files] == [
-        (0, "x2.jsonl"),
-        (0, "y/deep/two.txt.zst"),
-        (0, "y/one.txt"),
-        (0, "elsewhere/z.parquet"),
-        (1, "x1.jsonl"),
-    ]
-
-
-def test_a_list_is_relative_to_its_folder_wherever_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _write(tmp_path, "data/a.jsonl", "other/b.txt")
-    (tmp_path / "data" / "list").write_text("a.jsonl\n../other/*.txt\n", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    assert [file.path.name for file in find_files(["@data/list"], "")] == ["a.jsonl", "b.txt"]
-
-
-def test_what_is_wrong_in_a_list_is_told_with_its_line(tmp_path: Path) -> None:
-    _write(tmp_path, "a.jsonl")
-    (tmp_path / "bad.txt").write_text("a.jsonl\n# more\nb.jsonl\n@other.txt\n", encoding="utf-8")
-    (tmp_path / "none.txt").write_text("# nothing yet\n\n", encoding="utf-8")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9.txt\n")
-    entries = [f"@{tmp_path}/{name}.txt" for name in ("bad", "none", "latin", "gone")]
-    with pytest.raises(UserError) as raised:
-        find_files(entries, "config.yaml:3")
-    second_file, nested, empty, latin, gone = raised.value.faults
-    assert (second_file.where, second_file.value) == (f"{tmp_path}/bad.txt:3", f"{tmp_path}/b.jsonl")
-    assert (nested.where, nested.value) == (f"{tmp_path}/bad.txt:4", "@other.txt")
+def test_faults_in_a_list_are_told_with_their_lines(here: Path) -> None:
+    write(here, "a.jsonl")
+    (here / "bad.txt").write_text("a.jsonl\n# more\nb.jsonl\n@other.txt\n", encoding="utf-8")
+    (here / "none.txt").write_text("# nothing yet\n\n", encoding="utf-8")
+    (here / "latin.txt").write_bytes(b"caf\xe9.txt\n")
+    entries = [f"@{name}.txt" for name in ("bad", "none", "latin", "gone")]
+    second_file, nested, empty, latin, gone = faults_of(*entries)
+    assert (second_file.where, second_file.value) == ("bad.txt:3", "./b.jsonl")
+    assert (nested.where, nested.value) == ("bad.txt:4", "@other.txt")
     assert [fault.value for fault in (empty, latin, gone)] == entries[1:]
     assert "UTF-8" in latin.rule and "No such file" in gone.rule and "bad.txt" in gone.remedy
 
 
-def test_a_change_is_told(tmp_path: Path) -> None:
-    _write(tmp_path, "a.jsonl")
-    files = find_files([str(tmp_path)], "")
+def test_a_change_is_told(here: Path) -> None:
+    write(here, "a.jsonl")
+    files = find_files(["."], "")
     check_unchanged(files)
-    with open(tmp_path / "a.jsonl", "a", encoding="utf-8") as opened:
+    with open("a.jsonl", "a", encoding="utf-8") as opened:
         opened.write("more")
     with pytest.raises(RunError, match="it had 14 bytes, now 18"):
         check_unchanged(files)
 
 
 def test_local_files_need_neither_fsspec_nor_pyarrow(tmp_path: Path) -> None:
-    _write(tmp_path, "a.jsonl")
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    write(tmp_path, "a.jsonl")
+    compressed(tmp_path / "a.jsonl.gz", b'{"text": "a"}\n')
     program = (
         "import sys; from zerokara.corpus import format_check, find, read\n"
         "files = find.find_files(sys.argv[1:], '')\n"
@@ -179,3 +162,127 @@ def test_local_files_need_neither_fsspec_nor_pyarrow(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert run.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl"])
+def test_links_are_followed(here: Path, entry: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, "in/b.jsonl", "far/deep/c.jsonl", "far/d.jsonl", "alone/z.jsonl")
+    (here / "in/a_linked").symlink_to("../far")
+    (here / "in/a.jsonl").symlink_to("../alone/z.jsonl")
+    assert names(entry) == ["in/a.jsonl", "in/a_linked/d.jsonl", "in/a_linked/deep/c.jsonl", "in/b.jsonl"]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl", "in/*"])
+def test_a_file_has_its_own_name_however_many_links_lead_to_it(
+    here: Path, entry: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, "in/m.jsonl", "in/sub/n.jsonl")
+    (here / "in/a.jsonl").symlink_to("m.jsonl")
+    (here / "in/b.jsonl").symlink_to("sub/n.jsonl")
+    (here / "in/first").symlink_to("sub")
+    assert names(entry) == ["in/m.jsonl", "in/sub/n.jsonl"]
+    assert "note: in/a.jsonl and " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl"])
+def test_loops_of_links_end(here: Path, entry: str) -> None:
+    write(here, "in/a.jsonl", "in/sub/b.jsonl", "other/c.jsonl")
+    links = {"in/x": ".", "in/y": "../in", "in/sub/z": "..", "in/o": "../other", "other/i": "../in"}
+    for link, target in links.items():
+        (here / link).symlink_to(target)
+    assert names(entry) == ["in/a.jsonl", "in/o/c.jsonl", "in/sub/b.jsonl"]
+
+
+@pytest.mark.parametrize("entry", ["in", "in/*", "in/**", "in/gone.jsonl"])
+def test_a_link_to_nothing_with_a_corpus_file_s_name_is_a_fault(here: Path, entry: str) -> None:
+    write(here, "in/a.jsonl")
+    (here / "in/gone.jsonl").symlink_to("/nowhere/b.jsonl")
+    fault = fault_of(entry)
+    assert (fault.where, fault.value) == ("config.yaml:3", "in/gone.jsonl") and "link" in fault.rule
+
+
+def test_other_links_to_nothing_are_told_where_they_may_have_been_a_folder(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, "in/a.jsonl")
+    for link in ("part2", ".lock", "README.md"):
+        (here / "in" / link).symlink_to("gone")
+    (here / "in/round").symlink_to("round")
+    assert names("in") == ["in/a.jsonl"]
+    assert "note: in/part2 and 1 more: a link to nothing" in capsys.readouterr().out
+
+
+def test_pipes_and_sockets_are_not_opened(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, "in/a.jsonl")
+    os.mkfifo(here / "in/pipe.txt")
+    (here / "in/linked.txt").symlink_to("pipe.txt")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("in/socket.txt")
+    for entry in ("in", "in/**/*"):
+        assert names(entry) == ["in/a.jsonl"]
+        assert "note: in/linked.txt and 2 more: a pipe, a socket or a device; left out\n" in capsys.readouterr().out
+    fault = fault_of("in/pipe.txt")
+    assert fault.value == "in/pipe.txt" and "pipe" in fault.rule and fault.remedy
+
+
+@pytest.fixture
+def nobody(here: Path) -> Iterator[None]:
+    """Not being root, to whom nothing is closed."""
+    if os.geteuid():
+        yield
+        return
+    os.chown(here, 65534, 65534)
+    os.setresuid(65534, 65534, 0)
+    yield
+    os.setresuid(0, 0, 0)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_what_may_not_be_read_is_told_before_anything_is_done(here: Path) -> None:
+    write(here, "in/a.jsonl", "in/closed.jsonl", "in/sub/b.jsonl")
+    (here / "in/closed.jsonl").chmod(0)
+    assert fault_of("in").where == "in/closed.jsonl"
+    (here / "in/sub").chmod(0)
+    for entry in ("in", "in/**/*.jsonl"):
+        fault = fault_of(entry)
+        assert str(fault.value).rstrip("/") == "in/sub" and "Permission denied" in fault.rule
+    (here / "in/sub").chmod(0o700)
+
+
+def test_files_in_the_making_are_no_corpus(here: Path) -> None:
+    write(here, "data/a.jsonl", "data/tokens_tokenizing.partial/0000000-000000000000000.json")
+    for entry in ("data", "data/**", "data/**/*.json*"):
+        assert names(entry) == ["data/a.jsonl"]
+    assert fault_of("data/*/*.json").value == "data/*/*.json"
+
+
+NAMES = {
+    os.fsdecode(b"caf\xe9.txt"): r"caf\xe9.txt",
+    "café.txt": "café.txt",
+    r"caf\xe9.txt": r"caf\\xe9.txt",
+    "two\nlines.txt": r"two\u000alines.txt",
+    "\x1b[31mred.txt": r"\u001b[31mred.txt",
+    "\x85.txt": r"\u0085.txt",
+    "\u202etxt.a.txt": r"\u202etxt.a.txt",
+    "日本\u3000語 #[x].txt": "日本\u3000語 #[x].txt",
+    "-rf.txt": "-rf.txt",
+}
+
+
+def test_every_name_is_shown_without_harm_or_loss(here: Path) -> None:
+    for name in NAMES:
+        write(here, f"in/{name}")
+    files = find_files(["in"], "")
+    assert {file.path.name: file.name for file in files} == {name: f"in/{spelt}" for name, spelt in NAMES.items()}
+    assert len({file.name for file in files}) == len(NAMES)
+    for name, spelt in NAMES.items():
+        assert shown(name).encode() == spelt.encode()
+        if "\udce9" not in name:
+            assert [file.name for file in find_files([f"in/{name}"], "")] == [f"in/{spelt}"]
+
+
+def test_text_that_is_compressed_otherwise_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, "in/a.jsonl", "in/b.jsonl.xz", "in/c.TXT.BZ2", "in/notes.md.xz", "in/.d.txt.xz", "in/e.py")
+    assert names("in") == ["in/a.jsonl"]
+    assert " and 1 more: of a format not known here; left out; " in capsys.readouterr().out

@@ -1,33 +1,29 @@
-"""Byte ranges → documents and bad lines: every line once, every reason, nothing lost."""
+"""Parts of corpus files → documents and bad lines: every line once in any format and cutting, every reason."""
 
 from __future__ import annotations
 
-import gzip
 import json
+import time
+import tracemalloc
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from corpus_files import COMPRESS, compressed, found, items_of, json_lines
 
 from zerokara.corpus import documents
-from zerokara.corpus import read as read_module
-from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import TxtDocument
 from zerokara.corpus.find import find_files
-from zerokara.corpus.read import BadLine, Document, Range, Reason, ranges, read
-from zerokara.errors import UserError
+from zerokara.corpus.read import BadLine, Document, Range, Reason, bytes_before, parts, ranges, read, total_plain_bytes
 
 Item = Document | BadLine
 
 
-def _items(path: Path, target_bytes: int = 1 << 30, txt_document: TxtDocument = "line") -> list[Item]:
-    files = find_files([str(path)], "")
-    return [item for range_ in ranges(files, target_bytes, txt_document) for item in read(range_, "text", txt_document)]
-
-
 def _only(path: Path, content: bytes, txt_document: TxtDocument = "line") -> Item:
     path.write_bytes(content)
-    (item,) = _items(path, txt_document=txt_document)
+    (item,) = items_of(path, txt_document=txt_document)
     return item
 
 
@@ -45,8 +41,6 @@ BAD_JSON_LINES = {
     Reason.TRUNCATED_LINE: b'{"text": "the writer die',
     Reason.TOO_LONG: b'{"text": "' + b"x" * 100 + b'"}\n',
 }
-
-
 BAD_TXT_LINES = {
     Reason.EMPTY_LINE: b" \t\r\n",
     Reason.INVALID_UTF8: "日本語\n".encode("shift_jis"),
@@ -54,51 +48,35 @@ BAD_TXT_LINES = {
     Reason.TRUNCATED_LINE: "日本語".encode()[:-1],
     Reason.TOO_LONG: b"x" * 100 + b"\n",
 }
+OTHER_BAD_LINES = [
+    ("jsonl", Reason.NUL, b"\0\0\0\0\0\n"),  # a hole that a crash left in the file
+    ("jsonl", Reason.NUL, b'{"text": "a\0b"}\n'),
+    ("jsonl", Reason.TRUNCATED_LINE, '{"text": "日本"}'.encode()[:-4]),
+]
 CASES = [("jsonl", *case) for case in BAD_JSON_LINES.items()] + [("txt", *case) for case in BAD_TXT_LINES.items()]
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-@pytest.mark.parametrize(("kind", "reason", "line"), CASES, ids=[f"{case[0]}-{case[1].name}" for case in CASES])
+@pytest.mark.parametrize("ending", COMPRESS)
+@pytest.mark.parametrize(("kind", "reason", "line"), [*CASES, *OTHER_BAD_LINES])
 def test_each_bad_line_is_put_aside_with_its_reason(
     tmp_path: Path, kind: str, reason: Reason, line: bytes, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
     good = b'{"text": "good"}\n' if kind == "jsonl" else b"good\n"
     after = good if line.endswith(b"\n") else b""
-    path = tmp_path / f"a.{kind}{ending}"
-    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstd_module().compress}[ending]
-    path.write_bytes(pack(good + line + after))
+    path = compressed(tmp_path / f"a.{kind}{ending}", good + line + after)
     for size in (1 << 20, 7):
-        items = _items(path, size)
+        items = items_of(path, size)
         assert [item.text for item in items if isinstance(item, Document)] == ["good"] * (2 if after else 1)
         (bad,) = (item for item in items if isinstance(item, BadLine))
-        assert (bad.reason, bad.offset) == (reason, len(good))
+        assert (bad.reason, bad.offset) == (reason, len(good)) and len(bad.excerpt) <= 120
         assert size == 7 or bad.line == 2
         json.dumps(bad.excerpt).encode("utf-8")
 
 
 def test_every_reason_has_its_case() -> None:
-    """Damage has its tests in test_packed, test_streams and test_tables; text without tokens is step 2's to see."""
+    """Damage is tested in test_compressed, test_blocks and test_tables, text without tokens in test_encode."""
     assert {*BAD_JSON_LINES, *BAD_TXT_LINES} == {*Reason} - {Reason.DAMAGED, Reason.NO_TOKENS}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"\0\0\0\0\0\n",  # a hole that a crash left in the file
-        b'{"text": "a\0b"}\n',
-    ],
-)
-def test_raw_nul_bytes(tmp_path: Path, line: bytes) -> None:
-    item = _only(tmp_path / "a.jsonl", line)
-    assert isinstance(item, BadLine) and item.reason is Reason.NUL
-
-
-def test_half_a_character_at_the_end_of_the_file_is_a_truncated_line(tmp_path: Path) -> None:
-    content = '{"text": "日本"}'.encode()[:-4]
-    for name in ("a.jsonl", "a.txt"):
-        item = _only(tmp_path / name, content)
-        assert isinstance(item, BadLine) and item.reason is Reason.TRUNCATED_LINE
 
 
 @pytest.mark.parametrize(
@@ -137,23 +115,6 @@ def test_long_numbers_and_depths_beyond_a_thousand_have_a_reason(tmp_path: Path,
     assert isinstance(item, BadLine) and item.reason is reason
 
 
-@pytest.mark.parametrize("gzipped", [False, True])
-def test_an_over_long_line_is_put_aside_and_the_next_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool
-) -> None:
-    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
-    monkeypatch.setattr(read_module, "BUFFER_BYTES", 64)
-    exactly = b'{"text": "' + b"x" * 87 + b'"}\n'
-    assert len(exactly) == 100
-    content = exactly + b'{"text": "' + b"y" * 500 + b'"}\n' + b'{"text": "next"}\n'
-    path = tmp_path / ("a.jsonl.gz" if gzipped else "a.jsonl")
-    path.write_bytes(gzip.compress(content) if gzipped else content)
-    first, long, last = _items(path)
-    assert isinstance(first, Document) and isinstance(last, Document) and last.text == "next"
-    assert isinstance(long, BadLine) and long.reason is Reason.TOO_LONG and len(long.excerpt) <= 120
-    assert last.offset == content.index(b'{"text": "next')
-
-
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
 @pytest.mark.parametrize("finished", [True, False])
@@ -163,104 +124,165 @@ def test_ranges_of_every_size_cover_each_line_once(tmp_path: Path, end: bytes, n
     content = b"".join(line.encode() + end for line in as_lines)
     path = tmp_path / name
     path.write_bytes(content if finished else content.removesuffix(end))
-    whole = _items(path)
+    whole = items_of(path)
     assert [item.text for item in whole if isinstance(item, Document)] == [word for word in words if word]
     assert len(whole) == len(words)
     expected = [(type(item), item.offset) for item in whole]
     for size in range(1, len(content) + 2):
-        cut = _items(path, size)
+        cut = items_of(path, size)
         assert [(type(item), item.offset) for item in cut] == expected, size
 
 
 def test_lines_of_a_range_are_counted_from_its_start(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"one\ntwo\nthree\nfour\n")
-    (file,) = find_files([str(path)], "")
-    items = list(read(Range(file, 4, 19), "text", "line"))
-    assert [(item.line, item.offset, item.text) for item in items if isinstance(item, Document)] == [
-        (1, 4, "two"),
-        (2, 8, "three"),
-        (3, 14, "four"),
-    ]
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\nthree\nfour\n")
+    items = read(Range(found(tmp_path / "a.txt"), 4, 19), "text", "line")
+    seen = [(item.line, item.offset, item.text) for item in items if isinstance(item, Document)]
+    assert seen == [(1, 4, "two"), (2, 8, "three"), (3, 14, "four")]
 
 
-@pytest.fixture
-def lines() -> list[bytes]:
-    """Lines that do not pack away to nothing."""
-    random = Random(1)
-    return [json.dumps({"text": f"document {i} {random.random()}"}).encode() + b"\n" for i in range(3000)]
-
-
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
-def test_a_truncated_gz_keeps_what_can_be_read(tmp_path: Path, lines: list[bytes], share: float) -> None:
-    packed = gzip.compress(b"".join(lines))
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(packed[: int(len(packed) * share)])
-    *documents, last = _items(path)
-    assert isinstance(last, BadLine) and last.reason is Reason.DAMAGED and "ends in the middle" in last.excerpt
-    assert all(isinstance(item, Document) for item in documents)
-    assert len(documents) > len(lines) * share * 0.7 - 50
-
-
-def test_a_gz_damaged_in_the_middle_or_at_its_checksum(tmp_path: Path, lines: list[bytes]) -> None:
-    packed = gzip.compress(b"".join(lines))
-    for place, at_least in ((len(packed) // 2, 1000), (len(packed) - 6, 2900)):
-        damaged = bytearray(packed)
-        damaged[place : place + 4] = b"\xff\xff\xff\xff"
-        (tmp_path / "a.jsonl.gz").write_bytes(damaged)
-        *documents, last = _items(tmp_path / "a.jsonl.gz")
-        assert isinstance(last, BadLine) and last.reason is Reason.DAMAGED
-        assert sum(isinstance(item, Document) for item in documents) > at_least
-
-
-def test_a_gz_of_several_members_empty_ones_and_padding(tmp_path: Path, lines: list[bytes]) -> None:
-    packed = b"".join(
-        [gzip.compress(b"".join(lines[:1000])), gzip.compress(b""), gzip.compress(b"".join(lines[1000:]))]
-    )
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(packed + b"\0" * 500)
-    assert len([item for item in _items(path) if isinstance(item, Document)]) == len(lines)
-    path.write_bytes(b"")
-    with pytest.raises(UserError, match="the corpus is empty"):
-        _items(path)
-
-
-def test_a_gz_that_is_none_and_a_damaged_txt(tmp_path: Path) -> None:
-    for name, content in (("b.jsonl.gz", b'{"text": "a"}\n'), ("c.txt.gz", gzip.compress(b"a text")[:-3])):
-        (tmp_path / name).write_bytes(content)
-        (last,) = _items(tmp_path / name, txt_document="file")
-        assert isinstance(last, BadLine) and last.reason is Reason.DAMAGED
-
-
-def test_txt_as_one_document(tmp_path: Path) -> None:
-    item = _only(tmp_path / "a.txt", b"\xef\xbb\xbfone\r\n\r\n two \n", "file")
-    assert isinstance(item, Document) and item.text == "one\n\n two "
-    assert ranges(find_files([str(tmp_path / "a.txt")], ""), 1, "file")[0].end is None
-
-
+@pytest.mark.parametrize("ending", COMPRESS)
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [(b" \n", Reason.EMPTY_TEXT), (b"\x93\xfa\x96\x7b", Reason.INVALID_UTF8), (b"a\0b", Reason.NUL)],
+    ("content", "expected"),
+    [
+        (b"\xef\xbb\xbfone\r\n\r\n two \n", "one\n\n two "),
+        (b" \n", Reason.EMPTY_TEXT),
+        (b"\x93\xfa\x96\x7b", Reason.INVALID_UTF8),
+        (b"a\0b", Reason.NUL),
+        (b"x" * 101, Reason.TOO_LONG),
+    ],
 )
-def test_txt_that_is_no_document(tmp_path: Path, content: bytes, reason: Reason) -> None:
-    item = _only(tmp_path / "a.txt", content, "file")
-    assert isinstance(item, BadLine) and item.reason is reason
+def test_txt_as_one_document(
+    tmp_path: Path, content: bytes, expected: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
+    path = compressed(tmp_path / f"a.txt{ending}", content)
+    (item,) = items_of(path, 1, "file")
+    assert (item.text if isinstance(item, Document) else item.reason) == expected
+    if ending:
+        path.write_bytes(path.read_bytes()[:-3])
+        (item,) = items_of(path, 1, "file")
+        assert isinstance(item, BadLine) and item.reason in (Reason.DAMAGED, Reason.TOO_LONG)
 
 
-def test_txt_longer_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 10)
-    item = _only(tmp_path / "a.txt", b"12345678901", "file")
-    assert isinstance(item, BadLine) and item.reason is Reason.TOO_LONG
+TEXTS = [
+    "one",
+    "日本語の文。",
+    " spaces\tand tabs ",
+    "한국어 \u2028 separators \u0085",
+    "😀" * 50,
+    "\ufeffmark inside",
+] * 50
+NAMES = ["a.jsonl", "a.json", "a.ndjson.gz", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.txt", "a.txt.gz", "a.txt.zst"]
 
 
-def test_txt_by_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbfone\r\n\n two \n\x93\xfa\nlast")
-    items = _items(path)
-    assert [item.text if isinstance(item, Document) else item.reason for item in items] == [
-        "one",
-        Reason.EMPTY_LINE,
-        " two ",
-        Reason.INVALID_UTF8,
-        "last",
-    ]
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_text_in_any_format_gives_the_same_documents(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": TEXTS}), path, row_group_size=30)
+    else:
+        as_text = "".join(text + "\n" for text in TEXTS).encode()
+        compressed(path, as_text if name.startswith("a.txt") else json_lines(TEXTS))
+    for size in (1000, 1 << 30):
+        cut = list(parts([found(path)], size, "line"))
+        for some in (cut, ranges([found(path)], size, "line")):
+            items = [item for part in some for item in read(part, "text", "line")]
+            assert [item.text for item in items if isinstance(item, Document)] == TEXTS and len(items) == len(TEXTS)
+        assert sum(part.disk_bytes for part in cut) == found(path).bytes
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_many_tiny_documents_and_a_line_without_end_take_little_memory(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 1 << 16)
+    tiny, path = b'{"text": "a"}\n' * 20_000, tmp_path / f"a.jsonl{ending}"
+    members = (tiny, b'{"text": "' + b"x" * 20_000_000 + b'"}\n', tiny)
+    path.write_bytes(b"".join(COMPRESS[ending](part) for part in members))
+    num_documents, bad = 0, []
+    tracemalloc.start()
+    for item in read(Range(found(path))):
+        if isinstance(item, Document):
+            num_documents += 1
+        else:
+            bad.append((item.reason, item.offset))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert num_documents == 40_000 and bad == [(Reason.TOO_LONG, len(tiny))] and peak < 8_000_000
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_unpacked_sizes_are_guessed_from_the_head(tmp_path: Path, ending: str) -> None:
+    content = b"".join(b'{"text": "document %d of many"}\n' % i for i in range(30_000))
+    path = compressed(tmp_path / f"a.jsonl{ending}", content)
+    assert total_plain_bytes([found(path)]) == pytest.approx(len(content), rel=0.1)
+    path.write_bytes(b"".join(COMPRESS[ending](content[i : i + 3000]) for i in range(0, len(content), 3000)))
+    assert total_plain_bytes([found(path)]) == pytest.approx(len(content), rel=0.1)
+    *_, item = read(Range(found(path)))
+    assert bytes_before(item) == item.offset
+
+
+def test_the_size_of_many_files_is_guessed_from_a_sample_of_each_kind(tmp_path: Path) -> None:
+    total = 0
+    for number in range(200):
+        content = b"".join(b'{"text": "document %d %d"}\n' % (i, number) for i in range(10 + number % 7))
+        total += len(content)
+        compressed(tmp_path / f"{number:03}.jsonl{'.gz' if number % 3 else ''}", content)
+    (tmp_path / "empty.jsonl.gz").touch()
+    assert total_plain_bytes(find_files([str(tmp_path)], "")) == pytest.approx(total, rel=0.1)
+    assert total_plain_bytes([]) == 0
+
+
+def test_a_bomb_is_not_unpacked_to_guess_its_size(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.zst").write_bytes(b"".join([COMPRESS[".zst"](bytes(20_000_000))] * 100))
+    started = time.process_time()
+    assert total_plain_bytes([found(tmp_path / "a.txt.zst")]) >= 64_000_000
+    assert time.process_time() - started < 1
+
+
+ALPHABETS = ["abc xyz", "日本語テキスト", "âÎ", "😀👩‍👩‍👧", 'quote " back \\ slash / tab\t', "\u2028\u0085\x7f"]
+
+
+def _good_line(random: Random, number: int) -> tuple[bytes, str]:
+    text = f"{number}:" + "".join(random.choices(random.choice(ALPHABETS), k=random.randrange(60)))
+    line = json.dumps({"id": number, "text": text, "x": random.random()}, ensure_ascii=random.random() < 0.5)
+    return line.encode() + random.choice([b"\n", b"\n", b"\r\n"]), text
+
+
+def _bad_line(random: Random) -> bytes:
+    """A good line spoilt, or raw bytes, without a line end inside."""
+    line = bytearray(_good_line(random, -1)[0].rstrip(b"\r\n"))
+    how, place = random.randrange(5), random.randrange(len(line))
+    if how == 0:
+        line = bytearray(random.randbytes(random.randrange(1, 200)))
+    elif how == 1:
+        line[place] = random.randrange(256)
+    elif how == 2:
+        line[place:place] = random.randbytes(random.randrange(1, 20))
+    elif how == 3:
+        del line[place : place + random.randrange(1, 20)]
+    else:
+        line = bytearray(random.choice([b"", b"{}", b"[1]", b"null", b"7", b'{"text": 3}', b'{"text": ""}']))
+    return bytes(line).replace(b"\n", b"?") + b"\n"
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_counts_close_and_good_lines_come_out_among_random_bytes(tmp_path: Path, ending: str) -> None:
+    for seed in range(60):
+        random, lines, texts = Random(seed), list[bytes](), dict[int, str]()
+        for number in range(random.randrange(1, 60)):
+            is_good = random.random() < 0.6
+            line, text = _good_line(random, number) if is_good else (_bad_line(random), "")
+            lines.append(line)
+            texts |= {number: text} if is_good else {}
+        if random.random() < 0.5:  # a writer that died
+            lines.append(_good_line(random, -1)[0][: random.randrange(1, 9)])
+        path = compressed(tmp_path / f"a.jsonl{ending}", b"".join(lines))
+        for size in (1 << 20, random.randrange(1, 50), random.randrange(50, 2000)):
+            items = items_of(path, size)
+            assert len(items) == len(lines), f"seed {seed}, size {size}"
+            for number, text in texts.items():
+                item = items[number]
+                assert isinstance(item, Document) and item.text == text, f"seed {seed}, size {size}, line {number}"
+            for item in items:
+                (item.text if isinstance(item, Document) else item.excerpt).encode("utf-8")

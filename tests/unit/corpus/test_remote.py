@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from corpus_files import json_lines
 from fsspec.registry import known_implementations
 
 from zerokara.corpus import remote
@@ -22,27 +22,24 @@ from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.read import Document, ranges, read
 from zerokara.errors import Fault, UserError
 
-
-def _jsonl(first: int, count: int) -> bytes:
-    return b"".join(json.dumps({"text": f"poem {i}"}).encode() + b"\n" for i in range(first, first + count))
+POEMS = [f"poem {i}" for i in range(600)]
 
 
-def _parquet(first: int, count: int) -> bytes:
+def _parquet(texts: list[str]) -> bytes:
     stream = io.BytesIO()
-    pq.write_table(pa.table({"text": [f"poem {i}" for i in range(first, first + count)]}), stream, row_group_size=10)
+    pq.write_table(pa.table({"text": texts}), stream, row_group_size=10)
     return stream.getvalue()
 
 
 FILES = {
-    "data/a.jsonl": _jsonl(0, 300),
-    "data/sub/b.jsonl.gz": gzip.compress(_jsonl(300, 200)),
-    "data/sub/c.parquet": _parquet(500, 100),
+    "data/a.jsonl": json_lines(POEMS[:300]),
+    "data/sub/b.jsonl.gz": gzip.compress(json_lines(POEMS[300:500])),
+    "data/sub/c.parquet": _parquet(POEMS[500:]),
     "data/d.jsonl.xz": b"packed otherwise",
     "data/README.txt": b"about it",
-    "data/.cache/e.jsonl": _jsonl(0, 1),
+    "data/.cache/e.jsonl": json_lines(["hidden"]),
     "data/tokens_quarantine.jsonl": b"our own",
 }
-POEMS = [f"poem {i}" for i in range(600)]
 
 
 @pytest.fixture
@@ -68,13 +65,9 @@ def _fault(entry: str) -> Fault:
 
 @pytest.mark.usefixtures("store")
 def test_a_folder_gives_the_documents_of_the_same_files_on_a_disk(capsys: pytest.CaptureFixture[str]) -> None:
-    files = find_files(["memory://poems/data"], "")
-    assert [file.name for file in files] == [
-        f"memory:///poems/data/{n}" for n in ("a.jsonl", "sub/b.jsonl.gz", "sub/c.parquet")
-    ]
-    assert [file.bytes for file in files] == [
-        len(FILES[f"data/{n}"]) for n in ("a.jsonl", "sub/b.jsonl.gz", "sub/c.parquet")
-    ]
+    files, names = find_files(["memory://poems/data"], ""), ("a.jsonl", "sub/b.jsonl.gz", "sub/c.parquet")
+    expected = [(f"memory:///poems/data/{name}", len(FILES[f"data/{name}"])) for name in names]
+    assert [(file.name, file.bytes) for file in files] == expected
     assert "d.jsonl.xz: of a format not known here" in capsys.readouterr().out
     check_formats(files, "text", "line", "")
     check_unchanged(files)
@@ -112,7 +105,7 @@ def test_an_address_with_a_secret_is_refused_without_telling_it(entry: str) -> N
 
 def test_a_file_that_changed_is_not_read_as_another(store: Any) -> None:
     (file,) = find_files(["memory://poems/data/a.jsonl"], "")
-    store.pipe("/poems/data/a.jsonl", _jsonl(1, 300))
+    store.pipe("/poems/data/a.jsonl", json_lines(POEMS[1:301]))
     with pytest.raises(OSError, match="changed since it was listed") as raised:
         _documents([file])
     assert raised.value.filename == "memory:///poems/data/a.jsonl"

@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from corpus_files import found
 
 from zerokara.corpus import documents, tables
-from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import BadLine, Document, Range, Reason, bytes_before, ranges, read, total_plain_bytes
 
 Item = Document | BadLine
@@ -22,8 +23,7 @@ Item = Document | BadLine
 
 def _file(path: Path, table: pa.Table, **options: Any) -> InputFile:
     pq.write_table(table, path, **options)
-    (file,) = find_files([str(path)], "")
-    return file
+    return found(path)
 
 
 def _items(file: InputFile, target_bytes: int = 1 << 40) -> list[Item]:
@@ -44,9 +44,9 @@ def test_row_groups_of_every_gathering_give_each_row_once(tmp_path: Path) -> Non
         assert sum(part.disk_bytes for part in parts) == file.bytes and len(parts) > 1
         items: list[Item] = []
         for part in parts:
-            found = list(read(part))
-            assert [item.line for item in found] == list(range(1, len(found) + 1))
-            items += found
+            part_items = list(read(part))
+            assert [item.line for item in part_items] == list(range(1, len(part_items) + 1))
+            items += part_items
         assert _seen(items) == list(enumerate(texts))
     assert len(ranges([file], 1)) == 15
     assert Range(file).disk_bytes == file.bytes
@@ -57,59 +57,40 @@ def test_each_bad_row_is_put_aside_with_its_reason(tmp_path: Path, monkeypatch: 
     values = [b"good", None, b"", b" \n", b"a\0b", b"\xff\xfe not text", b"x" * 51, "日本".encode(), b"x" * 50]
     column = pa.array(values, pa.binary()).view(pa.string())
     items = _items(_file(tmp_path / "a.parquet", pa.table({"text": column})))
-    assert _seen(items) == [
-        (0, "good"),
-        (1, Reason.NULL),
-        (2, Reason.EMPTY_TEXT),
-        (3, Reason.EMPTY_TEXT),
-        (4, Reason.NUL),
-        (5, Reason.INVALID_UTF8),
-        (6, Reason.TOO_LONG),
-        (7, "日本"),
-        (8, "x" * 50),
-    ]
+    bad = [Reason.NULL, Reason.EMPTY_TEXT, Reason.EMPTY_TEXT, Reason.NUL, Reason.INVALID_UTF8, Reason.TOO_LONG]
+    assert _seen(items) == list(enumerate(["good", *bad, "日本", "x" * 50]))
     shown = [item.excerpt for item in items if isinstance(item, BadLine)]
     assert shown[0] == "null" and "\\xff\\xfe not" in shown[4]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pa.string(),
-        pa.large_string(),
-        pa.string_view(),
-        pa.binary(),
-        pa.large_binary(),
-        pa.dictionary("int32", pa.string()),
-    ],
-    ids=str,
-)
+KINDS = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, pa.dictionary("int32", pa.string())], ids=str)
 def test_text_columns_of_every_kind(tmp_path: Path, kind: pa.DataType) -> None:
     texts = ["one", None, "二", "one"]
     column = pa.array(texts, pa.string()).cast(kind)
     items = _items(_file(tmp_path / "a.parquet", pa.table({"text": column})))
     assert _seen(items) == [(0, "one"), (1, Reason.NULL), (2, "二"), (3, "one")]
+    assert _items(_file(tmp_path / "empty.parquet", pa.table({"text": pa.array([], kind)}))) == []
 
 
 def test_columns_that_hold_no_text_and_columns_that_are_not_there(tmp_path: Path) -> None:
-    for name, column in (("list", [["a"], ["b"]]), ("number", [1, 2]), ("struct", [{"text": "a"}, {"text": "b"}])):
-        items = _items(_file(tmp_path / f"{name}.parquet", pa.table({"text": column})))
-        assert _seen(items) == [(0, Reason.WRONG_TYPE), (1, Reason.WRONG_TYPE)]
-        assert "a column of" in items[0].excerpt  # type: ignore[union-attr]
-    items = _items(_file(tmp_path / "missing.parquet", pa.table({"body": ["a", "b"], "id": [1, 2]})))
-    assert _seen(items) == [(0, Reason.MISSING_FIELD), (1, Reason.MISSING_FIELD)]
-    assert items[0].excerpt == "the columns are body, id"  # type: ignore[union-attr]
+    for name, column, reason, message in (
+        ("text", [["a"], ["b"]], Reason.WRONG_TYPE, "a column of list"),
+        ("text", [1, 2], Reason.WRONG_TYPE, "a column of int64"),
+        ("text", [{"text": "a"}, {"text": "b"}], Reason.WRONG_TYPE, "a column of struct"),
+        ("body", ["a", "b"], Reason.MISSING_FIELD, "the columns are body, id"),
+    ):
+        items = _items(_file(tmp_path / "a.parquet", pa.table({name: column, "id": [1, 2]})))
+        assert _seen(items) == [(0, reason), (1, reason)]
+        assert isinstance(items[0], BadLine) and items[0].excerpt.startswith(message)
 
 
 def test_a_column_with_a_point_in_its_name_and_one_inside_another(tmp_path: Path) -> None:
     table = pa.table({"a": [{"b": "inside"}], "a.b": ["by name"], "text": ["text"]})
     file = _file(tmp_path / "a.parquet", table)
     assert _seen(list(read(Range(file), "a.b"))) == [(0, "by name")]
-
-
-def test_a_file_without_rows(tmp_path: Path) -> None:
-    file = _file(tmp_path / "a.parquet", pa.table({"text": pa.array([], pa.string())}))
-    assert list(read(Range(file))) == []
 
 
 def test_a_damaged_row_group_is_told_once_and_the_others_are_read(tmp_path: Path) -> None:
@@ -134,7 +115,7 @@ def test_a_file_that_is_no_parquet_is_told_as_one_bad_line(tmp_path: Path, spoil
     path.write_bytes(
         {"cut": content[:-20], "no footer": content[:-8] + b"\xff" * 4 + b"PAR1", "text": b"hello\n" * 9}[spoil]
     )
-    (file,) = find_files([str(path)], "")
+    file = found(path)
     for target in (1, 1 << 20):
         (item,) = _items(file, target)
         assert isinstance(item, BadLine) and item.reason is Reason.DAMAGED and item.excerpt
@@ -145,15 +126,13 @@ def test_an_error_of_the_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.M
     file = _file(tmp_path / "a.parquet", pa.table({"text": ["a"] * 1000}))
 
     class Dying(io.FileIO):
-        reads = 0
+        reads = last = 0
 
         def read(self, size: int | None = -1, /) -> bytes:
             Dying.reads += 1
             if Dying.reads > Dying.last:
                 raise OSError(5, "Input/output error", str(file.path))
             return super().read(size)
-
-        last = 0
 
     monkeypatch.setattr(InputFile, "open", lambda self, buffer_bytes: Dying(self.path))
     raised = 0
@@ -193,15 +172,12 @@ def _peak_mb(path: Path) -> tuple[int, float]:
 
 def test_memory_stays_small_for_a_large_row_group(tmp_path: Path) -> None:
     """Two files whose row groups differ ten times in size take the same memory to read."""
-    words = [f"word {i} " for i in range(100)]
     peaks = []
-    for name, rows in (("small", 2000), ("large", 20_000)):
-        texts = [f"{i} " + words[i % 100] * 500 for i in range(rows)]
-        _file(tmp_path / f"{name}.parquet", pa.table({"text": texts}), row_group_size=rows, use_dictionary=False)
-        characters, peak = _peak_mb(tmp_path / f"{name}.parquet")
-        peaks.append(peak)
-    assert characters > 70_000_000
-    assert peaks[1] < peaks[0] + 30, peaks
+    for rows in (2000, 20_000):
+        texts = [f"{i} " + f"word {i % 100} " * 500 for i in range(rows)]
+        _file(tmp_path / "a.parquet", pa.table({"text": texts}), row_group_size=rows, use_dictionary=False)
+        peaks.append(_peak_mb(tmp_path / "a.parquet"))
+    assert peaks[1][0] > 70_000_000 and peaks[1][1] < peaks[0][1] + 30, peaks
 
 
 @pytest.mark.parametrize("of_dictionary_type", [False, True])

@@ -1,0 +1,39 @@
+"""Corpus files for tests, compressed as their names say, found and read as the steps do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from zerokara.corpus.compressed import zstd_module
+from zerokara.corpus.documents import BadLine, Document, TxtDocument
+from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.read import parts, read
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstd_module().compress}
+"""Compression by the ending of a name."""
+
+
+def json_lines(texts: Iterable[str]) -> bytes:
+    return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts).encode()
+
+
+def compressed(path: Path, content: bytes) -> Path:
+    """Write the content as the ending of the name says; return the path."""
+    path.write_bytes(COMPRESS.get(path.suffix, bytes)(content))
+    return path
+
+
+def found(path: Path, content: bytes | None = None) -> InputFile:
+    """Find a file, written with a content if one is given, by an entry that names it."""
+    if content is not None:
+        path.write_bytes(content)
+    (file,) = find_files([str(path)], "")
+    return file
+
+
+def items_of(path: Path, size: int = 1 << 30, txt_document: TxtDocument = "line") -> list[Document | BadLine]:
+    """Documents and bad lines of a file, cut into parts of a size."""
+    return [item for part in parts([found(path)], size, txt_document) for item in read(part, "text", txt_document)]
