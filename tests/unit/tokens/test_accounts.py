@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -124,14 +123,6 @@ def test_rows_that_were_given_before_the_damage_stay_documents(tmp_path: Path, t
     assert tally.bytes_lost == path.stat().st_size - path.stat().st_size * tally.documents // 1000
 
 
-def test_a_parquet_without_a_footer_is_lost_whole(tmp_path: Path, tally_of: TallyOf) -> None:
-    _damaged_parquet(tmp_path / "a.parquet")
-    content = (tmp_path / "a.parquet").read_bytes()
-    (tmp_path / "a.parquet").write_bytes(content[:-9])
-    tally = _same_for_all_sizes(tmp_path / "a.parquet", tally_of)
-    assert tally.bytes_lost == tally.bytes_in == len(content) - 9 and tally.documents_in == 1
-
-
 def test_bytes_after_the_last_member_are_lost_and_no_more(tmp_path: Path, tally_of: TallyOf) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(_lines(500)) + b"garbage" * 10)
     tally = _same_for_all_sizes(tmp_path / "a.jsonl.gz", tally_of)
@@ -194,15 +185,6 @@ def test_workers_tasks_and_resumed_shards_change_no_count(
     splits = [split for source in made[0][0] for split in (source.train, source.valid)]
     assert tally.documents_in == sum(split.documents for split in splits) + tally.skipped.total()
     assert len(tally.damaged) == 4
-
-
-def test_shards_of_another_format_are_encoded_again(make_config: MakeConfig, corpus: Path) -> None:
-    config = make_config()
-    encode(config)
-    plan = TokenPaths(config.output_prefix).work_folder / "plan.json"
-    earlier = json.loads(plan.read_text(encoding="utf-8"))
-    plan.write_text(json.dumps(earlier | {"format": earlier["format"] - 1}), encoding="utf-8")
-    assert encode(config).resumed_shards == 0
 
 
 def test_the_step_names_the_damaged_files_and_keeps_the_accounts(

@@ -34,7 +34,7 @@ from zerokara.tokens.indexed import TokenPaths
 
 zstd: ModuleType = zstd_module()
 CHECKED = {zstd.CompressionParameter.checksum_flag: 1}
-NUM_FILES = int(os.environ.get("ZEROKARA_FUZZ_FILES", "90"))
+NUM_FILES = int(os.environ.get("ZEROKARA_FUZZ_FILES", "60"))
 WORDS = ["the", "sea", "ice", "melts", "in", "spring", "春", "の", "海", "終日", "のたり", "한국어", "문장", "ăîșț"]
 LIMIT = 0.01
 MakeConfig = Callable[..., PretrainConfig]
@@ -178,27 +178,9 @@ def test_what_another_reader_can_read_arrives_and_all_else_is_counted(
         _check_closed(file, tally)
         arrived = Counter(texts) & Counter(item.text for item in items if isinstance(item, Document))
         lost, passes = len(texts) - arrived.total(), _passes(config, tally)
-        once = sum(isinstance(item, BadLine) for item in items)
-        as_before = once <= LIMIT * (tally.documents + once)
         at_a_members_end = kind == "cut" and not tally.damaged
         if lost > LIMIT * len(texts) and not at_a_members_end:
             assert not passes, f"seed {seed}, {kind}: {lost} of {len(texts)} documents are lost"
-        done.update(
-            {
-                "files": 1,
-                "damaged": content != whole,
-                "damage told": bool(tally.damaged),
-                "documents packed": len(texts),
-                "documents recovered": arrived.total(),
-                "documents lost": lost,
-                "documents counted as skipped": tally.skipped.total(),
-                "files that lost more than the limit": lost > LIMIT * len(texts),
-                "of these, passed where a damage counts as one document": lost > LIMIT * len(texts) and as_before,
-                "of these, pass now": lost > LIMIT * len(texts) and passes,
-                "bytes": file.bytes,
-                "bytes lost": tally.bytes_lost,
-                "bytes unverified": tally.bytes_unverified,
-            }
-        )
-    print(f"\n{ending}: " + ", ".join(f"{name} {count:,}" for name, count in done.items()))
-    assert done["documents lost"] and done["documents recovered"]
+        done.update({"lost": lost, "recovered": arrived.total(), "too many lost": lost > LIMIT * len(texts)})
+    print(f"\n{ending}: {dict(done)}")
+    assert done["lost"] and done["recovered"] and done["too many lost"]

@@ -1,4 +1,4 @@
-"""The number of tokens foreseen from a sample, and the disk it takes."""
+"""Estimate of step 2: tokens and disk space by a sample, and a tokenizer that can be exported."""
 
 from __future__ import annotations
 
@@ -8,22 +8,35 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import foreign_models
 import pytest
+from foreign_models import LLAMA
 from made_tokens import encode
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
 from zerokara.corpus.read import total_plain_bytes
 from zerokara.errors import UserError
+from zerokara.tokenizer.compatibility import notes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import estimate
-from zerokara.tokens.estimate import TokenEstimate, check_disk_space, estimate_tokens, peak_bytes, sample_corpus
+from zerokara.tokens.estimate import (
+    PreparedEncoding,
+    TokenEstimate,
+    check_disk_space,
+    estimate_tokens,
+    peak_bytes,
+    prepare,
+    sample_corpus,
+)
 from zerokara.tokens.indexed import TokenPaths
+
+MakeConfig = Callable[..., PretrainConfig]
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_the_estimate_is_near(
-    make_config: Callable[..., PretrainConfig], corpus: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool
+    make_config: MakeConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool
 ) -> None:
     monkeypatch.setattr(estimate, "PLACE_CHARACTERS", 4_000)
     content = corpus.read_text(encoding="utf-8")
@@ -31,7 +44,7 @@ def test_the_estimate_is_near(
     encoder = Encoder(config.input_tokenizer_file)
     path, times = corpus, 1
     if gzipped:
-        path, times = corpus.with_suffix(".jsonl.gz"), 20
+        path, times = corpus.with_suffix(".jsonl.gz"), 8
         path.write_bytes(gzip.compress((content * times).encode()))
         assert total_plain_bytes(find_files([str(path)], "")) == pytest.approx(times * len(content.encode()), rel=0.05)
     files = find_files([str(path)], "")
@@ -47,7 +60,7 @@ def test_the_estimate_is_near(
 
 
 def test_bad_lines_and_documents_are_foreseen(
-    make_config: Callable[..., PretrainConfig], corpus: Path, monkeypatch: pytest.MonkeyPatch
+    make_config: MakeConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate, "PLACE_CHARACTERS", 4_000)
     corpus.write_text(corpus.read_text(encoding="utf-8").replace("\n", "\n\n"), encoding="utf-8")
@@ -61,9 +74,7 @@ def test_bad_lines_and_documents_are_foreseen(
     assert expected.documents == pytest.approx(300, rel=0.2) and expected.bad_bytes == pytest.approx(written, rel=0.2)
 
 
-def test_a_stretch_without_documents_is_not_read_to_its_end(
-    make_config: Callable[..., PretrainConfig], tmp_path: Path
-) -> None:
+def test_a_stretch_without_documents_is_not_read_to_its_end(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n" * 100_000, encoding="utf-8")
     files = find_files([str(tmp_path / "a.txt")], "")
     (place,) = sample_corpus(make_config(), files)
@@ -72,7 +83,7 @@ def test_a_stretch_without_documents_is_not_read_to_its_end(
     assert expected.tokens == expected.documents == 0 and expected.bad_bytes > 80 * 100_000
 
 
-def test_a_disk_too_small(make_config: Callable[..., PretrainConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_too_small(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     files = find_files(config.input_jsonl, "")
     expected = TokenEstimate(0, output_bytes=5_000_000, documents=1000, bad_bytes=1000, corpus_bytes=50_000_000)
@@ -96,3 +107,31 @@ def test_a_disk_too_small(make_config: Callable[..., PretrainConfig], monkeypatc
         check_disk_space(config, files, expected)
     (folder / "merge.json").write_text('{"settings": []}', encoding="utf-8")
     check_disk_space(config, files, expected)
+
+
+def _prepare(make_config: MakeConfig, path: Path) -> PreparedEncoding:
+    config = make_config(input_tokenizer_file=str(path))
+    return prepare(config, find_files(config.input_jsonl, ""))
+
+
+def test_a_tokenizer_of_step_1(make_config: MakeConfig, model_path: Path, corpus: Path) -> None:
+    prepared, encoder = _prepare(make_config, model_path), Encoder(model_path)
+    assert prepared.encoder.sha256 == encoder.sha256 and not notes(encoder)
+    assert prepared.choice.name.startswith("sentencepiece")
+    assert prepared.expected.corpus_bytes == corpus.stat().st_size
+    assert prepared.expected.documents == pytest.approx(300, rel=0.1) and prepared.expected.tokens > 10_000
+
+
+def test_notes_on_a_tokenizer_that_step_1_did_not_make(make_config: MakeConfig, tmp_path: Path) -> None:
+    prepared = _prepare(make_config, foreign_models.train(tmp_path / "llama.model", LLAMA))
+    assert prepared.encoder.eos_id == 2 and any("<0x0A>" in note for note in notes(prepared.encoder))
+
+
+def test_a_tokenizer_that_cannot_be_exported_and_no_tokenizer(make_config: MakeConfig, tmp_path: Path) -> None:
+    path = foreign_models.train(tmp_path / "llama.model", {**LLAMA, "user_defined_symbols": ["<a>"]})
+    (tmp_path / "x.model").write_bytes(b"no model")
+    for each, text in ((path, "'<a>'"), (tmp_path / "x.model", "step 1")):
+        with pytest.raises(UserError) as caught:
+            _prepare(make_config, each)
+        (fault,) = caught.value.faults
+        assert fault.where == str(each) and text in f"{fault.rule} {fault.remedy}"

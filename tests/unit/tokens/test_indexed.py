@@ -1,7 +1,8 @@
-"""The .bin/.idx format: the worked example of the docstring, reading, and damaged files."""
+"""Token files: the worked example of the docstring, reading, counting, damaged files, and whose they are."""
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 from pathlib import Path
@@ -10,9 +11,22 @@ import numpy as np
 import pytest
 from made_tokens import write_documents
 
+from zerokara import manifest
 from zerokara.errors import UserError
 from zerokara.tokens import indexed
-from zerokara.tokens.indexed import IndexedTokens, bin_path, dtype_for, idx_path, read_header
+from zerokara.tokens.indexed import (
+    IndexedTokens,
+    TokenPaths,
+    bin_path,
+    check_belongs,
+    count,
+    dtype_for,
+    entropy,
+    idx_path,
+    read_header,
+    token_counts,
+    write_index,
+)
 
 DOCUMENTS = [np.array([5, 6, 2]), np.array([7, 2])]
 
@@ -49,9 +63,6 @@ def test_nothing_at_all(tmp_path: Path) -> None:
     write_documents(tmp_path / "x", [], np.dtype(np.uint16))
     tokens = IndexedTokens(tmp_path / "x")
     assert len(tokens) == 0 and tokens.tokens.size == 0 and tokens.document_indices.tolist() == [0]
-
-
-def test_dtype_by_vocabulary() -> None:
     assert dtype_for(65499) == np.uint16 and dtype_for(65500) == np.int32
 
 
@@ -80,3 +91,39 @@ def test_missing_files_are_named(prefix: Path, which) -> None:  # type: ignore[n
     which(prefix).unlink()
     with pytest.raises(UserError, match=f"{re.escape(str(which(prefix)))}: does not exist; create it with step 2"):
         read_header(prefix)
+
+
+def test_counts_come_from_headers(tmp_path: Path) -> None:
+    paths = TokenPaths(str(tmp_path / "x"))
+    with open(idx_path(paths.train), "wb") as file:
+        write_index(file, np.full(1000, 1_000_000, dtype=np.int32), np.dtype("u2"))
+    with open(bin_path(paths.train), "wb") as file:
+        file.truncate(2_000_000_000)  # sparse: 2 GB long, nothing on the disk
+    counts = count(paths.output_prefix)
+    assert (counts.train.documents, counts.train.tokens, counts.train.bytes) == (1000, 10**9, 2 * 10**9)
+    assert counts.valid is None
+    write_documents(paths.valid, DOCUMENTS, np.dtype("u2"))
+    counts = count(paths.output_prefix)
+    assert counts.valid and (counts.valid.documents, counts.valid.tokens, counts.valid.bytes) == (2, 5, 10)
+    idx_path(paths.valid).unlink()
+    with pytest.raises(UserError, match="does not exist"):
+        count(paths.output_prefix)
+
+
+def test_token_files_belong_to_one_tokenizer(tmp_path: Path) -> None:
+    paths = TokenPaths(str(tmp_path / "x"))
+    with pytest.raises(UserError, match="there is no manifest here"):
+        check_belongs(paths.output_prefix, "a" * 64)
+    write_documents(paths.train, DOCUMENTS, np.dtype("u2"))
+    outputs = {"tokens": bin_path(paths.train)}
+    manifest.write(paths.manifest, manifest.StepSpec("tokenize", {}), outputs, {"tokenizer_sha256": "a" * 64}, 0.0)
+    assert check_belongs(paths.output_prefix, "a" * 64).step == "tokenize"
+    with pytest.raises(UserError, match=f"{'a' * 64}.*{'b' * 64}.*step 2 with --redo"):
+        check_belongs(paths.output_prefix, "b" * 64)
+
+
+@pytest.mark.parametrize(("ids", "nats"), [([3, 4, 5, 6], math.log(4)), ([7, 7, 7], 0.0), ([1, 1, 2, 2], math.log(2))])
+def test_entropy(tmp_path: Path, ids: list[int], nats: float) -> None:
+    write_documents(tmp_path / "t", [np.array(ids)], np.dtype(np.uint16))
+    assert entropy(token_counts(IndexedTokens(tmp_path / "t"))) == pytest.approx(nats)
+    assert entropy(np.array([0.5, 0.0, 0.25, 0.25])) == pytest.approx(1.5 * math.log(2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import gzip
 import hashlib
@@ -19,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import made_tokens
-import orjson
 import pytest
 from made_tokens import discard_work, run_in_this_process, stopping_after, written
 
@@ -28,7 +26,6 @@ from zerokara.errors import RunError
 from zerokara.tokens import merge, work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, run_in_workers
 from zerokara.tokens.indexed import TokenPaths
-from zerokara.tokens.shards import ShardResult
 
 MakeConfig = Callable[..., PretrainConfig]
 TASK_BYTES = 4000
@@ -38,6 +35,12 @@ def _encode(
     config: PretrainConfig, task_bytes: int = TASK_BYTES, run_tasks: RunTasks = run_in_this_process
 ) -> EncodedCorpus:
     return made_tokens.encode(config, task_bytes, run_tasks)
+
+
+def _stop(config: PretrainConfig, shards: int) -> None:
+    """A run that Ctrl-C ends after some shards."""
+    with pytest.raises(KeyboardInterrupt):
+        _encode(config, run_tasks=stopping_after(shards))
 
 
 @pytest.fixture
@@ -59,14 +62,9 @@ def mixed(corpus: Path, tmp_path: Path) -> list[str]:
     return [str(corpus), str(tmp_path / "b.jsonl.gz"), str(tmp_path / "c")]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("shards", [1, 5])
+@pytest.mark.parametrize(("workers", "shards"), [(1, 5), (3, 1)])
 def test_a_stopped_run_resumes(
-    make_config: MakeConfig,
-    mixed: list[str],
-    tmp_path: Path,
-    workers: int,
-    shards: int,
+    make_config: MakeConfig, mixed: list[str], tmp_path: Path, workers: int, shards: int
 ) -> None:
     whole = make_config(input_jsonl=mixed, output_prefix=str(tmp_path / "whole" / "tokens"), num_workers=2)
     _encode(whole, task_bytes=100_000)
@@ -84,26 +82,11 @@ def test_a_stopped_run_resumes(
     assert written(config) == written(whole)
 
 
-def test_what_was_finished_is_told_and_not_done_again(
-    make_config: MakeConfig, expected: dict[str, bytes], capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_config()
-    with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=stopping_after(4))
-    capsys.readouterr()
-    made = _encode(config)
-    assert made.resumed_shards == 4 and " 4 shards" in capsys.readouterr().out
-    assert 0 < made.text_bytes < sum(s.train.text_bytes + s.valid.text_bytes for s in made.sources)
-    discard_work(config)
-    assert written(config) == expected
-
-
 def test_a_disk_that_fails_to_read_costs_no_finished_shard(
     make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config()
-    with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=stopping_after(4))
+    _stop(config, 4)
     real = io.open
 
     def stale(path: Any, *arguments: Any, **named: Any) -> Any:
@@ -120,11 +103,12 @@ def test_a_disk_that_fails_to_read_costs_no_finished_shard(
     assert written(config) == expected
 
 
-@pytest.mark.parametrize("change", ["corpus", "tokenizer", "field"])
-def test_other_input_starts_over(make_config: MakeConfig, corpus: Path, tmp_path: Path, change: str) -> None:
+@pytest.mark.parametrize("change", ["corpus", "tokenizer", "field", "time", "format"])
+def test_other_input_starts_over_and_says_so(
+    make_config: MakeConfig, corpus: Path, tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = make_config()
-    with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=stopping_after(2))
+    _stop(config, 2)
     if change == "corpus":
         corpus.write_bytes(corpus.read_bytes() + b'{"text": "one more"}\n')
     if change == "tokenizer":
@@ -133,23 +117,29 @@ def test_other_input_starts_over(make_config: MakeConfig, corpus: Path, tmp_path
         config = config.model_copy(update={"input_tokenizer_file": str(other)})
     if change == "field":
         config = config.model_copy(update={"txt_document": "file"})
+    times, plan = corpus.stat(), TokenPaths(config.output_prefix).work_folder / "plan.json"
+    if change == "time":
+        os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
+    if change == "format":
+        earlier = json.loads(plan.read_bytes())
+        plan.write_text(json.dumps(earlier | {"format": earlier["format"] - 1}), encoding="utf-8")
+    capsys.readouterr()
     assert _encode(config).resumed_shards == 0
+    was = f"a file was ['{corpus.name}', {times.st_size}, {times.st_mtime_ns}, 0], here"
+    message = capsys.readouterr().out
+    assert "starting over" in message and (was in message or change != "time")
 
 
 @pytest.mark.parametrize("damage", ["cut off", "a byte changed", "gone", "no mark"])
 def test_a_damaged_shard_is_made_again(make_config: MakeConfig, expected: dict[str, bytes], damage: str) -> None:
     config = make_config()
-    with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=stopping_after(3))
+    _stop(config, 3)
     folder = TokenPaths(config.output_prefix).work_folder
     assert not list(folder.glob("*.partial"))
     shard = sorted(folder.glob("*.bin"))[1]
     content = bytearray(shard.read_bytes())
-    if damage == "cut off":
-        shard.write_bytes(content[:-2])
-    if damage == "a byte changed":
-        content[100] ^= 1
-        shard.write_bytes(content)
+    content[100] ^= damage == "a byte changed"
+    shard.write_bytes(content[:-2] if damage == "cut off" else content)
     if damage == "gone":
         shard.unlink()
     if damage == "no mark":
@@ -159,7 +149,7 @@ def test_a_damaged_shard_is_made_again(make_config: MakeConfig, expected: dict[s
     assert written(config) == expected
 
 
-@pytest.mark.parametrize(("seed", "is_tight"), [(0, False), (1, False), (2, False), (3, False), (4, True), (5, True)])
+@pytest.mark.parametrize(("seed", "is_tight"), [(0, False), (1, False), (2, False), (4, True)])
 def test_a_merge_that_is_ended_anywhere_resumes(
     make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, seed: int, is_tight: bool
 ) -> None:
@@ -236,26 +226,21 @@ def test_another_split_after_shards_were_deleted(
     assert written(other) == written(fresh)
 
 
-def test_results_survive_their_way_through_json(make_config: MakeConfig) -> None:
-    config = make_config()
-    _encode(config)
-    folder = TokenPaths(config.output_prefix).work_folder
-    for path in folder.glob("*-*.json"):
-        values = json.loads(path.read_bytes())
-        assert json.loads(orjson.dumps(work_folder.RESULT.validate_json(path.read_bytes()))) == values
-        assert {field.name for field in dataclasses.fields(ShardResult)} == set(values)
-
-
 def test_a_corpus_that_was_moved_with_its_times_resumes(
-    make_config: MakeConfig, expected: dict[str, bytes], corpus: Path, tmp_path: Path
+    make_config: MakeConfig,
+    expected: dict[str, bytes],
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = make_config()
-    with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=stopping_after(4))
+    _stop(config, 4)
     moved = tmp_path / "elsewhere" / "corpus.jsonl"
     moved.parent.mkdir()
     corpus.rename(moved)
     made = _encode(config.model_copy(update={"input_jsonl": (str(moved),)}))
+    assert " 4 shards" in capsys.readouterr().out
+    assert 0 < made.text_bytes < sum(each.train.text_bytes + each.valid.text_bytes for each in made.sources)
     assert made.resumed_shards == 4 and list(made.hashes.values()) == [hashlib.sha256(moved.read_bytes()).hexdigest()]
     discard_work(config)
     names = [name for name in expected if "quarantine" not in name]
@@ -263,22 +248,9 @@ def test_a_corpus_that_was_moved_with_its_times_resumes(
     assert {name: found[name] for name in names} == {name: expected[name] for name in names}
 
 
-def test_a_corpus_with_another_time_starts_over_and_says_so(
-    make_config: MakeConfig, corpus: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_config()
-    with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=stopping_after(4))
-    times = corpus.stat()
-    os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
-    assert _encode(config).resumed_shards == 0
-    assert f"a file was ['{corpus.name}', {times.st_size}, {times.st_mtime_ns}, 0], here" in capsys.readouterr().out
-
-
 def test_another_machines_unfinished_files_stay_while_it_may_be_at_work(make_config: MakeConfig) -> None:
     config = make_config()
-    with pytest.raises(KeyboardInterrupt):
-        _encode(config, run_tasks=stopping_after(2))
+    _stop(config, 2)
     folder = TokenPaths(config.output_prefix).work_folder
     gone = subprocess.Popen(["true"])
     gone.wait()

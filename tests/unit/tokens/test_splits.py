@@ -9,12 +9,12 @@ import pytest
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.tokens import splits
+from zerokara.tokens import merge
 
 
 def _valid(n: int, k: int, seed: int = 1, source: int = 0) -> list[int]:
-    threshold = splits.valid_threshold(n, k, seed, source)
-    return np.flatnonzero(splits.is_valid(0, n, threshold, seed, source)).tolist()
+    threshold = merge.valid_threshold(n, k, seed, source)
+    return np.flatnonzero(merge.is_valid(0, n, threshold, seed, source)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -25,15 +25,12 @@ def test_how_many(
     make_config: Callable[..., PretrainConfig], documents: int, fraction: float, minimum: int, expected: int
 ) -> None:
     config = make_config(valid_fraction=fraction, valid_min_documents=minimum)
-    assert splits.num_valid_documents(config, "a", documents) == expected
+    assert merge.num_valid_documents(config, "a", documents) == expected
 
 
-@pytest.mark.parametrize(("n", "k"), [(1000, 0), (1000, 1), (1000, 10), (1000, 500), (7, 7)])
-def test_exactly_so_many(n: int, k: int) -> None:
-    assert len(_valid(n, k)) == k
-
-
-def test_drawn_from_the_whole_source() -> None:
+def test_documents_are_drawn_from_the_whole_source() -> None:
+    for n, k in ((1000, 0), (1000, 1), (1000, 500), (7, 7)):
+        assert len(_valid(n, k)) == k
     tenths = np.bincount(np.array(_valid(10000, 1000)) // 1000, minlength=10)
     assert tenths.min() > 60 and tenths.max() < 140  # 100 ± 4 standard deviations of a hypergeometric draw
 
@@ -41,18 +38,15 @@ def test_drawn_from_the_whole_source() -> None:
 def test_a_pure_function_of_seed_source_and_document(monkeypatch: pytest.MonkeyPatch) -> None:
     first = _valid(3000, 30)
     assert first != _valid(3000, 30, seed=2) and first != _valid(3000, 30, source=1)
-    monkeypatch.setattr(splits, "_CHUNK", 64)
+    monkeypatch.setattr(merge, "_KEYS_AT_ONCE", 64)
     assert _valid(3000, 30) == first
-    threshold = splits.valid_threshold(3000, 30, 1, 0)
-    parts = [splits.is_valid(start, 100, threshold, 1, 0) for start in range(0, 3000, 100)]
+    threshold = merge.valid_threshold(3000, 30, 1, 0)
+    parts = [merge.is_valid(start, 100, threshold, 1, 0) for start in range(0, 3000, 100)]
     assert np.flatnonzero(np.concatenate(parts)).tolist() == first
 
 
-def test_keys_have_no_ties() -> None:
-    assert len(np.unique(splits.document_keys(0, 200_000, 5, 3))) == 200_000
-
-
-def test_keys_stay_what_they_are() -> None:
+def test_keys_have_no_ties_and_stay_what_they_are() -> None:
+    assert len(np.unique(merge.document_keys(0, 200_000, 5, 3))) == 200_000
     # Written down once: another version must draw the same documents.
     assert _valid(1000, 5, seed=1234) == [86, 181, 189, 651, 859]
 
@@ -60,9 +54,9 @@ def test_keys_stay_what_they_are() -> None:
 def test_too_small_a_source(make_config: Callable[..., PretrainConfig]) -> None:
     config = make_config(valid_min_documents=10)
     with pytest.raises(UserError) as raised:
-        splits.num_valid_documents(config, "a", 19)
+        merge.num_valid_documents(config, "a", 19)
     (fault,) = raised.value.faults
     assert fault.key == "valid_min_documents" and "19 documents" in fault.rule and "9 or less" in fault.remedy
-    assert splits.num_valid_documents(config, "a", 20) == 10
+    assert merge.num_valid_documents(config, "a", 20) == 10
     with pytest.raises(UserError, match="the source a holds no document with text"):
-        splits.num_valid_documents(config, "a", 0)
+        merge.num_valid_documents(config, "a", 0)
