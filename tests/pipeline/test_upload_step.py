@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import socket
@@ -13,25 +12,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import hub_server
 import pytest
 
 from zerokara import manifest
 from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
 
-
-def _load_server() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hub_server", Path(__file__).with_name("hub_server.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["hub_server"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-hub_server = _load_server()
 NAME = "ada/first"
 
 
