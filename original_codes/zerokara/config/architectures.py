@@ -16,22 +16,15 @@ Name = Literal["llama", "qwen3", "gpt2", "mixtral", "qwen3_moe", "t5", "switch",
 class Architecture:
     """The properties of one architecture."""
 
-    gated: bool = True
-    """Whether the feed-forward layers are gated (SwiGLU, gated GELU)."""
-    has_biases: bool = False
-    """Whether linear layers and norms have a bias."""
-    qk_norm: bool = False
-    """Whether queries and keys are normalized, with one weight vector for all heads of a layer."""
-    positions: Literal["rotary", "learned", "relative"] = "rotary"
-    """Rotary position embedding, learned position embedding, or relative position bias."""
-    supports_gqa: bool = True
-    """Whether grouped-query attention is possible: several query heads that share one key and value head."""
-    is_encoder_decoder: bool = False
-    """Whether an encoder stands before the decoder, which has cross-attention to it."""
+    gated: bool = True  # feed-forward layers: SwiGLU, gated GELU
+    has_biases: bool = False  # in linear layers and norms
+    qk_norm: bool = False  # queries and keys, with one weight vector for all heads of a layer
+    positions: Literal["rotary", "learned", "relative"] = "rotary"  # embedding, embedding, attention bias
+    supports_gqa: bool = True  # several query heads share one key and value head
+    is_encoder_decoder: bool = False  # the decoder has cross-attention to an encoder
     moe_every: int = 0
     """Default of moe_layers: n for experts in every n-th layer; 0 if the architecture has none."""
-    experts_per_token: int = 0
-    """Default of experts_per_token."""
+    experts_per_token: int = 0  # default
     no_class: str = ""
     """Reason why no Hugging Face class can hold such a model; empty if one can."""
 
@@ -87,13 +80,10 @@ SIZES: dict[SizeName, ModelSize] = {
     "6.7B": ModelSize(32, 4096, 32),
     "13B": ModelSize(40, 5120, 40),
 }
-"""The shape of each size, from the smallest to the largest: layers, hidden size and attention heads in good proportion.
+"""Shapes in ascending order; an encoder-decoder has half of the layers in the encoder, half in the decoder.
 
-A name says about how many parameters a decoder has, with a vocabulary that fits its size (4,000 pieces at 1M and 3M,
-8,000 at 5M to 30M, 16,000 at 60M, 32,000 from 125M on). From 125M on the shapes are those of GPT-3 (Brown et al., 2020,
-table 2.1), which most later families took over. Below, as there, the hidden size is about 64 for each layer and a head
-has 64; four layers are the fewest. Between half and twice that proportion the loss hardly changes (Kaplan et al., 2020,
-figure 5).
-
-An encoder-decoder has half of the layers in the encoder, and half in the decoder.
+The name is the approximate number of parameters of a decoder, with a vocabulary that fits its size (4,000 pieces at 1M
+and 3M, 8,000 at 5M to 30M, 16,000 at 60M, 32,000 from 125M on). From 125M on the shapes are those of GPT-3 (Brown et
+al., 2020, table 2.1). Below, as there, the hidden size is about 64 per layer and per head; between half and twice that
+proportion the loss hardly changes (Kaplan et al., 2020, figure 5).
 """

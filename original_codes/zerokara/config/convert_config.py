@@ -39,7 +39,7 @@ class UploadSettings(Settings):
     huggingface_name: str = ""
     """Repository on the Hub, as user/name."""
     private: bool = True
-    """Whether only you can see the repository."""
+    """Only you can see the repository."""
     language: Words = ("en",)
     """Language codes for the model card."""
     license: Text = "apache-2.0"

@@ -1,4 +1,4 @@
-"""The data: text to tokens (step 2), the order and the stages in which they are read, and the lengths of samples."""
+"""Text to tokens (step 2), the order and the stages in which the tokens are read, and the lengths of samples."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DataSettings(Settings):
     text_field: Text = "text"
     """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
-    """Whether a document of a .txt file is the whole `file` or each `line`."""
+    """Document of a .txt file: the whole `file`, or each `line`."""
     input_tokenizer_file: Text = "tokenizers/embedded/tokenizer.model"
     """The tokenizer.model of step 1, or another SentencePiece model, such as that of the model that init_from names."""
     output_prefix: Text = "data/embedded/tokens"
@@ -73,7 +73,7 @@ class Stage(Entry):
 
 
 def declared_tokens(stages: Sequence[Stage]) -> int | None:
-    """Tokens of all stages together; None when there are none, or the last is `rest`."""
+    """Sum the tokens of all stages; None when there are none, or the last is `rest`."""
     counts = [stage.num_tokens for stage in stages]
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
@@ -100,7 +100,7 @@ class DataOrderSettings(Settings):
 
     @property
     def is_mixture(self) -> bool:
-        """Whether each source is cut into samples by itself, and read by weight or in stages."""
+        """True if each source is cut into samples by itself, and read by weight or in stages."""
         return bool(self.stages) or self.source_weights != "proportional"
 
 
@@ -108,18 +108,12 @@ class DataOrderSettings(Settings):
 class SampleLengths:
     """The lengths of a training sample, in tokens."""
 
-    raw: int
-    """Tokens taken from the corpus."""
-    input: int
-    """Input tokens of the model, or of its encoder where it has one."""
-    target: int
-    """Predicted tokens."""
-    overlap: int = 0
-    """Tokens beyond `raw` that the sample shares with the next one."""
-    num_noise_tokens: int = 0
-    """Tokens hidden from the encoder."""
-    num_spans: int = 0
-    """Masked spans that hold the noise tokens."""
+    raw: int  # taken from the corpus
+    input: int  # of the model, or of its encoder where it has one
+    target: int  # predicted
+    overlap: int = 0  # beyond `raw`, shared with the next sample
+    num_noise_tokens: int = 0  # hidden from the encoder
+    num_spans: int = 0  # masked spans that hold the noise tokens
 
     def samples_in(self, num_tokens: int) -> int:
         """Number of samples in `num_tokens` tokens."""
@@ -127,25 +121,25 @@ class SampleLengths:
 
     @property
     def requirement(self) -> str:
-        """The least number of tokens that makes a sample, for people."""
+        """Minimum number of tokens for one sample, for display."""
         if self.num_noise_tokens:
             return f"{self.raw:,} (an encoder input of {self.input:,} after span corruption)"
         return f"seq_len + {self.overlap} = {self.raw + self.overlap:,}"
 
 
 def causal(seq_len: int) -> SampleLengths:
-    """Lengths for next-token prediction: a sample's last label is the next one's first token."""
+    """Return lengths for next-token prediction: a sample's last label is the next one's first token."""
     return SampleLengths(raw=seq_len, input=seq_len, target=seq_len, overlap=1)
 
 
 def packed(input_length: int, target_length: int, is_encoder_decoder: bool) -> SampleLengths:
-    """Lengths for rows of packed examples; of an encoder-decoder, both its inputs count as tokens of the corpus."""
+    """Return lengths for rows of packed examples; both inputs of an encoder-decoder count as tokens of the corpus."""
     raw = input_length + target_length if is_encoder_decoder else input_length
     return SampleLengths(raw=raw, input=input_length, target=target_length)
 
 
 def with_spans(seq_len: int, noise_density: float, mean_span_length: float) -> SampleLengths:
-    """Lengths for span corruption (Raffel et al., 2020) with an encoder input of `seq_len` tokens, 3 or more.
+    """Return lengths for span corruption (Raffel et al., 2020) with an encoder input of `seq_len` tokens, 3 or more.
 
     The raw length n is the longest whose encoder input still fits. N = round(n · density) of its tokens are noise, in
     M = round(N / mean length) masked spans. The encoder input is the other n − N tokens, a sentinel for each span and

@@ -24,9 +24,9 @@ class EvaluatedModels(Settings):
     output_dir: Text = "evaluation/embedded"
     """Folder for the results: results.json, report.html, and what was measured so far (cache/)."""
     add_to_card: Words = ()
-    """Those of the models into whose model card (README.md) the results are written, as `model-index` metadata."""
+    """Models into whose model card (README.md) the results are written, as `model-index` metadata."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; `auto` takes a GPU if there is one."""
+    """Device to compute on; `auto` takes a GPU if there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the computation, the same for all models, whatever their weights were saved in."""
     batch_tokens: PositiveInt | Auto = "auto"
@@ -52,7 +52,7 @@ class TextSettings(Settings):
     text_field: Text = "text"
     """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
-    """Whether a document of a .txt file is the whole `file` or each `line`."""
+    """Document of a .txt file: the whole `file`, or each `line`."""
     max_text_bytes: PositiveInt = 10_000_000
     """Most bytes of each entry; of a longer one, documents are drawn at random."""
     context_length: PositiveInt | Auto = "auto"

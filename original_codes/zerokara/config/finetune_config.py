@@ -76,9 +76,9 @@ class MetricSettings(Settings):
     """The task (step 7)."""
 
     metric: MetricName = "loss"
-    """What a validation measures, and chooses the best checkpoint by, in answers that the model generates: `accuracy`
-    and `macro_f1` (of labels), `exact_match`, `word_accuracy` (words of the target that are right), `chrf`; or the
-    `loss`, for which nothing is generated."""
+    """Metric of a validation, which chooses the best checkpoint, in answers that the model generates: `accuracy` and
+    `macro_f1` (of labels), `exact_match`, `word_accuracy` (words of the target that are right), `chrf`; or the `loss`,
+    for which nothing is generated."""
     eval_examples: PositiveInt | Literal["all"] = 500
     """Validation examples for which answers are generated each time; the test examples are always all used."""
     max_new_tokens: PositiveInt | Auto = "auto"

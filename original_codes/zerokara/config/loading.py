@@ -34,19 +34,16 @@ FILES: dict[str, type[Settings]] = {
     "evaluate_config.yaml": EvaluateConfig,
     "config.yaml": PretrainConfig,
 }
-"""The settings of each file. A set in `model_configs/` has a prefix before the name; the last ends all the others."""
+"""Settings of each file. A set in `model_configs/` has a prefix before the name; the last ends all the others."""
 RESOLVED_NAME = "config_resolved.yaml"
 """In a run folder: all settings of its newest start."""
 GONE = ("cluster", "cluster_parts")
 """Settings that the runs of an earlier zerokara have recorded, and that nothing reads any more."""
 
 _Config = TypeVar("_Config", bound=Settings)
-_MAX_BYTES = 256 * 1024
-"""The shipped files have 13 kB with their comments."""
-_MAX_LEVELS = 8
-"""No setting has more than four."""
-_MAX_UNKNOWN = 50
-"""Unknown settings that are named one by one."""
+_MAX_BYTES = 256 * 1024  # the shipped files have 16 kB with their comments
+_MAX_LEVELS = 8  # no setting has more than four
+_MAX_UNKNOWN = 50  # of a file with more it is asked whether it is the right one
 _RENAMED = {
     "learning_rate": "lr",
     "train_iters": "max_steps",
@@ -95,17 +92,13 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
 
 
 def load_run(path: Path) -> RunConfig:
-    """Load the settings of a run, as its folder holds them: of a pretraining, or of a fine-tuning.
-
-    Raises:
-        UserError: there is no such file, or it is none of ours.
-    """
+    """Load the settings of a run, a pretraining or a fine-tuning, from its folder. Raises as `load`."""
     is_pretraining = "train_data" not in _read_file(path, [])[0]
     return load(PretrainConfig if is_pretraining else FinetuneRunConfig, path)
 
 
 def text_of(path: Path, named_by: str) -> str:
-    """The text of a settings file, which is named by an option or a setting.
+    """Read the text of a settings file, which is named by an option or a setting.
 
     Raises:
         UserError: there is none; it is too large, or cannot be read as UTF-8.
@@ -124,7 +117,7 @@ def text_of(path: Path, named_by: str) -> str:
 
 
 def read_value(text: str) -> Any:
-    """The value of a YAML text, None of an empty one.
+    """Read the value of a YAML text, None of an empty one.
 
     Raises:
         YAMLError: it is not YAML, or has a tag.
@@ -153,7 +146,7 @@ def _problem(error: YAMLError) -> str:
 
 
 def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, int]]:
-    """The values of a file, and the line of each, nested ones as ``key[1].name``."""
+    """Read the values of a file, and the line of each, nested ones as ``key[1].name``."""
     text = text_of(path, "--config PATH")
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
@@ -224,27 +217,22 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
 
 
 def _quoting(rest: str) -> str:
-    """The remedy for a value that begins with a reserved character of YAML: ``@files.txt``, ``*.jsonl``, ``%``."""
+    """Return the remedy for a value that begins with a reserved character of YAML: ``@files.txt``, ``*.jsonl``."""
     word = rest.split(maxsplit=1)[0].rstrip(",]") if rest.strip() else ""
     return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%", "!") else ""
 
 
 def _check_is_the_file(path: str | Path, keys: Set[str], config_class: type[Settings]) -> None:
-    """Check that a file is not another step's, or something else: that is one fault, and not one a line.
-
-    Raises:
-        UserError: it is.
-    """
+    """Check that a file is not another step's, or something else; raise one fault, not one a line."""
     num_known = {each: len(keys & each.model_fields.keys()) for each in (config_class, *FILES.values())}
     best = max(FILES, key=lambda name: num_known[FILES[name]])
-    rule = remedy = ""
     if num_known[FILES[best]] > num_known[config_class]:
         own = next((name for name, each in FILES.items() if each is config_class), RESOLVED_NAME)
-        rule, remedy = f"holds the settings of {best}, not those of {own}", f"name the right file: --config {own}"
-    elif len(keys) - num_known[config_class] > _MAX_UNKNOWN:
-        rule, remedy = f"holds {len(keys):,} settings, most of them unknown", "is it the right file for this step?"
-    if rule:
-        raise UserError(Fault(str(path), rule, remedy=remedy))
+        rule = f"holds the settings of {best}, not those of {own}"
+        raise UserError(Fault(str(path), rule, remedy=f"name the right file: --config {own}"))
+    if len(keys) - num_known[config_class] > _MAX_UNKNOWN:
+        rule = f"holds {len(keys):,} settings, most of them unknown"
+        raise UserError(Fault(str(path), rule, remedy="is it the right file for this step?"))
 
 
 def _unknown(key: str, value: object, config_class: type[Settings], origin: Origin) -> Fault:
@@ -269,7 +257,7 @@ def _nearest(key: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def _key_of(detail: ErrorDetails) -> str:
-    """``lr``, or for a fault inside an item of a list of mappings ``stages[1].order`` or ``stages[1]``."""
+    """Return ``lr``, or for a fault inside an item of a list ``stages[1].order`` or ``stages[1]``."""
     key, *inner = map(str, detail["loc"])
     if inner and inner[0].isdecimal() and (inner[1:] or detail["type"] == "model_type"):
         return ".".join([f"{key}[{inner[0]}]", *inner[1:2]])
@@ -277,7 +265,7 @@ def _key_of(detail: ErrorDetails) -> str:
 
 
 def _invalid(key: str, details: list[ErrorDetails], origin: Origin, config_class: type[Settings]) -> Fault:
-    """The fault of a value that pydantic refuses; `details` are its alternatives (`a number or "auto"`)."""
+    """Return the fault of a value that pydantic refuses; `details` are its alternatives (`a number or "auto"`)."""
     value = details[0]["input"]
     if details[0]["type"] == "extra_forbidden":  # in an item of a list of mappings, stages[1].order
         item, *_ = get_args(config_class.model_fields[key.partition("[")[0]].annotation)
@@ -307,7 +295,7 @@ _WORDS = {
     "tuple_type": "a list",
     "model_type": "a mapping (name: value, …)",
 }
-"""Our words for some of pydantic's kinds of error; those of the others are plain enough."""
+"""Our words for some of pydantic's kinds of error."""
 
 
 def _rule_text(detail: ErrorDetails) -> str:

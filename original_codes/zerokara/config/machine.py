@@ -1,4 +1,4 @@
-"""Where a run is computed, what is recorded of it, and the rules between these and its optimizer."""
+"""Machine, monitoring and checkpoints of a run, and the rules between these and its optimizer."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class MachineSettings(Settings):
     """Activations that are recomputed in the backward pass to save memory: none, those of the feed-forward half of each
     layer (`selective`: keeps less than half), or all (`full`: keeps only each layer's input, a third more compute)."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether torch.compile compiles each layer, which takes half a minute at the first start; with zero_stage 3 or
+    """Compile each layer with torch.compile, which takes half a minute at the first start; with zero_stage 3 or
     tensor_parallel_size above 1, only single functions between the layers' communication. `auto` is on for a GPU."""
     deepspeed_template: Text = "auto"
     """JSON file with further DeepSpeed settings; `auto` is original_codes/ds_config_gpt_TEMPLATE.json."""
 
     @property
     def micro_batch(self) -> int:
-        """After the plan of the run has resolved `auto`."""
+        """`micro_batch_size` of a planned run."""
         return resolved(self.micro_batch_size)
 
     def rules(self) -> Iterator[Fault]:
@@ -122,7 +122,7 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, Schedul
                     yield self.fault(key, rule, f"set {key}: {allowed[0]}, or optimizer: adamw")
 
     def batch_faults(self, num_processes: int) -> Iterator[Fault]:
-        """The fault, if any, of splitting a global batch over `num_processes` in whole micro batches."""
+        """Check that the global batch splits over `num_processes` in whole micro batches."""
         others = ["num_processes", "nodes"]
         ranks, rest = divmod(num_processes, self.tensor_parallel_size)
         if rest:

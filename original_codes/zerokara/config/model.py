@@ -82,18 +82,18 @@ class ModelSettings(Settings):
 
     @property
     def lengths(self) -> SampleLengths:
-        """Lengths of a training sample: raw tokens, inputs and targets."""
+        """Lengths of a training sample."""
         return self.text_lengths
 
     @property
     def text_lengths(self) -> SampleLengths:
-        """Those of a sample of running text, on which a model is pretrained and proved, a fine-tuned one too."""
+        """Lengths of a sample of running text, for pretraining and the proof of an export."""
         if self.traits.objective == "causal":
             return causal(self.seq_len)
         return with_spans(self.seq_len, self.noise_density, self.mean_span_length)
 
     def resolved_sizes(self) -> dict[str, Any]:
-        """The settings of the model's shape by name, each `auto` resolved; without experts theirs are 0."""
+        """Return the settings of the model's shape, each `auto` resolved; without experts theirs are 0."""
         traits = self.traits
         # Without a name there is a fault (the first rule); the other rules go on with some size.
         named = SIZES[self.model_size or "5M"]

@@ -1,4 +1,4 @@
-"""How long a run trains, at which learning rate, and how the weights are updated."""
+"""Length and learning rate of a run, and its optimizer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ScheduleSettings(Settings):
     min_lr: NaturalFloat | Auto = "auto"
     """Learning rate at the last step; `auto` is 0."""
     lr_schedule: LearningRateSchedule | Auto = "auto"
-    """How the learning rate decays from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (1/√step, as
+    """Decay of the learning rate from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (1/√step, as
     T5), `wsd` (constant, then linear over the last decay_fraction); or `constant`, no decay. `auto` is `linear`."""
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
     """Warm-up: share of the steps, in which the learning rate rises to lr. `auto` is what the optimizer needs."""
@@ -58,7 +58,7 @@ class ScheduleSettings(Settings):
 
     @property
     def global_batch(self) -> int:
-        """After the plan of the run has resolved `auto`."""
+        """`global_batch_size` of a planned run."""
         return resolved(self.global_batch_size)
 
     def rules(self) -> Iterator[Fault]:
@@ -107,5 +107,5 @@ class OptimSettings(Settings):
 
     @property
     def optimizer_name(self) -> OptimizerName:
-        """After the plan of the run has resolved `auto`."""
+        """`optimizer` of a planned run."""
         return resolved(self.optimizer)

@@ -1,4 +1,4 @@
-"""`config.yaml` as a whole (`PretrainConfig`), and what a training process reads of any run (`RunConfig`)."""
+"""`config.yaml` as a whole (`PretrainConfig`), and the settings of any run (`RunConfig`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RunConfig(TrainingSettings, ModelSettings):
     """Model and training of a run; `PretrainConfig` and `FinetuneRunConfig` add their data to it."""
 
     packs_examples: ClassVar[bool] = False
-    """Whether a sample holds whole examples, and padding behind them."""
+    """True if a sample holds whole examples, and padding behind them."""
 
     @property
     def source_entries(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class RunConfig(TrainingSettings, ModelSettings):
         output_prefix: str
 
     def resolved_sizes(self) -> dict[str, Any]:
-        """As of the model alone; an `init_std` of 0 stands for T5's own rule, which goes with Adafactor."""
+        """Return the sizes as `ModelSettings` does; an `init_std` of 0 is T5's own rule, which goes with Adafactor."""
         t5_rule = self.init_std == "auto" and self.traits.is_encoder_decoder and self.optimizer == "adafactor"
         return {**super().resolved_sizes(), **({"init_std": 0.0} if t5_rule else {})}
 

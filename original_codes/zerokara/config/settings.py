@@ -1,7 +1,7 @@
 """Base of the configuration classes: frozen typed fields, a docstring under each, and rules between them.
 
-The docstring under a field states its meaning, unit and range; it is both the help text and the comment in the shipped
-YAML, where the docstring of the class is the heading.
+The docstring of a field (meaning, unit, range) is its help text and its comment in the shipped YAML; that of the class
+is the heading there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Value = TypeVar("_Value")
 
 
 def resolved(value: _Value | Auto) -> _Value:
-    """The value of a setting whose `auto` the plan of the run has replaced."""
+    """Return a setting of a planned run, in which no `auto` is left."""
     assert value != "auto", "not resolved"
     return value
 
@@ -84,7 +84,7 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """Only the settings that differ from their defaults."""
+        """Show only the settings that differ from their defaults."""
         for key, info in type(self).model_fields.items():
             if (value := getattr(self, key)) != info.get_default(call_default_factory=True):
                 yield key, value
@@ -119,10 +119,9 @@ class Settings(BaseModel):
         return key in self._origin.overridden
 
     def fault(self, key: str, rule: str, remedy: str = "", others: Sequence[str] = ()) -> Fault:
-        """A fault at `key` (``lr``, ``stages[1].order``), with the file, the line and the value found.
+        """Return a fault at `key` (``lr``, ``stages[1].order``), with the file, the line and the value found.
 
-        The settings that `rule` names, and the `others`, matter as well: those of them that the command line has set
-        are named in the place.
+        Of the settings that `rule` names, and of the `others`, those set on the command line are named in the place.
         """
         shown: Any = self
         for name, index in re.findall(r"(\w+)(?:\[(\d+)\])?", key):
@@ -135,12 +134,12 @@ class Settings(BaseModel):
         return Fault(where=where, key=key, value=shown, rule=rule, remedy=remedy)
 
     def rules(self) -> Iterator[Fault]:
-        """The faults between valid values, by the rules of this class alone. A rule names each setting that it reads:
-        it is not applied where one of these is wrong by itself."""
+        """Yield faults between valid values, by the rules of this class alone. A rule names each setting that it reads,
+        and is not applied where one of these is wrong by itself."""
         yield from ()
 
     def rule_faults(self, wrong_keys: Set[str] = frozenset()) -> Iterator[Fault]:
-        """The faults by the rules of all its components, but for those that read one of `wrong_keys`."""
+        """Yield faults by the rules of all components, except those that read one of `wrong_keys`."""
         for component in type(self).__mro__:
             if issubclass(component, Settings) and "rules" in vars(component):
                 for fault in component.rules(self):

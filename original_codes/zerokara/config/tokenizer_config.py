@@ -29,7 +29,7 @@ class TokenizerConfig(Settings):
     text_field: Text = "text"
     """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
-    """Whether a document of a .txt file is the whole `file` or each `line`."""
+    """Document of a .txt file: the whole `file`, or each `line`."""
     max_bad_fraction: Fraction = 0.01
     """Largest tolerated share of unreadable documents; above it the step fails."""
     output_dir: Text = "tokenizers/embedded"
@@ -73,13 +73,13 @@ class TokenizerConfig(Settings):
 
     @property
     def num_fixed_pieces(self) -> int:
-        """The pieces that are not learnt: control, line end, user symbols, bytes, reserved pieces, sentinel tokens."""
+        """Number of pieces that are not learnt: control, line end, user symbols, bytes, reserved, sentinel tokens."""
         fixed = NUM_CONTROL_PIECES + 1 + len(self.user_defined_symbols) + self.num_appended_pieces
         return fixed + (NUM_BYTE_PIECES if self.byte_fallback else 0)
 
     @property
     def num_appended_pieces(self) -> int:
-        """The pieces behind those of SentencePiece's trainer: reserved pieces and sentinel tokens."""
+        """Number of pieces behind those of SentencePiece's trainer: reserved pieces and sentinel tokens."""
         return len(self.reserved_pieces) + self.extra_ids
 
     def rules(self) -> Iterator[Fault]:

@@ -28,7 +28,7 @@ FIRST_HEADING = "First: what most people change"
 
 
 def as_yaml(config: Settings) -> str:
-    """YAML text that loads again to an equal object, grouped, each key under its docstring."""
+    """Return YAML text that loads again to an equal object, grouped, each key under its docstring."""
     lines: list[str] = []
     for heading, docs in _groups(type(config)):
         lines += ["", f"# {'─' * 3} {heading} {'─' * max(3, 100 - len(heading))}"]
@@ -39,7 +39,7 @@ def as_yaml(config: Settings) -> str:
 
 
 def help_text(config_class: type[Settings]) -> str:
-    """Every setting with its default and meaning."""
+    """Return every setting with its default and meaning."""
     lines = []
     for heading, docs in _groups(config_class):
         lines.append(f"\n{heading}")
@@ -51,11 +51,10 @@ def help_text(config_class: type[Settings]) -> str:
 
 
 def _groups(config_class: type[Settings]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The headings of the file, and under each its keys with their docstrings.
+    """Yield the headings of the file, and the keys under each with their docstrings: `first`, then each component.
 
-    The first has the `first` keys of the class, each of the others the rest of a component, from the last of Python's
-    lookup order to the first. A key that a later class changes stays where it was, and has the docstring of the first
-    class if the later has none, without what that says of `auto`.
+    A key that a later class changes stays where it was; if it has no docstring there, it has that of the first class
+    without what it says of `auto`.
     """
     docs: dict[str, str] = {}
     groups: dict[str, list[str]] = {FIRST_HEADING: [*config_class.first]} if config_class.first else {}

@@ -55,7 +55,7 @@ Numbers = NDArray[np.float64]
 PRIOR_EXPONENT, EXPONENT_WIDTH = 0.3, 0.15
 """Mean and standard deviation of α and β before any run."""
 PRIOR_FLOOR, FLOOR_WIDTH = 0.35, 0.15
-"""Those of E, as a share of the fewest bits per byte of any run: 0.6 of 1.7 for English in Hoffmann et al."""
+"""The same for E, as a share of the fewest bits per byte of any run: 0.6 of 1.7 for English in Hoffmann et al."""
 SEED_NOISE = 0.003
 """Standard deviation of the relative error of a run, from its seed alone."""
 BEND = 0.02
