@@ -1,10 +1,9 @@
 """Guards of the weights: which steps may reach them, and a check that all processes hold the same.
 
-A step may whose loss and gradient are finite and, on request, whose loss is no spike. Any other is skipped: weights,
-optimizer moments and the optimizer's step count stay as they were. It still counts as a step: the position in the data
-and the learning rate move on, so that both stay functions of the step number. The guard's state is saved in the
-checkpoint, so a resumed run judges as an unbroken one does. To name the documents that are to blame, the loss of every
-sequence of the batch is computed by itself.
+A step is skipped whose loss or gradient is not finite or, on request, whose loss is a spike: weights, optimizer moments
+and the optimizer's step count stay as they were. It still counts as a step: the position in the data and the learning
+rate move on, so that both stay functions of the step number. The guard's state is saved in the checkpoint, so a resumed
+run judges as an unbroken one does.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def find_bad_samples(
 ) -> list[dict[str, Any]]:
     """Return the sequences of the batch at `consumed` whose loss is not finite, or else those of the highest loss.
 
-    Each is an entry of ``bad_samples`` (docs/metrics.md). Every process must call it.
+    Each is an entry of ``bad_samples`` (docs/metrics.md), with its documents. Every process must call it.
     """
     device = next(module.parameters()).device
     losses = torch.zeros(batches.layout.global_batch_size, dtype=torch.float64, device=device)

@@ -1,6 +1,6 @@
 """Proof that a run of this configuration, on this data and machine, resumes as if it had never been stopped.
 
-In a folder of its own it trains 2·N steps unbroken; then N steps, and in new processes from their checkpoint N more.
+In a temporary folder it trains 2·N steps unbroken; then N steps, and in new processes from their checkpoint N more.
 Losses, weights and optimizer state must be those of the unbroken run: bit for bit where one process computes on a CPU.
 Elsewhere the order of additions is not fixed, so that even two unbroken runs differ in the last digits: there
 `LOSS_TOLERANCE` and `STATE_TOLERANCE` decide.
@@ -23,7 +23,7 @@ from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
-"""Nats a token, where bits cannot be asked for: ten times the difference that sharing the work out otherwise makes."""
+"""Nats a token, where bits may differ: ten times the difference that sharing the work out otherwise makes."""
 STATE_TOLERANCE = 0.1
 """Norm of the difference, as a share of what the last N steps changed. Adam turns the sign of a nearly zero gradient
 into a whole step, so that last digits grow; a lost state, or other data, gives about 1."""

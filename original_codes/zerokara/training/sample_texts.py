@@ -3,9 +3,9 @@
 Each prompt is continued twice: greedily, and sampled with the same random numbers at every step. For span corruption
 the decoder's output is shown. Neither training's random numbers nor any weight is touched.
 
-There is no cache: every token is a forward pass over all texts so far. So every family can be sampled (t5_moe has no
-stock Hugging Face class), and no process needs the whole model, which under ZeRO 3 or tensor parallelism might not fit.
-It costs as much as training on ``2 × prompts × (prompt + sample_tokens) × sample_tokens / 6`` tokens.
+There is no cache: every token is a forward pass over all texts so far. So every family can be sampled, and no process
+needs the whole model, which under ZeRO 3 or tensor parallelism might not fit. It costs as much as training on
+``2 × prompts × (prompt + sample_tokens) × sample_tokens / 6`` tokens.
 
 ``samples.md`` in the run folder has a section ``## step 100`` for each step. Texts are blocks of code: none can look
 like a section, or be rendered as markup by a viewer or TensorBoard.

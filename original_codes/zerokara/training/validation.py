@@ -56,7 +56,7 @@ Validation = Callable[[Engine, GiveUp], ValidationResult | None]
 
 
 class LossValidation:
-    """The validation tokens of one process; a source that has none is left out."""
+    """The validation tokens of one process; a source without any is left out."""
 
     def __init__(self, plan: RunPlan, device: torch.device, prefix: Path | None = None):
         """`prefix` is of other token files than the validation's: those of a test, which are one source."""

@@ -45,8 +45,7 @@ _GLOO = ("gloo/transport", "gloo::", "Gloo")
 
 MIN_STEPS, MAX_STEPS = 3, 33
 MEASURED_SECONDS = 3.0
-"""For so long, or for MAX_STEPS, steps are measured. The first is slow (memory is taken, kernels are chosen, its
-operators are listed) and does not count; of the others the median does, as the next few may still be slow."""
+"""Time for measured steps, of which the median counts. The first is slow, and left out."""
 _NO_LOG = "6"
 """Level that torch's profiler reads when it is first used: 5, USDT, would log its start and its end (torch 2.13)."""
 _KERNELS = re.compile(r"aten::_scaled_dot_product_(\w+)|torch_attn::_(varlen_attn)|(BlockedAttention)")

@@ -9,9 +9,8 @@ import pytest
 import torch
 from shapes import named, shape_of
 
-from zerokara.model import builder, initial_weights, parallel
+from zerokara.model import builder, initial_weights
 from zerokara.model.builder import build
-from zerokara.model.parallel import Sharding
 from zerokara.model.shapes import ModelShape
 
 SMALL = {"num_layers": 3, "hidden_size": 96, "num_attn_heads": 6, "seq_len": 64, "init_std": 0.05}
@@ -34,22 +33,6 @@ def test_they_depend_on_the_seed_and_the_name_alone() -> None:
     layers = [one[f"decoder.layers.{layer}.mlp.linear_fc1.weight"] for layer in range(2)]
     assert not torch.equal(*layers)
     assert torch.corrcoef(torch.stack([layer.flatten() for layer in layers]))[0, 1].abs() < 0.02
-
-
-@pytest.mark.parametrize("overrides", FAMILIES, ids=named)
-def test_each_rank_has_its_shard_of_the_whole(overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = shape_of(**SMALL, **overrides)
-    whole, sharding = weights(shape), Sharding(shape.traits.gated)
-    for rank in range(2):
-        part = build(shape, seed=None)
-        for name, parameter in part.named_parameters():
-            parameter.data = torch.full_like(sharding.local(name, whole[name], rank, 2), math.nan)
-        with monkeypatch.context() as patch:
-            patch.setattr(parallel, "tensor_rank", lambda rank=rank: rank)
-            patch.setattr(parallel, "tensor_size", lambda: 2)
-            initial_weights.draw(part, shape, seed=3)
-        for name, parameter in part.named_parameters():
-            assert torch.equal(parameter, sharding.local(name, whole[name], rank, 2)), name
 
 
 @pytest.mark.parametrize("overrides", FAMILIES, ids=named)

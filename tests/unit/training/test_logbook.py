@@ -142,9 +142,7 @@ def test_a_skipped_step_is_recorded_with_its_samples(tmp_path: Path, capsys: pyt
     (line,) = step_metrics.read(tmp_path)
     assert line == {"step": 3, "tokens": 768, "skipped": "the loss is nan", "bad_samples": [sample]}
     shown = capsys.readouterr().out
-    assert (
-        "the loss is nan" in shown and "documents 2 to 2 of a.jsonl" in shown and "documents 0 to 5 of b.jsonl" in shown
-    )
+    assert all(part in shown for part in ("the loss is nan", "2 to 2 of a.jsonl", "0 to 5 of b.jsonl"))
 
 
 def validated(name: str, value: float, badness: float) -> ValidationResult:
@@ -162,70 +160,49 @@ def test_the_facts_keep_the_first_the_last_and_the_best_validation(
         book.log_validations(step, [loss, validated("valid_accuracy", accuracy, -accuracy)] if step else [loss])
     book.close()
     assert book.facts == {
-        "first_valid_bits_per_byte": 3.0,
-        "valid_bits_per_byte": 2.0,
-        "best_valid_bits_per_byte": 1.0,
-        "best_valid_step": 2,
-        "first_valid_accuracy": 0.7,
-        "valid_accuracy": 0.9,
-        "valid_step": 4,
-        "selection_loss": -0.9,
-        "best_selection_loss": -0.9,
-        "best_step": 4,
-    }
-    lines = step_metrics.read(tmp_path)
-    assert lines[1] == {"step": 2, "tokens": 512, "valid_bits_per_byte": 1.0, "valid_examples": 3}
-    assert lines[2] == {"step": 2, "tokens": 512, "valid_accuracy": 0.7, "valid_examples": 3}
+        "first_valid_bits_per_byte": 3.0, "valid_bits_per_byte": 2.0, "best_valid_bits_per_byte": 1.0,
+        "best_valid_step": 2, "first_valid_accuracy": 0.7, "valid_accuracy": 0.9, "valid_step": 4,
+        "selection_loss": -0.9, "best_selection_loss": -0.9, "best_step": 4,
+    }  # fmt: skip
+    assert step_metrics.read(tmp_path)[1] == {
+        "step": 2, "tokens": 512, "valid_bits_per_byte": 1.0, "valid_examples": 3
+    }  # fmt: skip
     assert "step 4  valid_accuracy 0.9000" in capsys.readouterr().out
-
-
-def test_the_console_shows_sampled_texts_and_the_file_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    book = logbook(tmp_path)
-    book.log_samples(0, [Sample("Once", ", , ,", " upon a time")])
-    book.close()
-    shown = capsys.readouterr().out
-    assert "Once⟪upon a time⟫" in shown and ", , ," not in shown
-    written = (tmp_path / "samples.md").read_text(encoding="utf-8")
-    assert "upon a time" in written and ", , ," in written
 
 
 def test_only_the_first_process_writes_and_all_keep_the_facts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    book = logbook(tmp_path, rank=1)
-    book.add(record(1, 5.0))
-    book.log_step()
-    book.log_samples(1, [Sample("a", "b", "c")])
-    book.flush()
-    book.close()
-    assert book.facts["loss"] == 5.0
-    assert not list(tmp_path.iterdir()) and not capsys.readouterr().out
+    for rank in (1, 0):
+        book = logbook(tmp_path, rank=rank)
+        book.add(record(1, 5.0))
+        book.log_step()
+        book.log_samples(0, [Sample("Once", ", , ,", " upon a time")])
+        book.flush()
+        book.close()
+        assert book.facts["loss"] == 5.0
+        shown = capsys.readouterr().out
+        if rank:
+            assert not list(tmp_path.iterdir()) and not shown
+    assert "Once⟪upon a time⟫" in shown and ", , ," not in shown
+    written = (tmp_path / "samples.md").read_text(encoding="utf-8")
+    assert "upon a time" in written and ", , ," in written
 
 
 @pytest.mark.parametrize(
     ("name", "teraflops"),
     [
-        ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA A100 80GB PCIe", 312),
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H200", 989),
-        ("NVIDIA H200 NVL", 835),
         ("NVIDIA GH200 480GB", 989),
-        ("NVIDIA B200", 2250),
         ("NVIDIA L40S", 362),
-        ("NVIDIA RTX A6000", 155),
-        ("NVIDIA GeForce RTX 3090", 71),
         ("NVIDIA GeForce RTX 3090 Ti", 80),
-        ("NVIDIA GeForce RTX 4090", 165),
-        ("AMD Instinct MI300X", 1307),
         ("AMD Instinct MI250X", 192),
+        ("NVIDIA RTX A4000", None),
+        ("NVIDIA L40", None),
+        ("", None),
     ],
 )
-def test_peaks_by_name(name: str, teraflops: int) -> None:
-    assert peak_flops(name) == teraflops * 1e12
-
-
-@pytest.mark.parametrize("name", ["Tesla V100-SXM2-32GB", "Tesla T4", "NVIDIA RTX A4000", "NVIDIA L40", ""])
-def test_what_is_not_known_is_not_guessed(name: str) -> None:
-    assert peak_flops(name) is None
+def test_a_peak_is_known_by_name_or_not_at_all(name: str, teraflops: int | None) -> None:
+    assert peak_flops(name) == (teraflops and teraflops * 1e12)

@@ -36,12 +36,6 @@ def test_later_it_waits_for_the_edge_and_a_second_ctrl_c_does_not(listening: Sto
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_is_called_by_its_name(listening: StopRequest) -> None:
-    listening.at_once = False
-    os.kill(os.getpid(), signal.SIGINT)
-    assert listening.poll() and "Ctrl-C" in listening.reason
-
-
 def test_a_file_and_other_reasons(listening: StopRequest, tmp_path: Path) -> None:
     stop, file = listening, tmp_path / "STOP"
     file.touch()  # meant for an earlier start

@@ -1,18 +1,23 @@
-"""What a training process does with its plan, and how it leaves."""
+"""A training process: how it leaves, and the attention kernels that its trial names."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention.varlen
+from torch.nn.functional import scaled_dot_product_attention
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.model import cpu_attention
 from zerokara.training import worker
 from zerokara.training.planning.run_plan import make_plan
 from zerokara.training.processes import supervision
+from zerokara.training.worker import attention_kernels, profile_first_forward
 
 
 @pytest.mark.parametrize(
@@ -46,3 +51,56 @@ def test_it_says_why_it_leaves_and_destroys_the_process_groups_at_the_end_alone(
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: destroyed.append(True))
     assert worker.main([str(tmp_path / "plan.json"), "work"], work={"work": work}) == code
     assert message in capsys.readouterr().err and destroyed == ([] if error else [True])
+
+
+class Attention(torch.nn.Module):
+    """Self-attention: torch's, with a learned bias if there is one, or our own."""
+
+    def __init__(self, has_bias: bool, is_own: bool):
+        super().__init__()
+        self.is_own, self.bias = is_own, torch.nn.Parameter(torch.zeros(1, 2, 8, 8)) if has_bias else None
+
+    def forward(self, heads_BHSE: torch.Tensor) -> torch.Tensor:
+        if self.is_own:
+            return cpu_attention.blocked_attention(heads_BHSE, heads_BHSE, heads_BHSE, is_causal=True)
+        return scaled_dot_product_attention(heads_BHSE, heads_BHSE, heads_BHSE, attn_mask=self.bias)
+
+
+@pytest.mark.parametrize(
+    ("has_bias", "is_own", "expected"),
+    [(False, False, "flash"), (True, False, "plain operations"), (False, True, "BlockedAttention")],
+)
+def test_one_pass_is_profiled_and_tells_what_it_called(
+    has_bias: bool, is_own: bool, expected: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, heads_BHSE = Attention(has_bias, is_own), torch.randn(1, 2, 8, 4, requires_grad=True)
+    seen = profile_first_forward(model)
+    model(heads_BHSE).sum().backward()
+    num_seen = len(seen.events())
+    model(heads_BHSE)
+    assert expected in attention_kernels({event.name for event in seen.events()})
+    assert len(seen.events()) == num_seen and not model._forward_hooks and not model._forward_pre_hooks
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("operators", "expected"),
+    [
+        ({"aten::_scaled_dot_product_cudnn_attention"}, "attention by cudnn_attention"),
+        (
+            {"aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_attention_math"},
+            "attention by attention_math and efficient_attention (plain operations, slow",
+        ),
+        ({"aten::mm"}, "attention by attention_math (plain operations, slow"),
+    ],
+)
+def test_kernels_are_named_by_their_operators(operators: Collection[str], expected: str) -> None:
+    assert attention_kernels(operators).startswith(expected)
+
+
+def test_the_operators_exist() -> None:
+    """Else a name would never be found."""
+    assert torch.nn.attention.varlen  # registers its own
+    names = {schema.name for schema in torch._C._jit_get_all_schemas()}
+    for kernel in ("flash_attention", "cudnn_attention", "flash_attention_for_cpu", "varlen_attn"):
+        assert kernel in attention_kernels(names).split()

@@ -1,18 +1,9 @@
 """The optimizers: which algorithm updates which parameter, its state, and what that costs (before torch is loaded).
 
-=========  =======================  ================================  ===========================
-optimizer  parameters               algorithm                         state in fp32, of R × C
-=========  =======================  ================================  ===========================
-adamw      all                      torch.optim.AdamW, fused          exp_avg, exp_avg_sq: R × C
-adafactor  all                      `torch_optimizers.Adafactor`, as  exp_avg_sq_row: R,
-                                    in the T5 papers                  exp_avg_sq_col: C;
-                                                                      of a vector exp_avg_sq: R
-muon       matrices of the layers   `torch_optimizers.Muon`           momentum_buffer: R × C
-           all others               torch.optim.AdamW, fused          exp_avg, exp_avg_sq: R × C
-=========  =======================  ================================  ===========================
-
-In bf16 a parameter takes 18 bytes with AdamW (weight 2, gradient 4, fp32 master weight 4, state 8), 10 with Adafactor.
-Adafactor and Muon need whole matrices: ZeRO stages 0 and 1, without offload and tensor parallelism.
+``adamw`` is torch's, fused; ``adafactor``, as in the T5 papers, and ``muon`` are in `torch_optimizers`. Muon updates
+the matrices of the layers alone, AdamW all others. Adafactor and Muon need whole matrices: ZeRO stages 0 and 1, without
+offload and tensor parallelism. In bf16 a parameter takes 18 bytes with AdamW (weight 2, gradient 4, fp32 master weight
+4, state 8), 10 with Adafactor.
 
 The relative position bias learns `relative_attention_lr_multiplier` times as fast as the rest, without weight decay: a
 weight of a matrix is some hundredths, a bias grows to several units.
