@@ -49,3 +49,8 @@ def config_of(**overrides: Any) -> PretrainConfig:
     if faults := list(config.rule_faults(set())):
         raise UserError(faults)
     return config
+
+
+def typed(*pairs: str) -> list[str]:
+    """Return ``key=value`` texts as options of the command line."""
+    return [word for pair in pairs for word in ("--set", pair)]

@@ -31,7 +31,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = make_data(folder, num_documents=1200)
     lines = [f"{key}: {settings[key]}" for key in keys]
     path = folder / "mine.yaml"
-    lines += ["hidden_size: 48", f"output_model_dir: {folder / 'run'}", "precision: fp32"]
+    lines += ["hidden_size: 48", "num_processes: 1", f"output_model_dir: {folder / 'run'}", "precision: fp32"]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 

@@ -41,22 +41,16 @@ def runs(noise: float, seed: int = 0, of: Callable[[float, float], float] = trut
     ]
 
 
-def test_a_law_is_found_again() -> None:
-    law = fit(runs(noise=0))
+@pytest.mark.parametrize("law_of", [truth, bottleneck])
+def test_a_law_is_found_again(law_of: Callable[[float, float], float]) -> None:
+    law = fit(runs(noise=0, of=law_of))
     for size in (*PARAMETERS, 12e6):
         for length in (*LENGTHS, 160e6):
-            assert law.predict(size, length).value == pytest.approx(truth(size, length), rel=0.01)
+            assert law.predict(size, length).value == pytest.approx(law_of(size, length), rel=0.01)
     assert law.noise == pytest.approx(0.003)
-
-
-def test_a_law_is_found_in_which_a_larger_model_gains_only_with_more_text() -> None:
-    """As small runs have it: no sum of a term of the size and one of the length comes near it."""
-    law = fit(runs(noise=0, of=bottleneck))
-    for size in (*PARAMETERS, 12e6):
-        for length in (*LENGTHS, 160e6):
-            assert law.predict(size, length).value == pytest.approx(bottleneck(size, length), rel=0.01)
-    gains = [bottleneck(0.4e6, length) - bottleneck(3e6, length) for length in LENGTHS]
-    assert gains[-1] > 2 * gains[0]  # in a sum they would be equal
+    # What a larger model gains with each length: in a sum of two terms the same, where the worse decides ever more.
+    gains = [law_of(0.4e6, length) - law_of(3e6, length) for length in LENGTHS]
+    assert (gains[-1] > 2 * gains[0]) == (law_of is bottleneck)
     found = [law.predict(0.4e6, length).value - law.predict(3e6, length).value for length in LENGTHS]
     assert found == pytest.approx(gains, rel=0.05)
 
@@ -78,11 +72,7 @@ def test_more_of_anything_never_costs_bits() -> None:
     assert values == sorted(values, reverse=True)
     values = [law.predict(1e6, length).value for length in (1e6, 1e7, 1e8, 1e12)]
     assert values == sorted(values, reverse=True)
-
-
-def test_further_from_the_runs_less_is_known() -> None:
-    law = fit(runs(noise=0.005))
-    near, far = (law.predict(*place) for place in ((2e6, 2e7), (1e9, 2e10)))
+    near, far = (law.predict(*place) for place in ((2e6, 2e7), (1e9, 2e10)))  # further away less is known
     assert (far.high - far.low) / far.value > 2 * (near.high - near.low) / near.value
 
 
@@ -126,12 +116,8 @@ def test_more_time_makes_the_runs_longer_and_the_sizes_larger() -> None:
     assert longest.tokens >= module.MIN_TOKENS_PER_PARAMETER * longest.shape.num_parameters()
 
 
-def test_no_token_is_read_twice() -> None:
-    found = planned(60, unique_tokens=2e6)
-    assert found and max(run.tokens for run in found) <= 2e6
-
-
 def test_too_little_time_or_text_for_any() -> None:
+    assert max(run.tokens for run in planned(60, unique_tokens=2e6)) <= 2e6  # no token is read twice
     with pytest.raises(UserError, match="too short") as error:
         planned(1)
     (fault,) = error.value.faults
@@ -149,37 +135,30 @@ def test_the_batch_is_that_of_the_recipe_before_it_is_made_a_power_of_two() -> N
     assert batches == [module.MIN_BATCH, 9, 11, 23]
 
 
-@pytest.fixture
-def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("most", "num_cores", "memory", "num_gpus", "expected"),
+    [
+        (9, 8, 100e9, 0, 8),
+        (3, 8, 100e9, 0, 3),
+        (1, 8, 100e9, 0, 1),
+        (9, 8, 5e9, 0, 3),
+        (9, 2, 5e9, 0, 2),
+        (9, 2, 1e9, 0, 1),
+        (9, 8, 100e9, 2, 2),
+    ],
+)
+def test_cores_and_gpus_are_shared_out(
+    monkeypatch: pytest.MonkeyPatch, most: int, num_cores: int, memory: float, num_gpus: int, expected: int
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr(module, "available_cores", lambda: 8)
-    monkeypatch.setattr(module, "available_memory", lambda: 100e9)
+    monkeypatch.setattr(module, "available_cores", lambda: num_cores)
+    monkeypatch.setattr(module, "available_memory", lambda: memory)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-@pytest.mark.parametrize(("most", "number"), [(9, 8), (3, 3), (1, 1)])
-@pytest.mark.usefixtures("eight_cores")
-def test_the_cores_are_shared_out(most: int, number: int) -> None:
-    found = slots(most, num_gpus=0)
-    assert len(found) == number and not any(slot.gpu for slot in found)
-    assert sorted(core for slot in found for core in slot.cores) == list(range(8))
-
-
-@pytest.mark.usefixtures("eight_cores")
-def test_no_more_than_the_quota_and_the_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "available_memory", lambda: 5e9)
-    assert len(slots(9, num_gpus=0)) == 3
-    monkeypatch.setattr(module, "available_cores", lambda: 2)
-    assert [slot.cores for slot in slots(9, num_gpus=0)] == [(0,), (1,)]
-    monkeypatch.setattr(module, "available_memory", lambda: 1e9)
-    assert len(slots(9, num_gpus=0)) == 1
-
-
-@pytest.mark.usefixtures("eight_cores")
-def test_each_has_a_gpu_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [slot.gpu for slot in slots(9, num_gpus=2)] == ["0", "1"]
+    found = slots(most, num_gpus)
+    assert [slot.gpu for slot in found] == (["0", "1"] if num_gpus else [None] * expected)
+    assert sorted(core for slot in found for core in slot.cores) == list(range(num_cores))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-1b")
-    assert [slot.gpu for slot in slots(9, num_gpus=2)] == ["5", "GPU-1b"]
+    assert not num_gpus or [slot.gpu for slot in slots(most, num_gpus)] == ["5", "GPU-1b"]
 
 
 def test_cores_are_taken_and_left() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from configs import config_of
+from configs import config_of, typed
 
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
@@ -29,17 +29,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def settings(*pairs: str) -> list[str]:
-    return [word for pair in pairs for word in ("--set", pair)]
-
-
 def of_step_1(tiny_data: dict[str, str], output_dir: Path, *more: str, entry: object = None) -> list[str]:
     entry = entry or tiny_data["input_jsonl"]
-    return ["--config", "/dev/null", *settings(f"input={entry}", f"output_dir={output_dir}", "vocab_size=300"), *more]
+    return ["--config", "/dev/null", *typed(f"input={entry}", f"output_dir={output_dir}", "vocab_size=300"), *more]
 
 
 def of_step_2(tiny_data: dict[str, str], prefix: Path, *more: str) -> list[str]:
-    return ["--config", tiny_data["config"], *settings(f"output_prefix={prefix}"), *more]
+    return ["--config", tiny_data["config"], *typed(f"output_prefix={prefix}"), *more]
 
 
 @pytest.mark.parametrize("options", [[], ["--redo"], ["--dry-run"]])
@@ -114,7 +110,7 @@ def test_a_corpus_that_was_refused_and_mended_is_tokenised(
     """The refused run has left its quarantine file, which the manifest of the run before does not name."""
     corpus, prefix = tmp_path / "corpus.jsonl", tmp_path / "out" / "tokens"
     good = Path(tiny_data["input_jsonl"]).read_bytes()
-    given = of_step_2(tiny_data, prefix, *settings(f"input_jsonl={corpus}"), "--redo")
+    given = of_step_2(tiny_data, prefix, *typed(f"input_jsonl={corpus}"), "--redo")
     for content, code in ((good, 0), (good + b"{broken\n" * 60, 2)):
         corpus.write_bytes(content)
         assert tokenize.main(given) == code, capfd.readouterr().err
@@ -179,7 +175,7 @@ def test_what_a_step_writes_is_not_its_input(
         given = tmp_path / "input.jsonl"
         (os.link if link == "hard link" else os.symlink)(tmp_path / "tokens_quarantine.jsonl", given)
     before = contents(tmp_path)
-    assert tokenize.main(of_step_2(tiny_data, prefix, *settings(f"input_jsonl={given}"), "--redo")) == 2
+    assert tokenize.main(of_step_2(tiny_data, prefix, *typed(f"input_jsonl={given}"), "--redo")) == 2
     assert f" {given}, " in capfd.readouterr().err
     assert contents(tmp_path) == before
     report = tmp_path / "report.txt"

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from configs import typed
 
 from zerokara import manifest
 from zerokara.errors import guarded
@@ -32,8 +33,8 @@ def place(tmp_path: Path, tiny_data: dict[str, str], monkeypatch: pytest.MonkeyP
 def test_both_steps_take_any_name(
     place: Path, tiny_data: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    first = ["--config", "/dev/null", "--set", "input=corpus", "--set", "output_dir=made", "--set", "vocab_size=450"]
-    second = ["--config", tiny_data["config"], "--set", "input_jsonl=corpus", "--set", "output_prefix=made/tokens"]
+    first = ["--config", "/dev/null", *typed("input=corpus", "output_dir=made", "vocab_size=450")]
+    second = ["--config", tiny_data["config"], *typed("input_jsonl=corpus", "output_prefix=made/tokens")]
     file_name = f"corpus/{SPELT}/{SPELT}.jsonl"
     for main, given, record in (
         (train_tokenizer.main, first, "manifest.json"),
