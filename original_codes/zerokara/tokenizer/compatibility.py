@@ -51,8 +51,7 @@ HARD_TEXTS = (
 def hard_texts(encoder: Encoder) -> list[str]:
     """Texts on which two implementations are likeliest to differ, for this tokenizer.
 
-    Beside `HARD_TEXTS`: texts that spell the control tokens, alone and inside words; and texts that hold the user's
-    symbols, alone, doubled, cut short, inside words and lines.
+    Beside `HARD_TEXTS` these spell the control tokens and the user's symbols: alone, doubled, cut short, inside words.
     """
     names = [encoder.piece(i) for i in sorted({*encoder.control_ids, encoder.unk_id})]
     texts = [*HARD_TEXTS, *names[:6], " ".join(names), "x".join(names) + "\n" + "".join(names) + "<EOD>"]

@@ -9,10 +9,7 @@ with it were trained. Control pieces are never matched in text: a text that spel
 
 A text is split into *runs*, each encoded in one call, since a call for each line takes a third longer. A run holds
 several lines where their ids are the same as alone: no piece crosses a line end, so the lines of a run affect each
-other only through rounding.
-
-Source: sentencepiece 0.2.3, `SentencePieceProcessor`. Measured: a list call builds a thread pool, which pays over some
-hundred documents and makes one short document five times slower.
+other only through rounding. Source: sentencepiece 0.2.3, `SentencePieceProcessor`.
 """
 
 import hashlib
@@ -35,9 +32,8 @@ Joined = tuple[Ids, list[int]]
 """The ids of documents, concatenated, each with its end-of-document id; the UTF-8 bytes of each text."""
 
 NUM_T5_SENTINELS = 100
-"""Google's T5 models (spiece.model) hold no sentinels: whoever opens one appends these to its pieces, <extra_id_0> last
-(t5/seqio `SentencePieceVocabulary(extra_ids=100)`, transformers 5.23 `T5Tokenizer`). So do we; the file and its hash
-stay what they are."""
+"""Google's T5 models (spiece.model) hold no sentinels: seqio's `SentencePieceVocabulary(extra_ids=100)`, transformers'
+`T5Tokenizer` and we append these to the pieces, <extra_id_0> last; the file and its hash stay what they are."""
 UNKNOWN_PENALTY = 10.0
 """SentencePiece subtracts this from the lowest score for a character without a piece (`kUnkPenalty`)."""
 UNSPLIT = sys.maxsize
@@ -51,15 +47,15 @@ _FIRST_PIECES = ("<unk>", "<s>", "</s>", "<pad>", NEWLINE)
 class Encoder:
     """The tokenizer that training uses: opened from a `.model` file, cheap to open and to pickle.
 
+    `run_characters` is the property of that name, where another process has computed it.
+
     Raises:
         UserError: the file is no SentencePiece model, or lacks an end-of-document id or ids for line ends.
     """
 
     def __init__(self, model_path: str | Path, run_characters: int | None = None) -> None:
-        """`run_characters` is the property of that name, where another process has computed it."""
         self.model_path = Path(model_path)
         self.model_bytes = self.model_path.read_bytes() if self.model_path.is_file() else b""
-        """The bytes of the model file."""
         self._processor, self._model = _opened(self.model_bytes, str(self.model_path))
         self.adds_sentinels = self._model is not self.model_bytes
         """True if the last ids are T5's sentinel tokens, which are not in the file."""
@@ -91,8 +87,7 @@ class Encoder:
 
         For a unigram no segmentation that matters scores worse than one piece per character, each at worst unknown. So
         a run of n characters has a total of at most n · (|lowest score| + penalty), and up to `_EXACT_TOTAL` sums of
-        multiples of `SCORE_STEP` keep their order. The score of "\\n" is no such multiple, but it is in every path, and
-        so shifts all of them equally. BPE adds nothing up.
+        multiples of `SCORE_STEP` keep their order. The score of "\\n" is none, but shifts all paths equally.
         """
         model = self.model
         texts = [piece.text for piece in model.pieces if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED)]
@@ -149,7 +144,7 @@ class Encoder:
         return self.encode(prompt).tolist() or [self.eos_id]
 
     def encode_many(self, texts: Iterable[str]) -> list[Ids]:
-        """Return the ids of each document, as `encode` does; fastest with some hundred documents at a time."""
+        """Return the ids of each document, as `encode` does; a thread pool pays over some hundred documents."""
         return [np.frombuffer(ids, dtype=np.int32) for ids in self._id_bytes(texts)]
 
     def encode_joined(self, texts: Sequence[str]) -> Joined:
@@ -177,27 +172,26 @@ class Encoder:
         return str(self._processor.IdToPiece(token_id))
 
     def piece_bytes(self) -> npt.NDArray[np.int32]:
-        """int32[vocab_size]: the UTF-8 bytes of text that each id stands for; 0 for control pieces and <unk>.
+        """Return int32[vocab_size]: the UTF-8 bytes of text that each id stands for; 0 for control pieces and <unk>.
 
-        With `identity`, no dummy prefix and no unknown characters, the sum over a line is its length in bytes. A dummy
-        prefix adds a byte; with another normalisation it is the length of the normalised line.
+        The sum over a line without unknown characters is its normalised length in bytes, with the dummy prefix.
         """
         return np.array([piece.num_bytes for piece in self.model.pieces], dtype=np.int32)
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        """The ids that no text gives: <s>, </s>, <pad>, reserved pieces, the sentinel tokens."""
+        """Ids that no text gives: <s>, </s>, <pad>, reserved pieces, the sentinel tokens."""
         return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.CONTROL)
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """The pieces of the special ids, by the names that Hugging Face gives them (``eos_token``)."""
+        """Pieces of the special ids, by the names that Hugging Face gives them (``eos_token``)."""
         ids = {"bos": self.bos_id, "eos": self.eos_id, "unk": self.unk_id, "pad": self.pad_id}
         return {f"{name}_token": self.piece(i) for name, i in ids.items() if i >= 0}
 
     @cached_property
     def sentinel_ids(self) -> list[int]:
-        """The ids of <extra_id_0>, <extra_id_1>, …; empty without `extra_ids`."""
+        """Ids of <extra_id_0>, <extra_id_1>, …; empty without `extra_ids`."""
         id_of = {self.piece(i): i for i in self.control_ids}
         names = (f"<extra_id_{number}>" for number in range(len(id_of)))
         return [id_of[name] for name in takewhile(id_of.__contains__, names)]
@@ -213,12 +207,12 @@ class Encoder:
 
     @cached_property
     def model(self) -> ModelFile:
-        """The contents of the model file, with T5's sentinel tokens where they were added; not to be changed."""
+        """Contents of the model file, with T5's sentinel tokens where they were added; not to be changed."""
         return ModelFile(self._model)
 
     @cached_property
     def sha256(self) -> str:
-        """The content hash of the model file, which identifies the tokenizer of token files and runs."""
+        """Content hash of the model file, which identifies the tokenizer of token files and runs."""
         return hashlib.sha256(self.model_bytes).hexdigest()
 
     def __reduce__(self) -> tuple[type["Encoder"], tuple[Path, int]]:
@@ -231,13 +225,10 @@ _PLAIN = (False, -1, 0.1, False, False, False)
 
 
 def _buffer_methods(processor: Any) -> tuple[Callable[[str], Any], Callable[[list[str]], Sequence[Any]]]:
-    """Functions from one run, and from many, to buffers of int32 ids.
-
-    The Python layer around a call takes longer than encoding a short line, so with the known version its inner methods
-    are called.
-    """
+    """Functions from one run, and from many, to buffers of int32 ids."""
     if sentencepiece.__version__ != _KNOWN_VERSION:
         return processor.EncodeAsNumpy, lambda runs: processor.EncodeAsNumpy(runs, num_threads=1)
+    # The Python layer around these methods takes longer than encoding a short line.
     inner = processor._processor
     one, many = inner._EncodeAsBuffer, inner._EncodeAsBufferBatch
     return lambda run: one(run, *_PLAIN), lambda runs: many(runs, 1, None, *_PLAIN)

@@ -9,20 +9,16 @@ found: kitoken 0.11.1 is slower and gives other ids on every third document, gig
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
 from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.encoder import Encoder, Ids, Joined
-from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, PieceType
+from zerokara.tokenizer.model_file import ModelFile, PieceType
 
 PROOF_SHARE = 0.01
 """Share of the corpus on which the two are compared before the work, within the limits below."""
@@ -31,35 +27,35 @@ MIN_PROOF_CHARACTERS, MAX_PROOF_CHARACTERS = 200_000, 1_000_000
 CHECKED_CHARACTERS = 1024
 """Text of each batch that SentencePiece encodes a second time: about one part in a thousand."""
 MAX_CACHED_TOKENS = 8_000_000
-"""gigatoken is reopened after this many tokens (some 40 MB of text), because its cache, by then some 100 MB, has no
-limit."""
+"""Tokens (some 40 MB of text) after which gigatoken is reopened: its cache, by then some 100 MB, has no limit."""
 
 
 class FastEncoderDiffersError(Exception):
-    """The fast encoder gave other ids than SentencePiece, although it had been proved equal on a sample."""
-
-    def __init__(self, excerpt: str) -> None:
-        super().__init__(excerpt)
-        self.excerpt = excerpt
+    """The fast encoder gave other ids than SentencePiece for this text, though it was proved equal on a sample."""
 
 
 class FastEncoder:
     """gigatoken in the place of `Encoder`, for step 2."""
 
-    def __init__(self, model_path: Path, reference: Encoder | None = None) -> None:
-        """`reference` is the encoder of the same model where it is open already."""
-        self._reference = reference or Encoder(model_path)
-        self.model_path, self.sha256 = self._reference.model_path, self._reference.sha256
-        self.vocab_size, self.eos_id = self._reference.vocab_size, self._reference.eos_id
-        self._model = gigatoken_json(self._reference.model)
-        self._prefix = b" " if self._reference.model.add_dummy_prefix else b""
+    def __init__(self, reference: Encoder) -> None:
+        from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
+
+        self._reference = reference
+        self.model_path, self.sha256 = reference.model_path, reference.sha256
+        self.vocab_size, self.eos_id = reference.vocab_size, reference.eos_id
+        self._prefix = b" " if reference.model.add_dummy_prefix else b""
         self._end = marker(self.eos_id).encode()
+        model = ModelFile(reference.model.to_bytes())
+        special = (PieceType.CONTROL, PieceType.UNKNOWN)
+        model.rename({i: marker(i) for i, piece in enumerate(model.pieces) if piece.type in special})
+        model.add_dummy_prefix = False  # it is put before each text here, and many texts are encoded as one
+        self._content = sentencepiece_to_tokenizer_json(model.to_bytes()).encode()
         self._open()
 
     def _open(self) -> None:
         import gigatoken  # Optional: where it does not load, SentencePiece does the work.
 
-        self._tokenizer: Any = gigatoken.Tokenizer.from_json(self._model)
+        self._tokenizer: Any = gigatoken.Tokenizer.from_json(self._content)
         self._cached_tokens = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,11 +81,9 @@ class FastEncoder:
         return joined
 
     def encode_unchecked(self, texts: Sequence[str]) -> Joined:
-        """Return gigatoken's ids as they are.
-
-        Its calls for many texts import a large package and make lists of Python numbers, so many texts go to it as one,
-        each followed by the name of the end-of-document piece.
-        """
+        """Return gigatoken's ids as they are."""
+        # Its calls for many texts import a large package and make lists of Python numbers, so many texts go to it as
+        # one, each followed by the name of the end-of-document piece.
         if self._cached_tokens > MAX_CACHED_TOKENS:
             self._open()
         as_bytes = [text.encode() for text in texts]
@@ -128,7 +122,7 @@ def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Enc
     if untried:
         return sentencepiece_itself(encoder, f"{faster} is not used: the model {untried}")
     try:
-        fast = FastEncoder(encoder.model_path, encoder)
+        fast = FastEncoder(encoder)
     except Exception as error:  # SentencePiece does the work, whatever keeps gigatoken from loading.
         return sentencepiece_itself(encoder, f"{faster} cannot be used here: {error}")
     limit = min(max(int(PROOF_SHARE * corpus_bytes), MIN_PROOF_CHARACTERS), MAX_PROOF_CHARACTERS)
@@ -161,53 +155,5 @@ def _excerpt(text: str) -> str:
 
 
 def marker(token_id: int) -> str:
-    """Name of a control piece or <unk> in gigatoken's model.
-
-    gigatoken takes text that spells a control piece for that piece, so the names hold NUL, which is in no text.
-    """
+    """Name of a control piece or <unk> for gigatoken, which takes text that spells one for it: no text holds NUL."""
     return f"\0{token_id}\0"
-
-
-def gigatoken_json(model: ModelFile) -> bytes:
-    """Convert a BPE model with byte fallback to the `tokenizer.json` that gigatoken opens.
-
-    gigatoken converts a `.model` file to the same itself, but takes ten times as long: a quarter of a second for 16,000
-    pieces.
-    """
-    special = (PieceType.CONTROL, PieceType.UNKNOWN)
-    names = [marker(i) if piece.type in special else piece.text for i, piece in enumerate(model.pieces)]
-    scores = {name: piece.score for name, piece in zip(names, model.pieces, strict=True)}
-    normalizers: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}]
-    if model.remove_extra_whitespaces:
-        strip = {"type": "Strip", "strip_left": True, "strip_right": True}
-        normalizers = [strip, {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, *normalizers]
-    if model.charsmap:
-        table = base64.b64encode(model.charsmap).decode("ascii")
-        normalizers.insert(0, {"type": "Precompiled", "precompiled_charsmap": table})
-    asis = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    added = [
-        {"id": i, "content": names[i], **asis, "special": piece.type is PieceType.CONTROL}
-        for i, piece in enumerate(model.pieces)
-        if piece.type in (PieceType.CONTROL, PieceType.USER_DEFINED)
-    ]
-    # Every split of a piece into two pieces is a merge, with the score of the piece that it makes.
-    merges = [
-        (score, split, len(piece) - split, (piece[:split], piece[split:]))
-        for piece, score in scores.items()
-        for split in range(1, len(piece))
-        if piece[:split] in scores and piece[split:] in scores
-    ]
-    content = {
-        "version": "1.0",
-        "added_tokens": added,
-        "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "model": {
-            "type": "BPE",
-            "unk_token": names[next(i for i, piece in enumerate(model.pieces) if piece.type is PieceType.UNKNOWN)],
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "vocab": {name: i for i, name in enumerate(names)},
-            "merges": [cut for *_, cut in sorted(merges, key=itemgetter(0, 1, 2), reverse=True)],
-        },
-    }
-    return orjson.dumps(content)

@@ -2,7 +2,7 @@
 
 The file is a protocol buffer (`sentencepiece_model.proto`, sentencepiece 0.2.3): a list of pieces (text, score, type),
 the trainer's settings, and the normaliser's settings with its compiled table. The id of a piece is its index in the
-list. Only this file names the vendor's types.
+list. Only this module names the vendor's types.
 """
 
 from __future__ import annotations
@@ -35,10 +35,6 @@ class PieceType(IntEnum):
     BYTE = 6
 
 
-_TYPES = {int(each): each for each in PieceType}
-"""Faster than calling `PieceType` for each of 16,000 pieces."""
-
-
 class Piece(NamedTuple):
     """One entry of the vocabulary."""
 
@@ -64,7 +60,6 @@ class ModelFile:
         self.is_unigram: bool = trainer.model_type == messages.TrainerSpec.UNIGRAM
         self.is_bpe: bool = trainer.model_type == messages.TrainerSpec.BPE
         self.byte_fallback: bool = trainer.byte_fallback
-        """True if characters without a piece are spelt in bytes."""
         self.whitespace_as_suffix: bool = trainer.treat_whitespace_as_suffix
         """True if pieces end with the space mark instead of starting with it."""
         self.id_of: dict[str, int] = {name: getattr(trainer, f"{name}_id") for name in ("unk", "bos", "eos", "pad")}
@@ -72,16 +67,14 @@ class ModelFile:
         self.add_dummy_prefix: bool = normalizer.add_dummy_prefix
         """True if a space is put before each line; may be changed."""
         self.remove_extra_whitespaces: bool = normalizer.remove_extra_whitespaces
-        """True if leading, trailing and repeated spaces are dropped."""
         self.normalization: str = normalizer.name
-        """Name of the normalisation rule."""
         self.charsmap: bytes = normalizer.precompiled_charsmap
         """The compiled normalisation table; empty for `identity`."""
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """All pieces, in the order of their ids."""
-        return [Piece(piece.piece, piece.score, _TYPES[piece.type]) for piece in self._proto.pieces]
+        """Pieces by id."""
+        return [Piece(piece.piece, piece.score, PieceType(piece.type)) for piece in self._proto.pieces]
 
     def set_scores(self, scores: Mapping[int, float]) -> None:
         """Replace the scores of pieces, by id."""
@@ -89,9 +82,12 @@ class ModelFile:
             self._proto.pieces[i].score = score
         self.__dict__.pop("pieces", None)
 
-    def round_scores(self) -> None:
-        """Round the scores to multiples of `SCORE_STEP` (unigram only: the scores of BPE are whole numbers)."""
-        self.set_scores({i: round(piece.score / SCORE_STEP) * SCORE_STEP for i, piece in enumerate(self.pieces)})
+    def rename(self, names: Mapping[int, str]) -> None:
+        """Give pieces other names, by id."""
+        for i, name in names.items():
+            self._proto.pieces[i].piece = name
+        self._proto.trainer_spec.unk_piece = self._proto.pieces[self.id_of["unk"]].piece
+        self.__dict__.pop("pieces", None)
 
     def append_controls(self, names: Iterable[str]) -> None:
         """Add control pieces of these names at the end."""

@@ -1,13 +1,11 @@
 """Training sentences → the same text with one morpheme per line, so that no piece is learnt across a boundary.
 
 In: a file with one sentence per line, and an optional package (`pyproject.toml` has an extra for each). Out: a file
-whose lines, joined, are the sentences, where a space belongs to the morpheme that it precedes. The resulting model
-segments plain text, without any analyser.
+whose lines, joined, are the sentences. The resulting model segments plain text, without any analyser.
 
-Why lines, and not SentencePiece's own `pretokenization_delimiter`: its trainer (0.2.3, `MakeSeedSentencePieces`) finds
-candidates as substrings that occur before different characters, or at the end of a line. A morpheme that is always
-followed by the delimiter is neither; and the delimiters count as characters in `character_coverage`. Equal lines are
-cheap: they are trained on once, with their number.
+Lines, and not SentencePiece's own `pretokenization_delimiter`, because its trainer (0.2.3, `MakeSeedSentencePieces`)
+finds candidates as substrings that occur before different characters, or at the end of a line; a morpheme that is
+always followed by the delimiter is neither. Equal lines are cheap: they are trained on once, with their number.
 Sources: fugashi 1.5.2 (MeCab 0.996, UniDic 2.1.2 in short units), SudachiPy 0.7.0 (split mode A, short units),
 kiwipiepy 0.24.1, python-mecab-ko 1.3.7 (mecab-ko-dic 2.1.1).
 """
@@ -40,41 +38,41 @@ from zerokara.resources import available_memory, end_with_parent
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 
 Analyse = Callable[[str], Iterable[tuple[int, int]]]
-"""A line of text → start and end of each morpheme, in Python's characters, by rising start; some leave out spaces."""
+"""A line of text → start and end of each morpheme, in characters, by rising start; spaces may be left out."""
 
 BLOCK_BYTES = 128 * 1024
-"""Text that a process gets at a time."""
+"""Text handed to a process at a time."""
 ALONE_BYTES = 1_000_000
 """Less text than this is analysed in this process: others would take longer to start."""
 PROCESS_BYTES = 600_000_000
-"""Memory of a process, which has its own dictionary (measured: Kiwi 550 MB, the others 120 to 140 MB)."""
+"""Memory of a process, which holds a dictionary (measured: Kiwi 550 MB, the others 120 to 140 MB)."""
 ROUNDS, STRENGTH = 3, 2.0
 """Rounds of `rescore`, and its factor of the logarithm; 1 would take more rounds."""
 MAX_RESCORED_BYTES = 5_000_000
 """Text of each round."""
 _BLOCK_LINES = 32
 _GRAPHEME = regex.compile(r"\X[\u309b\u309c]*")
-"""What is seen as one character, such as an emoji sequence; spacing voicing marks belong to the kana before them."""
+"""Grapheme, such as an emoji sequence; spacing voicing marks belong to the kana before them."""
 
 
 @dataclass(frozen=True)
 class Analyser:
-    """One analyser: the packages it needs, and how to start it."""
+    """A morphological analyser: the packages it needs, and the function that starts it."""
 
     name: str
     language: str
-    """Of the texts it is for: `ja` or `ko`."""
+    """`ja` or `ko`."""
     requirements: str
     """Packages in exact versions, as pip takes them; the same as in the extra of that name in pyproject.toml."""
     start: Callable[[], Analyse]
 
     def versions(self) -> dict[str, str]:
-        """Its packages with the installed versions, which decide where morphemes end; empty for a missing one."""
+        """Return the installed versions of its packages, which decide where morphemes end; empty for a missing one."""
         names = [requirement.split("==")[0] for requirement in self.requirements.split()]
         return {name: next((one.version for one in metadata.distributions(name=name)), "") for name in names}
 
     def version_text(self) -> str:
-        """The packages and their versions, to be read."""
+        """Return the packages and their versions, for display."""
         return " with ".join(f"{name} {version}" for name, version in self.versions().items())
 
 
@@ -110,7 +108,7 @@ def _start_mecab_ko() -> Analyse:
 
 
 def _spans_of(text: str, surfaces: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """The offsets of surfaces that follow one another in the text, separated by nothing but white space."""
+    """Yield the offsets of surfaces that follow one another in the text, separated only by white space."""
     end = 0
     for surface in surfaces:
         start = text.find(surface, end)
@@ -133,9 +131,10 @@ ANALYSERS = {
 
 
 def analyser_of(config: TokenizerConfig) -> Analyser | None:
-    """The analyser that the configuration asks for, if any.
+    """Return the analyser of `pre_segment`, if any.
 
-    Raises: UserError where its packages are not installed; names the command that installs them.
+    Raises:
+        UserError: its packages are not installed; names the command that installs them.
     """
     if config.pre_segment == "none":
         return None
@@ -147,34 +146,27 @@ def analyser_of(config: TokenizerConfig) -> Analyser | None:
     return analyser
 
 
-def boundaries(text: str, spans: Iterable[tuple[int, int]], spaces: Callable[[str], bool]) -> list[int]:
-    """Offsets where the text may be split between morphemes, rising, neither 0 nor its end among them.
+def morphemes(line: str, analyse: Analyse, config: TokenizerConfig) -> list[str]:
+    """Split a line between its morphemes, never inside a grapheme or a user symbol; the parts join to the line again.
 
-    Never inside a grapheme that is written as several characters, and before the first of a run of spaces, because a
-    space belongs to the piece that follows it. `spaces` tells whether a character becomes a space in the tokenizer.
+    A space belongs to the piece that follows it, so the split is before the first of a run of spaces.
     """
     ends: set[int] = set()
     inside: set[int] = set()
-    for start, end in spans:
+    for start, end in analyse(line):
         ends |= {start, end}
         inside.update(range(start + 1, end))  # Two morphemes may share characters; no split between them.
-    cuts = set()
+    normalizes = config.normalization_rule_name != "identity"  # and may make a space of other white space
+    cuts: set[int] = set()
     for cut in ends - inside:
-        while cut and spaces(text[cut - 1]):
+        while cut and (line[cut - 1] == " " or (normalizes and line[cut - 1].isspace())):
             cut -= 1
         cuts.add(cut)
-    return [cut for match in _GRAPHEME.finditer(text) if (cut := match.start()) in cuts and cut]
-
-
-def morphemes(line: str, analyse: Analyse, config: TokenizerConfig) -> list[str]:
-    """Split a line between its morphemes, but in no user symbol; the parts join to the line again."""
-    normalizes = config.normalization_rule_name != "identity"  # and may make a space of other white space
-    cuts = boundaries(line, analyse(line), lambda character: character == " " or (normalizes and character.isspace()))
     if config.user_defined_symbols:
         pattern = "|".join(map(re.escape, sorted(config.user_defined_symbols, key=len, reverse=True)))
-        whole = {i for match in re.finditer(pattern, line) for i in range(match.start() + 1, match.end())}
-        cuts = [cut for cut in cuts if cut not in whole]
-    return [line[start:end] for start, end in zip([0, *cuts], [*cuts, len(line)], strict=True)]
+        cuts -= {i for match in re.finditer(pattern, line) for i in range(match.start() + 1, match.end())}
+    starts = [start for match in _GRAPHEME.finditer(line) if (start := match.start()) in cuts and start]
+    return [line[start:end] for start, end in zip([0, *starts], [*starts, len(line)], strict=True)]
 
 
 def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target: Path, num_processes: int) -> None:
@@ -216,7 +208,7 @@ _SPLIT: Callable[[bytes], bytes]
 
 
 def _start_worker(analyser: Analyser, config: TokenizerConfig, parent_pid: int) -> None:
-    """Initialise a worker process: the analyser is started once in each."""
+    """Initialise a worker process with its analyser."""
     global _SPLIT
     end_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers.
@@ -238,9 +230,8 @@ def rescore(model: ModelFile, sentences: Path, morphemes: Path) -> None:
 
     Every piece lies within a morpheme somewhere, but its string may also be the end of one and the beginning of the
     next (って is a particle, and in 言|っ|て it crosses a boundary). A piece that crossed in some of its uses gets the
-    score of one that is rarer by that factor; in several rounds, since other pieces take its place. No piece is lost,
-    and where there is no better segmentation, it is used as before (numbers: `docs/tokenizers.md`). Only for text that
-    the normaliser leaves as it is: lengths of pieces are taken for lengths in the text.
+    score of one that is rarer by that factor; in several rounds, since other pieces take its place (numbers:
+    `docs/tokenizers.md`). Only for `identity`: lengths of pieces are taken for lengths in the text.
     """
     size = min(MAX_RESCORED_BYTES, sentences.stat().st_size)
     normal = np.array([piece.type is PieceType.NORMAL for piece in model.pieces])
@@ -265,7 +256,7 @@ def rescore(model: ModelFile, sentences: Path, morphemes: Path) -> None:
 
 
 def _blocks(sentences: Path, morphemes: Path, has_prefix: bool) -> Iterator[tuple[list[str], list[int]]]:
-    """Blocks of sentences, and the offsets in them, joined, where morphemes end."""
+    """Yield blocks of sentences, and the offsets in the joined block where morphemes end."""
     left = MAX_RESCORED_BYTES
     with open(sentences, "rb") as whole, open(morphemes, "rb") as parts:
         while left > 0 and (block := list(islice(whole, _BLOCK_LINES))):

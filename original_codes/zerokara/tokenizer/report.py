@@ -42,7 +42,7 @@ class SourceReport:
     """`HELD_OUT`, or `text offered to the training`."""
     tokenizers: dict[str, Measures]
     examples: list[dict[str, Any]]
-    """A `line` of the text each, and the cells into which each of the `tokenizers` splits it."""
+    """Lines of the text, each a `line` with its cells by each of the `tokenizers`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class Report:
     """`description` and `vocab_size` of each."""
     sources: list[SourceReport]
     all_sources: dict[str, Measures]
-    """Sums over the sources."""
     usage_bytes: int
     """Text over which the use of our pieces was counted."""
     usage_tokens: int
@@ -122,14 +121,16 @@ class Report:
             sentences.append(f"For the same text it needs {', '.join(first)}{' and ' if first else ''}{last}.")
         better = sum(others[name].tokens < ours.tokens for name in lossless)
         if not ours.is_lossless:
-            sentences.append(f"It changes {_changed(ours)} of the lines itself, which saves tokens.")
+            share = ours.rates()["round_trip_failure_rate"]
+            sentences.append(f"It changes {share:.0%} of the lines itself, which saves tokens.")
         elif better:
             verb = f"compress{'es' * (better == 1)}"
             sentences.append(f"{better} of the {len(lossless)} others that give the text back exactly {verb} better.")
         elif lossless:
             sentences.append("No other tokenizer here that gives the text back exactly compresses better.")
         if lossy := [name for name in others if name not in lossless]:
-            shares = ", ".join(f"{self.labels[name]} ({_changed(others[name])})" for name in lossy)
+            rates = ((name, others[name].rates()["round_trip_failure_rate"]) for name in lossy)
+            shares = ", ".join(f"{self.labels[name]} ({share:.0%})" for name, share in rates)
             sentences.append(f"Not comparable, because lines do not decode to what they were: {shares}.")
         if lossless and any(source.measured_on != HELD_OUT for source in self.sources):
             sentences.append("Some of this text was offered to its own training, which flatters it.")
@@ -160,13 +161,14 @@ def make(
     compare_with: Sequence[str] = (),
     analyser: Analyser | None = None,
 ) -> Report:
-    """Measure the tokenizer at `model_path` and those to compare it with on the texts of each source.
-
-    `analyser` finds the words of texts that are written without spaces.
+    """Measure the tokenizer at `model_path`, and those beside it; `analyser` finds the words of unspaced texts.
 
     Raises:
         UserError: a tokenizer to compare with cannot be opened.
     """
+    word = "what white space separates"
+    if analyser and analyser.language == "ja":
+        word += f", and in Japanese text a morpheme as {analyser.version_text()} finds them"
     ours = open_tokenizer(model_path)
     tokenizers = {OURS: ours, **{name: open_tokenizer(name) for name in compare_with}}
     used = {name: np.zeros(len(tokenizer.pieces), dtype=np.int64) for name, tokenizer in tokenizers.items()}
@@ -204,7 +206,7 @@ def make(
         **_of_pieces(ours, ModelFile(model_path.read_bytes()), usage),
         coverage={name: measuring.coverage(each, used[name]) for name, each in tokenizers.items()},
         sample=sample,
-        word=measuring.word_text(analyser),
+        word=word,
     )
 
 
@@ -232,13 +234,8 @@ def _amounts(measures: Measures) -> str:
     return f"{measures.rates()['bytes_per_token']:.3f} bytes per token{per_word}"
 
 
-def _changed(measures: Measures) -> str:
-    return f"{measures.round_trip_failures / max(measures.lines, 1):.0%}"
-
-
 def _labels(names: Sequence[str]) -> dict[str, str]:
     """Shorten each path to its last part where that is unique; a tokenizer's usual file to the name of its folder."""
-    short = []
-    for path in map(PurePosixPath, names):
-        short.append((path.parent.name if path.name in IN_FOLDER else path.name) or str(path))
+    paths = map(PurePosixPath, names)
+    short = [(path.parent.name if path.name in IN_FOLDER else path.name) or str(path) for path in paths]
     return {name: last if short.count(last) == 1 else name for name, last in zip(names, short, strict=True)}

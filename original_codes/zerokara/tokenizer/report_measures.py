@@ -44,9 +44,8 @@ _MAX_FAILURES_SHOWN = 5
 class Measures:
     """Counts of one tokenizer on one body of text.
 
-    Tokens include line ends, and are counted by kind: of several characters, one whole character, part of a character
-    that has no piece, unknown (of which one may hide a whole word: `unknown_characters`), line end. `words` is None
-    where `count_words` finds none, and a round-trip failure is a line that decodes to another text.
+    Tokens include line ends, and are counted by kind; one unknown token may hide a whole word (`unknown_characters`).
+    `words` is that of `count_words`, and a round-trip failure is a line that decodes to another text.
     """
 
     characters: int = 0
@@ -90,14 +89,12 @@ class Measures:
 
 @dataclass(frozen=True)
 class Cell:
-    """A stretch of a line and the tokens that spell it: one, or all bytes of a character.
-
-    The kind is `piece`, `character`, `byte`, `unknown`, or `dropped`: text without a token, such as a space.
-    """
+    """A stretch of a line and the tokens that spell it: one, or all bytes of a character."""
 
     text: str
     pieces: list[str]
     kind: str
+    """`piece`, `character`, `byte`, `unknown`, or `dropped`: text without a token, such as a space."""
 
 
 def measure(
@@ -172,13 +169,6 @@ def count_words(texts: Sequence[str], analyser: Analyser | None = None) -> int |
         return None
     analyse = analyser.start()
     return sum(sum(1 for _ in analyse(line)) for line in whole.split("\n") if line.strip())
-
-
-def word_text(analyser: Analyser | None = None) -> str:
-    """Definition of a word in `count_words`, for display."""
-    if analyser is None or analyser.language != "ja":
-        return "what white space separates"
-    return f"what white space separates, and in Japanese text a morpheme as {analyser.version_text()} finds them"
 
 
 def coverage(tokenizer: MeasuredTokenizer, used: Counts) -> list[dict[str, float]]:

@@ -1,8 +1,8 @@
 """Rendering of the report as a page and as plain text (`report.html.jinja`, `report.txt.jinja`).
 
 The page is one HTML file that needs no network, no script and no other file. Jinja2 escapes whatever comes from a
-corpus or a vocabulary; only the two charts, drawn from numbers, are markup: matplotlib's SVG. It cannot draw in the CSS
-variables of the page, so it draws in stand-ins for them (`_COLOURS`), which are replaced afterwards.
+corpus or a vocabulary; only the two charts, matplotlib's SVG, are markup. matplotlib cannot draw in the page's CSS
+variables, so it draws in stand-ins (`_COLOURS`), which are replaced afterwards.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """SentencePiece's and Hugging Face's tokenizers behind one interface, so that all are measured alike.
 
-In: a SentencePiece `.model` file, a Hugging Face `tokenizer.json`, or a folder or downloaded repository that holds one.
-Out: a `MeasuredTokenizer`. Nothing is added to a text: no <s>, no [CLS], no padding; text that spells a special token
-is text. Each vendor's own library encodes: tokenizers would take two to four times as long for a SentencePiece model,
-and not every one has an equal `tokenizer.json`.
-Source: sentencepiece 0.2.3; the format of tokenizers 0.23's `tokenizer.json`.
+In: a SentencePiece `.model` file, a Hugging Face `tokenizer.json` (format of tokenizers 0.23), or a folder or
+downloaded repository that holds one. Out: a `MeasuredTokenizer`. Nothing is added to a text, and text that spells a
+special token is text. Each vendor's own library encodes: tokenizers would take two to four times as long for a
+SentencePiece model, and not every one has an equal `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -37,26 +36,20 @@ _OTHERS = [byte for byte in range(256) if byte not in _PRINTING]
 _BYTES = {chr(byte): byte for byte in _PRINTING} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 """The characters with which GPT-2's vocabulary spells bytes (`bytes_to_unicode`, gpt-2/src/encoder.py): printable bytes
 are themselves; the others, in their order, are the characters from U+0100 on."""
-_PROBE = "a 1 龘 \U0001f600"
-"""Text on which a tokenizer that cannot encode (a WordPiece without its unknown token) fails."""
 
 
 TokenKind = IntEnum("TokenKind", ("PIECE", "CHARACTER", "BYTE", "UNKNOWN"), start=0)
-"""Kind of a token: several characters, one whole character, a part of one, text without a piece.
-
-A part is a byte-fallback piece (<0xE3>), and in byte-level BPE (GPT-2's kind, whose vocabulary spells bytes in a table
-of 256 characters) any token whose bytes are no whole characters.
-"""
+"""Kind of a token: several characters, one whole character, a part of one (a byte-fallback piece such as <0xE3>; in
+byte-level BPE any token whose bytes are no whole characters), text without a piece."""
 
 
 @dataclass
 class MeasuredTokenizer:
-    """A tokenizer to measure.
+    """A tokenizer to measure, with arrays by id.
 
     It encodes lines, decodes the ids of each, and gives the *spans* of a line: each token with start and end of the
-    characters that it stands for, which may be none for all but one byte of a character.
-    Pieces are by id, which may leave gaps, as they are in the vocabulary; their contents are the text that each stands
-    for as bytes, or bytes that are no text, and None for unknown tokens and control pieces.
+    characters that it stands for, which may be none for all but one byte of a character. Ids may leave gaps; contents
+    are the bytes that each piece stands for, None for unknown tokens and control pieces.
     """
 
     description: str
@@ -72,12 +65,11 @@ class MeasuredTokenizer:
         contents = [content or b"" for content in self.contents]
         texts = [content.decode(errors="ignore") for content in contents]
         self.piece_bytes = np.array([len(content) for content in contents])
-        """By id: UTF-8 bytes of the piece's text; for byte tokens their number of bytes."""
+        """UTF-8 bytes of the piece's text; for byte tokens their number of bytes."""
         is_text = [text.encode() == content for text, content in zip(texts, contents, strict=True)]
         self.piece_characters = np.array([len(text) for text in texts]) * is_text
-        """By id: characters of the piece's text; 0 for bytes, the unknown token and control pieces."""
+        """Characters of the piece's text; 0 for bytes, the unknown token and control pieces."""
         self.kinds = np.where(self.piece_characters == 1, TokenKind.CHARACTER, TokenKind.PIECE)
-        """By id: the `TokenKind`."""
         self.kinds[(self.piece_characters == 0) & (self.piece_bytes > 0)] = TokenKind.BYTE
         self.kinds[list(self.unknown_ids)] = TokenKind.UNKNOWN
 
@@ -108,11 +100,7 @@ def find_file(name: str) -> Path:
 
 
 def open_tokenizer(name: str | Path) -> MeasuredTokenizer:
-    """Open a tokenizer of any kind.
-
-    Raises:
-        UserError: it cannot be opened.
-    """
+    """Open a tokenizer of any kind; raise a `UserError` where it cannot be opened."""
     path = find_file(str(name))
     is_json = path.suffix == ".json"
     try:
@@ -153,7 +141,7 @@ def _hugging_face(content: bytes) -> MeasuredTokenizer:
     settings.update(truncation=None, padding=None, post_processor=None)
     vendor = Tokenizer.from_str(orjson.dumps(settings).decode())
     vendor.encode_special_tokens = True  # text that spells a special token is text
-    vendor.encode(_PROBE, add_special_tokens=False)
+    vendor.encode("a 1 龘 \U0001f600", add_special_tokens=False)  # raises for a WordPiece without its unknown token
     model = settings["model"]
     parts: dict[str, dict[str, Any]] = {}
     for key, sequence in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")):

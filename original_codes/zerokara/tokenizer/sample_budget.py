@@ -53,10 +53,9 @@ DistinctWords = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CorpusStatistics:
-    """Estimates for the corpus, whose whole text is `offered_bytes`; the counts are of the bytes that were read.
+    """Estimated size of the corpus' text (`offered_bytes`), and counts over the `bytes` that were read.
 
-    Lines are training sentences, passages documents or the parts in which long ones are sampled; the half is every
-    second passage.
+    Lines are training sentences, passages are those of `sampling`; the half is every second passage.
     """
 
     offered_bytes: int
@@ -71,10 +70,7 @@ class CorpusStatistics:
 
 @dataclass(frozen=True)
 class SampleBudget:
-    """The size of the sample, the peak memory of the training and of the sampling before it, and what is available.
-
-    The largest sample is what safely fits the available memory.
-    """
+    """Size of the sample, peak memory of the training and of the sampling before it, and what safely fits."""
 
     sample_bytes: int
     peak_bytes: int
@@ -91,28 +87,22 @@ def estimate(config: TokenizerConfig, files: Sequence[InputFile]) -> SampleBudge
         num_passages = statistics.passages * sample_bytes / max(1, statistics.bytes)
         return round(sample_bytes + PASSAGE_OVERHEAD_BYTES * num_passages)
 
+    def peak(sample_bytes: int) -> int:
+        return max(_training_bytes(config, statistics, sample_bytes), sampling(sample_bytes))
+
     def largest(memory_bytes: float) -> int:
         sizes = range(0, max(1, int(memory_bytes)), 10_000)
-        needed = bisect_right(
-            sizes, memory_bytes, key=lambda size: max(_training_bytes(config, statistics, size), sampling(size))
-        )
-        return sizes[max(0, needed - 1)]
+        return sizes[max(0, bisect_right(sizes, memory_bytes, key=peak) - 1)]
 
-    if config.sample_bytes == "auto":
-        sample_bytes = max(AUTO_LEAST_BYTES, min(AUTO_MOST_BYTES, largest(AUTO_SHARE * available)))
-    else:
-        sample_bytes = config.sample_bytes
+    auto_bytes = max(AUTO_LEAST_BYTES, min(AUTO_MOST_BYTES, largest(AUTO_SHARE * available)))
+    sample_bytes = auto_bytes if config.sample_bytes == "auto" else config.sample_bytes
     drawn = min(sample_bytes, statistics.offered_bytes)
-    peak = _training_bytes(config, statistics, drawn)
-    return SampleBudget(sample_bytes, peak, sampling(drawn), available, largest(SAFE_SHARE * available))
+    training_bytes = _training_bytes(config, statistics, drawn)
+    return SampleBudget(sample_bytes, training_bytes, sampling(drawn), available, largest(SAFE_SHARE * available))
 
 
 def check(config: TokenizerConfig, budget: SampleBudget) -> None:
-    """Refuse a sample that the machine has no memory for.
-
-    Raises:
-        UserError: names the largest sample that fits.
-    """
+    """Raise a `UserError`, with the largest sample that fits, where the machine lacks the memory."""
     needed = max(budget.peak_bytes, budget.sampling_bytes)
     if needed > budget.available_bytes:
         rule = f"needs about {bytes_text(needed)} of memory, and {bytes_text(budget.available_bytes)} are free"

@@ -1,7 +1,6 @@
-"""Corpus files → the text to train the tokenizer on, and some of each source to measure it with.
+"""Corpus files → a file with one training sentence per line, and texts of each source to measure the tokenizer with.
 
-In: files, a budget in bytes, a seed. Out: a file with one training sentence per line, texts to measure with (held out
-where a source has enough), and a report whose numbers add up. Documents are offered as *passages*: whole, or split at
+Documents are offered as *passages*: whole, or split at
 line ends where longer than `PASSAGE_BYTES`. Each gets a random key from the seed; those with the smallest keys stay
 while they fit the budget (reservoir sampling): a uniform sample that depends only on corpus, budget and seed, in memory
 of the size of the budget. Chosen passages are split at line ends, and at sentence ends where a line is longer than
@@ -33,7 +32,7 @@ PASSAGE_OVERHEAD_BYTES = 250
 HELD_OUT_SHARE, HELD_OUT_BYTES = 0.01, 1_000_000
 """Share and most bytes of the text of each source that are held out."""
 HELD_OUT_MIN_BYTES, OFFERED_BYTES = 20_000, 300_000
-"""Less held-out text says nothing about a tokenizer: it goes back to the training, and the source is measured on so
+"""Less held-out text says nothing about a tokenizer: it goes back to the training, and the source is measured on this
 much text that was offered to the training, which the report says."""
 PART_BYTES = 8 * 1024 * 1024
 
@@ -46,7 +45,7 @@ _SPACE = re.compile(r"(?<=\S)(?=\s)")
 
 @dataclass
 class SampleReport:
-    """What was offered, chosen and used; bytes are UTF-8 bytes of text without line ends."""
+    """Counts of the text offered, chosen and used; bytes are UTF-8 bytes without line ends."""
 
     documents: int = 0
     bytes_offered: int = 0
@@ -59,7 +58,7 @@ class SampleReport:
     held_out_bytes_by_source: list[int] = field(default_factory=list)
 
     def use_text(self) -> str:
-        """How much of the chosen text was used, and why not all, to be read."""
+        """Return the amount of text used, with reasons for the rest, for display."""
         share = self.bytes_used / max(self.bytes_chosen, 1)
         text = f"{bytes_text(self.bytes_used)} ({share:.3%} of the sample), {plural(self.sentences, 'sentence')}"
         losses = [f"{plural(count, 'byte')} dropped: {reason}" for reason, count in self.dropped_bytes.items()]
@@ -69,7 +68,7 @@ class SampleReport:
 
 @dataclass(frozen=True)
 class SourceTexts:
-    """Texts of one source, to measure tokenizers with, and whether they are kept out of the training."""
+    """Texts of one source to measure tokenizers with; `held_out` ones are not trained on."""
 
     texts: list[str]
     held_out: bool
@@ -98,9 +97,9 @@ class _Reservoir:
 
     def drain(self) -> list[tuple[int, bytes]]:
         """Remove and return all passages, in the order of the corpus."""
-        taken = sorted((order, passage) for _, order, passage in self._heap)
+        passages = sorted((order, passage) for _, order, passage in self._heap)
         self._heap = []
-        return taken
+        return passages
 
 
 def draw(
@@ -142,9 +141,9 @@ def draw(
             _, content = chosen.pop()
             report.bytes_chosen += _text_bytes(content)
             text = content.decode()
-            if found := RESERVED.findall(text):
-                dropped = "character reserved by SentencePiece (U+2585, NUL)"
-                report.dropped_bytes[dropped] = report.dropped_bytes.get(dropped, 0) + len("".join(found).encode())
+            if reserved := "".join(RESERVED.findall(text)):
+                reason = "character reserved by SentencePiece (U+2585, NUL)"
+                report.dropped_bytes[reason] = report.dropped_bytes.get(reason, 0) + len(reserved.encode())
             for sentence in sentences_of(text):
                 report.sentences += 1
                 report.bytes_used += file.write(f"{sentence}\n".encode()) - 1
@@ -152,7 +151,7 @@ def draw(
 
 
 def _documents(config: TokenizerConfig, files: Sequence[InputFile], report: SampleReport) -> Iterator[tuple[int, str]]:
-    """The source and the text of each document; counts them and the bad lines, whose share is checked at the end."""
+    """Yield source and text of each document; count them and the bad lines, and check their share at the end."""
     bad, first_bad = Counter[str](), list[str]()
     with Progress("reading the corpus", total=sum(file.bytes for file in files), unit="B") as progress:
         for part in parts(files, PART_BYTES, config.txt_document):
@@ -183,8 +182,7 @@ def passages_of(text: str) -> Iterator[str]:
     if len(text) * 4 <= PASSAGE_BYTES or len(text.encode()) <= PASSAGE_BYTES:
         yield text
         return
-    gathered: list[str] = []
-    size = 0
+    gathered, size = list[str](), 0
     for line in text.split("\n"):
         for part in split_line(line, PASSAGE_BYTES):
             part_bytes = len(part.encode()) + 1
@@ -215,7 +213,7 @@ def split_line(line: str, limit: int = SENTENCE_BYTES) -> list[str]:
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """The training sentences of a text: its lines, split where too long or at reserved characters."""
+    """Yield the training sentences of a text: its lines, split where too long or at reserved characters."""
     for line in text.split("\n"):
         for part in filter(None, RESERVED.split(line)):
             yield from split_line(part)

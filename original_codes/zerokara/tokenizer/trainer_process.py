@@ -90,7 +90,9 @@ def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[
                 now, step = "merging", int(match[1]) - done
             elif match := _EM_LINE.search(line):
                 now, step, candidates = "pruning", 1, int(match[1])
-                total = total or num_rounds(candidates, vocab_size)
+                if not total:  # the pruning rounds, about, to the vocabulary
+                    rounds = math.log(max(1.0, candidates / (DESIRED_SHARE * vocab_size))) / -math.log(SHRINKING)
+                    total = max(1, math.ceil(rounds))
                 notes = {"candidates": f"{candidates:,}"}
             elif match := _PHASE.search(line):
                 now = _PHASES[match[0]]
@@ -103,11 +105,6 @@ def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[
             progress.set_postfix(notes, refresh=False)
     log.flush()
     return last
-
-
-def num_rounds(candidates: int, vocab_size: int) -> int:
-    """Approximate number of pruning rounds from this many candidates to the vocabulary."""
-    return max(1, math.ceil(math.log(max(1.0, candidates / (DESIRED_SHARE * vocab_size))) / -math.log(SHRINKING)))
 
 
 def _lines(trainer_output: IO[bytes]) -> Iterator[str]:

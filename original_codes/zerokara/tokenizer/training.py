@@ -26,7 +26,7 @@ from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text, log
 from zerokara.resources import available_cores
 from zerokara.tokenizer import report, report_page, sampling, trainer_process
-from zerokara.tokenizer.model_file import NEWLINE, ModelFile
+from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile
 from zerokara.tokenizer.morphemes import Analyser, rescore, segment
 from zerokara.tokenizer.sample_budget import SampleBudget
 
@@ -45,7 +45,7 @@ def build(
 ) -> tuple[sampling.SampleReport, int, report.Report]:
     """Make the files of a tokenizer in the work folder of `folder`; return both reports and the peak memory in bytes.
 
-    A failure removes the work folder; a refusal leaves nothing, a failure of the training leaves the log.
+    A refusal leaves nothing in `folder`, a failure of the training leaves the log.
 
     Raises:
         UserError: no text, too many unreadable documents, a vocabulary that does not fit the text.
@@ -115,8 +115,7 @@ def train(
 ) -> tuple[bytes, int]:
     """Train on a file of sentences; return the model, and the peak memory in bytes.
 
-    The trainer's log is appended to `log_path`. `morphemes` holds the same text with one morpheme per line, for
-    `pre_segment` (see `morphemes.segment`).
+    The trainer's log is appended to `log_path`; `morphemes` is what `morphemes.segment` has written.
 
     Raises:
         UserError: there is no text, or the vocabulary is larger than the sample supports or too small for its
@@ -171,7 +170,8 @@ def train(
     if model.is_unigram:
         if morphemes and config.normalization_rule_name == "identity":
             rescore(model, sentences, morphemes)
-        model.round_scores()
+        # The scores of BPE are whole numbers.
+        model.set_scores({i: round(piece.score / SCORE_STEP) * SCORE_STEP for i, piece in enumerate(model.pieces)})
     model.append_controls(config.reserved_pieces)
     model.append_sentinels(config.extra_ids)
     return model.to_bytes(), peak
@@ -179,13 +179,23 @@ def train(
 
 def _options(config: TokenizerConfig, vocab_size: int, has_morphemes: bool) -> dict[str, Any]:
     """Return the keyword arguments of SentencePiece's trainer."""
+    # Characters that always get a piece. Those in the names of control and byte pieces: a text that spells such a name
+    # is never the piece for SentencePiece, but would be for Hugging Face's Unigram where the alternative has an unknown
+    # character. And white space that no text should lose, where no bytes can spell it.
+    required = ["<unk>", "<s>", "</s>", "<pad>", *config.reserved_pieces]
+    required += ["<extra_id_0123456789>"] if config.extra_ids else []
+    if config.byte_fallback:
+        required += [f"<0x{byte:02X}>" for byte in range(NUM_BYTE_PIECES)]
+    elif not config.normalization_rule_name.startswith("nmt"):
+        required.append("\t\r")
     return {
         "model_type": config.model_type,
         "vocab_size": vocab_size - config.num_appended_pieces,
         # A vocabulary smaller than asked for is reported by `train`, with the size that works.
         "hard_vocab_limit": False,
         "character_coverage": config.character_coverage,
-        "required_chars": _required_characters(config),
+        # A symbol of one character is its piece, and SentencePiece allows no second one.
+        "required_chars": "".join(sorted(set("".join(required)) - set(config.user_defined_symbols))),
         "byte_fallback": config.byte_fallback,
         "split_digits": config.split_digits,
         "normalization_rule_name": config.normalization_rule_name,
@@ -204,20 +214,3 @@ def _options(config: TokenizerConfig, vocab_size: int, has_morphemes: bool) -> d
         "num_threads": num_threads(config),
         "minloglevel": 0,
     }
-
-
-def _required_characters(config: TokenizerConfig) -> str:
-    """Return the characters that always get a piece.
-
-    These are those in the names of control and byte pieces: a text that spells such a name is never the piece for
-    SentencePiece, but would be for Hugging Face's Unigram where the alternative has an unknown character. And white
-    space that no text should lose, where no bytes can spell it.
-    """
-    names = ["<unk>", "<s>", "</s>", "<pad>", *config.reserved_pieces]
-    names += ["<extra_id_0123456789>"] if config.extra_ids else []
-    if config.byte_fallback:
-        names += [f"<0x{byte:02X}>" for byte in range(NUM_BYTE_PIECES)]
-    elif not config.normalization_rule_name.startswith("nmt"):
-        names.append("\t\r")
-    # A symbol of one character is its piece, and SentencePiece allows no second one.
-    return "".join(sorted(set("".join(names)) - set(config.user_defined_symbols)))

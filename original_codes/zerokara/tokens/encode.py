@@ -178,7 +178,7 @@ def encode(
                 progress.advance(result.disk_bytes)
         return results
     except FastEncoderDiffersError as difference:
-        what = f"{choice.name} gave other ids than SentencePiece for {difference.excerpt}"
+        what = f"{choice.name} gave other ids than SentencePiece for {difference}"
         log(f"  {what}: starting over with SentencePiece")
     choice = sentencepiece_itself(encoder, "")
     plan = replace(plan, encoder=choice.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 from toy_tokenizers import TrainToy, toy_lines
 
 from zerokara.tokenizer import fast_encoder
@@ -30,20 +28,6 @@ def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
     (ours, our_bytes), (theirs, their_bytes) = toy_bpe.encode_joined(texts), quick.encode_joined(texts)
     assert theirs.dtype == np.int32 and np.array_equal(ours, theirs)
     assert our_bytes == their_bytes == [len(text.encode()) for text in texts]
-
-
-def test_the_model_is_as_gigatoken_makes_it_itself(train_toy: TrainToy) -> None:
-    encoder = Encoder(train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=["[CALL]"], vocab_size=560))
-    model = ModelFile(encoder.model_bytes)
-    special = {i: fast_encoder.marker(i) for i, piece in enumerate(model.pieces) if piece.type in (2, 3)}
-    for i, name in special.items():
-        model._proto.pieces[i].piece = name
-    ours = json.loads(fast_encoder.gigatoken_json(encoder.model))
-    theirs = json.loads(sentencepiece_to_tokenizer_json(model.to_bytes()))
-    assert (ours["model"].pop("unk_token"), theirs["model"].pop("unk_token")) == (special[encoder.unk_id], "<unk>")
-    theirs = {key: value for key, value in theirs.items() if value is not None}
-    theirs["model"] = {key: value for key, value in theirs["model"].items() if value is not None and value is not False}
-    assert ours == theirs and len(ours["model"]["merges"]) > 100
 
 
 def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainToy) -> None:
@@ -74,7 +58,7 @@ def test_without_byte_fallback_sentencepiece_does_it(train_toy: TrainToy) -> Non
 
 def test_it_is_opened_anew_before_it_remembers_too_much(toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_encoder, "MAX_CACHED_TOKENS", 1000)
-    quick = fast_encoder.FastEncoder(toy_bpe.model_path)
+    quick = fast_encoder.FastEncoder(toy_bpe)
     first = quick._tokenizer
     for text in TEXTS:
         assert np.array_equal(quick.encode_joined([text])[0], toy_bpe.encode_joined([text])[0])
@@ -93,8 +77,8 @@ def _other_merges(encoder: Encoder, folder: Path) -> Path:
 
 def test_other_ids_are_found_before_the_work(toy_bpe: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(fast_encoder.FastEncoder):
-        def __init__(self, model_path: Path, reference: Encoder) -> None:
-            super().__init__(_other_merges(toy_bpe, tmp_path))
+        def __init__(self, reference: Encoder) -> None:
+            super().__init__(Encoder(_other_merges(reference, tmp_path)))
 
     monkeypatch.setattr(fast_encoder, "FastEncoder", Wrong)
     choice = fast_encoder.choose(toy_bpe, TEXTS)
@@ -103,12 +87,12 @@ def test_other_ids_are_found_before_the_work(toy_bpe: Encoder, tmp_path: Path, m
 
 
 def test_other_ids_are_found_while_it_works(toy_bpe: Encoder, tmp_path: Path) -> None:
-    quick = fast_encoder.FastEncoder(toy_bpe.model_path)
+    quick = fast_encoder.FastEncoder(toy_bpe)
     quick._reference = Encoder(_other_merges(toy_bpe, tmp_path))
     with pytest.raises(fast_encoder.FastEncoderDiffersError) as raised:
         for text in TEXTS:
             quick.encode_joined([text])
-    assert pickle.loads(pickle.dumps(raised.value)).excerpt == raised.value.excerpt != ""
+    assert str(raised.value)
 
 
 @pytest.mark.parametrize("missing", [True, False])
