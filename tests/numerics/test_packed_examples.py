@@ -20,7 +20,7 @@ from zerokara.model import cpu_attention, language_model, parallel
 from zerokara.model.builder import Model, build
 from zerokara.model.experts import Routing
 from zerokara.samples.objective import Batch
-from zerokara.samples.packed_examples import PackedExamples, PackedRows, Pairs
+from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.training.run import as_tensors
 
 PAD, END, VOCABULARY = 0, 2, 300
@@ -58,7 +58,7 @@ class Case:
     def is_pair(self) -> bool:
         return self.objective.start_id is not None
 
-    def nats(self, rows: PackedRows, isolated: bool = True) -> torch.Tensor:
+    def nats(self, rows: Batch, isolated: bool = True) -> torch.Tensor:
         """Nats of each position, whether it is learned or not."""
         batch = self.objective(rows, np.zeros(len(rows.inputs), np.int64))
         if not isolated:
@@ -67,7 +67,7 @@ class Case:
         with torch.no_grad():
             return self.model(inputs, labels, mask, *others, per_token=True)
 
-    def alone(self, example: int, folder: Path) -> PackedRows:
+    def alone(self, example: int, folder: Path) -> Batch:
         """The row of a single example, without padding."""
         tokens = [len(segment) for segment in self.examples[example]]
         lengths = packed(*tokens, True) if self.is_pair else packed(sum(tokens) - 1, sum(tokens) - 1, False)
@@ -253,7 +253,7 @@ def of_hugging_face(case: Case) -> tuple[float, int]:
 def of_ours(case: Case, moved_by: int = 0) -> tuple[float, float]:
     """Nats and number of the learned tokens of all rows, their mask moved by some positions."""
     made = case.rows.many(np.arange(len(case.rows)))
-    made = replace(made, learned=np.roll(made.learned, moved_by, axis=1))
+    made = replace(made, loss_mask=np.roll(made.loss_mask, moved_by, axis=1))
     batch = case.objective(made, np.zeros(len(case.rows), np.int64))
     with torch.no_grad():
         return float(case.model(*as_tensors(batch))), float(batch.loss_mask.sum())

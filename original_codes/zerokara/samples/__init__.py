@@ -1,9 +1,8 @@
 """Token files → training samples, by arithmetic: no index is built, nothing is cached or shuffled in memory.
 
-The path of a sample: a position of the run (one integer) → `order` (epoch and index in the epoch) → `packed` (a slice
-of the token stream) → `batches` (the data-parallel rank that reads it) → `objective` (inputs and labels). `data_plan`
-makes them from a configuration, `evaluation` reads the validation tokens. All in numpy; torch enters in `training/`.
-
-Fine-tuning goes the same way with examples in place of a stream: `example_data` in place of `data_plan`, and
-`packed_examples` (rows of whole examples, chosen by `packing`, and their objective) in place of `packed`.
+The path of a sample: a position of the run (one integer) → `order` (epoch and index in the epoch) → `packed_tokens` (a
+slice of the token stream) → `batches` (the data-parallel rank that reads it) → `objective` (inputs and labels).
+`data_plan` makes them from a configuration, `validation_batches` reads the validation tokens. All in numpy; torch
+enters in `training/`. Fine-tuning goes the same way with `packed_examples` (rows of whole examples, chosen by
+`bin_packing`, and their objective) in place of `data_plan` and `packed_tokens`.
 """

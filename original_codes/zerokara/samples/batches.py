@@ -2,9 +2,8 @@
 
 The position of a run is one integer, the number of samples consumed. The update at position c takes the samples at
 positions c … c + G − 1 of the order, G being the global batch. They are dealt out in micro batches of m: of the R
-ranks, rank r reads in micro step a the m samples from position c + (a·R + r)·m. So every sample of the global batch is
-read exactly once, for every R and m with G a multiple of m·R, and a run that resumes with another number of ranks or
-another micro batch reads the same global batches.
+ranks, rank r reads in micro step a the m samples from position c + (a·R + r)·m. So a run that resumes with another
+number of ranks or another micro batch reads the same global batches, each sample once.
 
 Example, G = 8, m = 2, R = 2 at position 80: rank 0 reads [80 81] then [84 85], rank 1 [82 83] then [86 87].
 """
@@ -37,7 +36,7 @@ class BatchLayout:
 
     @property
     def num_micro_steps(self) -> int:
-        """Micro batches whose gradients each rank accumulates in one update."""
+        """Gradient-accumulation steps of one update."""
         return self.global_batch_size // (self.micro_batch_size * self.num_ranks)
 
     def positions(self, consumed: int, rank: int = 0) -> NDArray[np.int64]:
@@ -49,7 +48,7 @@ class BatchLayout:
 
 
 class Batches:
-    """The micro batches of one rank, as an objective makes them of samples and the key of each."""
+    """Micro batches of one rank, as an objective makes them of samples and the key of each."""
 
     def __init__(
         self,
@@ -63,11 +62,11 @@ class Batches:
         self.tokens, self.order, self.layout, self.rank, self._objective = tokens, order, layout, rank, objective
 
     def at(self, consumed: int) -> Iterator[Batch]:
-        """The micro batches of the update at `consumed`."""
+        """Yield the micro batches of the update at `consumed`."""
         return self._of(self.layout.positions(consumed, self.rank))
 
     def single_samples(self, consumed: int) -> Iterator[tuple[int, Batch]]:
-        """The same samples as batches of one, each with its position."""
+        """Yield the samples of `at` as batches of one, each with its position."""
         positions = self.layout.positions(consumed, self.rank).reshape(-1, 1)
         yield from zip(positions.ravel().tolist(), self._of(positions), strict=True)
 

@@ -1,10 +1,9 @@
 """Examples of many lengths → rows of one length, so that hardly any of what is computed is padding.
 
-For a decoder it is best fit, the longest example first (best-fit decreasing): an example goes into the row that it
-leaves the least room in, or into a new one. For an encoder-decoder a row has two capacities, for the encoder input and
-for the decoder target, and is filled by itself: with the longest example, then with the longest ones that leave the
-rooms on both sides as they are to each other, as long as there are such. Examples of equal lengths are taken in an
-order that the seed draws. Everything is a function of the lengths, the capacities and the seed. Source: Krell et al.,
+For a decoder it is best-fit decreasing: an example, the longest first, goes into the row that it leaves the least room
+in, or into a new one. For an encoder-decoder a row has two capacities, for the encoder input and for the decoder
+target, and is filled by itself: with the longest example, then with the longest ones that keep the ratio of the rooms
+on both sides, as long as there are such. The seed draws the order of examples of equal lengths. Source: Krell et al.,
 Efficient Sequence Packing without Cross-contamination, 2021.
 
 Example, a capacity of 8, lengths 3 5 4 2 2: rows [5 3] and [4 2 2].
@@ -20,14 +19,14 @@ from numpy.typing import ArrayLike, NDArray
 Lengths = NDArray[np.int64]
 
 VERSION = 2
-"""Raised when the same lengths come to other rows: a run does not resume with other rows than it began with."""
+"""Increases when the same lengths give other rows: a run resumes only with the rows that it began with."""
 LENGTH_MULTIPLE = 8
 """Fused attention kernels want the rows of a mask aligned to 8 numbers."""
 _BALANCED = 0.8
 """Share of its part of the target room that an example at least uses, or a row would be left with room in one side."""
 _TRIED_ALL, _TRIED_STEP = 4, 8
-"""So many of the longest encoder inputs are looked at for a balanced example, and then one each time an eighth shorter:
-of inputs that are long beside their targets all would be 130, which took five times the time for rows as full."""
+"""Number of the longest encoder inputs that are tried for a balanced example, and then one each time an eighth shorter.
+Of inputs that are long beside their targets all would be 130, which took five times the time for rows as full."""
 _TRIED_EXAMPLES = 4096
 """Examples, drawn at random, that are packed with each target length that is tried."""
 _TRIED_SHARES = (1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0)
@@ -41,13 +40,13 @@ class Packing:
     examples: Lengths
     """Numbers of the examples, row after row; within a row they ascend."""
     offsets: Lengths
-    """Where each row begins in `examples`, and at the end their number, [rows + 1]."""
+    """Beginning of each row in `examples`, and at the end their number, [rows + 1]."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> Lengths:
-        """The examples of a row."""
+        """Return the examples of a row."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         return self.examples[self.offsets[row] : self.offsets[row + 1]]
@@ -82,7 +81,7 @@ def pack(lengths: ArrayLike, capacity: int, seed: int = 0) -> Packing:
 def pack_pairs(
     input_lengths: ArrayLike, target_lengths: ArrayLike, input_capacity: int, target_capacity: int, seed: int = 0
 ) -> Packing:
-    """Pack examples that take room in an encoder input and in a decoder target, 1 to its capacity in each."""
+    """Pack examples of two lengths, of encoder input and decoder target, each 1 to its capacity."""
     inputs, targets = _checked(input_lengths, input_capacity), _checked(target_lengths, target_capacity)
     assert len(inputs) == len(targets), f"{len(inputs)} inputs, {len(targets)} targets"
     order = _longest_first(inputs / input_capacity + targets / target_capacity, seed)
@@ -100,10 +99,7 @@ def pack_pairs(
 
 
 def target_length(input_lengths: ArrayLike, target_lengths: ArrayLike, input_capacity: int) -> int:
-    """The target length of packed rows that wastes the fewest positions of encoder and decoder together.
-
-    A multiple of 8, and room for the longest target. It is found by packing some of the examples.
-    """
+    """Choose the target length of packed rows, a multiple of 8, that wastes the fewest positions of both sides."""
     inputs, targets = _checked(input_lengths, input_capacity), np.asarray(target_lengths, dtype=np.int64)
     full = input_capacity * targets.sum() / inputs.sum()
     longest = int(targets.max())
@@ -117,22 +113,21 @@ def target_length(input_lengths: ArrayLike, target_lengths: ArrayLike, input_cap
 
 
 class _Unpacked:
-    """The examples that have no row yet, by their two lengths."""
+    """The examples that have no row yet, by their two lengths; of equal lengths the last of `order` is taken first."""
 
     def __init__(self, inputs: Lengths, targets: Lengths, order: Lengths):
-        """`order` is that in which examples of equal lengths are taken, the last one first."""
         self._examples: dict[tuple[int, int], list[int]] = {}
         self._inputs = 0
         """Bit s is set where there is an example with an encoder input of s."""
         self._targets: dict[int, int] = {}
-        """The same for the targets of the examples with such an input."""
+        """By such an input, the bits of its targets."""
         for example, size, target in zip(order.tolist(), inputs[order].tolist(), targets[order].tolist(), strict=True):
             self._examples.setdefault((size, target), []).append(example)
             self._inputs |= 1 << size
             self._targets[size] = self._targets.get(size, 0) | 1 << target
 
     def take(self, size: int, target: int) -> int | None:
-        """Remove an example of these lengths; gives its number, None if there is none."""
+        """Remove an example of these lengths and return its number; None if there is none."""
         examples = self._examples[size, target]
         if not examples:
             return None
@@ -144,8 +139,7 @@ class _Unpacked:
         return example
 
     def best(self, room: int, target_room: int) -> tuple[int, int] | None:
-        """Lengths of the example with the longest input among those that fit and leave the rooms as they are to each
-        other; where none of the longest does, of the one with the longest input."""
+        """Lengths of the longest input that fits and keeps the ratio of the rooms; else of the longest that fits."""
         fitting = self._inputs & ((2 << room) - 1)
         all_targets = (2 << target_room) - 1
         longest: tuple[int, int] | None = None
@@ -178,10 +172,11 @@ def _longest_first(sizes: Lengths | NDArray[np.float64], seed: int) -> Lengths:
 
 
 def _rows(row_of: Lengths, num_rows: int) -> Packing:
-    """The packing in which example i lies in row `row_of[i]`."""
+    """Return the packing in which example i lies in row `row_of[i]`."""
     counts = np.bincount(row_of, minlength=num_rows)
     return Packing(np.argsort(row_of, kind="stable"), np.concatenate([[0], np.cumsum(counts)]))
 
 
 def rounded_up(length: int) -> int:
+    """Round up to a multiple of `LENGTH_MULTIPLE`."""
     return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE

@@ -1,4 +1,4 @@
-"""The data of a run and its order: `source_weights`, `stages` and `order`, applied to the token files.
+"""Training data of a run and their order: `source_weights`, `stages` and `order`, applied to the token files.
 
 Without weights and stages the training tokens are one stream, and every token is read equally often
 (`order.SampleOrder`). Otherwise each source is cut into samples by itself, and these are mixed
@@ -21,7 +21,7 @@ from zerokara.tokens.indexed import TokenPaths
 
 @dataclass(frozen=True)
 class DataPlan:
-    """The training tokens of a run, how they are cut into samples, and their declared order."""
+    """Training tokens of a run, the lengths of their samples, and their declared order."""
 
     prefix: Path
     """Prefix of the .bin and .idx of the training tokens."""
@@ -37,8 +37,8 @@ class DataPlan:
         """Apply a configuration to the token files.
 
         Raises:
-            UserError: there are no token files, or their sources are not those that the weights are for; a source with
-                a weight is shorter than one sequence.
+            UserError: there are no token files, their sources are not those of the weights, or a source with a weight
+                is shorter than one sequence.
         """
         sources = read_sources(data.output_prefix)
         stages: tuple[MixedStage, ...] = ()
@@ -55,7 +55,7 @@ class DataPlan:
 
     @property
     def _parts(self) -> list[int]:
-        """Numbers of tokens of the parts that are cut into samples each by itself."""
+        """Numbers of tokens of the parts; each is cut into samples by itself."""
         counts = [source.num_tokens for source in self.sources]
         return counts if self.stages else [sum(counts)]
 
@@ -70,21 +70,21 @@ class DataPlan:
         return sum(self.samples_per_part)
 
     def order(self) -> SampleOrder | MixedOrder:
-        """The sample at each position of the run."""
+        """Return the order, which gives the sample at each position of the run."""
         if self.stages:
             return MixedOrder(self.stages, self.samples_per_part, self.seed)
         return SampleOrder(self.samples_per_epoch, self.seed, self.kind)
 
     def tokens(self, where: str = "") -> PackedTokens:
-        """The samples; `where` is the place of `seq_len`, for the fault if there is not a single one."""
+        """Open the samples; `where` is the place of `seq_len`, for the fault if there is not a single one."""
         return PackedTokens(self.prefix, self.lengths, where, self._parts)
 
     def documents_in(self, sample: int) -> list[DocumentId]:
-        """The documents in sample number `sample`, in order."""
+        """Return the documents in sample number `sample`, in order."""
         return self.tokens().documents(sample, self.sources)
 
     def identity(self) -> dict[str, Any] | None:
-        """The definition of the mixture, None if there is none; a run resumes only with the same one."""
+        """Return the definition of the mixture, if any; a run resumes only with the same one."""
         if not self.stages:
             return None
         tokens = [source.num_tokens for source in self.sources]
@@ -100,7 +100,7 @@ def _mixed_stages(
     for stage in config.stages or (Stage(tokens="rest"),):
         weights, length = stage.source_weights or config.source_weights, None
         if stage.source_tokens is not None:
-            # With the numbers of samples as weights, the seats of each source are exactly these numbers.
+            # With the numbers of samples as weights, each source gets exactly these numbers.
             whole = tuple(map(samples_in, stage.source_tokens))
             length = sum(whole)
         else:
@@ -119,8 +119,8 @@ def _length_faults(
     seen = set()
     for index, stage in enumerate(stages):
         own = config.stages[index] if config.stages else Stage()
-        given = [name for name in ("source_tokens", "source_weights") if getattr(own, name) is not None]
-        key = f"stages[{index}].{given[0]}" if given else "source_weights"
+        names = [name for name in ("source_tokens", "source_weights") if getattr(own, name) is not None]
+        key = f"stages[{index}].{names[0]}" if names else "source_weights"
         for source, weight in zip(sources, stage.weights, strict=True):
             if weight and not lengths.samples_in(source.num_tokens) and (key, source) not in seen:
                 seen.add((key, source))

@@ -2,9 +2,9 @@
 
 Shapes: b samples, n raw tokens each, S input positions (of the encoder, where there is one), T predicted positions.
 
-With intra-document masking each position has a *segment*, the number of its document in the sequence: how many
-end-of-document tokens (EOD) there are among the inputs up to it, itself included. As an input, an EOD opens the next
-document, as a ``<s>`` would. Example, inputs 7 8 EOD 5 6 EOD: segments 0 0 1 1 1 2.
+With intra-document masking each position has a *segment*, the number of its document in the sequence. As an input, an
+end-of-document token (EOD) opens the next document, as a ``<s>`` would. Example, inputs 7 8 EOD 5 6 EOD: segments
+0 0 1 1 1 2.
 """
 
 from __future__ import annotations
@@ -42,25 +42,24 @@ class Batch:
     segments: Ids | None = None
     """Segments of the inputs for intra-document masking, ascending from 0, [b, S]; None without it."""
     document_offsets: NDArray[np.int32] | None = None
-    """With `segments`: where each document (each part in a sequence) begins in the flattened batch, and at the end its
-    size b · S, [documents + 1]; known here, without asking a device how many there are."""
+    """With `segments`: beginnings of the documents in the flattened batch, and at the end its size b · S,
+    [documents + 1]; known here, without asking a device how many there are."""
     decoder_inputs: Ids | None = None
     """Input ids of the decoder of an encoder-decoder model, [b, T]: a start token, and the labels but for the last."""
     decoder_segments: Ids | None = None
-    """With `segments` and a decoder behind the encoder: the same for its positions, [b, T]."""
+    """With `segments` of an encoder-decoder: segments of the decoder's positions, [b, T]."""
     num_examples: Ids | None = None
-    """With `segments` of packed examples: how many a row holds, [b]; a segment of this number or above is padding.
-    None where there is no padding."""
+    """With `segments` of packed examples: their number in a row, [b]; a segment of this number or above is padding."""
 
     def arguments(self) -> list[NDArray[np.int64] | NDArray[np.float32] | NDArray[np.int32]]:
-        """The arrays in the order of the model's arguments."""
+        """Return the arrays in the order of the model's arguments."""
         segments = (self.segments, self.document_offsets, self.decoder_segments, self.num_examples)
-        rest = (self.decoder_inputs, *segments)
-        return [self.inputs, self.labels, self.loss_mask, *(array for array in rest if array is not None)]
+        optional = (array for array in (self.decoder_inputs, *segments) if array is not None)
+        return [self.inputs, self.labels, self.loss_mask, *optional]
 
 
 def first_in_segment(segments: Ids) -> NDArray[np.bool_]:
-    """Whether a position is the first of its segment in its row, [b, length]."""
+    """True where a position is the first of its segment in its row, [b, length]."""
     return np.diff(segments, axis=1, prepend=-1) != 0
 
 
@@ -71,12 +70,10 @@ def document_offsets(segments: Ids) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The ids from which a model generates."""
+    """The ids from which a model generates; `encoder_ids` are empty where it has no encoder."""
 
     encoder_ids: list[int]
-    """Input of the encoder; empty where there is none."""
     decoder_ids: list[int]
-    """First inputs of the decoder."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +81,13 @@ class Causal:
     """Next-token prediction. Every token counts, the EOD too, or a model would never learn to stop."""
 
     lengths: SampleLengths
-    """Lengths of one sample."""
     masking_eod_id: int | None = None
     """Id of the EOD with intra-document masking, None without it."""
     sentinel_ids: ClassVar[list[int]] = []
-    """Control tokens that are predicted all the same: none."""
 
     @classmethod
     def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int, intra_document_masking: bool) -> Causal:
-        """The objective of a run, which has no use for the seed."""
+        """Return the objective of a run; the seed is not used."""
         return cls(lengths, encoder.eos_id if intra_document_masking else None)
 
     def __call__(self, tokens: Ids, keys: Ids, real: NDArray[np.bool_] | None = None) -> Batch:
@@ -106,14 +101,14 @@ class Causal:
         return Batch(inputs, labels, mask, segments, document_offsets(segments))
 
     def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:
-        """Relative frequency of each id among the targets: as in the corpus, each token is predicted once an epoch.
+        """Relative frequency of each id among the targets, as in the corpus.
 
         Its entropy is the unigram-entropy baseline: the loss of a model that knows only how frequent each target is.
         """
         return token_counts.astype(np.float64)
 
     def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
-        """The ids of the text, with room for `max_new_tokens`: the beginning of a long one is cut off."""
+        """Encode the text, with room for `max_new_tokens`: the beginning of a long one is cut off."""
         return Prompt([], encoder.prompt_ids(text)[-max(1, self.lengths.input - max_new_tokens) :])
 
 
@@ -137,7 +132,7 @@ class SpanCorruption:
 
     @classmethod
     def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int, _: bool) -> SpanCorruption:
-        """The objective of a run, in which spans cross documents.
+        """Return the objective of a run, in which spans cross documents.
 
         Raises:
             UserError: a sample has more masked spans than the tokenizer has sentinels.
@@ -180,7 +175,7 @@ class SpanCorruption:
         return expected
 
     def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
-        """The ids of a text whose sentinels the decoder is to fill in; a text without any gets one at its end."""
+        """Encode a text whose sentinels the decoder is to fill in; a text without any gets one at its end."""
         parts = re.split(r"(<extra_id_\d+>)", text)
         if len(parts) == 1:
             parts.append("<extra_id_0>")
@@ -195,7 +190,7 @@ class SpanCorruption:
 
 
 def corrupt(tokens: Ids, noise: NDArray[np.bool_], sentinels: Ids, end_id: int) -> tuple[Ids, Ids]:
-    """Encoder inputs [b, S] and decoder targets [b, T] of `tokens` [b, n], `noise` as `noise_mask` gives it.
+    """Return encoder inputs [b, S] and decoder targets [b, T] of `tokens` [b, n], masked by a `noise_mask`.
 
     `sentinels` are the ids of <extra_id_0>, <extra_id_1>, …, at least as many as there are spans. Example, with X Y and
     end E: a b c d e f with c d and f masked gives the encoder input a b X e Y E and the decoder target X c d Y f E.
@@ -220,7 +215,7 @@ def noise_mask(lengths: SampleLengths, seed: int, keys: Ids) -> NDArray[np.bool_
 
 
 def _with_sentinels(tokens: Ids, masked: NDArray[np.bool_], sentinels: Ids, end_id: int) -> Ids:
-    """The tokens that are not masked, a sentinel in place of each masked span, and the end token."""
+    """Return the tokens that are not masked, a sentinel in place of each masked span, and the end token."""
     first = masked.copy()
     first[:, 1:] &= ~masked[:, :-1]
     number = np.cumsum(first, axis=1) - 1
@@ -230,7 +225,7 @@ def _with_sentinels(tokens: Ids, masked: NDArray[np.bool_], sentinels: Ids, end_
 
 
 def _span_lengths(num_tokens: int, num_spans: int, seed: int, keys: Ids, stream: int) -> Ids:
-    """Lengths, at least 1 each, of `num_spans` spans of `num_tokens` together, [b, M]; any split is as likely."""
+    """Draw lengths, at least 1 each, of `num_spans` spans of `num_tokens` together, [b, M]; any split is as likely."""
     if num_spans == 1:
         return np.full((len(keys), 1), num_tokens, dtype=np.int64)
     of_key = mix_many(keys.astype(np.uint64) ^ np.uint64(mix(mix(seed + GOLDEN) + stream)))
@@ -249,7 +244,7 @@ OBJECTIVES: dict[str, Callable[[SampleLengths, Encoder, int, bool], Objective]] 
 
 
 def objective(model: ModelSettings, encoder: Encoder, seed: int, intra_document_masking: bool) -> Objective:
-    """The objective of running text: the table's entry for the architecture.
+    """Return the objective of running text for the architecture.
 
     Raises:
         UserError: the tokenizer lacks what the objective needs.
@@ -276,7 +271,7 @@ def beginnings(texts: Iterable[str], has_span: bool) -> tuple[str, ...]:
 def prompt_inputs(
     prompts: Sequence[Prompt], generated: Sequence[list[int]], pad_id: int
 ) -> tuple[Ids, dict[str, NDArray[np.int64]]]:
-    """The model's first argument and its named ones, for the logits at the end of each prompt and its `generated` ids.
+    """Return the model's first argument and its named ones, for the logits behind each prompt and its `generated` ids.
 
     Padding has no effect on them: it is at the end of a causal decoder's input, and masked in an encoder's.
     """

@@ -1,9 +1,9 @@
 """The order in which a run reads its samples, a pure function: position of the run → (epoch, index of the sample).
 
 `SampleOrder` is the order of one stream of samples, `MixedOrder` that of several sources, mixed by weight in stages.
-Nothing is stored: every process computes the same order at any position, in memory that grows neither with the data nor
-with the run, and a longer run keeps the prefix of a shorter one. All pseudo-random numbers are SplitMix64's (G. Steele,
-D. Lea, C. Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+Nothing is stored: every process computes the same order at any position, and a longer run keeps the prefix of a shorter
+one. All pseudo-random numbers are SplitMix64's (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,
+2014).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def mix(value: int) -> int:
-    """SplitMix64's finaliser: a one-to-one scrambling of 64 bits."""
+    """SplitMix64's finaliser, a bijection of 64 bits."""
     value &= _MASK
     value = (value ^ (value >> 30)) * _MULTIPLIERS[0] & _MASK
     value = (value ^ (value >> 27)) * _MULTIPLIERS[1] & _MASK
@@ -44,14 +44,14 @@ def mix(value: int) -> int:
 
 
 def mix_many(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`mix` of each (numpy's uint64 arrays wrap round by themselves)."""
+    """`mix` of each value; numpy's uint64 arrays wrap round."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
     values = (values ^ (values >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
     return values ^ (values >> np.uint64(31))
 
 
 def derived_seed(seed: int, family: int, number: int) -> int:
-    """An independent seed for each of many things to shuffle."""
+    """Derive an independent seed for each permutation."""
     return mix(mix(mix(seed) + family) + number)
 
 
@@ -75,7 +75,7 @@ class KeyedPermutation:
         self._keys = np.array([mix(state + (r + 1) * GOLDEN) for r in range(NUM_ROUNDS)], dtype=np.uint64)
 
     def at(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The images of `indices` (in [0, n), one dimension)."""
+        """Return the images of `indices` (in [0, n), one dimension)."""
         values = self._once(indices.astype(np.uint64))
         outside = np.flatnonzero(values >= self.n)
         while len(outside):  # a value meets one below n after 4 steps on average at worst (n ≥ 16)
@@ -84,7 +84,7 @@ class KeyedPermutation:
         return values.astype(np.int64)
 
     def _once(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The Feistel network: a permutation of [0, 4^half_bits)."""
+        """Apply the Feistel network, a permutation of [0, 4^half_bits)."""
         half, top = np.uint64(self._half_bits), np.uint64(64 - self._half_bits)
         left, right = values >> half, values & np.uint64((1 << self._half_bits) - 1)
         for key in self._keys:
@@ -104,7 +104,7 @@ class SampleOrder:
         self.num_samples, self.seed, self.kind = num_samples, seed, kind
 
     def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Epochs and indices of the samples at `positions` (one dimension, in any order, over any epochs)."""
+        """Return epochs and indices of the samples at `positions` (one dimension, in any order, over any epochs)."""
         epochs, indices = np.divmod(positions, self.num_samples)
         if self.kind == "shuffle":
             for epoch in np.unique(epochs):
@@ -114,7 +114,7 @@ class SampleOrder:
 
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in the same proportion, as small as they can be; 0.1 is taken as the tenth that was written."""
+    """Smallest whole numbers in the same proportion; 0.1 is a tenth, not its nearest binary fraction."""
     exact = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
@@ -125,11 +125,10 @@ def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
 class Apportionment:
     """The source of each position of a mixture, so that every prefix of it has the proportions of the weights.
 
-    The positions are seats, which the sources are given by the method of Webster and Sainte-Laguë (M. Balinski, H. P.
-    Young: Fair Representation, 1982): the seats of source s have the keys (2n + 1) / w_s for n = 0, 1, 2, …, and all
-    seats are given in ascending order of key, then of source. So of the first p seats source s has about w_s·p / Σw,
-    and exactly that where these are whole numbers; it never loses a seat when p grows; and its seats lie evenly between
-    those of the others. Keys are whole numbers: they are multiplied by the least common multiple of the weights.
+    The positions are seats, assigned by the method of Webster and Sainte-Laguë (Balinski, Young: Fair Representation,
+    1982): the seats of source s have the keys (2n + 1) / w_s for n = 0, 1, 2, …, and all seats are given in ascending
+    order of key, then of source. So of the first p seats source s has about w_s·p / Σw, and exactly that where these
+    are whole numbers. Keys are made whole by the least common multiple of the weights.
 
     Example, weights 3 and 1: the keys are 1/3, 1, 5/3, 7/3, … and 1, 3, 5, …; the seats go to 0 0 1 0 0 0 1 0 0 0 …
     """
@@ -141,9 +140,9 @@ class Apportionment:
         self._steps = [multiple // weight if weight else 0 for weight in weights]
 
     def seats(self, num: int) -> list[int]:
-        """How many of the first `num` seats each source has; costs as much for the first as for the trillionth.
+        """Number of the first `num` seats that each source has, in a time that does not grow with `num`.
 
-        Each source is given at once what it has for certain: with 1/λ the key of the last seat, over 2, it has
+        Each source first gets what it has for certain: with 1/λ the key of the last seat, over 2, it has
         round(w/λ) seats, these sum to `num`, and rounding adds at most 1/2 for each of the k sources, so that
         1/λ ≥ (num − k/2) / Σw. Fewer than k seats remain, and go to the lowest keys.
         """
@@ -153,20 +152,20 @@ class Apportionment:
         return counts
 
     def sequence(self, first: int, num: int) -> list[int]:
-        """The source of each of the `num` seats from seat `first` on."""
+        """Return the source of each of the `num` seats from seat `first` on."""
         return self._give(self.seats(first), num)
 
     def _give(self, counts: list[int], num: int) -> list[int]:
-        """Give the next `num` seats to the lowest keys, and count them; returns their sources."""
+        """Give the next `num` seats to the lowest keys, count them, and return their sources."""
         waiting = [((2 * counts[source] + 1) * step, source) for source, step in enumerate(self._steps) if step]
         heapq.heapify(waiting)
-        given = []
+        sources = []
         for _ in range(num):
             source = waiting[0][1]
-            given.append(source)
+            sources.append(source)
             counts[source] += 1
             heapq.heapreplace(waiting, ((2 * counts[source] + 1) * self._steps[source], source))
-        return given
+        return sources
 
 
 @dataclass(frozen=True)
@@ -174,24 +173,22 @@ class MixedStage:
     """One stage of a mixture."""
 
     weights: tuple[int, ...]
-    """A whole number for each source."""
     num_samples: int | None
     """None for a last stage that is as long as the run."""
     kind: OrderKind
     name: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """All that determines the order; the name does not."""
+        """Return what determines the order; the name does not."""
         return {"weights": list(self.weights), "samples": self.num_samples, "order": self.kind}
 
 
 class _Draws:
     """The source of each position of one stage, and the number of the draw from that source.
 
-    The sources are the seats of an `Apportionment`. In `sequential` order they are used as they are: every source is
-    read in its own order, evenly mixed. In `shuffle` order they are shuffled within blocks of 1,024 positions: at the
-    end of a block every source has been read in proportion to its weight, and within a block there is no pattern. The
-    last block of a stage of known length is cut short, so that the stage has exactly the seats of its length.
+    In `sequential` order the sources are the seats of an `Apportionment`, evenly mixed. In `shuffle` order they are
+    shuffled within blocks of 1,024 positions, so that at the end of a block every source has been read in proportion
+    to its weight. The last block of a stage of known length is cut short, so that the stage has exactly its seats.
     """
 
     def __init__(self, stage: MixedStage, number: int, first: int, before: Sequence[int], seed: int):
@@ -201,7 +198,7 @@ class _Draws:
         self._blocks: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
 
     def counts(self, num: int) -> list[int]:
-        """How many of the stage's first `num` positions each source has."""
+        """Number of the stage's first `num` positions that each source has."""
         if self.stage.kind == "sequential" or num % BLOCK_SAMPLES == 0 or num == self.stage.num_samples:
             return self._seats.seats(num)
         number, rest = divmod(num, BLOCK_SAMPLES)
@@ -210,7 +207,7 @@ class _Draws:
         return [count + more for count, more in zip(counts, in_block.tolist(), strict=True)]
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Source and draw of each of `positions`, counted from the beginning of the stage."""
+        """Return source and draw of each of `positions`, counted from the beginning of the stage."""
         sources, draws = np.empty_like(positions), np.empty_like(positions)
         numbers, offsets = np.divmod(positions, BLOCK_SAMPLES)
         for number in np.unique(numbers):
@@ -220,7 +217,7 @@ class _Draws:
         return sources, draws
 
     def _block(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Source and draw of each position of a block; the last few that were asked for are kept."""
+        """Return source and draw of each position of a block; a few blocks are cached."""
         if number in self._blocks:
             return self._blocks[number]
         first, size = number * BLOCK_SAMPLES, BLOCK_SAMPLES
@@ -243,11 +240,10 @@ class MixedOrder:
     """The declared order of a run in stages over sources of `samples_per_source` samples.
 
     A position lies in a stage, which determines its source and the number d of the draw from that source. Draws are
-    counted over the whole run, through all stages, so that no sample of a source is read twice before all were read
-    once: draw d of a source of n samples lies in its epoch d // n, at index d mod n of the epoch, in a `SampleOrder`
-    with a seed of its own for each source. Only a stage of the other order ends an epoch early: it restarts the source,
-    since neither order can continue where the other stopped. So a stage in `sequential` order reads a source from its
-    beginning, whatever shuffled stages have read of it. The last stage may be open.
+    counted through all stages, so that no sample of a source is read twice before all were read once: draw d of a
+    source of n samples lies in its epoch d // n, at index d mod n of the epoch, in the `SampleOrder` of that source.
+    Only a stage of the other order ends an epoch early: it restarts the source, since neither order can continue where
+    the other stopped. The last stage may be open.
     """
 
     def __init__(self, stages: Sequence[MixedStage], samples_per_source: Sequence[int], seed: int):
@@ -280,10 +276,7 @@ class MixedOrder:
         }
 
     def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Epochs of their sources, and indices among the samples of all sources, of the samples at `positions`.
-
-        The positions have one dimension, and may be in any order and in any stages.
-        """
+        """Return epochs, each of a sample's source, and indices among all samples, at `positions` (one dimension)."""
         assert self.length is None or not len(positions) or positions.max() < self.length, "beyond the last stage"
         epochs, indices = np.empty_like(positions), np.empty_like(positions)
         numbers = np.searchsorted(self.firsts, positions, side="right") - 1
@@ -298,11 +291,11 @@ class MixedOrder:
         return epochs, indices
 
     def counts_by_stage(self, num: int) -> list[list[int]]:
-        """Of the first `num` positions of the run, how many each stage draws from each source."""
+        """Number of the run's first `num` positions that each stage draws from each source."""
         ends = [*self.firsts[1:], num]
         parts = [min(end, num) - draws.first for draws, end in zip(self._draws, ends, strict=True)]
         return [draws.counts(max(0, part)) for draws, part in zip(self._draws, parts, strict=True)]
 
     def counts(self, num: int) -> list[int]:
-        """Of the first `num` positions of the run, how many are drawn from each source."""
+        """Number of the run's first `num` positions that are drawn from each source."""
         return [sum(column) for column in zip(*self.counts_by_stage(num), strict=True)]

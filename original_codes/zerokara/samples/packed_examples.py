@@ -1,7 +1,7 @@
 """Token files of examples as packed rows: each row holds whole examples, one after another, and padding at its end.
 
 An example is a document of the token files, and its segments are the sequences of the document: alternately read and
-learned, the first one read. So what is learned, and where an answer ends, is known by construction.
+learned, the first one read.
 
 For a decoder an example of n tokens takes n − 1 positions: the inputs are its first n − 1 tokens, the labels its last
 n − 1, and a label is learned if it stands in a learned segment. For an encoder-decoder an example is two segments, the
@@ -40,26 +40,14 @@ _CHUNK = 1 << 16
 """Segments whose tokens are counted at a time."""
 
 
-@dataclass(frozen=True)
-class PackedRows:
-    """Some rows. Shapes: b rows, S input positions (of the encoder, where there is one), T predicted positions."""
-
-    inputs: Ids
-    """Input ids of the model, or of its encoder, [b, S]."""
-    segments: Ids
-    """Segment of each input position, ascending, [b, S]."""
-    labels: Ids
-    """The id that follows each position, or the decoder target, [b, T]."""
-    learned: Mask
-    """Whether the label is learned, [b, T]."""
-    num_examples: Ids
-    """Number of examples in each row, and so of the segment that is padding, [b]."""
-    decoder_segments: Ids | None = None
-    """Of an encoder-decoder: segment of each position of the target, [b, T]."""
-
-
 class PackedExamples:
-    """The rows of one pair of token files; the ids are memory-mapped, the packing is in memory."""
+    """The rows of one pair of token files; the ids are memory-mapped, the packing is in memory.
+
+    `max_tokens` takes the first examples, up to that number of tokens, but at least one.
+
+    Raises:
+        UserError: the files are missing or damaged.
+    """
 
     def __init__(
         self,
@@ -70,11 +58,6 @@ class PackedExamples:
         seed: int = 0,
         max_tokens: int | None = None,
     ):
-        """`max_tokens` takes the first examples, up to so many tokens in all, but at least one.
-
-        Raises:
-            UserError: the files are missing or damaged.
-        """
         self.prefix, self.lengths = Path(prefix), lengths
         self._is_encoder_decoder, self._pad_id = is_encoder_decoder, pad_id
         self._index = IndexedTokens(self.prefix, EXAMPLES_STEP)
@@ -92,7 +75,7 @@ class PackedExamples:
         return len(self._packing)
 
     def examples(self, row: int) -> list[int]:
-        """Numbers of the examples in a row, as they lie there."""
+        """Return the numbers of the examples in a row, in their order."""
         return self._packing[row].tolist()
 
     @property
@@ -113,13 +96,12 @@ class PackedExamples:
 
     @property
     def num_learned_tokens(self) -> int:
-        """Labels that are learned, in one epoch."""
+        """Number of learned labels in one epoch."""
         is_learned = self._is_learned()
-        learned = int(self._index.lengths[: len(is_learned)][is_learned].sum())
-        return learned - len(self._learned_and_no_label())
+        return int(self._index.lengths[: len(is_learned)][is_learned].sum()) - len(self._learned_and_no_label())
 
     def learned_counts(self, num_ids: int) -> Ids:
-        """How often each id is learned in one epoch, [num_ids]."""
+        """Count how often each id is learned in one epoch, [num_ids]."""
         is_learned = self._is_learned()
         counts = -np.bincount(self._index.tokens[self._learned_and_no_label()], minlength=num_ids)
         at = 0
@@ -130,95 +112,78 @@ class PackedExamples:
             at += len(chosen)
         return counts
 
-    def many(self, indices: Sequence[int] | Ids, real: Mask | None = None) -> PackedRows:
-        """The rows at `indices`; where `real` (one for each) is False, a row of padding."""
+    def many(self, indices: Sequence[int] | Ids, real: Mask | None = None) -> Batch:
+        """Return the rows at `indices`, without what `Pairs` adds; where `real` is False, a row of padding."""
         inputs = np.full((len(indices), self.lengths.input), self._pad_id, dtype=np.int64)
         labels = np.full((len(indices), self.lengths.target), self._pad_id, dtype=np.int64)
         segments, target_segments = np.zeros_like(inputs), np.zeros_like(labels)
-        learned, num_examples = np.zeros(labels.shape, dtype=np.bool_), np.zeros(len(indices), dtype=np.int64)
+        loss_mask, num_examples = np.zeros(labels.shape, np.float32), np.zeros(len(indices), dtype=np.int64)
         for place, row in enumerate(indices):
             examples = self.examples(int(row)) if real is None or real[place] else []
             at = target_at = 0
             for number, example in enumerate(examples):
-                ids, is_learned = self._example(example)
+                of_example = slice(*self._index.document_indices[example : example + 2].tolist())
+                lengths = self._index.lengths[of_example]
+                start = int(self._index.pointers[of_example.start]) // self._index.dtype.itemsize
+                ids = self._index.tokens[start : start + int(lengths.sum())]
+                is_learned = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
                 end, first = len(ids) - 1, 1  # a decoder reads all but the last, and predicts all but the first
                 if self._is_encoder_decoder:
                     end = first = len(ids) - int(is_learned.sum())
                 read, target = slice(at, at + len(ids[:end])), slice(target_at, target_at + len(ids[first:]))
                 inputs[place, read], segments[place, read] = ids[:end], number
                 labels[place, target], target_segments[place, target] = ids[first:], number
-                learned[place, target] = is_learned[first:]
+                loss_mask[place, target] = is_learned[first:]
                 at, target_at = read.stop, target.stop
             segments[place, at:] = target_segments[place, target_at:] = num_examples[place] = len(examples)
         of_decoder = target_segments if self._is_encoder_decoder else None
-        return PackedRows(inputs, segments, labels, learned, num_examples, of_decoder)
-
-    def _example(self, example: int) -> tuple[NDArray[Any], Mask]:
-        """The ids of an example, and whether each stands in a learned segment."""
-        first, end = self._index.document_indices[example : example + 2].tolist()
-        lengths = self._index.lengths[first:end]
-        start = int(self._index.pointers[first]) // self._index.dtype.itemsize
-        ids = self._index.tokens[start : start + int(lengths.sum())]
-        return ids, np.repeat(np.arange(end - first) % 2 == 1, lengths)
+        return Batch(inputs, labels, loss_mask, segments, decoder_segments=of_decoder, num_examples=num_examples)
 
     def _is_learned(self) -> Mask:
-        """Of each sequence of the examples, whether it is a learned segment."""
+        """True for each sequence of the examples that is a learned segment."""
         firsts = self._index.document_indices[: self.num_examples + 1]
         counts = np.diff(firsts)
         is_learned: Mask = (np.arange(int(counts.sum())) - np.repeat(firsts[:-1], counts)) % 2 == 1
         return is_learned
 
     def _learned_and_no_label(self) -> Ids:
-        """Places in the .bin of a decoder's first tokens, which nothing predicts, where nothing is read before them."""
+        """Places in the .bin of learned tokens of a decoder that nothing predicts: those of an empty first segment."""
         firsts = self._index.document_indices[: 0 if self._is_encoder_decoder else self.num_examples]
         return document_bounds(self._index)[: len(firsts)][self._index.lengths[firsts] == 0]
 
 
 def pair_lengths(index: IndexedTokens) -> tuple[Ids, Ids]:
-    """Tokens of the encoder input and of the decoder target of each example of an encoder-decoder."""
+    """Return the lengths of encoder input and decoder target of each example of an encoder-decoder."""
     assert (np.diff(index.document_indices) == 2).all(), f"{index.prefix} holds examples of other than two segments"
     return index.lengths[0::2].astype(np.int64), index.lengths[1::2].astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The objective of fine-tuning: learn the answers of packed examples, each by itself.
+    """The objective of fine-tuning: learn the answers of packed examples.
 
     Attention stays within an example and positions restart, so a packed example is computed as it would be alone.
-    A batch tells the number of examples in each row, and so which positions are padding: a mixture of experts balances
-    the others.
+    `Batch.num_examples` tells which positions are padding: a mixture of experts balances the others.
     """
 
     lengths: SampleLengths
-    """Lengths of a packed row."""
     start_id: int | None = None
     """First input of a decoder with an encoder before it; None for a decoder by itself."""
-
     sentinel_ids: ClassVar[list[int]] = []
-    """Control tokens that are predicted all the same: none."""
 
-    def __call__(self, rows: PackedRows, keys: Ids) -> Batch:
-        """Make the batch of some rows, whatever the keys."""
-        offsets = decoder_inputs = None
+    def __call__(self, rows: Batch, keys: Ids) -> Batch:
+        """Complete the batch of `PackedExamples.many`, whatever the keys."""
         if rows.decoder_segments is None:
-            offsets = document_offsets(rows.segments)
-        else:  # in each segment of the target the start token, and all labels but the last
-            assert self.start_id is not None
-            shifted = np.roll(rows.labels, 1, axis=1)
-            decoder_inputs = np.where(first_in_segment(rows.decoder_segments), self.start_id, shifted)
-        return Batch(
-            rows.inputs,
-            rows.labels,
-            rows.learned.astype(np.float32),
-            rows.segments,
-            offsets,
-            decoder_inputs,
-            rows.decoder_segments,
-            rows.num_examples,
-        )
+            assert rows.segments is not None
+            return replace(rows, document_offsets=document_offsets(rows.segments))
+        # In each segment of the target the start token, and all labels but the last.
+        assert self.start_id is not None
+        shifted = np.roll(rows.labels, 1, axis=1)
+        decoder_inputs = np.where(first_in_segment(rows.decoder_segments), self.start_id, shifted)
+        return replace(rows, decoder_inputs=decoder_inputs)
 
     def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
-        """The ids of what is read; the beginning of a text that is too long is cut off."""
+        """Encode the text that is read; the beginning of one that is too long is cut off."""
         if self.start_id is not None:
             read = encoder.encode(text).tolist()[-(self.lengths.input - 1) :]
             return Prompt([*read, encoder.eos_id], [self.start_id])
@@ -227,19 +192,21 @@ class Pairs:
 
 @dataclass(frozen=True)
 class ExampleData:
-    """The training examples of a run, how they are packed, and their order."""
+    """Training data of a fine-tuning: what `data_plan` is for a corpus.
+
+    A sample is a packed row of examples, and the rows are shuffled anew in each epoch. Tokens are counted as everywhere
+    in a run, by positions of a sample, so the padding at the ends of rows is counted in.
+    """
 
     prefix: Path
     """Prefix of the .bin and .idx of the training examples."""
     lengths: SampleLengths
-    """Lengths of a packed row."""
     is_encoder_decoder: bool
     pad_id: int
     seed: int
     num_valid_tokens: int = 0
-    """Of the validation examples."""
     name: str = "examples"
-    """Name of the source, for people."""
+    """Name of the source, for display."""
 
     kind: ClassVar[OrderKind] = "shuffle"
     stages: ClassVar[tuple[MixedStage, ...]] = ()
@@ -255,7 +222,7 @@ class ExampleData:
 
     @property
     def samples_per_part(self) -> list[int]:
-        """Rows of each source: there is one."""
+        """Rows of the one source."""
         return [self.samples_per_epoch]
 
     @property
@@ -264,32 +231,29 @@ class ExampleData:
         return (TokenSource(self.name, 0, self.samples_per_epoch * self.lengths.raw, self.num_valid_tokens),)
 
     def order(self) -> SampleOrder:
-        """The row at each position of the run."""
+        """Return the order, which gives the row at each position of the run."""
         return SampleOrder(self.samples_per_epoch, self.seed, self.kind)
 
     def tokens(self, where: str = "") -> PackedExamples:
-        """The rows."""
+        """Return the rows."""
         return self._packed
 
     def documents_in(self, sample: int) -> list[DocumentId]:
-        """The examples in row number `sample`, in order."""
+        """Return the examples in row number `sample`, in order."""
         return [DocumentId(0, example) for example in self._packed.examples(sample)]
 
     def validation_batches(self, prefix: Path, objective: Pairs, max_tokens: int | None) -> ExampleBatches:
-        """The batches of the examples at `prefix`; `max_tokens` takes the first of them, up to so many tokens.
-
-        Rows are longer than in training where an example is.
-        """
+        """Open the examples at `prefix`, in rows that are longer than in training where an example is."""
         index, lengths = IndexedTokens(prefix, EXAMPLES_STEP), self.lengths
         if index.num_documents:
-            taken = pair_lengths(index) if self.is_encoder_decoder else (np.diff(document_bounds(index)) - 1,)
-            longest = [bin_packing.rounded_up(int(each.max())) for each in taken]
+            sizes = pair_lengths(index) if self.is_encoder_decoder else (np.diff(document_bounds(index)) - 1,)
+            longest = [bin_packing.rounded_up(int(each.max())) for each in sizes]
             lengths = replace(lengths, input=max(lengths.input, longest[0]), target=max(lengths.target, longest[-1]))
         packed = PackedExamples(prefix, lengths, self.is_encoder_decoder, self.pad_id, self.seed, max_tokens)
         return ExampleBatches(packed, objective)
 
     def identity(self) -> dict[str, Any]:
-        """What must stay the same for a run to resume: the packing is a function of it and of the examples."""
+        """Return what must stay the same for a run to resume: it and the examples determine the packing."""
         lengths = {"packed_length": self.lengths.input, "packed_target_length": self.lengths.target}
         return {**lengths, "packing": bin_packing.VERSION}
 
@@ -301,7 +265,7 @@ class ExampleBatches:
         self.packed, self._objective = packed, objective
 
     def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
-        """The micro batches that `rank` evaluates, each with part 0; as many on every rank."""
+        """Yield the micro batches that `rank` evaluates, each with part 0; as many on every rank."""
         for start in range(0, len(self.packed), micro_batch_size * num_ranks):
             rows = start + rank * micro_batch_size + np.arange(micro_batch_size)
             yield 0, self._objective(self.packed.many(rows, real=rows < len(self.packed)), rows)

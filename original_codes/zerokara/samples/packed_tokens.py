@@ -1,9 +1,8 @@
 """Token files as packed sequences: sample k is ``tokens[k·S : k·S + S + o]``, S tokens and o more of overlap.
 
-The documents of a .bin follow one another, each closed by the end-of-document token (EOD), and are cut into sequences
-of S tokens regardless of where documents end, so there is no padding. In next-token prediction o is 1: position j
-predicts token j + 1, and the last token of a sample is the first of the next one. T tokens make (T − o) // S samples;
-at most S tokens at the end are not used.
+The documents of a .bin, each closed by the end-of-document token (EOD), are cut into sequences of S tokens regardless
+of where documents end, so there is no padding. In next-token prediction o is 1: position j predicts token j + 1, and
+the last token of a sample is the first of the next one. T tokens make (T − o) // S samples.
 
 The tokens of each source (an entry of `input_jsonl`) lie together, in the order of step 2's manifest. Where sources are
 mixed by weight, each is cut by itself, so that every sample is of one source; the samples of the second source come
@@ -39,7 +38,7 @@ class TokenSource:
     """Index of its first token in the .bin."""
     num_tokens: int
     num_valid_tokens: int = 0
-    """Tokens of its validation documents, which have a .bin of their own, in the same order."""
+    """Tokens of its validation documents, which have another .bin, in the same order."""
 
     @property
     def end_token(self) -> int:
@@ -49,12 +48,10 @@ class TokenSource:
 
 @dataclass(frozen=True)
 class DocumentId:
-    """One training document."""
+    """A training document, by the index of its source and its index among the source's training documents."""
 
     source: int
-    """Index of the source."""
     document: int
-    """Index among the source's training documents, in the order of the corpus."""
 
 
 def read_sources(output_prefix: str) -> tuple[TokenSource, ...]:
@@ -65,11 +62,12 @@ def read_sources(output_prefix: str) -> tuple[TokenSource, ...]:
     """
     paths = TokenPaths(output_prefix)
     header, data = read_header(paths.train), bin_path(paths.train)
-    sources: list[TokenSource] = []
+    sources, expected = list[TokenSource](), 0
     for each in manifest.read(paths.manifest).facts.get("sources", []):
-        first, num_valid_tokens = sources[-1].end_token if sources else 0, each.get("valid", {}).get("tokens", 0)
-        sources.append(TokenSource(each["entry"], first, each["train"]["tokens"], num_valid_tokens))
-    num_tokens, expected = data.stat().st_size // header.id_bytes, sum(source.num_tokens for source in sources)
+        valid_tokens = each.get("valid", {}).get("tokens", 0)
+        sources.append(TokenSource(each["entry"], expected, each["train"]["tokens"], valid_tokens))
+        expected = sources[-1].end_token
+    num_tokens = data.stat().st_size // header.id_bytes
     if num_tokens != expected:
         rule = f"lists {expected:,} training tokens; {data} holds {num_tokens:,}"
         raise UserError(Fault(str(paths.manifest), rule, remedy="tokenize again: step 2 with --redo"))
@@ -77,22 +75,22 @@ def read_sources(output_prefix: str) -> tuple[TokenSource, ...]:
 
 
 def document_bounds(index: IndexedTokens) -> NDArray[np.int64]:
-    """Where each document begins in the .bin, and the end of the last, in tokens: [documents + 1]."""
+    """Return the beginning of each document in the .bin, and the end of the last, in tokens: [documents + 1]."""
     by_sequence = np.concatenate([[0], np.cumsum(index.lengths, dtype=np.int64)])
     return by_sequence[index.document_indices]
 
 
 class PackedTokens:
-    """The samples of one .bin and .idx; memory-mapped, so nothing is read before it is asked for."""
+    """The samples of one .bin and .idx, memory-mapped.
+
+    `where` is the place of `seq_len` (``config.yaml:31``), for a fault; `parts` are the numbers of tokens of the parts
+    that are cut each by itself, None is a single part.
+
+    Raises:
+        UserError: the files are missing or damaged, or hold less than one sequence.
+    """
 
     def __init__(self, prefix: Path | str, lengths: SampleLengths, where: str = "", parts: Sequence[int] | None = None):
-        """`where` is the place of `seq_len` (``config.yaml:31``), for a fault.
-
-        `parts` are the numbers of tokens of the parts that are cut each by itself; None is a single part.
-
-        Raises:
-            UserError: the files are missing or damaged, or hold less than one sequence.
-        """
         self.prefix, self.lengths = Path(prefix), lengths
         self._index = IndexedTokens(self.prefix)
         self._tokens: NDArray[Any] = self._index.tokens
@@ -115,7 +113,7 @@ class PackedTokens:
         return self.num_samples
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
-        """Sample `index`: int64 [S + o]."""
+        """Return sample `index`: int64 [S + o]."""
         if not 0 <= index < self.num_samples:
             raise IndexError(f"sample {index} of {self.num_samples}")
         start = self.first_token(index)
@@ -127,23 +125,20 @@ class PackedTokens:
         return self._first_tokens[part] + (index - self._first_samples[part]) * self.lengths.raw
 
     def many(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at `indices`: int64 [len(indices), S + o]."""
+        """Return the samples at `indices`: int64 [len(indices), S + o]."""
         return np.stack([self[int(index)] for index in indices])
 
     def documents(self, index: int, sources: Sequence[TokenSource]) -> list[DocumentId]:
-        """The documents of which sample `index` holds a token (an EOD is one), in order.
-
-        A binary search in the .idx finds them with a few dozen reads, even in a terabyte.
-        """
+        """Return the documents of which sample `index` holds a token (an EOD is one), by binary search in the .idx."""
         firsts, start = [self._document_at(source.first_token) for source in sources], self.first_token(index)
-        last, found = start + self.lengths.raw + self.lengths.overlap - 1, []
+        last, documents = start + self.lengths.raw + self.lengths.overlap - 1, []
         for document in range(self._document_at(start), self._document_at(last) + 1):
             source = bisect_right(firsts, document) - 1
-            found.append(DocumentId(source, document - firsts[source]))
-        return found
+            documents.append(DocumentId(source, document - firsts[source]))
+        return documents
 
     def _document_at(self, token: int) -> int:
-        """The document that holds a token of the .bin, counted over all sources."""
+        """Return the document that holds a token of the .bin, counted over all sources."""
         if token >= self.num_tokens:  # where an empty last source would begin
             return self._index.num_documents
         # `bisect` and not numpy's search: the numbers lie unaligned in the .idx, and numpy would copy them all first.

@@ -8,8 +8,7 @@ In span corruption (`SampleBatches`) the tokens are cut into whole samples, the 
 masked spans depend on the seed and the sample's number, so that every validation masks the same tokens.
 
 The tokens may come in parts (sources, one after another), each of which is packed or cut by itself. Every rank runs the
-same number of forward passes, the surplus ones over rows that do not count: ZeRO-3 gathers the weights in each, and
-would wait for a missing rank for ever.
+same number of forward passes, the surplus ones over rows that do not count: ZeRO-3 gathers the weights in each.
 
 Example, documents [7 8 9 4 5 2] and [6 2], S = 4, start and end 2: windows 2 7 8 9 → 7 8 9 4, then 8 9 4 5 → · · 5 2,
 and 2 6 → 6 2. Each of the first two fills a row, the third is padded.
@@ -46,12 +45,12 @@ class Window:
 
     @property
     def num_inputs(self) -> int:
-        """Positions that it takes."""
+        """Number of input positions."""
         return self.end - self.begin - 1
 
 
 def stride_of(context_length: int, min_context: float) -> int:
-    """Tokens by which windows advance, so that all but the first ones score after `min_context` of the context."""
+    """Return the tokens by which windows advance: all but the first then score after `min_context` of the context."""
     return max(1, round(context_length * (1 - min_context)))
 
 
@@ -77,7 +76,7 @@ def validation_batches(
     max_tokens: int | None = None,
     part_tokens: Sequence[int] = (),
 ) -> DocumentBatches | SampleBatches:
-    """The batches of a validation file (or of its first `max_tokens` tokens), as the objective needs them.
+    """Open a validation file (or its first `max_tokens` tokens) as the objective needs it.
 
     `part_tokens` are the numbers of tokens of the parts; empty for a single part. `max_tokens` takes the first
     documents of each part, in proportion; of one that does not fit by itself, its beginning.
@@ -85,24 +84,18 @@ def validation_batches(
     index = IndexedTokens(prefix)
     lengths = list(part_tokens) or [len(index.tokens)]
     assert sum(lengths) == len(index.tokens), f"parts of {sum(lengths)} tokens for {len(index.tokens)}"
-    parts = _parts(index, lengths, max_tokens)
+    bounds = np.unique(document_bounds(index))  # without documents that have no token
+    parts = []  # the beginnings of the documents of each part in the .bin, and the end of the last that is validated
+    for first, end in pairwise(np.cumsum([0, *lengths]).tolist()):
+        part = bounds[np.searchsorted(bounds, first) : np.searchsorted(bounds, end, side="right")]
+        if max_tokens is not None and max_tokens < len(index.tokens):
+            share = max_tokens * (end - first) // len(index.tokens)
+            whole = int(np.searchsorted(part, first + share, side="right"))
+            part = part[:whole] if whole > 1 else np.array([first, first + share])[: 1 + (share > 0)]
+        parts.append(part)
     if objective.lengths.num_noise_tokens:
         return SampleBatches([index.tokens[bounds[0] : bounds[-1]] for bounds in parts], objective)
     return DocumentBatches(index.tokens, parts, objective.lengths.input, start_id)
-
-
-def _parts(index: IndexedTokens, lengths: Sequence[int], max_tokens: int | None) -> list[NDArray[np.int64]]:
-    """Of each part, where its documents begin in the .bin, and the end of the last that is validated, in tokens."""
-    bounds = np.unique(document_bounds(index))  # without documents that have no token
-    parts = []
-    for first, end in pairwise(np.cumsum([0, *lengths]).tolist()):
-        taken = bounds[np.searchsorted(bounds, first) : np.searchsorted(bounds, end, side="right")]
-        if max_tokens is not None and max_tokens < len(index.tokens):
-            share = max_tokens * (end - first) // len(index.tokens)
-            whole = int(np.searchsorted(taken, first + share, side="right"))
-            taken = taken[:whole] if whole > 1 else np.array([first, first + share])[: 1 + (share > 0)]
-        parts.append(taken)
-    return parts
 
 
 class SampleBatches:
@@ -112,7 +105,7 @@ class SampleBatches:
         self._parts, self._objective = parts, objective
 
     def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
-        """The micro batches that `rank` evaluates, each with the part that it counts for; as many on every rank."""
+        """Yield the micro batches of `rank`, each with the part that it counts for; as many on every rank."""
         raw, key = self._objective.lengths.raw, 0
         for number, part in enumerate(self._parts):
             num_samples = -(-len(part) // raw)
@@ -133,26 +126,26 @@ class DocumentBatches:
         self._parts = [self._packed(bounds) for bounds in parts]
 
     def _packed(self, bounds: NDArray[np.int64]) -> list[list[tuple[Window, int]]]:
-        """The windows of each row of some documents, each with the first token of its document."""
+        """Pack the windows of some documents into rows; each window with the first token of its document."""
         stride = stride_of(self._seq_len, MIN_CONTEXT)
-        found = [
+        cut = [
             (window, first)
             for number, (first, end) in enumerate(pairwise(bounds.tolist()))
             for window in windows(end - first + 1, self._seq_len, stride, number)  # the start token stands before it
         ]
-        rows = bin_packing.pack([window.num_inputs for window, _ in found], self._seq_len)
-        return [[found[place] for place in rows[row]] for row in range(len(rows))]
+        rows = bin_packing.pack([window.num_inputs for window, _ in cut], self._seq_len)
+        return [[cut[place] for place in rows[row]] for row in range(len(rows))]
 
     def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
-        """The micro batches that `rank` evaluates, each with the part that it counts for; as many on every rank."""
+        """Yield the micro batches of `rank`, each with the part that it counts for; as many on every rank."""
         for number, rows in enumerate(self._parts):
             for start in range(0, len(rows), micro_batch_size * num_ranks):
                 first = start + rank * micro_batch_size
-                own = rows[first : first + micro_batch_size]
-                yield number, self._batch([*own, *[[]] * (micro_batch_size - len(own))])
+                mine = rows[first : first + micro_batch_size]
+                yield number, self._batch([*mine, *[[]] * (micro_batch_size - len(mine))])
 
     def _batch(self, rows: Sequence[Sequence[tuple[Window, int]]]) -> Batch:
-        """The windows of some rows; a row without any is padding."""
+        """Make the batch of some rows; a row without windows is padding."""
         shape = len(rows), self._seq_len
         inputs, labels = np.full(shape, self._start_id, dtype=np.int64), np.full(shape, self._start_id, dtype=np.int64)
         mask, segments = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.int64)

@@ -36,7 +36,7 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     assert len(packed_rows) == 1 and packed_rows.examples(0) == [0, 1]
     rows = packed_rows.many([0])
     assert rows.inputs.tolist() == [[7, 8, 5, 9, 6, 0, 0, 0]] and rows.labels.tolist() == [[8, 5, 2, 6, 2, 0, 0, 0]]
-    assert rows.learned.tolist() == [[False, True, True, True, True, False, False, False]]
+    assert rows.loss_mask.tolist() == [[0, 1, 1, 1, 1, 0, 0, 0]]
     assert rows.segments.tolist() == [[0, 0, 0, 1, 1, 2, 2, 2]] and rows.decoder_segments is None
     batch = Pairs(packed_rows.lengths)(rows, np.zeros(1, np.int64))
     assert batch.document_offsets is not None and batch.document_offsets.tolist() == [0, 3, 5, 8]
@@ -54,7 +54,7 @@ def learned_labels(rows: PackedExamples) -> dict[int, list[list[int]]]:
         for number, example in enumerate(rows.examples(row)):
             runs: list[list[int]] = [[]]
             here = segments[0] == number
-            for label, learned in zip(made.labels[0, here].tolist(), made.learned[0, here].tolist(), strict=True):
+            for label, learned in zip(made.labels[0, here].tolist(), made.loss_mask[0, here].tolist(), strict=True):
                 runs = [*runs[:-1], [*runs[-1], label]] if learned else [*runs, []]
             found[example] = [run for run in runs if run]
     return found
@@ -105,8 +105,8 @@ def test_segments_ascend_and_nothing_is_learned_in_padding(tmp_path: Path, both:
         assert segments is not None and (segments[:, 0] == 0).all() and set(np.diff(segments).ravel()) == {0, 1}
         for row in range(len(rows)):
             assert segments[row, -1] in (len(rows.examples(row)) - 1, len(rows.examples(row)))
-    assert not made.learned[made.labels == PAD].any()
-    positions = made.learned.size + (made.inputs.size if both else 0)
+    assert not made.loss_mask[made.labels == PAD].any()
+    positions = made.loss_mask.size + (made.inputs.size if both else 0)
     real = sum(len(segment) for example in (pair_examples() if both else decoder_examples()) for segment in example)
     assert rows.padding_share == pytest.approx(1 - (real - (0 if both else 40)) / positions)
 
