@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from toy_tokenizers import TrainToy
 
 from zerokara.tokenizer import report, report_page
 from zerokara.tokenizer.encoder import Encoder
@@ -64,58 +64,49 @@ def outline(page: str) -> Outline:
 
 
 @pytest.fixture(scope="module")
-def nasty(train_toy: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> report.Report:
+def nasty(train_toy: TrainToy, tmp_path_factory: pytest.TempPathFactory) -> report.Report:
     """The report of a tokenizer whose pieces, text and sources are all markup."""
-    model = train_toy(user_defined_symbols=tuple(NASTY))
-    line = (
-        f"the fox {' '.join(NASTY)} and \u3000 \t the dogs 今日は 龘 running far, away from the house they never knew"
-    )
-    sentences = tmp_path_factory.mktemp("nasty") / "sentences.txt"
+    model, sentences = train_toy(user_defined_symbols=tuple(NASTY)), tmp_path_factory.mktemp("nasty") / "sentences.txt"
+    line = f"the fox {' '.join(NASTY)} and \u3000 \t the dogs 今日は 龘 running far, away from a house they never knew"
     sentences.write_text(line + "\n", encoding="utf-8")
     sources = [SourceTexts([line, f"{line} ▁ <i>changed</i>"], True), SourceTexts([], False)]
     names = ["data/<i>one</i>.jsonl", 'two" onclick="x.jsonl']
     return report.make(model, names, sources, sentences, {"bytes_used": 12_300_000}, [str(model)])
 
 
-def test_the_page_is_whole_and_markup_in_pieces_is_text(nasty: report.Report) -> None:
-    page = report_page.page(nasty)
+@pytest.fixture(scope="module")
+def page(nasty: report.Report) -> str:
+    return report_page.page(nasty)
+
+
+def test_the_page_is_whole_and_needs_nothing_else_and_markup_in_pieces_is_text(page: str) -> None:
     parsed = outline(page)
     assert parsed.tags <= TAGS, parsed.tags - TAGS
     assert not {name for name in parsed.attributes if name.startswith("on")} | (parsed.attributes & {"src", "href"})
     text = "".join(parsed.text)
-    assert all(piece in text for piece in NASTY)
-    assert "<i>one</i>.jsonl" in text and 'two" onclick="x.jsonl' in text
-    assert "<i>changed</i>" in text
+    assert all(piece in text for piece in [*NASTY, "<i>one</i>.jsonl", 'two" onclick="x.jsonl', "<i>changed</i>"])
     assert page.startswith("<!DOCTYPE html>\n<html") and '<meta charset="utf-8">' in page
-
-
-def test_the_parser_finds_what_is_broken() -> None:
-    with pytest.raises(AssertionError):
-        outline("<div><span></div></span>")
-    with pytest.raises(AssertionError):
-        outline("<div>")
-    assert "script" in outline("<div><script>1</script></div>").tags
-
-
-def test_the_page_needs_nothing_else(nasty: report.Report) -> None:
-    page = report_page.page(nasty)
     assert not re.search(r"https?:|url\(|@import|<script|<link|<img|<iframe", page)
     assert "prefers-color-scheme: dark" in page and "@media print" in page and "width=device-width" in page
 
 
-def test_the_page_says_what_the_report_says(nasty: report.Report) -> None:
-    text = "".join(outline(report_page.page(nasty)).text)
-    for source in nasty.sources:
-        for m in source.tokenizers.values():
-            rates = m.rates()
-            assert f"{rates['bytes_per_token']:.3f}" in text and f"{m.tokens:,}" in text
+def test_the_parser_finds_what_is_broken() -> None:
+    for broken in ("<div><span></div></span>", "<div>"):
+        with pytest.raises(AssertionError):
+            outline(broken)
+    assert "script" in outline("<div><script>1</script></div>").tags
+
+
+def test_the_page_says_what_the_report_says(nasty: report.Report, page: str) -> None:
+    text = "".join(outline(page).text)
+    for m in (m for source in nasty.sources for m in source.tokenizers.values()):
+        assert f"{m.rates()['bytes_per_token']:.3f}" in text and f"{m.tokens:,}" in text
     assert all(f"{count:,}" in text for _, count in nasty.most_frequent)
     assert f"{len(nasty.unused_pieces):,} not used" in text and "trained on 12.3 MB" in text
     assert "part of a character (bytes)" in text and "Coverage" in text
 
 
-def test_lines_show_their_pieces_spaces_and_bytes(nasty: report.Report) -> None:
-    page = report_page.page(nasty)
+def test_lines_show_their_pieces_spaces_and_bytes(page: str) -> None:
     assert '<i class="space" data-mark="·"> </i>' in page
     assert '<i class="space" data-mark="□">\u3000</i>' in page and '<i class="space" data-mark="→">\t</i>' in page
     assert re.search(
@@ -138,15 +129,10 @@ def test_a_tokenizer_alone_needs_no_comparison(toy: Encoder, tmp_path: Path) -> 
 
 
 def test_curves_end_at_the_whole_text() -> None:
-    points = [
-        {"pieces": 1, "share_of_text": 0.1},
-        {"pieces": 10, "share_of_text": 0.5},
-        {"pieces": 100, "share_of_text": 1.0},
-    ]
+    points = [{"pieces": n, "share_of_text": share} for n, share in ((1, 0.1), (10, 0.5), (100, 1.0))]
     drawn = report_page.coverage_chart([points, []])
     (path,) = re.findall(r'id="coverage-0">\s*<path d="M([^"]+)"', drawn)
-    corners = [tuple(map(float, corner.split())) for corner in path.split("L")]
-    (x0, y0), (x1, y1), (x2, y2) = corners
+    (x0, y0), (x1, y1), (x2, y2) = (map(float, corner.split()) for corner in path.split("L"))
     assert x1 - x0 == pytest.approx(x2 - x1), "a decade is as wide as the next"
     assert (y0 - y1) / (y1 - y2) == pytest.approx(0.4 / 0.5, rel=0.01)
     assert outline(report_page.coverage_chart([[{"pieces": 1, "share_of_text": 1.0}]])).tags
@@ -155,8 +141,6 @@ def test_curves_end_at_the_whole_text() -> None:
 def test_charts_take_the_colours_of_the_page() -> None:
     points = [{"pieces": 1, "share_of_text": 0.5}, {"pieces": 2, "share_of_text": 1.0}]
     drawn = report_page.coverage_chart([points] * 7) + report_page.length_chart([(1, 0.5, 0.9), (2, 0.5, 0.1)])
-    used = set(re.findall(r"(?:fill|stroke): ([^;\"]+)", drawn))
-    assert used == {"none", "var(--soft)", "var(--line)", "var(--k-piece)", "var(--k-byte)"} | {
-        f"var(--s{number})" for number in range(6)
-    }
+    variables = ["--soft", "--line", "--k-piece", "--k-byte", *(f"--s{number}" for number in range(6))]
+    assert set(re.findall(r"(?:fill|stroke): ([^;\"]+)", drawn)) == {"none", *(f"var({name})" for name in variables)}
     assert report_page.length_chart([(1, 1.0, 1.0)]) == report_page.length_chart([(1, 1.0, 1.0)])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tokenizers
 from huggingface_hub import constants
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from toy_tokenizers import TrainToy
 
 from zerokara.errors import Fault, UserError
 from zerokara.huggingface import tokenizer_json
@@ -26,7 +25,7 @@ LINES = [
     "",
     " The  dogs<|end|> [UNK]",
     "None",
-    "오늘 날씨가 좋아서 42",
+    "오늘 날씨가 42",
 ]
 TRAINED_ON = ["None of the fox and the dogs", "今日は公園でとてもよい天気", "오늘 날씨가 좋아서"] * 20
 
@@ -87,19 +86,14 @@ def test_a_word_piece_equals_a_count_by_hand(tmp_path: Path) -> None:
     assert measures.tokens == 5 and measures.round_trip_failures == 1
     assert measures.failure_examples == ["The 龘靐 fox"]
     assert tokenizer.kinds[tokenizer.pieces.index("##o")] == TokenKind.CHARACTER
-    cells = measuring.cells(tokenizer, "The 龘靐 fox")
-    assert [(cell.text, cell.kind) for cell in cells] == [
-        ("The", "piece"),
-        (" ", "dropped"),
-        ("龘靐", "unknown"),
-        (" ", "dropped"),
-        ("fox", "piece"),
-    ]
+    cells = [(cell.text, cell.kind) for cell in measuring.cells(tokenizer, "The 龘靐 fox")]
+    space = (" ", "dropped")
+    assert cells == [("The", "piece"), space, ("龘靐", "unknown"), space, ("fox", "piece")]
 
 
 @pytest.mark.parametrize("settings", [{}, {"model_type": "bpe"}, {"byte_fallback": False}, {"add_dummy_prefix": True}])
 def test_our_own_tokenizer_measures_alike_in_both_formats(
-    train_toy: Callable[..., Path], tmp_path: Path, settings: dict[str, object]
+    train_toy: TrainToy, tmp_path: Path, settings: dict[str, object]
 ) -> None:
     model_path = train_toy(**settings)
     tokenizer_json.write(Encoder(model_path), tmp_path, 100)
@@ -130,13 +124,10 @@ def test_a_report_beside_others(toy: Encoder, tmp_path: Path) -> None:
     names = [str(byte_level(tmp_path).parent), str(word_piece(tmp_path)), str(toy.model_path.parent)]
     made = report.make(toy.model_path, ["a"], [SourceTexts([*LINES], True)], sentences, {}, names)
     measures = made.sources[0].tokenizers
-    assert list(measures) == ["this one", *names]
-    assert len({m.bytes for m in measures.values()}) == 1
+    assert list(measures) == ["this one", *names] and len({m.bytes for m in measures.values()}) == 1
     assert measures[names[2]] == measures["this one"], "the folder holds our own model"
-    assert [one["description"] for one in made.tokenizers.values()][1:3] == [
-        "Hugging Face BPE, byte-level",
-        "Hugging Face WordPiece",
-    ]
+    descriptions = [one["description"] for one in made.tokenizers.values()]
+    assert descriptions[1:3] == ["Hugging Face BPE, byte-level", "Hugging Face WordPiece"]
 
 
 def _fault(path: str | Path) -> Fault:
@@ -157,6 +148,9 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         (tmp_path / "vocab.json").write_bytes(content)
         assert "tokenizer.json" in _fault(tmp_path / "vocab.json").rule
     assert "No such file" in _fault(tmp_path / "missing.json").rule
+    path = word_piece(tmp_path)
+    path.write_text(path.read_text("utf-8").replace('"unk_token": "[UNK]"', '"unk_token": "<nowhere>"'), "utf-8")
+    assert "Missing [UNK]" in _fault(path).rule, "it could not encode"
 
 
 def test_a_model_of_the_hub_is_compared_once_it_is_downloaded(
@@ -165,19 +159,10 @@ def test_a_model_of_the_hub_is_compared_once_it_is_downloaded(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert "hf download owner/name" in _fault("hf://owner/name").remedy
     assert "hf download" in _fault("hf://no/such/name").remedy
-    repository = tmp_path / "models--owner--name"
-    snapshot = repository / "snapshots" / "0123"
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0123", encoding="utf-8")
+    references, snapshot = (tmp_path / "models--owner--name" / name for name in ("refs", "snapshots/0123"))
+    for folder in (references, snapshot):
+        folder.mkdir(parents=True)
+    (references / "main").write_text("0123", encoding="utf-8")
     (snapshot / "spiece.model").write_bytes(toy.model_bytes)
     assert find_file("hf://owner/name") == snapshot / "spiece.model"
     assert open_tokenizer("hf://owner/name").vocab_size == toy.vocab_size
-
-
-def test_a_tokenizer_that_cannot_encode_is_refused_at_once(tmp_path: Path) -> None:
-    path = word_piece(tmp_path)
-    content = json.loads(path.read_text(encoding="utf-8"))
-    content["model"]["unk_token"] = "<nowhere>"
-    path.write_text(json.dumps(content), encoding="utf-8")
-    assert "Missing [UNK]" in _fault(path).rule
