@@ -28,20 +28,14 @@ from zerokara.tokenizer.encoder import Encoder
 KEYS = np.arange(2)
 
 
-def test_causal_labels_are_the_inputs_one_further() -> None:
+def test_causal_labels_are_the_inputs_one_further_and_padding_does_not_count() -> None:
     tokens = np.array([[5, 6, 2, 7], [8, 2, 2, 9]])
     batch = Causal(causal(3))(tokens, KEYS)
-    assert batch.inputs.tolist() == [[5, 6, 2], [8, 2, 2]]
-    assert batch.labels.tolist() == [[6, 2, 7], [2, 2, 9]]
+    assert batch.inputs.tolist() == [[5, 6, 2], [8, 2, 2]] and batch.inputs.flags.c_contiguous
+    assert batch.labels.tolist() == [[6, 2, 7], [2, 2, 9]] and batch.labels.flags.c_contiguous
     assert batch.loss_mask.tolist() == [[1, 1, 1], [1, 1, 1]]  # the end of a document (2) counts as any token
-    assert batch.inputs.flags.c_contiguous and batch.labels.flags.c_contiguous
-
-
-def test_padding_does_not_count() -> None:
-    tokens = np.array([[5, 6, 0, 0]])
-    batch = Causal(causal(3))(tokens, KEYS, np.array([[True, True, False, False]]))
-    assert batch.loss_mask.tolist() == [[1, 0, 0]]
-    assert batch.loss_mask.dtype == np.float32
+    batch = Causal(causal(3))(np.array([[5, 6, 0, 0]]), KEYS, np.array([[True, True, False, False]]))
+    assert batch.loss_mask.tolist() == [[1, 0, 0]] and batch.loss_mask.dtype == np.float32
 
 
 def test_segments_count_the_ends_that_are_read() -> None:
@@ -100,16 +94,12 @@ def test_beginnings_are_a_few_words_or_characters() -> None:
 
 
 def test_prompts_are_padded_to_one_length() -> None:
-    prompts = [Prompt([], [5, 6]), Prompt([], [7])]
-    rows, named = prompt_inputs(prompts, [[8], []], pad_id=0)
+    rows, named = prompt_inputs([Prompt([], [5, 6]), Prompt([], [7])], [[8], []], pad_id=0)
     assert rows.tolist() == [[5, 6, 8], [7, 0, 0]] and {k: v.tolist() for k, v in named.items()} == {"at_B": [2, 0]}
-    prompts = [Prompt([5, 6, 2], [3]), Prompt([7, 2], [3])]
-    rows, named = prompt_inputs(prompts, [[8], [9]], pad_id=0)
-    assert rows.tolist() == [[5, 6, 2], [7, 2, 0]] and named["encoder_attention_mask_BS"].tolist() == [
-        [1, 1, 1],
-        [1, 1, 0],
-    ]
-    assert named["decoder_input_ids_BT"].tolist() == [[3, 8], [3, 9]] and named["at_B"].tolist() == [1, 1]
+    rows, named = prompt_inputs([Prompt([5, 6, 2], [3]), Prompt([7, 2], [3])], [[8], [9]], pad_id=0)
+    mask, decoder_ids = named["encoder_attention_mask_BS"], named["decoder_input_ids_BT"]
+    assert rows.tolist() == [[5, 6, 2], [7, 2, 0]] and mask.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert decoder_ids.tolist() == [[3, 8], [3, 9]] and named["at_B"].tolist() == [1, 1]
 
 
 def test_too_few_sentinels_are_an_error_with_numbers(span_data: dict[str, str]) -> None:
@@ -126,34 +116,26 @@ def test_too_few_sentinels_are_an_error_with_numbers(span_data: dict[str, str]) 
     assert fitting.lengths.raw == with_spans(64, 0.15, 3).raw and len(fitting.sentinel_ids) == 10
 
 
-SENTINELS = np.arange(1000, 900, -1)
 END = 2
 
 
-def mask_of(*noise: int, length: int) -> np.ndarray:
-    mask = np.zeros((1, length), dtype=bool)
-    mask[0, list(noise)] = True
-    return mask
-
-
 def test_the_example_of_the_docstring() -> None:
-    read, written = corrupt(np.arange(10, 16)[None], mask_of(2, 3, 5, length=6), SENTINELS, END)
-    assert read.tolist() == [[10, 11, 1000, 14, 999, END]]
-    assert written.tolist() == [[1000, 12, 13, 999, 15, END]]
+    noise = np.isin(np.arange(6), [2, 3, 5])[None]
+    read, written = corrupt(np.arange(10, 16)[None], noise, np.arange(1000, 900, -1), END)
+    assert read.tolist() == [[10, 11, 1000, 14, 999, END]] and written.tolist() == [[1000, 12, 13, 999, 15, END]]
 
 
 @pytest.mark.parametrize(("read_len", "density", "mean"), [(512, 0.15, 3.0), (64, 0.5, 1.0), (40, 0.3, 6.0)])
-def test_both_sides_together_are_the_text_for_a_thousand_keys(read_len: int, density: float, mean: float) -> None:
-    lengths = with_spans(read_len, density, mean)
-    tokens = np.random.default_rng(1).integers(3, 900, (1000, lengths.raw))
-    noise = noise_mask(lengths, 7, np.arange(1000))
+def test_both_sides_together_are_the_text(read_len: int, density: float, mean: float) -> None:
+    lengths, number = with_spans(read_len, density, mean), 200
+    tokens = np.random.default_rng(1).integers(3, 900, (number, lengths.raw))
     sentinels = np.arange(10_000, 10_000 - lengths.num_spans, -1)
-    read, written = corrupt(tokens, noise, sentinels, END)
-    assert read.shape == (1000, lengths.input) and written.shape == (1000, lengths.target)
-    for row in range(1000):
+    read, written = corrupt(tokens, noise_mask(lengths, 7, np.arange(number)), sentinels, END)
+    assert read.shape == (number, lengths.input) and written.shape == (number, lengths.target)
+    for row in range(number):
         assert merged(read[row], written[row], sentinels, END).tolist() == tokens[row].tolist()
-        assert [token for token in read[row] if token in sentinels] == sentinels.tolist()
-        assert [token for token in written[row] if token in sentinels] == sentinels.tolist()
+        for side in (read[row], written[row]):
+            assert [token for token in side if token in sentinels] == sentinels.tolist()
 
 
 def runs_of(noise: np.ndarray) -> list[tuple[bool, int]]:
@@ -181,18 +163,12 @@ def test_spans_are_as_long_as_the_closed_form_says() -> None:
     assert abs(middle - middle.mean()).max() < 5 * (0.15 * 0.85 / number) ** 0.5
 
 
-def test_gaps_belong_to_the_seed_and_the_key_alone() -> None:
-    lengths = with_spans(64, 0.15, 3)
-    keys = np.array([5, 999, 2**40, 0])
+def test_spans_belong_to_the_seed_and_the_key_alone() -> None:
+    lengths, keys = with_spans(64, 0.15, 3), np.array([5, 999, 2**40, 0])
     together = noise_mask(lengths, 1, keys)
     for key, row in zip(keys, together, strict=True):
         assert np.array_equal(noise_mask(lengths, 1, np.array([key]))[0], row)
     assert not np.array_equal(noise_mask(lengths, 2, keys), together)
-    masks = {row.tobytes() for row in noise_mask(lengths, 1, np.arange(500))}
-    assert len(masks) > 480  # of 61,596 that there are
-
-
-def test_a_single_gap() -> None:
-    lengths = SampleLengths(raw=5, input=5, target=4, num_noise_tokens=2, num_spans=1)
-    noise = noise_mask(lengths, 1, np.arange(3))
-    assert noise.tolist() == [[False, False, False, True, True]] * 3
+    assert len({row.tobytes() for row in noise_mask(lengths, 1, np.arange(500))}) > 480  # of 61,596 that there are
+    single = SampleLengths(raw=5, input=5, target=4, num_noise_tokens=2, num_spans=1)
+    assert noise_mask(single, 1, np.arange(3)).tolist() == [[False, False, False, True, True]] * 3

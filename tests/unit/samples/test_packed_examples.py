@@ -7,8 +7,6 @@ import pytest
 from made_examples import conversation, pair, write_examples
 
 from zerokara.config.data import SampleLengths, packed
-from zerokara.config.finetune_config import FinetuneRunConfig
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
@@ -97,42 +95,26 @@ def test_what_a_target_is_and_what_the_decoder_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_segments_ascend_and_nothing_is_learned_in_padding(tmp_path: Path, both: bool) -> None:
-    lengths = BOTH if both else DECODER
-    rows = opened(tmp_path, pair_examples() if both else decoder_examples(), lengths, both)
-    made = rows.many(np.arange(len(rows)))
-    for segments in (made.segments, made.decoder_segments if both else made.segments):
-        assert segments is not None and (segments[:, 0] == 0).all() and set(np.diff(segments).ravel()) == {0, 1}
-        for row in range(len(rows)):
-            assert segments[row, -1] in (len(rows.examples(row)) - 1, len(rows.examples(row)))
-    assert not made.loss_mask[made.labels == PAD].any()
-    positions = made.loss_mask.size + (made.inputs.size if both else 0)
-    real = sum(len(segment) for example in (pair_examples() if both else decoder_examples()) for segment in example)
-    assert rows.padding_share == pytest.approx(1 - (real - (0 if both else 40)) / positions)
-
-
-def test_a_fine_tuning_packs_examples_and_pretraining_does_not() -> None:
-    """What layers are compiled for before the first batch is there."""
-    assert FinetuneRunConfig.packs_examples and not PretrainConfig.packs_examples
-
-
-@pytest.mark.parametrize("both", [False, True])
-def test_the_number_of_examples_tells_padding(tmp_path: Path, both: bool) -> None:
+def test_segments_ascend_and_the_number_of_examples_tells_padding(tmp_path: Path, both: bool) -> None:
     full = [[[*[5] * 15, END], [*[6] * 11, END]]] * 2 if both else [[[5] * 9, [*[6] * 7, END]]] * 2
     examples = [*(pair_examples() if both else decoder_examples()), *full]
     rows = opened(tmp_path, examples, BOTH if both else DECODER, both)
     made = rows.many(np.arange(len(rows)))
-    has_padding = []
+    assert not made.loss_mask[made.labels == PAD].any()
+    has_padding, num_padding, num_positions = set(), 0, 0
     for segments, part in ((made.segments, 0), (made.decoder_segments, 1)):
         if segments is None:
             continue
+        assert (segments[:, 0] == 0).all() and set(np.diff(segments).ravel()) == {0, 1}
         is_padding = segments >= made.num_examples[:, None]
         for row in range(len(rows)):
             inside = [examples[number] for number in rows.examples(row)]
             real = sum(len(one[part]) if both else sum(map(len, one)) - 1 for one in inside)
             assert is_padding[row].tolist() == [position >= real for position in range(segments.shape[1])]
-        has_padding += is_padding.any(axis=1).tolist()
-    assert set(has_padding) == {False, True}, "a row that is full, too"
+        has_padding |= set(is_padding.any(axis=1).tolist())
+        num_padding, num_positions = num_padding + is_padding.sum(), num_positions + is_padding.size
+    assert has_padding == {False, True}, "a row that is full, too"
+    assert rows.padding_share == pytest.approx(num_padding / num_positions)
     none = rows.many([0, 1], real=np.array([True, False]))
     assert none.num_examples.tolist() == [len(rows.examples(0)), 0] and not none.segments[1].any()
 

@@ -53,15 +53,12 @@ def test_both_types_of_ids_read_the_same(tmp_path: Path) -> None:
     assert read[0] == read[1] == [1, 65_499, 2, 0, 40_000, 2]
 
 
-def test_a_corpus_shorter_than_a_sequence_is_refused_with_numbers(prefix: Path) -> None:
+def test_a_corpus_shorter_than_a_sequence_is_refused_with_numbers(prefix: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         PackedTokens(prefix, causal(17), where="config.yaml:31")
     (fault,) = raised.value.faults
     assert (fault.where, fault.key, fault.value) == ("config.yaml:31", "seq_len", 17)
     assert f"{prefix}.bin holds 17 tokens" in fault.rule and "= 18" in fault.rule and "at most 16" in fault.remedy
-
-
-def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     write_documents(tmp_path / "none", [], np.dtype(np.uint16))
     with pytest.raises(UserError) as raised:
         PackedTokens(tmp_path / "none", causal(4))

@@ -11,7 +11,7 @@ from span_texts import merged
 
 from zerokara.config import data
 from zerokara.samples.objective import Batch, Causal, SpanCorruption
-from zerokara.samples.validation_batches import SampleBatches, Window, stride_of, validation_batches, windows
+from zerokara.samples.validation_batches import Window, stride_of, validation_batches, windows
 
 END = 2
 DOCUMENTS = [[10, 11, 12, END], [20, 21, END], [*range(30, 39), END]]
@@ -33,13 +33,12 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     assert batch.document_offsets.tolist() == [0, 4, 8, 10, 12]
 
 
-@pytest.mark.parametrize("masking_eod_id", [None, END])
 @pytest.mark.parametrize("seq_len", [1, 2, 5, 16, 17, 18, 40])
-@pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (2, 1), (3, 2), (8, 1)])
+@pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (3, 2), (8, 1)])
 def test_every_token_is_predicted_once_after_what_stands_before_it_in_its_document(
-    prefix: Path, seq_len: int, num_ranks: int, micro: int, masking_eod_id: int | None
+    prefix: Path, seq_len: int, num_ranks: int, micro: int
 ) -> None:
-    evaluation = validation_batches(prefix, causal(seq_len, masking_eod_id), start_id=END)
+    evaluation = validation_batches(prefix, causal(seq_len), start_id=END)
     per_rank = [[batch for _, batch in evaluation.batches(micro, rank, num_ranks)] for rank in range(num_ranks)]
     assert len({len(batches) for batches in per_rank}) == 1  # or ranks would wait for each other
     assert all(batch.inputs.shape == (micro, seq_len) for batches in per_rank for batch in batches)
@@ -66,32 +65,30 @@ def test_a_limit_takes_the_first_documents(prefix: Path) -> None:
         assert lengths == expected, max_tokens
 
 
+def of_part(per_rank: list[list[tuple[int, Batch]]], number: int) -> list[Batch]:
+    """The batches of a part, of all ranks; each rank has as many."""
+    assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1  # or ranks would wait for each other
+    return [batch for batches in per_rank for part, batch in batches if part == number]
+
+
 def test_parts_count_their_own_documents(prefix: Path) -> None:
     parts = [DOCUMENTS[:2], [], DOCUMENTS[2:]]
     part_tokens = [sum(map(len, part)) for part in parts]
     for seq_len, num_ranks, micro in ((4, 1, 1), (5, 2, 1), (3, 3, 2), (40, 1, 4)):
         evaluation = validation_batches(prefix, causal(seq_len), start_id=END, part_tokens=part_tokens)
         per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
-        assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1
         for number, part in enumerate(parts):
-            labels = [
-                label
-                for batches in per_rank
-                for place, batch in batches
-                if place == number
-                for _, label in predictions(batch)
-            ]
+            labels = [label for batch in of_part(per_rank, number) for _, label in predictions(batch)]
             assert sorted(labels) == sorted(token for document in part for token in document)
 
 
 def test_a_limit_takes_from_every_part_in_proportion(prefix: Path) -> None:
     """Of 7 and 10 tokens half is 3 and 5: neither's first document fits, so its beginning is taken."""
-    evaluation = validation_batches(prefix, causal(40), start_id=END, part_tokens=[7, 10], max_tokens=9)
-    labels = [(part, label) for part, batch in evaluation.batches(1) for _, label in predictions(batch)]
-    assert labels == [(0, 10), (0, 11), (0, 12), *((1, 30 + number) for number in range(5))]
-    evaluation = validation_batches(prefix, causal(40), start_id=END, part_tokens=[7, 10], max_tokens=12)
-    labels = [(part, label) for part, batch in evaluation.batches(1) for _, label in predictions(batch)]
-    assert [label for part, label in labels if part == 0] == DOCUMENTS[0]
+    for max_tokens, first, second in ((9, 3, 5), (12, 4, 7)):
+        evaluation = validation_batches(prefix, causal(40), 2, part_tokens=[7, 10], max_tokens=max_tokens)
+        labels = [(part, label) for part, batch in evaluation.batches(1) for _, label in predictions(batch)]
+        expected = [(0, label) for label in DOCUMENTS[0][:first]] + [(1, label) for label in DOCUMENTS[2][:second]]
+        assert labels == expected
 
 
 def predictions(batch: Batch) -> list[tuple[list[int], int]]:
@@ -111,40 +108,38 @@ def lengths_of(batch: Batch) -> list[int]:
     return np.bincount(batch.segments[batch.loss_mask > 0]).tolist()
 
 
-def with_gaps() -> SpanCorruption:
-    lengths = data.with_spans(8, 0.3, 1.5)  # of 8 tokens 2 or 3 are noise
+def masked(seq_len: int = 8) -> SpanCorruption:
+    lengths = data.with_spans(seq_len, 0.3, 1.5)  # of 8 tokens 2 or 3 are noise
     return SpanCorruption(lengths, seed=1, sentinels=np.arange(99, 89, -1), end_id=2, start_id=3)
 
 
 @pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (2, 1), (3, 2)])
-def test_texts_with_gaps_cover_every_part_whole(prefix: Path, num_ranks: int, micro: int) -> None:
+def test_masked_samples_cover_every_part_whole(prefix: Path, num_ranks: int, micro: int) -> None:
     """17 tokens in parts of 7, 0 and 10: each is cut by itself, its last sample filled up from its beginning."""
-    made = with_gaps()
-    taken, tokens = made.lengths.raw, [token for document in DOCUMENTS for token in document]
-    parts = [tokens[:7], [], tokens[7:]]
+    made, tokens = masked(), [token for document in DOCUMENTS for token in document]
+    raw = made.lengths.raw
     evaluation = validation_batches(prefix, made, start_id=2, part_tokens=[7, 0, 10])
-    assert isinstance(evaluation, SampleBatches)
     per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
-    assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1  # or ranks would wait for each other
-    for number, part in enumerate(parts):
+    for number, part in enumerate([tokens[:7], [], tokens[7:]]):
         texts = [
             merged(read, written, made.sentinels, 2).tolist()
-            for batches in per_rank
-            for place, batch in batches
-            if place == number
+            for batch in of_part(per_rank, number)
             for read, written, counts in zip(batch.inputs, batch.labels, batch.loss_mask[:, 0], strict=True)
             if counts
         ]
-        expected = [(part * taken)[start : start + taken] for start in range(0, len(part), taken)]
-        assert sorted(texts) == sorted(expected)
+        assert sorted(texts) == sorted((part * raw)[start : start + raw] for start in range(0, len(part), raw))
 
 
-def test_every_validation_asks_for_the_same_words(prefix: Path) -> None:
+def test_every_validation_masks_the_same_tokens_and_each_sample_others(tmp_path: Path) -> None:
+    objective = masked(24)
+    raw = objective.lengths.raw
+    write_documents(tmp_path / "t", [np.arange(10, 10 + raw)] * 8, np.dtype(np.uint16))
+
     def labels(micro: int) -> list[list[int]]:
-        batches = validation_batches(prefix, with_gaps(), start_id=2).batches(micro)
+        batches = validation_batches(tmp_path / "t", objective, 2, part_tokens=[4 * raw, 4 * raw]).batches(micro)
         return [row for _, batch in batches for row in batch.labels[batch.loss_mask[:, 0] > 0].tolist()]
 
-    assert labels(1) == labels(3) and len(labels(1)) == -(-17 // with_gaps().lengths.raw)
+    assert labels(1) == labels(3) and labels(1)[:4] != labels(1)[4:], "by their number over all parts"
 
 
 def test_the_windows_of_the_docstring() -> None:

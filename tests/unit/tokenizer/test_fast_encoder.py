@@ -31,29 +31,25 @@ def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
 
 
 def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainToy) -> None:
-    encoder = Encoder(
-        train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=["[CALL]", "<|im|>"], vocab_size=560)
-    )
+    symbols = ["[CALL]", "<|im|>"]
+    encoder = Encoder(train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=symbols, vocab_size=560))
     texts = hard_texts(encoder)
     for needed in ("</s>", "<extra_id_1>", "[CALL][CALL]", "a<|im|>b", "[CALL CALL]", "[CALL]<|im|>"):
         assert any(needed in text for text in texts), needed
     assert fast_encoder.choose(encoder, TEXTS).name.startswith("gigatoken")
 
 
-def test_unigram_stays_with_sentencepiece(toy: Encoder) -> None:
-    choice = fast_encoder.choose(toy, TEXTS)
-    assert choice.name == "sentencepiece 0.2.3" and "unigram" in choice.reason
-    assert isinstance(choice.encoder, Encoder)
-
-
-def test_a_dummy_prefix_is_outside_what_was_tried(train_toy: TrainToy) -> None:
-    choice = fast_encoder.choose(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)), TEXTS)
-    assert choice.name.startswith("sentencepiece") and "every line" in choice.reason
-
-
-def test_without_byte_fallback_sentencepiece_does_it(train_toy: TrainToy) -> None:
-    choice = fast_encoder.choose(Encoder(train_toy(model_type="bpe", byte_fallback=False)), TEXTS)
-    assert choice.name.startswith("sentencepiece") and "byte fallback" in choice.reason
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "unigram"),
+        ({"model_type": "bpe", "add_dummy_prefix": True}, "every line"),
+        ({"model_type": "bpe", "byte_fallback": False}, "byte fallback"),
+    ],
+)
+def test_sentencepiece_does_what_was_not_tried(train_toy: TrainToy, settings: dict[str, Any], reason: str) -> None:
+    choice = fast_encoder.choose(Encoder(train_toy(**settings)), TEXTS)
+    assert choice.name == "sentencepiece 0.2.3" and reason in choice.reason and isinstance(choice.encoder, Encoder)
 
 
 def test_it_is_opened_anew_before_it_remembers_too_much(toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,17 +91,10 @@ def test_other_ids_are_found_while_it_works(toy_bpe: Encoder, tmp_path: Path) ->
     assert str(raised.value)
 
 
-@pytest.mark.parametrize("missing", [True, False])
+@pytest.mark.parametrize(("module", "value"), [("gigatoken", None), ("gigatoken._load.sentencepiece", None)])
 def test_without_gigatoken_the_work_is_done_all_the_same(
-    toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch, missing: bool
+    toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch, module: str, value: None
 ) -> None:
-    if missing:
-        monkeypatch.setitem(sys.modules, "gigatoken", None)
-    else:
-
-        def broken(*_: Any) -> Any:
-            raise ValueError("no such format")
-
-        monkeypatch.setattr(fast_encoder, "FastEncoder", broken)
+    monkeypatch.setitem(sys.modules, module, value)
     choice = fast_encoder.choose(toy_bpe, TEXTS)
     assert choice.name.startswith("sentencepiece") and "cannot be used" in choice.reason

@@ -18,15 +18,7 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.report_tokenizers import TokenKind, find_file, open_tokenizer
 from zerokara.tokenizer.sampling import SourceTexts
 
-LINES = [
-    "the quick fox",
-    "今日はとてもよい天気です。",
-    "rare 龘 靐",
-    "",
-    " The  dogs<|end|> [UNK]",
-    "None",
-    "오늘 날씨가 42",
-]
+LINES = ["the quick fox", "今日はよい天気です。", "rare 龘 靐", "", " The  dogs<|end|> [UNK]", "None", "오늘 42"]
 TRAINED_ON = ["None of the fox and the dogs", "今日は公園でとてもよい天気", "오늘 날씨가 좋아서"] * 20
 
 

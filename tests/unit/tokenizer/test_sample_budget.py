@@ -14,28 +14,17 @@ from zerokara.corpus.find import InputFile, find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer import sample_budget, training
 
-HIRAGANA = "のにをはがとでもたしいてなられるかすまけりこよさあ"
-KANJI = "".join(map(chr, range(0x4E00, 0x4E00 + 1200)))
+WRITTEN = 2_000_000
+"""UTF-8 bytes of each corpus, about."""
 
 
 def _zipf(rng: random.Random, words: list[str], count: int) -> list[str]:
     """Words with frequencies as in a real text: the tenth is a tenth as frequent as the first."""
-    weights = [1 / (rank + 3) for rank in range(len(words))]
-    return rng.choices(words, weights, k=count)
+    return rng.choices(words, [1 / (rank + 3) for rank in range(len(words))], k=count)
 
 
-def _english(rng: random.Random, size: int) -> str:
-    words = ["".join(rng.choices("etaoinshrdlucmfw", k=rng.randint(2, 10))) for _ in range(40_000)]
-    return " ".join(_zipf(rng, words, size // 7))
-
-
-def _japanese(rng: random.Random, size: int) -> str:
-    common = KANJI[:300] * 4 + KANJI
-    words = ["".join(rng.choices(common, k=rng.randint(1, 3))) for _ in range(15_000)]
-    endings = ["".join(rng.choices(HIRAGANA, k=rng.randint(1, 4))) for _ in range(3_000)]
-    count = size // 13
-    pairs = zip(_zipf(rng, words, count), _zipf(rng, endings, count), strict=True)
-    return "".join(part for pair in pairs for part in pair)
+def _made_up(rng: random.Random, letters: str, number: int, longest: int) -> list[str]:
+    return ["".join(rng.choices(letters, k=rng.randint(1, longest))) for _ in range(number)]
 
 
 def _corpus(path: Path, text: str, line: int) -> list[InputFile]:
@@ -47,14 +36,20 @@ def _corpus(path: Path, text: str, line: int) -> list[InputFile]:
 
 @pytest.fixture(scope="module")
 def english(tmp_path_factory: pytest.TempPathFactory) -> list[InputFile]:
-    """Some 3 MB of made-up words with spaces."""
-    return _corpus(tmp_path_factory.mktemp("en") / "en.jsonl", _english(random.Random(1), 3_000_000), 150)
+    """Made-up words with spaces."""
+    rng = random.Random(1)
+    text = " ".join(_zipf(rng, _made_up(rng, "etaoinshrdlucmfw", 30_000, 10), WRITTEN // 7))
+    return _corpus(tmp_path_factory.mktemp("en") / "en.jsonl", text, 150)
 
 
 @pytest.fixture(scope="module")
 def japanese(tmp_path_factory: pytest.TempPathFactory) -> list[InputFile]:
-    """Some 3 MB of made-up words without spaces."""
-    return _corpus(tmp_path_factory.mktemp("ja") / "ja.jsonl", _japanese(random.Random(1), 3_000_000), 70)
+    """Made-up words without spaces, each with an ending."""
+    rng, kanji = random.Random(1), "".join(map(chr, range(0x4E00, 0x4E00 + 1200)))
+    words = _zipf(rng, _made_up(rng, kanji[:300] * 4 + kanji, 15_000, 3), WRITTEN // 13)
+    endings = _zipf(rng, _made_up(rng, "のにをはがとでもたしいてなられるかすまけりこよさあ", 3_000, 4), WRITTEN // 13)
+    text = "".join(part for pair in zip(words, endings, strict=True) for part in pair)
+    return _corpus(tmp_path_factory.mktemp("ja") / "ja.jsonl", text, 70)
 
 
 # Not BPE on made-up Japanese: without the habits of real text its words give it other pairs than the plan counts on.
@@ -79,37 +74,34 @@ def test_the_estimate_is_what_a_training_takes(
 
 def test_spaces_lines_and_different_words_all_count(japanese: list[InputFile], english: list[InputFile]) -> None:
     def needed(files: list[InputFile], **settings: Any) -> int:
-        return (
-            sample_budget.estimate(TokenizerConfig(sample_bytes=2_500_000, **settings), files).peak_bytes
-            - sample_budget.BASE_BYTES
-        )
+        config = TokenizerConfig(sample_bytes=1_500_000, **settings)
+        return sample_budget.estimate(config, files).peak_bytes - sample_budget.BASE_BYTES
 
-    assert needed(english) > 1.1 * needed(japanese), "a space is three bytes to the trainer"
-    assert needed(japanese, model_type="bpe") > 1.5 * needed(english, model_type="bpe"), (
-        "a line without spaces is a word"
-    )
-    assert needed(japanese, pre_segment="mecab") > 1.2 * needed(japanese), "a line for each morpheme"
+    least = needed(japanese)
+    assert needed(english) > 1.1 * least, "a space is three bytes to the trainer"
+    assert needed(japanese, model_type="bpe") > 1.5 * needed(english, model_type="bpe"), "unspaced lines are words"
+    assert needed(japanese, pre_segment="mecab") > 1.2 * least, "a line for each morpheme"
 
 
 def test_the_corpus_is_looked_at_and_not_read_whole(tmp_path: Path) -> None:
     lines = "".join(json.dumps({"text": "a text of some words"}) + "\n" for _ in range(50))
     for i in range(40):
         (tmp_path / f"{i:02}.jsonl").write_text(lines, "utf-8")
-    (tmp_path / "large.txt").write_text("words of a long text\n" * 1_000_000, "utf-8")
+    (tmp_path / "large.txt").write_text("words of a long text\n" * 700_000, "utf-8")
     statistics = sample_budget.statistics_of(find_files([str(tmp_path)], "config.yaml:1"), "text", "line")
-    assert statistics.offered_bytes == pytest.approx(20_040_000, rel=0.1)
+    assert statistics.offered_bytes == pytest.approx(14_040_000, rel=0.1)
     assert statistics.bytes < 12_000_000
     assert statistics.spaces / statistics.bytes == pytest.approx(4 / 20, rel=0.01)
 
 
 def test_auto_follows_the_free_memory_within_bounds(japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    for free in (10**8, 10**9, 4 * 10**9, 10**12):
+    peak = sample_budget.estimate(TokenizerConfig(sample_bytes=4_000_000), japanese).peak_bytes
+    for free in (10**8, 10**9, 10**12):
         monkeypatch.setattr(sample_budget, "available_memory", lambda free=free: free)
         made = sample_budget.estimate(TokenizerConfig(), japanese)
         sizes.append(made.sample_bytes)
-        # The text that there is needs less.
-        assert made.peak_bytes == sample_budget.estimate(TokenizerConfig(sample_bytes=4_000_000), japanese).peak_bytes
+        assert made.peak_bytes == peak, "that of all the text that there is"
     assert sizes[0] == sample_budget.AUTO_LEAST_BYTES and sizes[-1] == sample_budget.AUTO_MOST_BYTES
     assert sizes == sorted(set(sizes))
     assert sizes[1] == pytest.approx((0.5e9 - sample_budget.BASE_BYTES) / 16, rel=0.1)

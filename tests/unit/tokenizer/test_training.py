@@ -88,32 +88,29 @@ def test_no_piece_crosses_a_line_end_and_scores_sum_without_rounding(toy: Encode
     assert pieces[toy.eos_id].type is PieceType.CONTROL and pieces[toy.newline_id].type is PieceType.USER_DEFINED
 
 
-def test_the_trainers_words_are_in_the_log_and_not_on_the_terminal(
+def test_every_sentence_reaches_the_trainer_whose_words_are_in_the_log_alone(
     train_toy: TrainToy, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = train_toy(model_type="bpe", again=True)
-    assert "trainer_interface" in (path.parent / "training.log").read_text(encoding="utf-8")
-    shown = capfd.readouterr()
+    lines = ["fox " * 1048, "fox\ttab", "語" * 1397, "the quick brown fox"] * 10
+    path = train_toy(lines=lines, vocab_size=310, model_type="bpe", reserved_pieces=(), again=True)
+    assert "\t" in {piece.text for piece in ModelFile(path.read_bytes()).pieces}
+    log, shown = (path.parent / "training.log").read_text(encoding="utf-8"), capfd.readouterr()
+    assert "trainer_interface" in log and "Loaded all 40 sentences" in log and "Skipped" not in log
     assert shown.out == "" and "trainer_interface" not in shown.err
 
 
-def test_every_sentence_reaches_the_trainer(train_toy: TrainToy) -> None:
-    lines = ["fox " * 1048, "fox\ttab", "語" * 1397, "the quick brown fox"] * 10
-    path = train_toy(lines=lines, vocab_size=310, model_type="bpe", reserved_pieces=())
-    assert any(piece.text == "\t" for piece in ModelFile(path.read_bytes()).pieces), (
-        "tabs are learnt like other characters"
-    )
-    log = (path.parent / "training.log").read_text(encoding="utf-8")
-    assert "Loaded all 40 sentences" in log and "Skipped" not in log
-
-
-def test_a_killed_training_is_told_as_memory(train_toy: TrainToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_process.sys, "executable", "/bin/sh")
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [("kill -9 $$", "signal 9.* memory .*sample_bytes"), ("echo oh >&2; exit 1", "failed: oh; its log is .*log")],
+)
+def test_a_failed_training_is_explained(
+    train_toy: TrainToy, monkeypatch: pytest.MonkeyPatch, command: str, message: str
+) -> None:
     real = trainer_process.subprocess.Popen
 
-    def dying(command: list[str], **options: Any) -> Any:
-        return real(["/bin/sh", "-c", "kill -9 $$"], **options)
+    def failing(_: list[str], **options: Any) -> Any:
+        return real(["/bin/sh", "-c", command], **options)
 
-    monkeypatch.setattr(trainer_process.subprocess, "Popen", dying)
-    with pytest.raises(RunError, match=r"signal 9.* memory .*sample_bytes"):
+    monkeypatch.setattr(trainer_process.subprocess, "Popen", failing)
+    with pytest.raises(RunError, match=message):
         train_toy(again=True)
