@@ -1,51 +1,137 @@
-"""A plan: what it refuses, and what it makes of the machine that it is for."""
+"""A plan: what it refuses, its table, what it makes of the machine that it is for, and its file."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
+from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import orjson
 import pytest
 
 from zerokara import resources
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import UserError
+from zerokara.errors import RunError, UserError
+from zerokara.progress import bytes_text
+from zerokara.tokens.indexed import bin_path
 from zerokara.training import launching
-from zerokara.training.planning import processors, run_plan
+from zerokara.training.planning import processors
 from zerokara.training.planning.processors import Devices
+from zerokara.training.planning.run_folder import EarlierRun
+from zerokara.training.planning.run_plan import RunPlan, make_plan, read_plan
+from zerokara.training.run import state_of
+
+Make = Callable[..., RunPlan]
+STAGES = "stages=[{tokens: 5000, order: sequential}, {tokens: rest, order: shuffle}]"
 
 
 @pytest.fixture
-def settings(tiny_data: dict[str, str], tmp_path: Path):  # type: ignore[no-untyped-def]
-    def make(*overrides: str) -> PretrainConfig:
-        place = f"output_model_dir={tmp_path / 'run'}"
-        return load(PretrainConfig, tiny_data["config"], [place, *overrides])
+def make(tiny_data: dict[str, str], tmp_path: Path) -> Make:
+    """Plan a run of the tiny data with further settings, in fp32."""
 
-    return make
+    def planned(*overrides: str, processes: int | None = 1, nodes: int = 1) -> RunPlan:
+        settings = [f"output_model_dir={tmp_path / 'run'}", *overrides]
+        plan = make_plan(load(PretrainConfig, tiny_data["config"], settings), processes, nodes=nodes)
+        return plan.with_settings(precision="fp32")
+
+    return planned
 
 
-def test_the_vocabulary_must_be_shared_in_whole_rows(settings) -> None:  # type: ignore[no-untyped-def]
+def test_the_vocabulary_must_be_shared_in_whole_rows(make: Make) -> None:
     heads = ("hidden_size=60", "num_attn_heads=6", "num_kv_heads=3", "ffn_hidden_size=96", "tensor_parallel_size=3")
     with pytest.raises(UserError) as caught:
-        run_plan.make_plan(settings(*heads), 3)
+        make(*heads, processes=3)
     (fault,) = caught.value.faults
     assert (fault.key, fault.value) == ("tensor_parallel_size", 3) and "512" in fault.rule
 
 
-def test_tokens_of_another_tokenizer_are_refused(settings, tiny_data: dict[str, str], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_tokens_of_another_tokenizer_are_refused(make: Make, tiny_data: dict[str, str], tmp_path: Path) -> None:
     other = tmp_path / "other.model"
     # The same pieces, one more field at the end of the file: another content.
     other.write_bytes(Path(tiny_data["input_tokenizer_file"]).read_bytes() + b"\x3a\x00")
     with pytest.raises(UserError) as caught:
-        run_plan.make_plan(settings(f"input_tokenizer_file={other}"), 1)
+        make(f"input_tokenizer_file={other}")
     (fault,) = caught.value.faults
     assert "sha256" in fault.rule and "--redo" in fault.remedy
 
 
-def test_on_a_cpu_processes_share_the_cores(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("place", [3, -3])
+def test_an_id_that_the_tokenizer_lacks_is_found(
+    make: Make, tiny_data: dict[str, str], tmp_path: Path, place: int
+) -> None:
+    source = Path(tiny_data["output_prefix"])
+    for path in source.parent.glob(f"{source.name}*"):
+        shutil.copyfile(path, tmp_path / path.name)
+    plan = make(f"output_prefix={tmp_path / source.name}")
+    ids = np.memmap(bin_path(plan.data.train_prefix), np.uint16, mode="r+")
+    ids[place] = 500  # the pieces are 0 to 499
+    ids.flush()
+    (fault,) = plan.faults()
+    assert re.search(r" 500; .* 500 .*--redo", str(fault))
+    assert not list(make().faults())
+
+
+def limit_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, free))
+
+
+def test_checkpoints_that_will_not_fit_are_told_in_numbers(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make("save_interval=2", "keep_last=2", "optimizer=adamw")
+    limit_disk(monkeypatch, 1_000_000)
+    (fault,) = plan.faults()
+    each = 12 * plan.shape.num_parameters()
+    # The two newest, the one that is being written, and the best.
+    numbers = ("4 of", bytes_text(each), bytes_text(4 * each), "1.0 MB")
+    assert fault.key == "output_model_dir" and all(number in fault.rule for number in numbers)
+    limit_disk(monkeypatch, each - 1)
+    assert "not even one checkpoint fits" in str(*plan.faults())
+
+
+@pytest.mark.parametrize("room", [1, 3, 6])
+@pytest.mark.parametrize("kept", [(), ("keep_every=2",), ("keep_best=false",)])
+def test_the_save_interval_that_is_advised_fits(
+    make: Make, monkeypatch: pytest.MonkeyPatch, room: int, kept: tuple[str, ...]
+) -> None:
+    settings = ("save_interval=2", "keep_last=4", *kept)
+    plan = make(*settings)
+    limit_disk(monkeypatch, room * plan.checkpoint_bytes)
+    faults = list(plan.faults())
+    assert bool(faults) == (plan.max_checkpoints > room)
+    for fault in faults:
+        advised = re.findall(r"(save_interval: \d+) fits", fault.remedy)[0].replace(": ", "=")
+        assert not list(make(*settings, advised, "keep_every=0", "keep_best=false").faults())
+
+
+def test_the_table_shows_the_head_of_the_data_as_text(make: Make, tiny_data: dict[str, str]) -> None:
+    plan = make()
+    rows = dict(plan.with_settings(micro_batch_size=1).rows())
+    shown = rows["data begins"].partition(" = ")[2].strip("'")
+    assert len(shown) > 20 and shown in Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8")
+    assert plan.encoder.sha256[:12] in rows["tokenizer"]
+
+
+def test_a_longer_run_announces_that_its_learning_rate_rises(make: Make) -> None:
+    plan = make("lr=1.0", "min_lr=0.1", "max_epochs_per_source=1000")
+
+    def changed(before: float) -> list[str]:
+        state = state_of(plan, 40, step=5, seconds=1.0, facts={"learning_rate": before})
+        return list(launching.changed_choices(plan, EarlierRun([5], state, {}, {}, ended_at=None)))
+
+    now = plan.schedule.learning_rate(5)
+    assert changed(now) == []
+    (message,) = changed(0.1)
+    assert "rises from 1.00e-01 at step 5" in message and f"{now:.2e}" in message and "falls" in changed(2.0)[0]
+
+
+def test_on_a_cpu_processes_share_the_cores(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def processes(*overrides: str) -> int:
-        return launching.on_this_machine(run_plan.make_plan(settings(*overrides))).num_processes
+        return launching.on_this_machine(make(*overrides, processes=None)).num_processes
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(processors, "available_cores", lambda: 4)
@@ -58,54 +144,60 @@ def test_on_a_cpu_processes_share_the_cores(settings, monkeypatch: pytest.Monkey
     assert processes("micro_batch_size=auto") == 1  # each has libraries of its own
 
 
-def test_precision_follows_the_hardware_only_when_asked(settings) -> None:  # type: ignore[no-untyped-def]
-    for given in ("fp32", "bf16"):
-        assert Devices(computes_bf16=given == "fp32").precision(settings(f"precision={given}")) == given
-    config = settings("precision=auto")
-    assert [Devices(computes_bf16=each).precision(config) for each in (True, False)] == ["bf16", "fp32"]
-    plan = run_plan.make_plan(config, 1).with_settings(precision="fp32")
+def test_precision_follows_the_hardware_only_when_asked(make: Make) -> None:
+    for precision in ("fp32", "bf16"):
+        config = make(f"precision={precision}").requested
+        assert Devices(computes_bf16=precision == "fp32").precision(config) == precision
+    plan = make("precision=auto")
+    assert [Devices(computes_bf16=each).precision(plan.requested) for each in (True, False)] == ["bf16", "fp32"]
     assert (plan.resolved.precision, plan.requested.precision) == ("fp32", "auto")
 
 
-def test_without_init_from_nothing_is_imported_for_it(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_without_init_from_nothing_is_imported_for_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zerokara.huggingface.from_hf", None)  # importing it fails from now on
     monkeypatch.delattr("zerokara.huggingface.from_hf", raising=False)
-    launching.check_fits(run_plan.make_plan(settings(), 1).with_settings(precision="fp32"), starts=True)
+    launching.check_fits(make(), starts=True)
     with pytest.raises(ImportError):
-        launching.check_fits(run_plan.make_plan(settings("init_from=a_model"), 1), starts=True)
+        launching.check_fits(make("init_from=a_model"), starts=True)
 
 
-def test_a_plan_for_several_machines(settings) -> None:  # type: ignore[no-untyped-def]
-    plan = run_plan.make_plan(settings("num_processes=2", "nodes=2", "micro_batch_size=2"), 4, nodes=2)
+def test_a_plan_for_several_machines(make: Make) -> None:
+    plan = make("num_processes=2", "nodes=2", "micro_batch_size=2", processes=4, nodes=2)
     assert (plan.num_processes, plan.processes_per_node, plan.data_parallel_size) == (4, 2, 4)
     alone = plan.on_processes(2, 1)
     assert (alone.num_processes, alone.nodes, alone.data_parallel_size) == (2, 1, 2)
-    assert plan.with_settings(precision="fp32").memory.pools[0].num_processes == 2, (
-        "those of one machine share its memory"
-    )
+    assert plan.memory.pools[0].num_processes == 2, "those of one machine share its memory"
     with pytest.raises(UserError, match="global_batch_size"):
         plan.on_processes(6, 3)
-
-
-def test_tensor_parallelism_stays_inside_a_machine(settings) -> None:  # type: ignore[no-untyped-def]
-    given = settings("num_processes=1", "nodes=2", "tensor_parallel_size=2", "micro_batch_size=2", "optimizer=adamw")
-    plan = run_plan.make_plan(given, 2, nodes=2)
+    parallel = ("num_processes=1", "nodes=2", "tensor_parallel_size=2", "micro_batch_size=2", "optimizer=adamw")
     with pytest.raises(UserError, match="tensor_parallel_size = 2: must divide the 1 processes of each machine"):
-        plan.on_processes(2)
+        make(*parallel, processes=2, nodes=2).on_processes(2)
 
 
-def test_a_hierarchy_of_the_users_own_is_checked_with_the_final_number_of_processes(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_hierarchy_of_the_users_own_is_checked_with_the_final_number_of_processes(make: Make, tmp_path: Path) -> None:
     """Where that is auto, the plan is first made for one."""
     template = tmp_path / "template.json"
     template.write_text('{"zero_optimization": {"zero_hpz_partition_size": 2}}', encoding="utf-8")
-    given = settings(
-        "zero_stage=3",
-        "optimizer=adamw",
-        "global_batch_size=12",
-        "micro_batch_size=1",
-        f"deepspeed_template={template}",
-    )
-    plan = run_plan.make_plan(given, 1)
+    settings = ("zero_stage=3", "optimizer=adamw", "global_batch_size=12", "micro_batch_size=1")
+    plan = make(*settings, f"deepspeed_template={template}")
     assert plan.on_processes(4).template["zero_optimization"]["zero_hpz_partition_size"] == 2
     with pytest.raises(UserError, match=r"template.json: its zero_hpz_partition_size, 2, must divide the 3 processes"):
         plan.on_processes(3)
+
+
+def test_its_file_gives_the_training_processes_the_same_plan(make: Make, tmp_path: Path) -> None:
+    settings = ("lr=auto", "optimizer=auto", "sample_prompts=[ab, c]", "max_hours=1.5", STAGES)
+    plan = make(*settings, processes=2).with_settings(micro_batch_size=1)
+    plan.write(path := tmp_path / "plan.json")
+    read = read_plan(path)
+    assert (read.resolved, read.requested, read.reasons) == (plan.resolved, plan.requested, plan.reasons)
+    assert plan.reasons and read.resolved.where("seq_len") == plan.resolved.where("seq_len")
+    assert (read.shape, read.schedule, read.consumption) == (plan.shape, plan.schedule, plan.consumption)
+    assert (read.num_processes, read.nodes, read.template) == (plan.num_processes, plan.nodes, plan.template)
+    assert read.data.reading.identity() == plan.data.reading.identity()
+    read.write(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+    for replaced in ("data_sha256", "tokenizer_sha256"):
+        (tmp_path / "again.json").write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), replaced: "0" * 64}))
+        with pytest.raises(RunError, match="replaced"):
+            read_plan(tmp_path / "again.json")

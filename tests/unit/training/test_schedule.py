@@ -141,3 +141,12 @@ def test_hours_are_counted_over_all_starts_and_for_one(monkeypatch: pytest.Monke
     assert reason(almost, 7200, max_hours=2).startswith("max_hours = 2")
     found = reason(almost + 2, 7200, max_hours_per_start=1)  # 2 GB take 20 s at 100 MB/s, and leaving takes 30
     assert found.startswith("max_hours_per_start = 1") and "49.0 s" in found
+
+
+def test_limits_that_leave_no_time_to_train_are_refused() -> None:
+    both = config_of(max_hours=2, max_hours_per_start=0.1)
+    assert not list(schedules.hours_faults(both, int(1e9), trained_seconds=7199, take=""))
+    (used_up,) = schedules.hours_faults(config_of(max_hours=2), 0, 7205, take="bash convert.sh")
+    assert (used_up.key, used_up.value) == ("max_hours", 2.0) and "bash convert.sh" in used_up.remedy
+    (short,) = schedules.hours_faults(config_of(max_hours_per_start=0.01), int(1e9), 0, take="")
+    assert (short.key, short.value) == ("max_hours_per_start", 0.01) and "40.0 s" in short.rule
