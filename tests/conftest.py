@@ -19,7 +19,7 @@ os.environ.setdefault("ZEROKARA_SHARE_CORES", "1")  # two processes are tried on
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--faults", type=int, default=36, help="how many kills tests/faults tries (default 36)")
+    parser.addoption("--faults", type=int, default=24, help="how many kills tests/faults tries (default 24)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,8 +1,7 @@
 """Atomic files and folders: they appear complete or not at all, and survive a power cut.
 
-Each is written under a temporary name in the same folder, synced to disk, and renamed; a rename within one file system
-is atomic (POSIX ``rename``), so that a reader never sees half a file, whenever the writer dies. A symbolic link is
-followed: its target is written.
+Each is written under a temporary name in the same folder, synced to disk, and renamed, which is atomic within one file
+system (POSIX ``rename``). A symbolic link is followed: its target is written.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from typing import IO
 import orjson
 
 PARTIAL_SUFFIX = ".partial"
-"""Ending of the name of what is being written; a leftover with it may be deleted."""
+"""Ending of an unfinished file or folder; a leftover with it may be deleted."""
 _OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
 ASIDE_ENDING = ".old-"
-"""Appended, with a number, to the name of what was replaced and is kept."""
+"""Ending, with a number, of a file or folder that was replaced and is kept."""
 
 
 def sync_folder(path: Path) -> None:
@@ -55,7 +54,7 @@ def made_folder(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # it is not empty, nor are its parents
+        with suppress(OSError):  # a folder is not empty, nor are its parents
             for folder in new:
                 folder.rmdir()
 
@@ -89,8 +88,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 def atomic_folder(path: Path, keep: str = "") -> Iterator[Path]:
     """Yield a temporary folder that gets the name `path` when the block ends without an error.
 
-    An existing folder of that name stays until the new one is complete; then it is renamed to `unused_name` with the
-    ending `keep`, or deleted if `keep` is empty. (Between the two renames nothing has the name; `recover` mends that.)
+    An existing folder stays until the new one is complete; then it is renamed to `unused_name` with the ending `keep`,
+    or deleted if `keep` is empty. (Between the two renames nothing has the name; `recover` mends that.)
     """
     path = Path(os.path.realpath(path)) if path.is_symlink() else path
     make_folders(path.parent)
@@ -123,7 +122,7 @@ def recover(path: Path) -> None:
 
 
 def unused_name(path: Path, ending: str) -> Path:
-    """A name that does not exist: `path` with an ending, and a number if needed (``run.old-1``, ``x.failed``)."""
+    """Return a name that does not exist: `path` with an ending, and a number if needed (``run.old-1``)."""
     first, dash = ("1", "") if ending.endswith("-") else ("", "-")
     numbers = itertools.chain([first], (f"{dash}{number}" for number in itertools.count(2)))
     names = (path.with_name(f"{path.name}{ending}{number}") for number in numbers)

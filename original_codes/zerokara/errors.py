@@ -1,9 +1,8 @@
 """Errors that end a step, and the faults of a configuration or an input.
 
 A *user error* (exit code 2): the configuration or the input is wrong, and nothing was done; it holds every fault, with
-place, key, value, rule and remedy. A *run error* (exit code 1): something failed while running. A step that is
-*stopped* (exit code 130) resumes when it is run again, or says what that takes. Messages quote libraries and servers,
-which quote addresses and headers; so each is `redacted`: no secret reaches a terminal or a log.
+place, key, value, rule and remedy. A *run error* (exit code 1): something failed while running. A *stopped* step (exit
+code 130) resumes when it is run again. Messages quote libraries and servers, so each is `redacted`.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ from zerokara.progress import plain
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells (128 + SIGINT)."""
+# Line ends, controls of a terminal and of the direction of writing, and halves of characters.
 _NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]")
-"""What ends a line, steers a terminal, turns the direction of writing, or is half a character."""
-_MAX_VALUE_CHARACTERS, _MAX_MESSAGE_CHARACTERS = 500, 50_000
-"""A list of files may have thousands of entries, and a server may answer with a whole page."""
+_MAX_VALUE_CHARACTERS, _MAX_MESSAGE_CHARACTERS = 500, 50_000  # a server may answer with a whole page
 _CUT = "…"
-_REST = r"(?:[^\s'\"<>]*[^\s'\"<>).,;:\]}])?"
-"""The rest of an address, without what closes the sentence around it."""
+_REST = r"(?:[^\s'\"<>]*[^\s'\"<>).,;:\]}])?"  # of an address, without the end of the sentence around it
 _SCHEME = r"\b[a-z][a-z0-9+.-]{1,30}://"
 # Lengths are bounded, so that no answer of a server keeps the expressions busy.
 _REDACTIONS = (
@@ -48,10 +45,8 @@ _SECRET_VARIABLES = ("TOKEN", "API_KEY", "ACCESS_KEY", "SECRET", "PASSWORD")
 
 
 def redacted(text: str) -> str:
-    """`text` without secrets: user, password and query of addresses; tokens; secret headers.
-
-    Tokens are known by their form, or as the value of an environment variable that is named like one.
-    """
+    """Cut secrets out of a text: user, password and query of addresses; secret headers; and tokens, which are known by
+    their form, or as the value of an environment variable that is named like one."""
     if len(text) > _MAX_MESSAGE_CHARACTERS:
         text = f"{text[:_MAX_MESSAGE_CHARACTERS]}{_CUT} ({len(text) - _MAX_MESSAGE_CHARACTERS:,} characters more)"
     for name, value in os.environ.items():
@@ -69,12 +64,11 @@ class Fault:
     where: str
     """``file:line``, or the file or folder at fault."""
     rule: str
-    """What must hold (``must be greater than 0``)."""
+    """``must be greater than 0``"""
     key: str | None = None
     value: object = ...
-    """The value found; left out of the text if it is `...`, which stays the same on the way from a worker process."""
+    """The value; left out of the text if it is `...`, which stays the same on the way from a worker process."""
     remedy: str = ""
-    """What to do, with numbers where there are any."""
 
     def __str__(self) -> str:
         subject = [self.key] if self.key else []
@@ -86,11 +80,8 @@ class Fault:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A file name as text that any terminal, log and JSON file can hold, without loss.
-
-    Bytes that are not UTF-8 are written ``\\xNN``, characters that would end a line or control a terminal ``\\uNNNN``,
-    and a backslash is doubled.
-    """
+    """Return a file name as text that any terminal, log and JSON file can hold, without loss: ``\\xNN`` for bytes that
+    are not UTF-8, ``\\uNNNN`` for characters that would end a line or control a terminal, ``\\\\`` for a backslash."""
     text = _NOT_SHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", os.fspath(path).replace("\\", r"\\"))
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
@@ -106,7 +97,7 @@ class UserError(Exception):
 
 
 class RunError(Exception):
-    """Something failed while running; the message says what and where, found and expected, and the remedy."""
+    """Something failed while running; the message tells where, the values found and expected, and the remedy."""
 
     exit_code = 1
 
@@ -115,7 +106,7 @@ class RunError(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """A step was stopped as by Ctrl-C, and the same command would not resume it; the message says what would."""
+    """A step was stopped as by Ctrl-C, and the same command would not resume it; the message tells how to resume."""
 
 
 def guarded(work: Callable[[], None], again: str = "") -> int:
@@ -148,7 +139,7 @@ def guarded(work: Callable[[], None], again: str = "") -> int:
 
 
 def _is_unread() -> bool:
-    """Whether the reader of a pipe is gone (``| head``); if so, nothing more is printed."""
+    """Tell whether the reader of a pipe is gone (``| head``); if so, nothing more is printed."""
     with suppress(OSError):  # stdout is not a file in a test
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)

@@ -33,7 +33,7 @@ class Holder(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """Whether it is on this machine."""
+        """True on this machine."""
         return self.host == socket.gethostname()
 
     def __str__(self) -> str:
@@ -46,9 +46,12 @@ def held(path: Path, seconds: float = 0.0) -> Iterator[bool]:
 
     Yields False, and holds nothing, if another process still has it after `seconds`; one that has ended is waited for.
     """
-    holder = read_holder(path)
-    if holder and holder.is_here and not _is_running(holder.pid):
-        seconds = max(seconds, 30.0)  # the kernel cleans up behind it, for long where its threads wait for a core
+    is_running, holder = False, read_holder(path)
+    if holder and holder.is_here:
+        with suppress(psutil.NoSuchProcess):
+            is_running = psutil.Process(holder.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        if not is_running:
+            seconds = max(seconds, 30.0)  # the kernel cleans up behind it, for long where its threads wait for a core
     deadline = time.monotonic() + seconds
     while not (file := _locked(path)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -62,20 +65,14 @@ def held(path: Path, seconds: float = 0.0) -> Iterator[bool]:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Return the process that holds the lock of a file; None if it is unknown. (It writes itself after locking.)"""
+    """Return the process that holds the lock of a file; None if unknown (it writes itself after locking)."""
     with suppress(FileNotFoundError, orjson.JSONDecodeError):
         return Holder(**orjson.loads(path.read_bytes()))
     return None
 
 
-def _is_running(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    return False
-
-
 def _locked(path: Path) -> IO[bytes] | None:
-    """The file, locked, with this process written into it; None if another process has locked it."""
+    """Lock a file, and write this process into it; None if another process has locked it."""
     file = open(path, "ab")  # noqa: SIM115  # held open on purpose
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,7 +100,7 @@ def _locked(path: Path) -> IO[bytes] | None:
 
 
 def _is_linked(file: IO[bytes], path: Path) -> bool:
-    """Whether an open file has the name `path`."""
+    """Tell whether an open file has the name `path`."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False

@@ -34,7 +34,7 @@ FORMAT = 1
 
 
 class FileKey(NamedTuple):
-    """What tells one version of a file from another without reading it."""
+    """Version of a file, known without reading it."""
 
     path: str
     """Absolute, as `shown` spells it."""
@@ -51,7 +51,7 @@ class FileRecord:
     Relative to the manifest's folder for an output, so that the folder can be moved."""
     bytes: int
     sha256: str
-    """Of a file on a server that knows none another content id, with a prefix that says which (``git:``)."""
+    """For a file on a server that knows none, another content id with its kind as a prefix (``git:``)."""
     modified_ns: int
 
 
@@ -61,7 +61,7 @@ Paths = Mapping[str, Inputs]
 
 @dataclass(frozen=True)
 class StepSpec:
-    """What determines the result of a step, independent of where files are."""
+    """Settings and inputs that determine the result of a step, independent of the place of files."""
 
     step: str
     settings: dict[str, Any]
@@ -89,23 +89,19 @@ class NewerFormatError(UserError):
 
 
 def file_key(path: Path) -> FileKey:
-    """Key of a file as it is now."""
+    """Return the key of a file as it is now."""
     status = path.stat()
     return FileKey(shown(path.resolve()), status.st_size, status.st_mtime_ns)
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_files(files: Iterable[Path]) -> dict[FileKey, str]:
-    """SHA-256 of each file, by as many threads as there are cores; shows progress if it takes long.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Return the SHA-256 of each file, by as many threads as there are cores; shows progress if it takes long."""
     keys = {path: file_key(path) for path in files}
     keys = dict(sorted(keys.items(), key=lambda item: -item[1].bytes))  # so that all threads end together
     threads, lock, stopped = ThreadPoolExecutor(min(8, available_cores())), threading.Lock(), threading.Event()
@@ -131,15 +127,14 @@ def already_done(manifest_path: Path, spec: StepSpec, *, redo: bool = False) -> 
 
     Raises:
         UserError: it records another step, settings or inputs, and `redo` is not set; a fault for each difference.
-        OSError: a file, or the folder, cannot be read.
     """
     try:
         if redo or not manifest_path.exists():
             return None
     except OSError as error:
-        if error.errno in (errno.ENAMETOOLONG, errno.EACCES):  # such a name is refused elsewhere
-            return None
-        raise
+        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES):  # such a name is refused elsewhere
+            raise
+        return None
     done = read(manifest_path)
     if done.step != spec.step:
         rule = f"was written by step {done.step!r}, not {spec.step!r}"
@@ -184,7 +179,6 @@ def read(manifest_path: Path) -> Manifest:
     Raises:
         UserError: there is none, or it is not one of ours.
         NewerFormatError: a newer zerokara wrote it.
-        OSError: it cannot be read.
     """
     where = str(manifest_path)
     try:
@@ -201,7 +195,7 @@ def read(manifest_path: Path) -> Manifest:
 
 
 def is_unchanged(record: FileRecord, manifest_path: Path) -> bool:
-    """Whether an output still has its recorded size and content; it is hashed only if its modification time differs."""
+    """Tell whether an output has its recorded size and content; it is hashed only if its modification time differs."""
     path = manifest_path.parent / record.path
     if not path.is_file() or (status := path.stat()).st_size != record.bytes:
         return False
@@ -230,13 +224,15 @@ def _brief(records: list[FileRecord]) -> str:
 
 
 def _records(paths: Paths, name_of: Callable[[Path], str], known: Mapping[FileKey, str]) -> dict[str, list[FileRecord]]:
-    """Records of files; `name_of` gives a record's `path` for an absolute one."""
+    """Return records of files; `name_of` gives a record's `path` for an absolute one."""
     listed = {name: [files] if isinstance(files, Path) else files for name, files in paths.items()}
     keys = {file: file_key(file) for file in chain(*listed.values()) if isinstance(file, Path)}
     hashes = {**known, **hash_files([file for file, key in keys.items() if key not in known])}
-    made = {
-        file: FileRecord(name_of(file.resolve()), key.bytes, hashes[key], key.modified_ns) for file, key in keys.items()
-    }
-    return {
-        name: [each if isinstance(each, FileRecord) else made[each] for each in files] for name, files in listed.items()
-    }
+
+    def record(file: Path | FileRecord) -> FileRecord:
+        if isinstance(file, FileRecord):
+            return file
+        key = keys[file]
+        return FileRecord(name_of(file.resolve()), key.bytes, hashes[key], key.modified_ns)
+
+    return {name: list(map(record, files)) for name, files in listed.items()}

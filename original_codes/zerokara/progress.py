@@ -15,17 +15,17 @@ from typing import Any
 from tqdm import tqdm
 
 LINE_INTERVAL_SECONDS = 10.0
+# Controls other than tab and line end; and surrogates, which stand for bytes of a file name that are not UTF-8.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Controls other than tab and line end; and surrogates, which stand for bytes of a file name that are not UTF-8."""
 
 
 def plain(text: str) -> str:
-    """`text` with control characters and unprintable ones escaped: a file may have any name."""
+    """Escape control characters and unprintable ones: a file may have any name."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def indented(text: str) -> str:
-    """`text` as a code block of Markdown, indented at every kind of line end, so that no line of it starts a line."""
+    """Return `text` as a code block of Markdown, indented at every kind of line end."""
     return "\n".join(f"    {plain(line)}".rstrip() for line in text.splitlines() or [""])
 
 

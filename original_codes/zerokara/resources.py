@@ -1,5 +1,4 @@
-"""What this process has of its machine: memory and cores, by the machine, its control groups and its own limits; and
-its parent, with whom it ends.
+"""Memory and cores of this process, by the machine, its control groups and its own limits; and the end of its parent.
 
 A container or a Slurm job has less than the machine shows; Linux keeps these limits in control groups
 (https://docs.kernel.org/admin-guide/cgroup-v2.html), and those of version 1 at a fixed path.
@@ -20,25 +19,25 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_memory(num_processes: int = 1) -> int:
-    """Bytes that so many processes, started from this one, may still take together."""
+    """Return the bytes that processes started from this one may still take together."""
     unused = (limit - used for limit, used in _memory_limits(num_processes))
     return max(0, min([psutil.virtual_memory().available, *unused]))
 
 
 def total_memory(num_processes: int = 1) -> int:
-    """Bytes that so many processes could take together if nothing else ran on the machine."""
+    """Return the bytes that processes could take together if nothing else ran on the machine."""
     return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_limits(num_processes))])
 
 
 def available_cores() -> int:
-    """Cores that this process may run on (taskset, Slurm), and no more than its control groups give it the time of."""
+    """Return the cores that this process may run on (taskset, Slurm), at most the quota of its control groups."""
     quotas = [content(group / "cpu.max").split() for group in control_groups()]
     allowed = [int(quota[0]) // int(quota[1]) for quota in quotas if quota and quota[0] != "max"]
     return max(1, min([len(os.sched_getaffinity(0)), *allowed]))
 
 
 def control_groups() -> Iterator[Path]:
-    """The control groups (version 2) that this process is in, the innermost first."""
+    """Yield the control groups (version 2) of this process, the innermost first."""
     for line in content(Path("/proc/self/cgroup")).splitlines():
         if line.startswith("0::/"):
             group = _CGROUPS / line.removeprefix("0::/")
@@ -46,7 +45,7 @@ def control_groups() -> Iterator[Path]:
 
 
 def _memory_limits(num_processes: int) -> Iterator[tuple[int, int]]:
-    """Each limit for so many processes together, and the bytes in use under it that cannot simply be dropped."""
+    """Yield each limit for the processes together, and the bytes in use under it that cannot simply be dropped."""
     own, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
     if own != resource.RLIM_INFINITY:
         yield num_processes * own, num_processes * psutil.Process().memory_info().vms
@@ -61,7 +60,7 @@ def _memory_limits(num_processes: int) -> Iterator[tuple[int, int]]:
 
 
 def content(path: Path) -> str:
-    """A file of the kernel; empty where it has none (the root has no limit, nor has a group without a controller)."""
+    """Read a file of the kernel; empty where it has none (the root group has no limit)."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:
@@ -69,10 +68,7 @@ def content(path: Path) -> str:
 
 
 def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
-    """Ask for signal `number` when the parent, whose process id is `parent_pid`, dies; call it first in the child.
-
-    However it dies (`kill -9` as well): see prctl(2).
-    """
+    """Ask for signal `number` when the parent dies, however it dies (prctl(2)); call it first in the child."""
     ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG, linux/prctl.h
     if os.getppid() != parent_pid:  # It died before the request.
         os._exit(1)

@@ -21,7 +21,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def hosts() -> Iterator[list[Host]]:
-    """Two hosts, new for each test."""
     with cluster(2) as made:
         yield made
 

@@ -47,11 +47,9 @@ class Host:
 
     @property
     def plug(self) -> str:
-        """Its end of the cable, at the switch."""
         return f"plug{self.number}"
 
     def run(self, *command: str) -> str:
-        """Run a command there, to its end; its output."""
         return subprocess.run([*self._enter(), *command], check=True, capture_output=True, text=True).stdout
 
     def start(self, *command: str, log: Path, **environment: str) -> subprocess.Popen[str]:
@@ -68,25 +66,20 @@ class Host:
         return len(listed) - 2  # the keeper and this shell
 
     def seen(self, path: Path) -> Path:
-        """A path of the host as this process sees it."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     def unplug(self) -> None:
-        """Cut its cable: packets vanish, and nobody is told."""
         subprocess.run(["ip", "link", "set", self.plug, "down"], check=True)
 
     def plug_in(self) -> None:
-        """Mend it."""
         subprocess.run(["ip", "link", "set", self.plug, "up"], check=True)
 
     def crash(self) -> None:
-        """Kill everything at once, as a power cut does, and take the machine off the net."""
         self.unplug()
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """End it."""
         # The kernel would take its time to do so when the network's last process is gone.
         subprocess.run(["ip", "link", "delete", self.plug], check=False, stderr=subprocess.DEVNULL)
         with contextlib.suppress(ProcessLookupError):
@@ -159,15 +152,12 @@ class Training:
             self.started[number] = hosts[number].start(*command, log=self.logs[number], **{**self._environment, **here})
 
     def log(self, number: int) -> str:
-        """What a host has printed."""
         return self.logs[number].read_text(encoding="utf-8", errors="replace")
 
     def wait(self, seconds: float = 180) -> list[int]:
-        """The exit codes of all."""
         return [process.wait(seconds) for process in self.started.values()]
 
     def wait_for(self, text: str, number: int = 0, seconds: float = 120) -> None:
-        """Wait until a host has printed `text`."""
         deadline = time.monotonic() + seconds
         while text not in self.log(number):
             assert time.monotonic() < deadline, f"not printed within {seconds} s: {text}\n{self.log(number)}"

@@ -74,12 +74,10 @@ def slurm_cluster(folder: Path) -> Iterator[list[Host]]:
 
 
 def ask(host: Host, config: Path, *command: str) -> str:
-    """What a command of Slurm's says."""
     return host.run("env", f"SLURM_CONF={config}", *command)
 
 
 def wait_for(holds: Callable[[], object], logs: Path, seconds: float = 120) -> None:
-    """Wait until something holds."""
     deadline = time.monotonic() + seconds
     while not holds():
         said = "\n".join(path.read_text(errors="replace")[-3000:] for path in logs.glob("*.log"))

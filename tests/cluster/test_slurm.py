@@ -16,7 +16,6 @@ pytestmark = NEEDED
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[list[Host]]:
-    """Two hosts with Slurm."""
     with slurm_cluster(tmp_path) as hosts:
         yield hosts
 

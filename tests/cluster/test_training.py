@@ -22,7 +22,6 @@ GONE_SECONDS = 30.0
 
 
 def left_by(host: Host, folder: Path, to: Path) -> Trained:
-    """A copy of what a run left in a host's own folder."""
     shutil.copytree(host.seen(folder), to)
     return Trained(to)
 
@@ -72,30 +71,18 @@ def test_two_machines_train_what_one_process_trains(
         assert left_by(hosts[0], OWN / "by two", tmp_path / "by two").losses == pytest.approx(alone.losses, rel=1e-5)
 
 
-def test_a_killed_machine_ends_the_others(hosts: list[Host], train: Callable[..., Training]) -> None:
+@pytest.mark.parametrize("loss", ["killed machine", "cut link"])
+def test_what_is_lost_ends_the_others(hosts: list[Host], train: Callable[..., Training], loss: str) -> None:
     run = train(hosts, max_restarts=0, **ENDLESS)
     run.wait_for("step 60/")
-    started = time.monotonic()
-    hosts[1].crash()
-    assert run.started[0].wait(60) == 1
+    started, is_cut = time.monotonic(), loss == "cut link"
+    (hosts[1].unplug if is_cut else hosts[1].crash)()
+    assert [run.started[number].wait(60) for number in range(1 + is_cut)] == [1] * (1 + is_cut), run.log(0) + run.log(1)
     seconds = time.monotonic() - started
-    assert hosts[0].num_processes() == 0
-    print(f"a killed machine: the last process was gone after {seconds:.1f} s")
-    assert seconds < GONE_SECONDS, run.log(0)
-    assert "host-1" in run.log(0)
-
-
-def test_a_cut_link_ends_both(hosts: list[Host], train: Callable[..., Training]) -> None:
-    run = train(hosts, max_restarts=0, **ENDLESS)
-    run.wait_for("step 60/")
-    started = time.monotonic()
-    hosts[1].unplug()
-    assert all(code == 1 for code in run.wait(60)), run.log(0) + run.log(1)
-    seconds = time.monotonic() - started
-    assert [host.num_processes() for host in hosts] == [0, 0]
-    print(f"a cut link: the last process was gone after {seconds:.1f} s")
+    assert not any(host.num_processes() for host in hosts[: 1 + is_cut])
+    print(f"a {loss}: the last process was gone after {seconds:.1f} s")
     assert seconds < GONE_SECONDS, run.log(0) + run.log(1)
-    assert "host-1" in run.log(0) and "first machine" in run.log(1)
+    assert "host-1" in run.log(0) and (not is_cut or "first machine" in run.log(1))
 
 
 def test_a_killed_process_is_started_again_and_nothing_differs(

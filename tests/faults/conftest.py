@@ -21,13 +21,11 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def forge(tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
-    """Training processes."""
     yield from make_forge(tiny_data, tmp_path_factory.mktemp("forge"))
 
 
 @pytest.fixture(scope="session")
 def unbroken(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The run that nothing befell."""
     folder = tmp_path_factory.mktemp("unbroken")
     return trained_unbroken(forge, folder / "run", {"count_lines": str(folder / "lines.json")})
 

@@ -54,7 +54,7 @@ from zerokara.checkpoint import folders, tensor_file
 from zerokara.checkpoint.store import CheckpointStore
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig, RunConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.finetuning import worker as finetuning_worker
 from zerokara.finetuning.task import FINETUNING, prepared
@@ -72,6 +72,7 @@ LOADED_LATE = (
 )
 """Modules that a training process loads in its start."""
 ENGINES = ReplicatedEngine, ZeroEngine
+Call = Callable[..., object]
 HOLD_SECONDS = 60
 """Nothing is held for longer."""
 
@@ -111,8 +112,8 @@ def _work(job: dict[str, Any]) -> None:
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
-        tunes = job["step"] == "finetune"
-        loaded = _config(job)
+        tunes, path, settings = job["step"] == "finetune", job["arguments"][1], job["arguments"][3::2]
+        loaded = prepared(load(FinetuneConfig, path, settings)) if tunes else load(PretrainConfig, path, settings)
         with armed(job["fault"], job["events"]):
             task = FINETUNING if tunes else PRETRAINING
             plan = make_plan(loaded, 1, task=task).with_settings(precision=processors.devices().precision(loaded))
@@ -133,13 +134,6 @@ def _work(job: dict[str, Any]) -> None:
     finally:
         sys.stdout.flush()
         os._exit(code)
-
-
-def _config(job: dict[str, Any]) -> RunConfig:
-    path, settings = job["arguments"][1], job["arguments"][3::2]
-    if job["step"] == "train":
-        return load(PretrainConfig, path, settings)
-    return prepared(load(FinetuneConfig, path, settings))
 
 
 @contextlib.contextmanager
@@ -183,27 +177,7 @@ def _record_events(patches: contextlib.ExitStack, path: str) -> None:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
-    newest_to_resume, after_step = checkpoint.newest_to_resume, loop.Trainer.after_step
-    save, finish, store = saving.Saver.save, saving.Saver.finish, CheckpointStore.save
-
-    def resuming(*arguments: Any) -> Path | None:
-        folder = newest_to_resume(*arguments)
-        record(resumed=checkpoint.step_of(folder) if folder else None)
-        return folder
-
-    def passing(self: Any, step: Any) -> bool:
-        leaves = after_step(self, step)
-        record(step=step.step)
-        return leaves
-
-    def asking(self: Any, state: Any) -> None:
-        record(save=state.step)
-        save(self, state)
-
-    def finishing(self: Any, next_step: int | None = None) -> None:
-        if next_step is None:
-            record(finishing=True)
-        finish(self, next_step)
+    store = CheckpointStore.save
 
     def storing(self: Any, state: Any, *tensors: Any) -> Path:
         try:
@@ -214,22 +188,43 @@ def _record_events(patches: contextlib.ExitStack, path: str) -> None:
         record(saved=state.step)
         return folder
 
-    _patch(patches, checkpoint, "newest_to_resume", resuming)
-    _patch(patches, loop.Trainer, "after_step", passing)
-    _patch(patches, saving.Saver, "save", asking)
-    _patch(patches, saving.Saver, "finish", finishing)
+    def finishing(saver: Any, next_step: int | None = None) -> None:
+        if next_step is None:
+            record(finishing=True)
+
+    def resumed(folder: Path | None, *_: object) -> None:
+        record(resumed=checkpoint.step_of(folder) if folder else None)
+
+    _around(patches, checkpoint, "newest_to_resume", after=resumed)
+    _around(patches, loop.Trainer, "after_step", after=lambda _, trainer, step: record(step=step.step))
+    _around(patches, saving.Saver, "save", before=lambda saver, state: record(save=state.step))
+    _around(patches, saving.Saver, "finish", before=finishing)
     _patch(patches, CheckpointStore, "save", storing)
+
+
+def _around(
+    patches: contextlib.ExitStack,
+    owner: object,
+    name: str,
+    before: Call = lambda *_: None,
+    after: Call = lambda *_: None,
+) -> None:
+    """Call `before` with the arguments of a function, or `after` with its result and its arguments."""
+    real = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        before(*arguments, **named)
+        result = real(*arguments, **named)
+        after(result, *arguments)
+        return result
+
+    _patch(patches, owner, name, wrapped)
 
 
 def _clock(patches: contextlib.ExitStack) -> Callable[[], int]:
     """Give a function that tells which step is being made, 0 before the first."""
-    train_step, now = loop.train_step, {"step": 0}
-
-    def counting(run_engine: Any, processes: Any, loader: Any, step: int, *others: Any) -> Any:
-        now["step"] = step
-        return train_step(run_engine, processes, loader, step, *others)
-
-    _patch(patches, loop, "train_step", counting)
+    now = {"step": 0}
+    _around(patches, loop, "train_step", before=lambda engine, processes, loader, step, *_: now.update(step=step))
     return lambda: now["step"]
 
 
@@ -324,23 +319,10 @@ def _hold(
         time.sleep(seconds)
 
     if what == "save":
-        store = CheckpointStore.save
-
-        def storing(self: Any, state: Any, *tensors: Any) -> Any:
-            if state.step == at_step:
-                hold()
-            return store(self, state, *tensors)
-
-        _patch(patches, CheckpointStore, "save", storing)
+        _around(patches, CheckpointStore, "save", before=lambda store, state, *_: state.step == at_step and hold())
     else:
-        skip_reason_of_loss, step = loop.StepGuard.skip_reason_of_loss, _clock(patches)
-
-        def judging(self: Any, loss: float) -> str:
-            if step() == at_step:
-                hold()
-            return skip_reason_of_loss(self, loss)
-
-        _patch(patches, loop.StepGuard, "skip_reason_of_loss", judging)
+        step = _clock(patches)
+        _around(patches, loop.StepGuard, "skip_reason_of_loss", before=lambda *_: step() == at_step and hold())
 
 
 def _fill_in_save(patches: contextlib.ExitStack, number: int, filler: str) -> None:
@@ -361,7 +343,7 @@ def _fill_in_save(patches: contextlib.ExitStack, number: int, filler: str) -> No
 def _refuse_opening(
     patches: contextlib.ExitStack, part: str, code: int, times: int, from_step: int | None = None
 ) -> None:
-    real, store, left = io.open, CheckpointStore.save, [times if from_step is None else 0]
+    real, left = io.open, [times if from_step is None else 0]
 
     def opening(path: Any, *arguments: Any, **named: Any) -> Any:
         if left[0] > 0 and part in str(path):
@@ -369,13 +351,13 @@ def _refuse_opening(
             raise OSError(code, os.strerror(code), str(path))
         return real(path, *arguments, **named)
 
-    def storing(self: Any, state: Any, *tensors: Any) -> Any:
-        if state.step == from_step:
-            left[0] = times
-        return store(self, state, *tensors)
-
     _patch(patches, folders, "RETRY_PAUSES_SECONDS", (0.1, 0.1))
-    _patch(patches, CheckpointStore, "save", storing)
+    _around(
+        patches,
+        CheckpointStore,
+        "save",
+        before=lambda store, state, *_: state.step == from_step and left.insert(0, times),
+    )
     for module in (builtins, io):
         _patch(patches, module, "open", opening)
 
@@ -399,14 +381,7 @@ def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: 
                 os.kill(os.getpid(), number)
 
     def sending(owner: Any, name: str, when: Callable[[], bool] = lambda: True) -> None:
-        original = getattr(owner, name)
-
-        def wrapped(*arguments: Any, **named: Any) -> Any:
-            if when():
-                send()
-            return original(*arguments, **named)
-
-        _patch(patches, owner, name, wrapped)
+        _around(patches, owner, name, before=lambda *_, **__: when() and send())
 
     if where == "start":
         sending(run, "build_model")

@@ -65,20 +65,17 @@ class Forge:
         return int(self._receive()["code"])
 
     def kill(self) -> int:
-        """kill -9 now, and wait."""
         os.kill(self.pid, signal.SIGKILL)
         return self.wait()
 
     def run(
         self, run_dir: Path, fault: dict[str, Any] | None = None, work: tuple[str, ...] = ("train",), **settings: Any
     ) -> int:
-        """Start and wait."""
         self.start(run_dir, fault, work, **settings)
         return self.wait()
 
     @property
     def log(self) -> str:
-        """The output of the last process."""
         return self._log_path.read_text(encoding="utf-8")
 
     @property
@@ -169,7 +166,6 @@ BY_COMMAND: dict[str, Any] = {
 def trained_unbroken(
     forge: Forge, run_dir: Path, fault: dict[str, Any] | None = None, settings: dict[str, Any] = COMMON
 ) -> Trained:
-    """Train from one end to the other."""
     code = forge.run(run_dir, fault, **settings)
     assert code == 0, forge.log
     return Trained(run_dir)
@@ -201,7 +197,6 @@ def whole_checkpoints(run_dir: Path) -> list[int]:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until something holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came"

@@ -26,7 +26,6 @@ class Disk:
         """The run folder as we see it."""
 
     def fill(self, left: int = 0) -> None:
-        """Leave so many bytes free."""
         block = b"x" * 4096
         with open(f"{self._root}{self.filler}", "wb", buffering=0) as file:
             try:
@@ -37,7 +36,6 @@ class Disk:
             file.truncate(max(0, file.tell() - left))
 
     def clear(self) -> None:
-        """Give the room back."""
         Path(f"{self._root}{self.filler}").unlink(missing_ok=True)
 
 

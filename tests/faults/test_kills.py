@@ -131,21 +131,13 @@ def test_a_lock_dies_with_its_owner(
         with pytest.raises(RunError, match="another process is training here"), run_folder.training_lock(run_dir):
             raise AssertionError("it must not begin")
         assert forge.kill() == -signal.SIGKILL
-        assert forge.run(run_dir, **COMMON) == 0, forge.log
+    with Fault("the command started with nice -n 19"):  # no user but root may make the thread that saves less nice
+        assert forge.run(run_dir, {"nice": 19}, **COMMON) == 0, forge.log
         assert_equal(run_dir, unbroken)
 
 
-def test_started_with_nice(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
-    """No user but root may make a process less nice: the thread that saves must not try to."""
-    with Fault("the command started with nice -n 19"):
-        assert forge.run(tmp_path / "run", {"nice": 19}, **COMMON) == 0, forge.log
-        assert_equal(tmp_path / "run", unbroken)
-
-
-def test_counted_lines_are_those_of_a_save(unbroken: Trained, lines_of_a_save: int) -> None:
+def test_the_faults_come_where_they_should(unbroken: Trained, lines_of_a_save: int) -> None:
+    """Lines are counted in all saves, and the run crosses the edge of an epoch."""
     counts = json.loads((unbroken.folder.parent / "lines.json").read_text(encoding="utf-8"))
     assert len(counts) == 22 and lines_of_a_save > 300
-
-
-def test_the_run_crosses_the_edge_of_an_epoch(unbroken: Trained) -> None:
     assert step_metrics.read(unbroken.folder)[-2]["epoch"] > 1.1

@@ -55,18 +55,15 @@ class Command:
 
     @property
     def first_step(self) -> int:
-        """The first step that this start made."""
         match = re.search(r"^step (\d+)/160 ", self.log, re.MULTILINE)
         assert match, self.log
         return int(match[1])
 
     def trainer(self, rank: int) -> psutil.Process:
-        """A training process."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return sorted(children, key=lambda each: (each.create_time(), each.pid))[rank]
 
     def kill_all(self) -> None:
-        """kill -9 for the command and all that it started."""
         command = psutil.Process(self.process.pid)
         everyone = [command, *command.children(recursive=True)]
         assert len(everyone) == 3, everyone  # the command, two training processes
@@ -107,6 +104,7 @@ def test_killed_and_stopped_and_resumed(
             assert command.end() == {"all": -signal.SIGKILL, "asked": 130}.get(whom, 1), command.log
             assert command.first_step == newest + 1
             assert ("stopped by SIGTERM" in command.log) == (whom == "asked")
+            assert ("was killed (SIGKILL)" in command.log) == (whom in ("rank 0", "rank 1"))
             assert whole_checkpoints(run_dir)[-1] < 160
     newest = checkpoint.all_steps(run_dir)[-1]
     last = Command(config, run_dir, warm.environment(warm_server))

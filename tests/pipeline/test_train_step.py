@@ -7,13 +7,12 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import rounding
+from faults.running import wait_for
 
 from zerokara import checkpoint, manifest
 from zerokara.config.loading import RESOLVED_NAME, load_run
@@ -27,27 +26,18 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("warm_python")
 
 
+def command(config: str, settings: tuple[str, ...], options: tuple[str, ...]) -> list[str]:
+    changes = [word for setting in settings for word in ("--set", setting)]
+    return ["bash", str(ROOT / "3_train_node1.sh"), "--config", config, *options, *changes]
+
+
 def start_step_3(config: str, *settings: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    command = ["bash", str(ROOT / "3_train_node1.sh"), "--config", config, *options]
-    for setting in settings:
-        command += ["--set", setting]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command(config, settings, options), text=True, start_new_session=True, **streams)
 
 
 def step_3(config: str, *settings: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = ["bash", str(ROOT / "3_train_node1.sh"), "--config", config, *options]
-    for setting in settings:
-        command += ["--set", setting]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-
-
-def wait_for(condition, seconds: float = 120) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
+    return subprocess.run(command(config, settings, options), capture_output=True, text=True, check=False, timeout=300)
 
 
 def recorded_steps(run_dir: Path) -> list[int]:
@@ -61,16 +51,9 @@ def everything(run_dir: Path) -> dict[str, bytes]:
 
 
 WATCHED = (
-    "num_processes=2",
-    "zero_stage=2",
-    "train_tokens=auto",
-    "eval_interval=10",
-    "plots=true",
-    "tensorboard=true",
-    "wandb=offline",
-    "sample_prompts=[abc, de fg]",
-    "sample_tokens=4",
-)
+    "num_processes=2", "zero_stage=2", "train_tokens=auto", "eval_interval=10", "plots=true", "tensorboard=true",
+    "wandb=offline", "sample_prompts=[abc, de fg]", "sample_tokens=4",
+)  # fmt: skip
 LONGER = (*WATCHED, "max_steps=25", "lr=1", "min_lr=1")
 """So fast that it unlearns: the best checkpoint is another than the newest."""
 
@@ -89,13 +72,11 @@ def finished(tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def copied(finished: Path, tmp_path: Path) -> Path:
-    """The finished run, to be changed."""
     return Path(shutil.copytree(finished, tmp_path / "run", symlinks=True))
 
 
 @pytest.fixture(scope="module")
 def longer(tiny_data: dict[str, str], finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The finished run, made longer."""
     run_dir = Path(shutil.copytree(finished, tmp_path_factory.mktemp("longer") / "run", symlinks=True))
     done = step_3(tiny_data["config"], f"output_model_dir={run_dir}", *LONGER)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -112,10 +93,9 @@ def test_a_finished_run_is_complete_until_it_is_made_longer(
     same = (f"output_model_dir={finished}", *WATCHED, "max_steps=20")
     again = step_3(tiny_data["config"], *same)
     assert again.returncode == 0 and "is complete already" in again.stdout
-    shorter = step_3(tiny_data["config"], *same, "max_steps=10")
-    assert shorter.returncode == 2 and "max_steps: 20 → 10" in shorter.stderr and "--redo" in shorter.stderr
-    other = step_3(tiny_data["config"], *same, "lr=0.02")
-    assert other.returncode == 2 and "lr: 0.01 → 0.02" in other.stderr
+    other = step_3(tiny_data["config"], *same, "max_steps=10", "lr=0.02")
+    assert other.returncode == 2 and "max_steps: 20 → 10" in other.stderr and "--redo" in other.stderr
+    assert "lr: 0.01 → 0.02" in other.stderr
     assert manifest.read(longer / "manifest.json").facts["steps"] == 25
 
 
@@ -124,7 +104,7 @@ def test_whoever_watches_sees_each_step_once_also_after_a_resume(longer: Path) -
     assert recorded_steps(longer) == every_step
     assert steps_in_tensorboard(longer, "train/loss") == every_step
     assert steps_in_tensorboard(longer, "samples/text_summary") == [0, 10, 20, 25]
-    assert sorted(steps_in_wandb(longer)) == [every_step[:20], every_step[20:]]
+    assert len({path.name for path in longer.glob("wandb/offline-run-*/*.wandb")}) == 1  # one run, in two starts
     written = (longer / "samples.md").read_text(encoding="utf-8")
     assert re.findall(r"^## step (\d+)$", written, re.MULTILINE) == ["0", "10", "20", "25"]
     assert written.count("**prompt:**\n\n    abc\n") == written.count("**prompt:**\n\n    de fg\n") == 4
@@ -159,51 +139,12 @@ def test_an_evaluated_checkpoint_gives_what_the_log_has(tiny_data: dict[str, str
 
 
 def steps_in_tensorboard(run_dir: Path, name: str) -> list[int]:
-    """The steps of a curve or text, as TensorBoard's own reader shows them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     shown = events.Scalars(name) if name in events.Tags()["scalars"] else events.Tensors(name)
     return [event.step for event in shown]
-
-
-def steps_in_wandb(run_dir: Path) -> list[list[int]]:
-    """The steps with a loss in each start's file of wandb, which must all be of one run."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    starts, ids = [], set()
-    for path in run_dir.glob("wandb/offline-run-*/*.wandb"):
-        ids.add(path.stem)
-        records = [Record.FromString(content) for content in wandb_records(path)]
-        steps = []
-        for record in (record for record in records if record.HasField("history")):
-            values = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
-            if "train/loss" in values:
-                steps.append(int(values["_step"]))
-        starts.append(steps)
-    assert len(ids) == 1
-    return starts
-
-
-def wandb_records(path: Path) -> list[bytes]:
-    """What is in a file of wandb: LevelDB's log format, behind a header of 7 bytes.
-
-    Blocks of 32 KiB hold pieces behind headers of 7 bytes: checksum (4), length (2), and kind (1 whole, 2 first, 3
-    middle, 4 last piece of a record); what is left at a block's end and too short for a header is zeros.
-    """
-    content, position, records, begun = path.read_bytes(), 7, [], b""
-    while position + 7 <= len(content):
-        if -position % 32768 and -position % 32768 < 7:
-            position += -position % 32768
-            continue
-        length, kind = struct.unpack_from("<HB", content, position + 4)
-        begun += content[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):
-            records.append(begun)
-            begun = b""
-    return records
 
 
 def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict[str, str], tmp_path: Path) -> None:
@@ -295,10 +236,6 @@ def test_a_curriculum_is_told_before_and_while_it_runs(tiny_data: dict[str, str]
     assert lines[-1]["source_tokens"] == [5120] and lines[5]["source_tokens"] == [6 * 8 * 32]
     made = manifest.read(tmp_path / "run" / "manifest.json")
     assert [use["used_tokens"] for use in made.facts["sources"]] == [5120]
-    again = step_3(tiny_data["config"], *settings, "max_epochs_per_source=0.01")
-    assert again.returncode == 0 and "is complete already" in again.stdout
-    other = step_3(tiny_data["config"], *settings, stages.replace("1600", "3200"))
-    assert other.returncode == 2 and "stages" in other.stderr
     refused = step_3(tiny_data["config"], f"output_model_dir={tmp_path / 'new'}", stages, "max_epochs_per_source=0.1")
     assert refused.returncode == 2 and "max_epochs_per_source = 0.1: " in refused.stderr
     assert not (tmp_path / "new").exists()
@@ -375,12 +312,8 @@ def test_a_recipe_is_told_and_kept(tiny_data: dict[str, str], tmp_path: Path) ->
     assert re.search(rf"recipe +optimizer muon: (?s:.*)recipe +lr {trained.lr:g}: ", done.stdout)
     rates = [line["learning_rate"] for line in step_metrics.read(run_dir) if "loss" in line]
     assert max(rates) == pytest.approx(trained.lr) and rates[-1] == 0
-    again = step_3(tiny_data["config"], *autos, "train_tokens=2000")
-    assert again.returncode == 0 and "is complete already" in again.stdout
     longer = step_3(tiny_data["config"], *autos, "train_tokens=60000", "max_steps=10")
     assert longer.returncode == 0, longer.stdout + longer.stderr
     kept = load_run(run_dir / RESOLVED_NAME)
     assert {key: getattr(kept, key) for key in keys} == {key: getattr(trained, key) for key in keys}
     assert "as the run began; by itself it would be " in longer.stdout and recorded_steps(run_dir)[-1] == 10
-    anew = step_3(tiny_data["config"], *autos, "train_tokens=60000", "max_steps=10", options=("--redo", "--dry-run"))
-    assert anew.returncode == 0 and "as the run began" not in anew.stdout

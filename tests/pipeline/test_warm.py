@@ -14,89 +14,59 @@ import warm
 PROGRAM = """
 import atexit, os, signal, sys, time
 atexit.register(print, "at exit")
-print(os.getcwd(), os.environ.get("WORD"), sys.argv[1:], __name__, sys.stdin.read(), "WARM_PYTHON" in os.environ)
+print(os.getcwd(), os.environ.get("WORD"), sys.argv[1:], __name__, "WARM_PYTHON" in os.environ, sys.path[:1])
 print(signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), os.path.exists("/proc/self/fd/3"))
-print(sys.path[:1], "torch" in sys.modules, file=sys.stderr)
 what = sys.argv[1]
+print("typed", sys.stdin.readline(), flush=what == "wait")
 if what == "wait":
-    print("waiting", flush=True)
     time.sleep(60)
-elif what == "exit":
-    sys.exit(int(sys.argv[2]))
 elif what == "leave":
-    sys.exit("a message")
+    sys.exit("a message" if sys.argv[2] == "text" else int(sys.argv[2]))
 elif what == "raise":
     raise ValueError("what is wrong")
 elif what == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 """
-INTERPRETERS = "warm", "own"
 
 
-@pytest.fixture(params=INTERPRETERS)
-def start(request: pytest.FixtureRequest, warm_python: None, tmp_path: Path):  # type: ignore[no-untyped-def]
-    """Start the program in either, the same way."""
-    if warm.python() == sys.executable:
-        pytest.skip("there is no warm Python here (warm.warm_server)")
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM, encoding="utf-8")
-    python, removed = (warm.python(), set()) if request.param == "warm" else (sys.executable, {"WARM_PYTHON"})
-    removed.add("PYTHONUNBUFFERED")
-
-    def started(*arguments: str) -> subprocess.Popen[str]:
-        environment = {**os.environ, "WORD": "ä b", "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
-        environment = {name: environment[name] for name in environment.keys() - removed}
-        program = ["-c", PROGRAM] if arguments[0] == "code" else [str(script)]
-        return subprocess.Popen(
-            [python, *program, *arguments], cwd=tmp_path, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
-        )  # fmt: skip
-
-    return started
+def run(python: str, folder: Path, *arguments: str, number: int = 0) -> tuple[int, str, str]:
+    """Exit code, output and last line of the errors of the program, to which a signal is sent once it waits."""
+    environment = {**os.environ, "WORD": "ä b", "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+    for name in ("PYTHONUNBUFFERED", *(("WARM_PYTHON",) if python == sys.executable else ())):
+        environment.pop(name, None)
+    program = ["-c", PROGRAM] if arguments[0] == "code" else [str(folder / "program.py")]
+    process = subprocess.Popen(
+        [python, *program, *arguments], cwd=folder, env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
+    )  # fmt: skip
+    assert process.stdin and process.stdout and process.stderr
+    process.stdin.write("a line\n")
+    process.stdin.flush()
+    printed = ""
+    while number and "typed" not in printed:
+        printed += process.stdout.readline()
+        assert process.poll() is None
+    if number:
+        process.send_signal(number)
+    # To the end of the streams, which comes when nobody can write any more: it ends with whoever started it.
+    rest, errors = process.communicate(timeout=60)
+    return process.returncode, printed + rest, errors.strip().rpartition("\n")[2]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "number"),
     [
-        (("exit", "0"), 0, ""),
-        (("exit", "130"), 130, ""),
-        (("code",), 0, ""),
-        (("leave",), 1, "a message"),
-        (("raise",), 1, "ValueError: what is wrong"),
-        (("kill",), -signal.SIGKILL, ""),
+        (("leave", "0"), 0), (("leave", "130"), 0), (("leave", "text"), 0), (("code",), 0), (("raise",), 0),
+        (("kill",), 0), (("wait",), signal.SIGTERM), (("wait",), signal.SIGINT), (("wait",), signal.SIGKILL),
     ],
-)
-def test_streams_environment_and_end(start, arguments, code, told, tmp_path, request) -> None:  # type: ignore[no-untyped-def]
-    process = start(*arguments)
-    printed, errors = process.communicate("typed", timeout=60)
-    assert process.returncode == code and told in errors
-    if code == -signal.SIGKILL:
-        assert not printed  # what was not written yet is lost
-        return
-    expected = f"{tmp_path} ä b {list(arguments)} __main__ typed False\n"
-    handlers = "0 <built-in function default_int_handler> False"
-    assert printed == f"{expected}{handlers}\nat exit\n"
-    assert errors.startswith(f"['{tmp_path}'] {'warm' in request.node.name}\n")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_reach_it(start, number) -> None:  # type: ignore[no-untyped-def]
-    process = start("wait")
-    process.stdin.close()
-    process.stdin = None
-    while process.stdout.readline() != "waiting\n":
-        assert process.poll() is None
-    process.send_signal(number)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == -number and ("at exit" in printed) == (number == signal.SIGINT)
-
-
-def test_it_ends_with_whoever_started_it(start) -> None:  # type: ignore[no-untyped-def]
-    process = start("wait")
-    process.stdin.close()
-    while process.stdout.readline() != "waiting\n":
-        assert process.poll() is None
-    process.kill()
-    process.wait()
-    process.stdout.read()  # to the end of the file, which comes when nobody can write any more
+)  # fmt: skip
+def test_streams_environment_signals_and_end(
+    warm_python: None, tmp_path: Path, arguments: tuple[str, ...], number: int
+) -> None:
+    if warm.python() == sys.executable:
+        pytest.skip("there is no warm Python here (warm.warm_server)")
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    expected = run(sys.executable, tmp_path, *arguments, number=number)
+    assert run(warm.python(), tmp_path, *arguments, number=number) == expected
+    assert expected[0] in (0, 130, 1, -number, -signal.SIGKILL) and ("ä b" in expected[1]) == (arguments[0] != "kill")

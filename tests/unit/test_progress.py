@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import sys
-import time
 
 import pytest
 
@@ -44,20 +43,19 @@ def test_an_estimated_total_is_never_passed_and_what_was_done_before_has_no_rate
 
 
 def test_on_a_terminal_too_what_was_done_before_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    now = 0.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
     with progress.Progress("pruning", total=4, unit="round", done=1) as bar:
         assert not stream.getvalue(), "short work shows none"
-        time.sleep(0.6)
+        now = 0.6
         bar.advance(0)
         assert re.search(r"pruning: +25%.* 1/4 \[00:00<\?", stream.getvalue())
-        time.sleep(0.2)
+        now = 0.9
         bar.advance(1)
         assert re.search(r"pruning: +50%.* 2/4 \[00:00<00:0\d", stream.getvalue())
-        time.sleep(0.2)
+        now = 2.0
         bar.advance(3)
         assert "5/5" in stream.getvalue()
 

@@ -35,11 +35,8 @@ def write(folder: Path, **files: object) -> None:
         (folder / name.replace("__", ".")).write_text(f"{content}\n", encoding="utf-8")
 
 
-def test_what_else_runs_counts_only_for_what_is_available() -> None:
-    assert (resources.available_memory(), resources.total_memory()) == (50 * GB, 64 * GB)
-
-
 def test_the_tightest_control_group_counts(group: Path) -> None:
+    assert (resources.available_memory(), resources.total_memory()) == (50 * GB, 64 * GB)
     write(group.parent, memory__max="max", memory__current=0)
     write(group, memory__max=16 * GB, memory__current=15 * GB)
     assert (resources.available_memory(), resources.total_memory()) == (GB, 16 * GB)
@@ -53,9 +50,11 @@ def test_file_cache_of_a_control_group_is_available(group: Path) -> None:
     assert resources.available_memory() == 11 * GB
 
 
-def test_a_control_group_of_version_1_counts(group: Path) -> None:
+def test_a_control_group_of_version_1_counts(group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(group.parent / "memory", memory__limit_in_bytes=4 * GB, memory__usage_in_bytes=GB)
     assert (resources.available_memory(), resources.total_memory()) == (3 * GB, 4 * GB)
+    monkeypatch.undo()  # this machine
+    assert 10**6 < resources.available_memory() <= resources.total_memory()
 
 
 def test_the_limit_of_a_process_holds_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +63,6 @@ def test_the_limit_of_a_process_holds_for_each(monkeypatch: pytest.MonkeyPatch) 
     assert (resources.available_memory(), resources.total_memory()) == (6 * GB, 8 * GB)
     assert (resources.available_memory(2), resources.total_memory(2)) == (12 * GB, 16 * GB)
     assert (resources.available_memory(99), resources.total_memory(99)) == (50 * GB, 64 * GB)
-
-
-def test_this_machine_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    assert 10**6 < resources.available_memory() <= resources.total_memory()
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,6 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | Non
 
 @pytest.fixture(scope="module")
 def warm_python(warm_server: Path | None) -> Iterator[None]:
-    """The programs that this module's tests start are forked from the server."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(warm_server).items():
             patch.setenv(name, value)

@@ -41,7 +41,6 @@ LOADED_LATE = (
 
 
 def main(place: str) -> None:
-    """Serve until standard input is closed."""
     _import_everything()
     os.environ.clear()
     with socket.socket(socket.AF_UNIX) as listening, selectors.DefaultSelector() as selector:
@@ -95,7 +94,6 @@ def _serve(connection: socket.socket, selector: selectors.BaseSelector) -> None:
     ended = os.pidfd_open(pid)
 
     def finish() -> None:
-        """The program has ended, or its client."""
         selector.unregister(ended)
         selector.unregister(connection)
         with contextlib.suppress(ProcessLookupError):

@@ -90,37 +90,21 @@ def test_a_part_of_a_shuffled_stream_has_shares(made) -> None:  # type: ignore[n
 def test_the_table_as_people_see_it(made) -> None:  # type: ignore[no-untyped-def]
     config, _ = made(STAGES, "train_tokens=9600", "order=sequential")
     lines = [" ".join(line.split()) for line in lines_of(config)]
-    assert lines == [
-        "source tokens tokens used epochs",
-        "stage 1 of 2: sequential, sources 0.75 : 0.25 : 0",
-        "a.jsonl 803 7,200 9.000",
-        "b.jsonl 4,005 2,400 0.600",
-        "stage 2 of 2: finish, sequential, sources 0 : 0.5 : 0.5",
-        "warning: never reached: it begins after 9,600 tokens, and the run ends after 9,600; raise train_tokens, "
-        "epochs or max_steps, or shorten what comes before",
-        "total",
-        "a.jsonl 803 7,200 9.000",
-        "b.jsonl 4,005 2,400 0.600",
-        "c.jsonl 330 0 0.000",
-    ]
-    config, _ = made("train_tokens=5120")
-    assert len(lines_of(config)) == 4
-
-
-def warnings(config: PretrainConfig) -> list[str]:
-    return [line for line in lines_of(config) if "warning" in line]
+    assert "a.jsonl 803 7,200 9.000" in lines and "c.jsonl 330 0 0.000" in lines and len(lines) == 10
+    assert lines[4].startswith("stage 2 of 2: finish, sequential, sources 0 : 0.5 : 0.5")
+    assert len(lines_of(made("train_tokens=5120")[0])) == 4
 
 
 def test_a_stage_that_is_never_reached_is_a_warning_with_numbers(made) -> None:  # type: ignore[no-untyped-def]
+    def warnings(*settings: str) -> list[str]:
+        return [line for line in lines_of(made(*settings)[0]) if "warning" in line]
+
     for limit in ("train_tokens=9600", "max_steps=70", "epochs=0.001"):
-        config, _ = made(STAGES, limit)
-        (line,) = warnings(config)
-        end = sum(use.used_tokens for use in consumption_of(config).sources)
-        assert f"begins after 9,600 tokens, and the run ends after {end:,};" in line
-    config, _ = made(STAGES, "train_tokens=9728")  # one step further
-    assert not warnings(config)
-    config, _ = made("source_weights=[1, 2, 3]", "train_tokens=128")
-    assert not warnings(config)
+        end = sum(use.used_tokens for use in consumption_of(made(STAGES, limit)[0]).sources)
+        (line,) = warnings(STAGES, limit)
+        assert "9,600 tokens" in line and f" {end:,};" in line
+    assert not warnings(STAGES, "train_tokens=9728")  # one step further
+    assert not warnings("source_weights=[1, 2, 3]", "train_tokens=128")
 
 
 def examples(root: Path) -> dict[str, tuple[str, int]]:
@@ -144,13 +128,6 @@ def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, na
     assert len(table.stages) == len(load(PretrainConfig, file, options).stages) > 1
     taken = [[use.used_tokens for use in stage] for stage in table.stages]
     assert sum(taken[0]) == 8e9 and all(any(stage) for stage in taken)
-    if name == "comment":
-        assert taken[0] == [6e9, 2e9] and taken[1][0] == 0
-        order = data_plan(load(PretrainConfig, file, options)).order()
-        indices = order.at_many(10**9 + np.arange(500))[1]
-        assert indices.tolist() == list(range(100, 600))  # the second source, from its beginning, as it stands
-    else:
-        assert taken[1] == [0, 1e9, 1e9] and taken[2][0] == 0
 
 
 def test_a_stage_is_announced_where_it_begins_and_where_a_run_resumes_in_it(made) -> None:  # type: ignore[no-untyped-def]

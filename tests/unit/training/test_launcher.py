@@ -69,7 +69,11 @@ def test_processes_that_wait_for_one_that_failed_are_ended(
     assert not [each for each in psutil.Process().children() if "probe" in each.cmdline()]
 
 
-def test_a_second_ctrl_c_kills_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_ctrl_c_kills_at_once_and_a_first_ends_this_process_before_there_are_others(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(KeyboardInterrupt), supervision.SignalForwarding():
+        os.kill(os.getpid(), signal.SIGTERM)
     with subprocess.Popen([sys.executable, "-c", BLOCKED], start_new_session=True) as started:
         time.sleep(1)
         with supervision.SignalForwarding([started.pid]):
@@ -78,11 +82,6 @@ def test_a_second_ctrl_c_kills_at_once(capfd: pytest.CaptureFixture[str]) -> Non
             assert started.poll() is None and "before the first step" in capfd.readouterr().out
             os.kill(os.getpid(), signal.SIGINT)
             assert started.wait(30) == -signal.SIGKILL
-
-
-def test_a_request_before_there_are_processes_ends_this_one() -> None:
-    with pytest.raises(KeyboardInterrupt), supervision.SignalForwarding():
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize(("before", "word"), [(6, " 1 "), (7, "outside"), (None, "dmesg")])

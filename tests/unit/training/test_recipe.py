@@ -20,7 +20,6 @@ SMALL = {"model_size": "5M", "num_layers": "auto", "hidden_size": "auto", "num_a
 
 
 def chosen(num_tokens: float, **settings: Any) -> dict[str, Any]:
-    """What the recipe makes of a 5M model, by setting."""
     config = config_of(**SMALL, **{**AUTO, **settings})
     situation = ModelShape.from_config(config, 8000), num_tokens / config.seq_len
     resolved, reasons = recipe.resolve(config, *situation)
@@ -127,9 +126,6 @@ def test_a_plan_has_numbers_whatever_the_processes(tiny_data: dict[str, str], tm
     assert one.schedule.warmup_steps == one.resolved.warmup_steps
     rows = [value for name, value in one.rows() if name == "recipe"]
     assert len(rows) == len(recipe.RULES) and all(": " in row for row in rows)
-
-
-def test_a_batch_that_the_processes_cannot_share_is_refused(tiny_data: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="global_batch_size"):
         planned(tiny_data, tmp_path / "run", "micro_batch_size=1", processes=3)
 
@@ -157,14 +153,6 @@ def test_a_run_keeps_what_it_began_with(tiny_data: dict[str, str], tmp_path: Pat
     assert other.resolved.lr != first.resolved.lr  # Muon's rate is none of AdamW's
     written = planned(tiny_data, folder, "lr=0.001", kept=kept)
     assert written.resolved.lr == 0.001 and written.resolved.weight_decay == first.resolved.weight_decay
-
-
-def test_the_training_processes_are_told(tiny_data: dict[str, str], tmp_path: Path) -> None:
-    """They make their plan from the same file, and must not choose again."""
-    plan = planned(tiny_data, tmp_path / "run")
-    again = planned(tiny_data, tmp_path / "run", *(f"{key}={getattr(plan.resolved, key)}" for key in plan.reasons))
-    assert again.resolved == plan.resolved
-    assert again.schedule == plan.schedule and not again.reasons
 
 
 def test_an_encoder_decoder_has_a_recipe_too(span_data: dict[str, str], tmp_path: Path) -> None:

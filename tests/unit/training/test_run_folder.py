@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,12 +28,15 @@ from zerokara.training import launching
 from zerokara.training.planning import run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
+Plan = Callable[..., RunPlan]
+
 
 @pytest.fixture
-def settings(tiny_data: dict[str, str], tmp_path: Path):  # type: ignore[no-untyped-def]
-    def make(*overrides: str) -> PretrainConfig:
-        place = f"output_model_dir={tmp_path / 'run'}"
-        return load(PretrainConfig, tiny_data["config"], [place, *overrides])
+def plan_of(tiny_data: dict[str, str], tmp_path: Path) -> Plan:
+
+    def make(*overrides: str) -> RunPlan:
+        settings = [f"output_model_dir={tmp_path / 'run'}", *overrides]
+        return run_plan.make_plan(load(PretrainConfig, tiny_data["config"], settings), 1)
 
     return make
 
@@ -55,38 +58,36 @@ def begin(plan: RunPlan) -> Path:
 
 
 def changes(plan: RunPlan) -> list[str]:
-    """What a start would say that has changed."""
     earlier = run_folder.look(plan.requested)
     return run_folder.check_same_run(plan, earlier) if earlier else []
 
 
 def redo(plan: RunPlan) -> list[str]:
-    """What --redo would say."""
     earlier = run_folder.look(plan.requested)
     return run_folder.check_redo(plan, earlier) if earlier else []
 
 
-def test_a_changed_setting_is_announced_and_another_shape_refused(settings) -> None:  # type: ignore[no-untyped-def]
-    begin(run_plan.make_plan(settings(), 1))
-    assert changes(run_plan.make_plan(settings(), 1)) == []
-    assert changes(run_plan.make_plan(settings("lr=0.02", "num_workers=1"), 1)) == ["lr: 0.01 → 0.02"]
+def test_a_changed_setting_is_announced_and_another_shape_refused(plan_of: Plan) -> None:
+    begin(plan_of())
+    assert changes(plan_of()) == []
+    assert changes(plan_of("lr=0.02", "num_workers=1")) == ["lr: 0.01 → 0.02"]
     with refused("num_layers", "2", "3"):
-        changes(run_plan.make_plan(settings("num_layers=3"), 1))
+        changes(plan_of("num_layers=3"))
 
 
-def test_another_curriculum_is_refused_and_a_longer_one_goes_on(settings) -> None:  # type: ignore[no-untyped-def]
+def test_another_curriculum_is_refused_and_a_longer_one_goes_on(plan_of: Plan) -> None:
     def check(stages: str, *others: str) -> list[str]:
-        return changes(run_plan.make_plan(settings("train_tokens=auto", f"stages={stages}", *others), 1))
+        return changes(plan_of("train_tokens=auto", f"stages={stages}", *others))
 
-    begin(run_plan.make_plan(settings(), 1))
+    begin(plan_of())
     with refused("stages", "source_weights"):
         check("[{tokens: rest}]")
     with refused("intra_document_masking", "False", "True"):
-        changes(run_plan.make_plan(settings("intra_document_masking=true"), 1))
+        changes(plan_of("intra_document_masking=true"))
     begun = "[{tokens: 640, source_weights: [2]}, {tokens: 640, order: shuffle}]"
     two_passes = begun.replace("640, order", "12800, order")
-    shutil.rmtree(run_plan.make_plan(settings(), 1).run_dir)
-    begin(run_plan.make_plan(settings("train_tokens=auto", f"stages={begun}"), 1))
+    shutil.rmtree(plan_of().run_dir)
+    begin(plan_of("train_tokens=auto", f"stages={begun}"))
     # What was done stays what it was: a name, a limit, weights in the same proportion, a stage behind the last.
     renamed = begun.replace("{tokens: 640, s", "{name: first, tokens: 640, s")
     assert [change.partition(":")[0] for change in check(renamed)] == ["stages"]
@@ -99,8 +100,8 @@ def test_another_curriculum_is_refused_and_a_longer_one_goes_on(settings) -> Non
             check(other)
 
 
-def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(settings) -> None:  # type: ignore[no-untyped-def]
-    first, other = run_plan.make_plan(settings(), 1), run_plan.make_plan(settings("num_layers=3", "seed=7"), 1)
+def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(plan_of: Plan) -> None:
+    first, other = plan_of(), plan_of("num_layers=3", "seed=7")
     first.run_dir.mkdir()
     # Killed while it wrote its first file, and while it held the folder.
     for name in ("run.json.123.partial", *run_folder.LOCK_NAMES):
@@ -119,25 +120,29 @@ def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(settings)
         changes(first)
 
 
-def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type: ignore[no-untyped-def]
-    was = run_folder.identity_of(run_plan.make_plan(settings(), 1))
-    now = dict.fromkeys([*was, "curriculum"], "another")
-    told = list(run_folder._differences(was, now))
-    assert {word.split()[0].rstrip(",") for word in told} <= set(PretrainConfig.model_fields)
-    assert [word.split()[0] for word in run_folder._differences(was, {**was, "seq_len": 1, "target_len": 1})] == [
-        "seq_len"
-    ]
+def test_differences_are_told_by_the_keys_of_the_yaml(plan_of: Plan) -> None:
+    plan = plan_of()
+    begin(plan)
+    (earlier,) = filter(None, [run_folder.look(plan.requested)])
+    now = run_folder.identity_of(plan)
+    for changed in ({**now, "seq_len": 1, "target_len": 1}, dict.fromkeys(now, "another")):
+        with pytest.raises(UserError) as caught:
+            run_folder.check_same_run(plan, replace(earlier, identity={"curriculum": None, **changed}))
+        (fault,) = caught.value.faults
+        told = [words.split()[0].rstrip(",") for words in fault.rule.partition(": ")[2].split("; ")]
+        assert {*told} <= {*PretrainConfig.model_fields} and ("target_len" not in told)
+    assert told.count("seq_len") == 1
 
 
-def test_redo_sets_a_run_aside_and_says_so(settings) -> None:  # type: ignore[no-untyped-def]
-    plan = run_plan.make_plan(settings(), 1)
+def test_redo_sets_a_run_aside_and_says_so(plan_of: Plan) -> None:
+    plan = plan_of()
     run_dir = begin(plan)
     (run_dir / "notes.txt").write_text("mine", encoding="utf-8")
     for number in (1, 2):
         old = run_dir.with_name(f"run.old-{number}")
         lines = " ".join(redo(plan))
         assert str(old) in lines and "of step 1" in lines and "resumes" in lines
-        assert "resumes" not in " ".join(redo(run_plan.make_plan(settings("seed=7"), 1)))
+        assert "resumes" not in " ".join(redo(plan_of("seed=7")))
         with run_folder.command_lock(plan.requested):
             run_folder.set_aside(run_dir)
             assert [path.name for path in run_dir.iterdir()] == [run_folder.COMMAND_LOCK_NAME]  # still held
@@ -152,7 +157,7 @@ def test_redo_sets_a_run_aside_and_says_so(settings) -> None:  # type: ignore[no
 
 
 def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
-    settings,  # type: ignore[no-untyped-def]
+    plan_of: Plan,
     tiny_data: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -162,7 +167,7 @@ def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
     def interrupted(*_: object, **__: object) -> int:
         raise KeyboardInterrupt
 
-    run_dir = begin(run_plan.make_plan(settings(), 1))
+    run_dir = begin(plan_of())
     typed = ["--config", tiny_data["config"], "--set", f"output_model_dir={run_dir}", "--set", "num_processes=1"]
     monkeypatch.setenv(command.COMMAND_NAME, "bash 3_train_node1.sh")
     monkeypatch.setattr(launching, "spawn", interrupted)
@@ -182,10 +187,10 @@ def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
     assert printed(1) == typed and run_dir.with_name("run.old-2").exists()
 
 
-def test_redo_of_a_linked_run_renames_what_the_link_leads_to(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_redo_of_a_linked_run_renames_what_the_link_leads_to(plan_of: Plan, tmp_path: Path) -> None:
     (tmp_path / "disk" / "there").mkdir(parents=True)
     (tmp_path / "run").symlink_to(tmp_path / "disk" / "there")
-    plan = run_plan.make_plan(settings(), 1)
+    plan = plan_of()
     begin(plan)
     assert str(tmp_path / "disk" / "there.old-1") in redo(plan)[0]
     with run_folder.command_lock(plan.requested):
@@ -195,18 +200,14 @@ def test_redo_of_a_linked_run_renames_what_the_link_leads_to(settings, tmp_path:
     assert (tmp_path / "disk" / "there" / run_folder.IDENTITY_NAME).exists()
 
 
-def test_redo_takes_nothing_away_that_the_new_run_reads(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    begin(run_plan.make_plan(settings(), 1))
-    inside = settings(f"init_from={tmp_path / 'run' / 'exported'}")
-    with pytest.raises(UserError) as caught:
-        redo(run_plan.make_plan(inside, 1))
-    assert [fault.key for fault in caught.value.faults] == ["init_from"]
-    beside = settings(f"init_from={tmp_path / 'run_hf'}")
-    assert redo(run_plan.make_plan(beside, 1))
-    text = settings(f"input_jsonl=[{tmp_path / 'run' / 'text'}, '@{tmp_path / 'run' / 'list.txt'}']")
-    with pytest.raises(UserError) as caught:
-        redo(run_plan.make_plan(text, 1))
-    assert [fault.key for fault in caught.value.faults] == ["input_jsonl"]
+def test_redo_takes_nothing_away_that_the_new_run_reads(plan_of: Plan, tmp_path: Path) -> None:
+    begin(plan_of())
+    assert redo(plan_of(f"init_from={tmp_path / 'run_hf'}"))
+    text = f"input_jsonl=[{tmp_path / 'run' / 'text'}, '@{tmp_path / 'run' / 'list.txt'}']"
+    for setting in (f"init_from={tmp_path / 'run' / 'exported'}", text):
+        with pytest.raises(UserError) as caught:
+            redo(plan_of(setting))
+        assert [fault.key for fault in caught.value.faults] == [setting.partition("=")[0]]
     # The configuration that the run itself has saved is at hand, and would be away when the training processes read it.
     resolved = load(PretrainConfig, tmp_path / "run" / RESOLVED_NAME)
     with pytest.raises(UserError) as refused_config:
@@ -215,9 +216,9 @@ def test_redo_takes_nothing_away_that_the_new_run_reads(settings, tmp_path: Path
 
 
 def test_training_processes_that_a_killed_command_left_are_waited_for(
-    settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # type: ignore[no-untyped-def]
-    plan = run_plan.make_plan(settings(), 1)
+    plan_of: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_of()
     run_folder.claim(plan)
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
     with run_folder.training_lock(plan.run_dir):
@@ -229,23 +230,26 @@ def test_training_processes_that_a_killed_command_left_are_waited_for(
         pass  # by the training process of this command
 
 
-def test_a_folder_that_is_refused_or_aborted_is_gone_again(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    deep = settings(f"output_model_dir={tmp_path / 'models' / 'it' / 'run'}")
+def test_a_folder_that_is_refused_or_aborted_is_gone_again(plan_of: Plan, tmp_path: Path) -> None:
+    plan = plan_of(f"output_model_dir={tmp_path / 'models' / 'it' / 'run'}")
+    deep = plan.requested
     with pytest.raises(KeyboardInterrupt), run_folder.command_lock(deep):
         raise KeyboardInterrupt
     assert not (tmp_path / "models").exists()
     with run_folder.command_lock(deep):
         pass  # a dry run
     assert not (tmp_path / "models").exists()
+    plan = replace(plan, data=replace(plan.data, run_files={"chat_template.jinja": "{{ a }}"}))
     with run_folder.command_lock(deep):
-        run_folder.claim(run_plan.make_plan(deep, 1))
-    names = {path.name for path in Path(deep.output_model_dir).iterdir()}
+        run_folder.claim(plan)
+    names = {path.name for path in plan.run_dir.iterdir()} - {"chat_template.jinja"}
     assert names == {run_folder.IDENTITY_NAME, RESOLVED_NAME, run_plan.PLAN_NAME, run_folder.TOKENIZER_NAME}
+    assert (plan.run_dir / "chat_template.jinja").read_text(encoding="utf-8") == "{{ a }}"
 
 
-def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_data: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
+def test_a_second_command_is_told_at_once_who_holds_the_folder(plan_of: Plan, tiny_data: dict[str, str]) -> None:
     """With the process id, and before torch is loaded."""
-    plan = run_plan.make_plan(settings(), 1)
+    plan = plan_of()
     begin(plan)
     command = ["--config", tiny_data["config"], "--set", f"output_model_dir={plan.run_dir}"]
     calls = "codes = [train.main([*sys.argv[1:], *more]) for more in ([], ['--redo'], ['--dry-run'])]"
@@ -271,10 +275,12 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_da
         pass
 
 
-def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited_for(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited_for(
+    plan_of: Plan, tmp_path: Path
+) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    config = settings()
+    config = plan_of().requested
     Path(config.output_model_dir).mkdir()
     path = Path(config.output_model_dir) / run_folder.COMMAND_LOCK_NAME
     path.write_bytes(orjson.dumps({"pid": ended.pid, "host": socket.gethostname()}))
@@ -286,18 +292,9 @@ def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited
             cleared.join()
 
 
-def test_what_to_do_without_validation_data(settings) -> None:  # type: ignore[no-untyped-def]
-    plan = run_plan.make_plan(settings(), 1)
+def test_what_to_do_without_validation_data(plan_of: Plan) -> None:
+    plan = plan_of()
     without = replace(plan, data=replace(plan.data, num_valid_tokens=0))
     with pytest.raises(UserError, match="step 2 with --redo, or step 7") as caught:
         run_folder.find_checkpoint(without, "")
     assert caught.value.faults[0].key == "valid_fraction"
-
-
-def test_further_texts_of_the_data_lie_in_the_run_folder(settings) -> None:  # type: ignore[no-untyped-def]
-    plan = run_plan.make_plan(settings(), 1)
-    plan = replace(plan, data=replace(plan.data, run_files={"chat_template.jinja": "{{ a }}"}))
-    plan.run_dir.mkdir()
-    (plan.run_dir / "chat_template.jinja.0.partial").touch()  # of a start that was killed
-    run_folder.claim(plan)
-    assert (plan.run_dir / "chat_template.jinja").read_text(encoding="utf-8") == "{{ a }}"

@@ -32,7 +32,6 @@ STAGES = "stages=[{tokens: 5000, order: sequential}, {tokens: rest, order: shuff
 
 @pytest.fixture
 def make(tiny_data: dict[str, str], tmp_path: Path) -> Make:
-    """Plan a run of the tiny data with further settings, in fp32."""
 
     def planned(*overrides: str, processes: int | None = 1, nodes: int = 1) -> RunPlan:
         settings = [f"output_model_dir={tmp_path / 'run'}", *overrides]

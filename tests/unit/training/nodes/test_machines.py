@@ -27,11 +27,6 @@ def machines_of(join: str | None = None, host: str | None = None, **settings: An
     return Machines.of(config_of(**{"global_batch_size": 24, **settings}), join, host, AGAIN)
 
 
-def test_alone() -> None:
-    assert machines_of() == machines_of(nodes=1) == Machines()
-    assert Machines().is_first and Machines().number == 1
-
-
 def test_the_first_prints_the_line_for_the_others() -> None:
     typed = f"{AGAIN} --host 127.0.0.1:5000 --redo"
     first = Machines.of(config_of(nodes=4, min_nodes=2, global_batch_size=16), None, "127.0.0.1:5000", typed)
@@ -54,7 +49,10 @@ def test_a_first_machine_that_is_not_there_is_looked_for_with_pauses(monkeypatch
     assert time.process_time() - before < 0.5
 
 
-def test_one_that_joins() -> None:
+def test_alone_or_one_that_joins() -> None:
+    assert machines_of() == machines_of(nodes=1) == Machines() and Machines().is_first and Machines().number == 1
+    with pytest.raises(UserError, match="min_nodes"):
+        config_of(nodes=2, min_nodes=3)
     joining = machines_of(join="10.0.0.1")
     assert not joining.is_first and str(joining.endpoint) == "10.0.0.1:29400"
     assert (machines_of(join="10.0.0.1", nodes=3).number, joining.min_number) == (3, 2)
@@ -81,23 +79,15 @@ def test_in_a_slurm_step_nobody_is_told_anything(
     assert (node.number, node.min_number, str(node.endpoint)) == (2, 2, f"{address}:29442")
 
 
-def test_a_slurm_step_of_one_node_is_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slurm_step_of_one_node_and_one_that_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:
     slurm(monkeypatch, STEP_NUM_NODES="1", STEP_NUM_TASKS="1")
     assert machines_of() == Machines()
-
-
-def test_a_slurm_step_that_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:
     slurm(monkeypatch)
     with pytest.raises(UserError, match="must be 2, the nodes of this Slurm step"):
         machines_of(nodes=3)
     slurm(monkeypatch, STEP_NUM_TASKS="16")
     with pytest.raises(UserError, match="ntasks-per-node=1"):
         machines_of()
-
-
-def test_fewer_than_there_are() -> None:
-    with pytest.raises(UserError, match="min_nodes"):
-        config_of(nodes=2, min_nodes=3)
 
 
 @pytest.mark.parametrize(
@@ -129,18 +119,9 @@ def test_the_address_is_that_of_the_route(monkeypatch: pytest.MonkeyPatch) -> No
     def unreachable(host: str) -> str:
         raise OSError("Network is unreachable")
 
+    for name in ("gethostname", "getfqdn", "gethostbyname"):  # a name that does not resolve is never asked for
+        monkeypatch.setattr(socket, name, unreachable)
+    assert "127.0.0.1" in machines.own_addresses()
     monkeypatch.setattr(machines, "address_towards", unreachable)
     with pytest.raises(UserError, match=r"no default route.*127\.0\.0\.1.*--host"):
         machines_of(nodes=2)
-
-
-def test_a_name_that_does_not_resolve_is_never_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> str:
-        raise AssertionError("the host's name was asked for")
-
-    for name in ("gethostname", "getfqdn", "gethostbyname"):
-        monkeypatch.setattr(socket, name, refuse)
-    try:
-        machines_of(nodes=2)
-    except UserError as error:  # a machine without a network, or with several
-        assert "--host" in str(error)
