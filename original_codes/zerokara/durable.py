@@ -18,11 +18,9 @@ from typing import IO
 
 import orjson
 
-PARTIAL_SUFFIX = ".partial"
-"""Ending of an unfinished file or folder; a leftover with it may be deleted."""
+PARTIAL_SUFFIX = ".partial"  # of an unfinished file or folder; a leftover with it may be deleted
 _OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
-ASIDE_ENDING = ".old-"
-"""Ending, with a number, of a file or folder that was replaced and is kept."""
+ASIDE_ENDING = ".old-"  # with a number, of a file or folder that was replaced and is kept
 
 
 def sync_folder(path: Path) -> None:

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 from zerokara.progress import plain
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in shells (128 + SIGINT)."""
+INTERRUPTED = 130  # exit code after Ctrl-C, as in shells (128 + SIGINT)
 # Line ends, controls of a terminal and of the direction of writing, and halves of characters.
 _NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]")
 _MAX_VALUE_CHARACTERS, _MAX_MESSAGE_CHARACTERS = 500, 50_000  # a server may answer with a whole page
@@ -61,13 +60,10 @@ def redacted(text: str) -> str:
 class Fault:
     """One thing that is wrong: ``config.yaml:14: lr = -1: must be greater than 0; try 3e-4``."""
 
-    where: str
-    """``file:line``, or the file or folder at fault."""
-    rule: str
-    """``must be greater than 0``"""
+    where: str  # ``file:line``, or the file or folder at fault
+    rule: str  # ``must be greater than 0``
     key: str | None = None
-    value: object = ...
-    """The value; left out of the text if it is `...`, which stays the same on the way from a worker process."""
+    value: object = ...  # left out of the text if it is `...`, which stays the same on the way from a worker process
     remedy: str = ""
 
     def __str__(self) -> str:

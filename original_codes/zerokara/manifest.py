@@ -36,8 +36,7 @@ FORMAT = 1
 class FileKey(NamedTuple):
     """Version of a file, known without reading it."""
 
-    path: str
-    """Absolute, as `shown` spells it."""
+    path: str  # absolute, as `shown` spells it
     bytes: int
     modified_ns: int
 
@@ -228,11 +227,7 @@ def _records(paths: Paths, name_of: Callable[[Path], str], known: Mapping[FileKe
     listed = {name: [files] if isinstance(files, Path) else files for name, files in paths.items()}
     keys = {file: file_key(file) for file in chain(*listed.values()) if isinstance(file, Path)}
     hashes = {**known, **hash_files([file for file, key in keys.items() if key not in known])}
-
-    def record(file: Path | FileRecord) -> FileRecord:
-        if isinstance(file, FileRecord):
-            return file
-        key = keys[file]
-        return FileRecord(name_of(file.resolve()), key.bytes, hashes[key], key.modified_ns)
-
-    return {name: list(map(record, files)) for name, files in listed.items()}
+    records = {
+        file: FileRecord(name_of(file.resolve()), key.bytes, hashes[key], key.modified_ns) for file, key in keys.items()
+    }
+    return {name: [records[f] if isinstance(f, Path) else f for f in files] for name, files in listed.items()}

@@ -24,8 +24,7 @@ from zerokara.config.machine import MachineSettings
 from zerokara.errors import Fault, UserError
 
 JOIN, HOST = "--join", "--host"
-DEFAULT_PORT = 29400
-"""Port of torchrun's rendezvous."""
+DEFAULT_PORT = 29400  # of torchrun's rendezvous
 _ANYWHERE = "192.0.2.1"  # an address that nobody has (RFC 5737): its route is the default route
 _SLURM_PORTS = 1000  # each job of a machine takes its own port, by its number
 

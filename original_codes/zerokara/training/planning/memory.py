@@ -83,10 +83,8 @@ class MemoryForecast:
     nodes: int
     template: Mapping[str, Any]
     """DeepSpeed's further settings."""
-    main_bytes: int
-    """Main memory for the processes of a machine together."""
-    gpu_bytes: int | None = None
-    """Memory of each GPU; None on a CPU."""
+    main_bytes: int  # for the processes of a machine together
+    gpu_bytes: int | None = None  # of each GPU; None on a CPU
 
     def with_settings(self, **changes: Any) -> MemoryForecast:
         """Return the forecast of the same run with other settings."""
@@ -181,8 +179,7 @@ class MemoryForecast:
 class TrialResult:
     """Measurements of a trial."""
 
-    peak_bytes: int
-    """Peak of the process that took most."""
+    peak_bytes: int  # of the process that took most
     seconds_per_step: float
 
 

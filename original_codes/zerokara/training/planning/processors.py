@@ -50,10 +50,8 @@ class Devices:
     """Devices of this machine, looked up once: the GPUs that torch sees, or without any its cores."""
 
     gpu_names: tuple[str, ...] = ()
-    gpu_bytes: int | None = None
-    """Memory of the smallest GPU; None without any."""
-    computes_bf16: bool = False
-    """True if the hardware computes in bf16; otherwise it would be emulated."""
+    gpu_bytes: int | None = None  # of the smallest GPU; None without any
+    computes_bf16: bool = False  # in hardware; otherwise it would be emulated
 
     def process_counts(self, config: MachineSettings, batch_tokens: int) -> list[int]:
         """Return the numbers of processes to try, the largest first: the configured one, or one for each GPU.

@@ -116,16 +116,12 @@ def identity_of(plan: RunPlan) -> dict[str, Any]:
 class EarlierRun:
     """Earlier starts of a run, by the files in its folder, read once."""
 
-    steps: Sequence[int]
-    """Steps of its checkpoints, ascending."""
-    state: checkpoint.TrainingState | None
-    """State in the newest checkpoint."""
-    identity: Mapping[str, Any]
-    """`identity_of` its plan."""
+    steps: Sequence[int]  # of its checkpoints, ascending
+    state: checkpoint.TrainingState | None  # of the newest checkpoint
+    identity: Mapping[str, Any]  # `identity_of` its plan
     plan: Mapping[str, Any]
     """Content of the `RunPlan` of its newest start; earlier versions, which wrote none, have only ``requested``."""
-    ended_at: int | None
-    """Last step of a run that has ended."""
+    ended_at: int | None  # the last step, once the run has ended
 
     @property
     def requested(self) -> Mapping[str, Any]:

@@ -46,30 +46,21 @@ _CHECKED_IDS = 1 << 20  # at the beginning, and at the end of the data
 class PlannedData:
     """The data of a run."""
 
-    reading: Reading
-    """The training samples and their order."""
-    objective: Objective | Pairs
-    """Turns samples into model inputs and targets."""
+    reading: Reading  # the training samples and their order
+    objective: Objective | Pairs  # turns samples into model inputs and targets
     validation_batches: Callable[[Path, int | None], DocumentBatches | SampleBatches | ExampleBatches]
     """Opens the batches of token files, given their prefix and a maximum number of tokens."""
-    sha256: str
-    """Hash of the training data, by which a run recognises them."""
-    valid_sha256: str
-    """Hash of the validation data; empty without any."""
-    train_prefix: Path
-    """Prefix of the .bin and .idx of the training tokens."""
-    valid_prefix: Path
-    """Prefix of the validation tokens, which need not exist."""
-    ids: NDArray[Any]
-    """Ids of the training tokens, on disk."""
+    sha256: str  # of the training data, by which a run recognises them
+    valid_sha256: str  # of the validation data; empty without any
+    train_prefix: Path  # of the .bin and .idx of the training tokens
+    valid_prefix: Path  # of the validation tokens, which need not exist
+    ids: NDArray[Any]  # of the training tokens, on disk
     num_train_tokens: int
     num_valid_tokens: int
     unigram_entropy: float
     """Nats per token of a model that knows only the frequency of each predicted token: the baseline of the loss."""
-    plan_rows: tuple[tuple[str, str], ...] = ()
-    """Further rows of the plan, by name."""
-    run_files: Mapping[str, str] = field(default_factory=dict)
-    """Texts for the run folder, by file name."""
+    plan_rows: tuple[tuple[str, str], ...] = ()  # further ones, by name
+    run_files: Mapping[str, str] = field(default_factory=dict)  # texts for the run folder, by file name
 
 
 def baseline_text(unigram_entropy: float) -> str:
@@ -82,7 +73,6 @@ class RunTask:
     """Purpose of a run: pretraining, or fine-tuning, which adds its own above."""
 
     title: str
-    """Name of the step at the head of its plan."""
     config_class: type[RunConfig]
     data_of: Callable[[Any, Encoder], PlannedData]
     """Opens the data that the settings name."""
@@ -91,8 +81,7 @@ class RunTask:
     saves_every_best: bool = False
     """True if `keep_best` saves each time a validation finds a better model, and not only at `save_interval`."""
     finish: Callable[[Any, Any, Path], list[tuple[str, str]]] = lambda plan, commands, newest: []
-    """Called with the plan, the commands of the step and the newest checkpoint of a finished run; returns rows of its
-    summary."""
+    """Called with plan, commands and newest checkpoint of a finished run; returns rows of its summary."""
 
 
 def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:

@@ -30,12 +30,11 @@ STARTED_NAME = "ZEROKARA_STARTED"
 """Environment variable with the start of the launching process, in seconds since 1970."""
 HOUR = 3600.0
 RAISE = "raise it to go on"
-"""Remedy once `max_hours` is used up."""
 _SAVE_SECONDS = 30.0  # for the last step, gathering the state, ending the processes
 _SAVE_BYTES_A_SECOND = 100e6  # a slow disk
 _ROW = "  {:<40}  {:>18}  {:>18}  {:>8}"
+# Settings that set the number of steps.
 _LENGTH = ("train_tokens", "epochs", "max_steps", "stages", "global_batch_size", "seq_len")
-"""Settings that set the number of steps."""
 
 
 @dataclass(frozen=True)

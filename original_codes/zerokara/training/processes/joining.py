@@ -26,8 +26,7 @@ from zerokara.training.planning import processors
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
 
-POLL_SECONDS = 0.02
-"""Pause between two looks for a message."""
+POLL_SECONDS = 0.02  # between two looks for a message
 _message_stores = itertools.count()
 ANSWER_SECONDS = 60
 """Seconds that a process may take to answer before it is named."""
@@ -73,9 +72,8 @@ class Processes:
     def from_one(self, work: Callable[[], str], rank: int = 0) -> str:
         """Call `work` in the process `rank`, and return its text in all; every process must call it.
 
-        It may take hours (hashing a checkpoint, waiting for a disk), for which no collective waits. So the others look
-        for a message, as long as their launcher lives, which ends them all where one has died; without it, for as long
-        as a collective. Where `work` fails, they exit with a failure's code.
+        It may take hours (hashing a checkpoint, waiting for a disk), for which no collective waits. So the others poll
+        for a message as long as their launcher lives, and otherwise for `TIMEOUT`. Where `work` fails, they exit, too.
         """
         store = self.message_store("from one")
         if self.rank == rank:
