@@ -1,4 +1,4 @@
-"""The forge of training processes, the run that nothing befell, and the table of faults at the end."""
+"""The forge of training processes and the run that nothing befell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from faults.running import BY_COMMAND, DATA, LEFT_OUT, SHORT, Forge, make_forge, table, trained_unbroken
+from faults.running import BY_COMMAND, DATA, LEFT_OUT, SHORT, Forge, make_forge, trained_unbroken
 from tiny import Trained, make_data, python_path, train_runs
 
 __all__ = ["python_path", "train_runs"]
@@ -57,10 +57,3 @@ def in_two_processes(train_runs: Callable[..., dict[str, Trained]]) -> dict[str,
 def num_kills(request: pytest.FixtureRequest) -> int:
     """How many kills to try: ``pytest tests/faults --faults 500``."""
     return int(request.config.getoption("--faults"))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if table():
-        terminalreporter.section("faults tried and survived")
-        for line in table():
-            terminalreporter.write_line(line)

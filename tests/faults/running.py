@@ -1,4 +1,4 @@
-"""Training processes that faults befall, what they must end as, and the count of faults tried and survived."""
+"""Training processes that faults befall, what they must end as"""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,8 +23,6 @@ STEPS = 44
 """Of 8 sequences over the corpus of `DATA`: the run crosses the edge of an epoch, as a test sees to."""
 DATA: dict[str, Any] = {"num_documents": 46, "valid_min_documents": "4"}
 """For `tiny.make_data`: some 290 sequences to train on, and 7 micro batches to validate."""
-_survived: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-"""Kind of fault → how many were tried, and how many survived."""
 
 
 @dataclass
@@ -203,49 +200,23 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.005)
 
 
-class Fault:
-    """Counts a fault as tried, and as survived where its block ends without an error."""
-
-    def __init__(self, kind: str, times: int = 1):
-        self._count = _survived[kind]
-        self.times = times
-        """How often it befell the run; 0 where it turns out that it could not, and is not counted."""
-
-    def __enter__(self) -> Fault:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._count[0] += self.times
-        self._count[1] += self.times if kind is None else 0
-
-
 class Kills:
     """Runs that are killed again and again until they end, and then must equal the unbroken one."""
 
     def __init__(self, forge: Forge, unbroken: Trained, folder: Path, settings: dict[str, Any] = COMMON):
         self._forge, self._unbroken, self._folder, self._settings = forge, unbroken, folder, settings
 
-    def survive(self, kind: str, number: int, kill: Callable[[Path], int]) -> None:
+    def survive(self, number: int, kill: Callable[[Path], int]) -> None:
         """Go on until `number` kills have come; `kill` starts a run and gives its exit code, 0 where it escaped."""
         while number:
             run_dir = self._folder / f"run{len(os.listdir(self._folder))}"
             stood, code = [0], -signal.SIGKILL
             while number and code:
-                with Fault(kind) as one:
-                    code = kill(run_dir)
-                    assert code in (0, -signal.SIGKILL), self._forge.log
-                    stand = whole_checkpoints(run_dir)
-                    # Not only is the newest as new as before: two are kept, and so two stand from then on.
-                    assert max([0, *stand]) >= stood[-1] and len(stand) >= min(2, len(stood) - 1), (stood, stand)
-                    stood, one.times = [0, *stand], int(code != 0)
-                    number -= one.times
+                code = kill(run_dir)
+                assert code in (0, -signal.SIGKILL), self._forge.log
+                stand = whole_checkpoints(run_dir)
+                # Not only is the newest as new as before: two are kept, and so two stand from then on.
+                assert max([0, *stand]) >= stood[-1] and len(stand) >= min(2, len(stood) - 1), (stood, stand)
+                stood, number = [0, *stand], number - (code != 0)
             assert self._forge.run(run_dir, **self._settings) == 0, self._forge.log
             assert_equal(run_dir, self._unbroken)
-
-
-def table() -> list[str]:
-    """The faults tried so far, by kind."""
-    if not _survived:
-        return []
-    rows = [*sorted(_survived.items()), ("in all", [sum(column) for column in zip(*_survived.values(), strict=True)])]
-    return [f"{survived:>5} of {tried:<5} {kind}" for kind, (tried, survived) in rows]

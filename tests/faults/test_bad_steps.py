@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.running import COMMON, LEFT_OUT, SHORT, Fault, Forge, assert_equal, trained_unbroken, whole_checkpoints
+from faults.running import COMMON, LEFT_OUT, SHORT, Forge, assert_equal, trained_unbroken, whole_checkpoints
 from tiny import Trained
 
 from zerokara import checkpoint
@@ -29,33 +29,31 @@ def with_bad_steps(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Tr
 def test_a_bad_batch_is_skipped_and_its_documents_named(
     forge: Forge, with_bad_steps: Trained, unbroken: Trained
 ) -> None:
-    with Fault("a batch whose loss is nan", 3):
-        lines = step_metrics.read(with_bad_steps.folder)
-        assert [line["step"] for line in lines if "skipped" in line] == [5, 10, 11]
-        assert [line["step"] for line in lines if "loss" in line] == [n for n in range(1, 45) if n not in (5, 10, 11)]
-        assert [line["loss"] for line in lines if "loss" in line][:4] == unbroken.losses[:4]
-        (sample,) = next(line for line in lines if line.get("skipped") == "the loss is nan")["bad_samples"]
-        assert sample["position"] == 37 and sample["loss"] == "nan"
-        paths = TokenPaths(forge.settings["output_prefix"])
-        sources = read_sources(forge.settings["output_prefix"])
-        touched = PackedTokens(paths.train, causal(32)).documents(sample["sample"], sources)
-        named = {"source": sources[0].name, "first": touched[0].document, "last": touched[-1].document}
-        assert sample["documents"] == [named]
-        state = checkpoint.read_state(with_bad_steps.folder / "global_step44")
-        assert (state.step, state.skipped_steps, state.skipped_in_row) == (44, 3, 0)
-        assert state.updates == 41 and len(state.recent_losses) == 41
-        assert all(weight.isfinite().all() for weight in with_bad_steps.weights.values())
+    lines = step_metrics.read(with_bad_steps.folder)
+    assert [line["step"] for line in lines if "skipped" in line] == [5, 10, 11]
+    assert [line["step"] for line in lines if "loss" in line] == [n for n in range(1, 45) if n not in (5, 10, 11)]
+    assert [line["loss"] for line in lines if "loss" in line][:4] == unbroken.losses[:4]
+    (sample,) = next(line for line in lines if line.get("skipped") == "the loss is nan")["bad_samples"]
+    assert sample["position"] == 37 and sample["loss"] == "nan"
+    paths = TokenPaths(forge.settings["output_prefix"])
+    sources = read_sources(forge.settings["output_prefix"])
+    touched = PackedTokens(paths.train, causal(32)).documents(sample["sample"], sources)
+    named = {"source": sources[0].name, "first": touched[0].document, "last": touched[-1].document}
+    assert sample["documents"] == [named]
+    state = checkpoint.read_state(with_bad_steps.folder / "global_step44")
+    assert (state.step, state.skipped_steps, state.skipped_in_row) == (44, 3, 0)
+    assert state.updates == 41 and len(state.recent_losses) == 41
+    assert all(weight.isfinite().all() for weight in with_bad_steps.weights.values())
 
 
 def test_killed_and_resumed_around_bad_steps(forge: Forge, with_bad_steps: Trained, tmp_path: Path) -> None:
-    with Fault("a batch whose loss is nan, and kills around it", 3):
-        # Killed in the saves of steps 6 and then 12, between the two bad steps in a row and their successor.
-        for save in (3, 4):
-            fault = {**BAD, "save": save, "at_line": 40}
-            assert forge.run(tmp_path / "run", fault, **COMMON) == -signal.SIGKILL, forge.log
-        assert whole_checkpoints(tmp_path / "run")[-1] == 10
-        assert forge.run(tmp_path / "run", BAD, **COMMON) == 0, forge.log
-        assert_equal(tmp_path / "run", with_bad_steps)
+    # Killed in the saves of steps 6 and then 12, between the two bad steps in a row and their successor.
+    for save in (3, 4):
+        fault = {**BAD, "save": save, "at_line": 40}
+        assert forge.run(tmp_path / "run", fault, **COMMON) == -signal.SIGKILL, forge.log
+    assert whole_checkpoints(tmp_path / "run")[-1] == 10
+    assert forge.run(tmp_path / "run", BAD, **COMMON) == 0, forge.log
+    assert_equal(tmp_path / "run", with_bad_steps)
 
 
 def assert_left_out(run_dir: Path) -> None:
@@ -74,26 +72,23 @@ def assert_left_out(run_dir: Path) -> None:
 
 @pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("bf16", 0), ("fp32", 1), ("fp32", 3)])
 def test_what_is_skipped_changes_nothing(forge: Forge, tmp_path: Path, precision: str, stage: int) -> None:
-    with Fault("a loss and a gradient that are not finite, by precision and ZeRO stage", 2):
-        settings = {**SHORT, "precision": precision, "zero_stage": stage}
-        assert forge.run(tmp_path / "run", LEFT_OUT, **settings) == 0, forge.log
-        assert_left_out(tmp_path / "run")
+    settings = {**SHORT, "precision": precision, "zero_stage": stage}
+    assert forge.run(tmp_path / "run", LEFT_OUT, **settings) == 0, forge.log
+    assert_left_out(tmp_path / "run")
 
 
 def test_two_processes_skip_alike(in_two_processes: dict[str, Trained]) -> None:
-    with Fault("a loss and a gradient that are not finite, in two processes", 6):
-        for stage in (1, 2, 3):
-            assert_left_out(in_two_processes[f"left_out_{stage}"].folder)
+    for stage in (1, 2, 3):
+        assert_left_out(in_two_processes[f"left_out_{stage}"].folder)
 
 
 def test_too_many_in_a_row_stop_the_run_at_the_last_good_checkpoint(
     forge: Forge, with_bad_steps: Trained, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    with Fault("more bad batches in a row than max_skipped_steps"):
-        assert forge.run(run_dir, BAD, **{**COMMON, "max_skipped_steps": 1}) == 1
-        assert "step 11" in forge.log and "max_skipped_steps" in forge.log
-        assert "--set lr=" in forge.log and "Traceback" not in forge.log
-        assert whole_checkpoints(run_dir)[-1] == 10
+    assert forge.run(run_dir, BAD, **{**COMMON, "max_skipped_steps": 1}) == 1
+    assert "step 11" in forge.log and "max_skipped_steps" in forge.log
+    assert "--set lr=" in forge.log and "Traceback" not in forge.log
+    assert whole_checkpoints(run_dir)[-1] == 10
     assert forge.run(run_dir, BAD, **COMMON) == 0, forge.log
     assert_equal(run_dir, with_bad_steps)

@@ -23,7 +23,7 @@ from unittest import mock
 
 import pytest
 import torch
-from faults.running import COMMON, Fault, Forge, assert_equal, whole_checkpoints
+from faults.running import COMMON, Forge, assert_equal, whole_checkpoints
 from tiny import Trained
 
 from zerokara import checkpoint
@@ -223,40 +223,36 @@ def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path) -> None:
     shutil.rmtree(unharmed.folder)
     kinds = [(code, lasting) for code in (errno.EIO, errno.ESTALE) for lasting in (False, True)]
     tried = [(at * unharmed.asked // INJECTIONS, *kinds[at % len(kinds)]) for at in range(INJECTIONS)]
-    with Fault("EIO or ESTALE in the life of a checkpoint", len(tried)):
-        for at, code, lasting in tried:
-            disk = FailingDisk(tmp_path / "run", at, code, lasting)
-            disk.folder.mkdir()
-            life = Life(disk.folder, disk)
-            life.live()
-            assert disk.failed
-            disk.heal()
-            newest = checkpoint.newest_to_resume(disk.folder)
-            checkpoint.write_markers(disk.folder)
-            assert newest == disk.folder / "global_step12", disk.failed
-            left = {path.name for path in disk.folder.iterdir()} - kept
-            assert not [name for name in left if ".broken" not in name and not name.startswith("global_step")], left
-            shutil.rmtree(disk.folder)
+    for at, code, lasting in tried:
+        disk = FailingDisk(tmp_path / "run", at, code, lasting)
+        disk.folder.mkdir()
+        life = Life(disk.folder, disk)
+        life.live()
+        assert disk.failed
+        disk.heal()
+        newest = checkpoint.newest_to_resume(disk.folder)
+        checkpoint.write_markers(disk.folder)
+        assert newest == disk.folder / "global_step12", disk.failed
+        left = {path.name for path in disk.folder.iterdir()} - kept
+        assert not [name for name in left if ".broken" not in name and not name.startswith("global_step")], left
+        shutil.rmtree(disk.folder)
 
 
 def test_a_run_resumes_through_a_disk_that_fails_to_read(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
     """For a moment: from the newest checkpoint. For good: from the one before, and the newest is kept."""
     run_dir, stale = tmp_path / "run", errno.ESTALE
     assert forge.run(run_dir, {"save": 4, "at_line": 1}, **COMMON) == -signal.SIGKILL
-    with Fault("a checkpoint that cannot be read, for a moment"):
-        fault: dict[str, Any] = {"unreadable": ["global_step6/optimizer", stale, 2], "save": 2, "at_line": 1}
-        assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
-        assert forge.log.count("retrying in") == 2 and forge.values("resumed") == [6]
-        assert whole_checkpoints(run_dir) == [6, 8]
-    with Fault("a checkpoint that cannot be read, for good"):
-        fault = {"unreadable": ["global_step8/weights", stale, 99], "save": 3, "at_line": 1}
-        assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
-        assert forge.values("resumed") == [6]
-        checkpoint.check(run_dir / "global_step8.broken")
-        assert whole_checkpoints(run_dir) == [8, 10]
-    with Fault("a manifest that cannot be read while older checkpoints are deleted"):
-        fault = {"unreadable": ["global_step10/manifest.json", errno.EIO, 99, 12], "save": 5, "at_line": 1}
-        assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
-        assert whole_checkpoints(run_dir)[-3:] == [10, 16, 18]
+    fault: dict[str, Any] = {"unreadable": ["global_step6/optimizer", stale, 2], "save": 2, "at_line": 1}
+    assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
+    assert forge.log.count("retrying in") == 2 and forge.values("resumed") == [6]
+    assert whole_checkpoints(run_dir) == [6, 8]
+    fault = {"unreadable": ["global_step8/weights", stale, 99], "save": 3, "at_line": 1}
+    assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
+    assert forge.values("resumed") == [6]
+    checkpoint.check(run_dir / "global_step8.broken")
+    assert whole_checkpoints(run_dir) == [8, 10]
+    fault = {"unreadable": ["global_step10/manifest.json", errno.EIO, 99, 12], "save": 5, "at_line": 1}
+    assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
+    assert whole_checkpoints(run_dir)[-3:] == [10, 16, 18]
     assert forge.run(run_dir, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)

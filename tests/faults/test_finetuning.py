@@ -15,7 +15,7 @@ from typing import Any
 import made_tasks
 import pytest
 import warm
-from faults.running import Fault, Forge, Kills, assert_equal, trained_unbroken, whole_checkpoints
+from faults.running import Forge, Kills, assert_equal, trained_unbroken, whole_checkpoints
 from faults.test_full_disk import Disk, small
 from tiny import ROOT, Trained
 
@@ -86,17 +86,17 @@ def test_killed_at_random_moments(tuning: Forge, tuned: Trained, tmp_path: Path)
         return tuning.kill()
 
     (tmp_path / "killed").mkdir()
-    Kills(tuning, tuned, tmp_path / "killed", SETTINGS).survive("kill -9 of a fine-tuning", KILLS, kill)
+    Kills(tuning, tuned, tmp_path / "killed", SETTINGS).survive(KILLS, kill)
 
 
 def test_sigterm_in_answering_is_obeyed_at_the_edge_of_a_step(tuning: Forge, tuned: Trained, tmp_path: Path) -> None:
     run_dir, record = tmp_path / "run", tmp_path / "run" / "global_step4" / "manifest.json"
-    with Fault("SIGTERM to a fine-tuning, answering"):  # the answering is given up, and made up for
-        fault = {"signal": {"number": signal.SIGTERM, "where": "answering"}}
-        assert tuning.run(run_dir, fault, **SETTINGS) == 0 and "SIGTERM" in tuning.log, tuning.log
-        assert tuning.values("step")[-1] == whole_checkpoints(run_dir)[-1] == 4
-        assert manifest.read(record).facts[SELECTION_FACT] is None
-        assert [line["step"] for line in step_metrics.read(run_dir) if "valid_accuracy" in line] == [0]
+    # the answering is given up, and made up for
+    fault = {"signal": {"number": signal.SIGTERM, "where": "answering"}}
+    assert tuning.run(run_dir, fault, **SETTINGS) == 0 and "SIGTERM" in tuning.log, tuning.log
+    assert tuning.values("step")[-1] == whole_checkpoints(run_dir)[-1] == 4
+    assert manifest.read(record).facts[SELECTION_FACT] is None
+    assert [line["step"] for line in step_metrics.read(run_dir) if "valid_accuracy" in line] == [0]
     assert tuning.run(run_dir, **{**SETTINGS, "keep_last": 99}) == 0, tuning.log
     assert_equal(run_dir, tuned)
     assert (run_dir / "best").read_text(encoding="utf-8") == (tuned.folder / "best").read_text(encoding="utf-8")
@@ -109,43 +109,41 @@ def test_a_test_that_finds_the_disk_full_is_made_again(tuning: Forge, small: Dis
     test = ("test", str(checkpoint.best(tuned.folder)))
     assert tuning.run(tuned.folder, work=test, **SETTINGS) == 0, tuning.log
     expected = {name: (tuned.folder / name).read_bytes() for name in (RESULT_NAME, ANSWERS_NAME)}
-    with Fault("ENOSPC in the test of a fine-tuning"):
-        assert tuning.run(small.run_dir, **SETTINGS) == 0, tuning.log
-        test = ("test", str(small.run_dir / checkpoint.best(tuned.folder).name))  # type: ignore[union-attr]
-        small.fill()
-        assert tuning.run(small.run_dir, work=test, **SETTINGS) == 1
-        assert "No space left on device" in tuning.log and "Traceback" not in tuning.log, tuning.log
-        assert not any((small.seen / name).exists() for name in expected)
-        small.clear()
-        assert tuning.run(small.run_dir, work=test, **SETTINGS) == 0, tuning.log
-        assert {name: (small.seen / name).read_bytes() for name in expected} == expected
+    assert tuning.run(small.run_dir, **SETTINGS) == 0, tuning.log
+    test = ("test", str(small.run_dir / checkpoint.best(tuned.folder).name))  # type: ignore[union-attr]
+    small.fill()
+    assert tuning.run(small.run_dir, work=test, **SETTINGS) == 1
+    assert "No space left on device" in tuning.log and "Traceback" not in tuning.log, tuning.log
+    assert not any((small.seen / name).exists() for name in expected)
+    small.clear()
+    assert tuning.run(small.run_dir, work=test, **SETTINGS) == 0, tuning.log
+    assert {name: (small.seen / name).read_bytes() for name in expected} == expected
 
 
 def test_killed_while_the_examples_are_prepared(task: Path, tuning: Forge, tmp_path: Path) -> None:
     """The same command prepares them anew, equal to those that nobody disturbed, and leaves nothing behind."""
     prefix = tmp_path / "examples"
-    with Fault("kill -9 while examples are prepared"):
-        body = (
-            "import os, signal\n"
-            "from zerokara.examples.preparation import _Splitter\n"
-            "from zerokara.steps import finetune\n"
-            "import sys\n"
-            "_Splitter._add = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-            "finetune.main(sys.argv[1:])\n"
-        )
-        arguments = [
-            *command(task, **SETTINGS, output_prefix=prefix, output_model_dir=tmp_path / "run")[2:],
-            "--dry-run",
-        ]
-        killed = subprocess.run([warm.python(), "-c", body, *arguments], check=False, timeout=120)
-        assert killed.returncode == -signal.SIGKILL
-        assert list(tmp_path.glob("*.partial")) and not list(tmp_path.glob("*.bin"))
-        again = subprocess.run(
-            ["bash", str(ROOT / "7_finetune.sh"), *arguments], capture_output=True, text=True, check=False, timeout=120
-        )
-        assert again.returncode == 0, again.stderr
-        assert not list(tmp_path.glob("*.partial"))
-        undisturbed = task.parent / "examples"
-        names = [f"_{split}{end}" for split in ("train", "valid", "test") for end in (".bin", ".idx")]
-        assert all(Path(f"{prefix}{end}").read_bytes() == Path(f"{undisturbed}{end}").read_bytes() for end in names)
-        assert os.path.getsize(f"{prefix}_train.bin") > 0
+    body = (
+        "import os, signal\n"
+        "from zerokara.examples.preparation import _Splitter\n"
+        "from zerokara.steps import finetune\n"
+        "import sys\n"
+        "_Splitter._add = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "finetune.main(sys.argv[1:])\n"
+    )
+    arguments = [
+        *command(task, **SETTINGS, output_prefix=prefix, output_model_dir=tmp_path / "run")[2:],
+        "--dry-run",
+    ]
+    killed = subprocess.run([warm.python(), "-c", body, *arguments], check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert list(tmp_path.glob("*.partial")) and not list(tmp_path.glob("*.bin"))
+    again = subprocess.run(
+        ["bash", str(ROOT / "7_finetune.sh"), *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert again.returncode == 0, again.stderr
+    assert not list(tmp_path.glob("*.partial"))
+    undisturbed = task.parent / "examples"
+    names = [f"_{split}{end}" for split in ("train", "valid", "test") for end in (".bin", ".idx")]
+    assert all(Path(f"{prefix}{end}").read_bytes() == Path(f"{undisturbed}{end}").read_bytes() for end in names)
+    assert os.path.getsize(f"{prefix}_train.bin") > 0

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from faults.running import COMMON, Fault, Forge, Kills, assert_equal, wait_for, whole_checkpoints
+from faults.running import COMMON, Forge, Kills, assert_equal, wait_for, whole_checkpoints
 from tiny import Trained
 
 from zerokara import checkpoint
@@ -32,7 +32,7 @@ def test_killed_inside_saves(forge: Forge, kills: Kills, lines_of_a_save: int, n
         fault = {"save": chance.choice((1, 2, 2)), "at_line": chance.randint(1, lines_of_a_save)}
         return forge.run(run_dir, fault, **COMMON)
 
-    kills.survive("kill -9 before a line inside a save", round(num_kills * 0.7), kill)
+    kills.survive(round(num_kills * 0.7), kill)
 
 
 def test_killed_at_random_moments(forge: Forge, kills: Kills, unbroken_seconds: float, num_kills: int) -> None:
@@ -44,7 +44,7 @@ def test_killed_at_random_moments(forge: Forge, kills: Kills, unbroken_seconds: 
         time.sleep(chance.uniform(0, 0.8 * unbroken_seconds))
         return forge.kill()
 
-    kills.survive("kill -9 at a random moment", num_kills - round(num_kills * 0.7), kill)
+    kills.survive(num_kills - round(num_kills * 0.7), kill)
 
 
 PARTS = ("weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
@@ -64,16 +64,15 @@ def test_broken_newest_checkpoints(forge: Forge, unbroken: Trained, tmp_path: Pa
     """Each part of the newest four is broken; what they were is trained again, and the broken ones are kept aside."""
     run_dir, settings = tmp_path / "run", {**COMMON, "keep_last": 6}
     assert forge.run(run_dir, {"save": 6, "at_line": 1}, **settings) == -signal.SIGKILL
-    for harm, kind in ((_truncate, "truncated"), (_flip, "changed"), (Path.unlink, "deleted")):
-        with Fault(f"a file of the newest checkpoint {kind}", len(PARTS)):
-            before, broken = whole_checkpoints(run_dir), checkpoint.broken_names(run_dir)
-            for step, part in zip(before[-4:], PARTS, strict=True):
-                harm(checkpoint.folder_of(run_dir, step) / part)
-            # Four are saved again, and one is new; the sixth save is killed before it begins.
-            assert forge.run(run_dir, {"save": 6, "at_line": 1}, **settings) == -signal.SIGKILL, forge.log
-            assert forge.values("resumed") == [before[-5]]
-            assert len(checkpoint.broken_names(run_dir)) == len(broken) + len(PARTS)
-            assert whole_checkpoints(run_dir)[-6:] == [*before[-5:], before[-1] + 2]
+    for harm in (_truncate, _flip, Path.unlink):
+        before, broken = whole_checkpoints(run_dir), checkpoint.broken_names(run_dir)
+        for step, part in zip(before[-4:], PARTS, strict=True):
+            harm(checkpoint.folder_of(run_dir, step) / part)
+        # Four are saved again, and one is new; the sixth save is killed before it begins.
+        assert forge.run(run_dir, {"save": 6, "at_line": 1}, **settings) == -signal.SIGKILL, forge.log
+        assert forge.values("resumed") == [before[-5]]
+        assert len(checkpoint.broken_names(run_dir)) == len(broken) + len(PARTS)
+        assert whole_checkpoints(run_dir)[-6:] == [*before[-5:], before[-1] + 2]
     assert forge.run(run_dir, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)
 
@@ -81,14 +80,13 @@ def test_broken_newest_checkpoints(forge: Forge, unbroken: Trained, tmp_path: Pa
 def test_the_only_good_checkpoint_is_never_pruned(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
     run_dir, settings = tmp_path / "run", {**COMMON, "keep_last": 1, "keep_best": False}
     assert forge.run(run_dir, {"save": 5, "at_line": 1}, **{**settings, "keep_last": 2}) == -signal.SIGKILL
-    with Fault("the newest checkpoint broken where one is kept"):
-        _flip(run_dir / "global_step8" / "weights.safetensors")
-        # Saved at every step now: the first new one is older than the broken one.
-        sooner = {**settings, "save_interval": 1}
-        assert forge.run(run_dir, {"save": 1, "at_line": 1}, **sooner) == -signal.SIGKILL
-        assert checkpoint.all_steps(run_dir) == [6]  # nothing new stands, so nothing goes
-        assert forge.run(run_dir, {"save": 2, "at_line": 1}, **sooner) == -signal.SIGKILL
-        assert whole_checkpoints(run_dir) == [7] and (run_dir / "global_step8.broken").is_dir()
+    _flip(run_dir / "global_step8" / "weights.safetensors")
+    # Saved at every step now: the first new one is older than the broken one.
+    sooner = {**settings, "save_interval": 1}
+    assert forge.run(run_dir, {"save": 1, "at_line": 1}, **sooner) == -signal.SIGKILL
+    assert checkpoint.all_steps(run_dir) == [6]  # nothing new stands, so nothing goes
+    assert forge.run(run_dir, {"save": 2, "at_line": 1}, **sooner) == -signal.SIGKILL
+    assert whole_checkpoints(run_dir) == [7] and (run_dir / "global_step8.broken").is_dir()
     assert forge.run(run_dir, **settings) == 0, forge.log
     assert_equal(run_dir, unbroken)
 
@@ -98,24 +96,23 @@ def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     assert forge.run(run_dir, {"save": 4, "at_line": 1}, **COMMON) == -signal.SIGKILL
     for leftover in ("latest names nothing", "latest is missing", "partial folders", "half a deletion"):
-        with Fault(f"leftovers: {leftover}"):
-            older, newest = whole_checkpoints(run_dir)[-2:]
-            if leftover == "latest names nothing":
-                (run_dir / "latest").write_text("global_step999\n", encoding="utf-8")
-            elif leftover == "latest is missing":
-                (run_dir / "latest").unlink()
-            elif leftover == "partial folders":
-                for name in (f"global_step{newest + 2}.partial", "global_step2.deleted.partial"):
-                    (run_dir / name).mkdir()
-                    (run_dir / name / "weights.safetensors").write_bytes(b"x")
-                (run_dir / "metrics.jsonl.123.partial").write_bytes(b"x")
-            else:
-                (checkpoint.folder_of(run_dir, older) / "manifest.json").unlink()
-            assert forge.run(run_dir, {"save": 2, "at_line": 1}, **COMMON) == -signal.SIGKILL
-            assert forge.values("resumed") == [newest]
-            assert (run_dir / "latest").read_text(encoding="utf-8") == f"global_step{newest + 2}\n"
-            assert not list(run_dir.glob("*.partial")) and whole_checkpoints(run_dir)[-2:] == [newest, newest + 2]
-            assert (run_dir / f"global_step{older}.broken").is_dir() == (leftover == "half a deletion")
+        older, newest = whole_checkpoints(run_dir)[-2:]
+        if leftover == "latest names nothing":
+            (run_dir / "latest").write_text("global_step999\n", encoding="utf-8")
+        elif leftover == "latest is missing":
+            (run_dir / "latest").unlink()
+        elif leftover == "partial folders":
+            for name in (f"global_step{newest + 2}.partial", "global_step2.deleted.partial"):
+                (run_dir / name).mkdir()
+                (run_dir / name / "weights.safetensors").write_bytes(b"x")
+            (run_dir / "metrics.jsonl.123.partial").write_bytes(b"x")
+        else:
+            (checkpoint.folder_of(run_dir, older) / "manifest.json").unlink()
+        assert forge.run(run_dir, {"save": 2, "at_line": 1}, **COMMON) == -signal.SIGKILL
+        assert forge.values("resumed") == [newest]
+        assert (run_dir / "latest").read_text(encoding="utf-8") == f"global_step{newest + 2}\n"
+        assert not list(run_dir.glob("*.partial")) and whole_checkpoints(run_dir)[-2:] == [newest, newest + 2]
+        assert (run_dir / f"global_step{older}.broken").is_dir() == (leftover == "half a deletion")
     assert forge.run(run_dir, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)
 
@@ -125,15 +122,14 @@ def test_a_lock_dies_with_its_owner(
 ) -> None:
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
     run_dir = tmp_path / "run"
-    with Fault("killed while it holds the lock"):
-        forge.start(run_dir, {"hold": [{"at_step": 3, "exists": "/never"}]}, **COMMON)
-        wait_for(lambda: 2 in forge.values("step"))
-        with pytest.raises(RunError, match="another process is training here"), run_folder.training_lock(run_dir):
-            raise AssertionError("it must not begin")
-        assert forge.kill() == -signal.SIGKILL
-    with Fault("the command started with nice -n 19"):  # no user but root may make the thread that saves less nice
-        assert forge.run(run_dir, {"nice": 19}, **COMMON) == 0, forge.log
-        assert_equal(run_dir, unbroken)
+    forge.start(run_dir, {"hold": [{"at_step": 3, "exists": "/never"}]}, **COMMON)
+    wait_for(lambda: 2 in forge.values("step"))
+    with pytest.raises(RunError, match="another process is training here"), run_folder.training_lock(run_dir):
+        raise AssertionError("it must not begin")
+    assert forge.kill() == -signal.SIGKILL
+    # no user but root may make the thread that saves less nice
+    assert forge.run(run_dir, {"nice": 19}, **COMMON) == 0, forge.log
+    assert_equal(run_dir, unbroken)
 
 
 def test_the_faults_come_where_they_should(unbroken: Trained, lines_of_a_save: int) -> None:

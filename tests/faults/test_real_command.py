@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import warm
-from faults.running import BY_COMMAND, Fault, assert_equal, wait_for, whole_checkpoints
+from faults.running import BY_COMMAND, assert_equal, wait_for, whole_checkpoints
 from tiny import ROOT, Trained
 
 from zerokara import checkpoint
@@ -90,22 +90,21 @@ def test_killed_and_stopped_and_resumed(
     """Four real starts meet their ends; the fifth, which goes to the end of the run, is forked as the unbroken one."""
     config, run_dir, chance = tiny_data["config"], tmp_path / "run", random.Random(3)
     for whom in ("all", "rank 1", "rank 0", "asked"):
-        with Fault(f"bash 3_train_node1.sh, two processes, {'SIGTERM' if whom == 'asked' else f'kill -9 of {whom}'}"):
-            newest = checkpoint.all_steps(run_dir)[-1] if whom != "all" else 0
-            command = Command(config, run_dir)
-            # The second save waits for the first: after six steps, a further checkpoint stands.
-            command.wait_for_steps(chance.randint(6, 9))
-            if whom == "all":
-                command.kill_all()
-            elif whom == "asked":
-                command.process.send_signal(signal.SIGTERM)
-            else:
-                command.trainer(int(whom[-1])).kill()
-            assert command.end() == {"all": -signal.SIGKILL, "asked": 130}.get(whom, 1), command.log
-            assert command.first_step == newest + 1
-            assert ("stopped by SIGTERM" in command.log) == (whom == "asked")
-            assert ("was killed (SIGKILL)" in command.log) == (whom in ("rank 0", "rank 1"))
-            assert whole_checkpoints(run_dir)[-1] < 160
+        newest = checkpoint.all_steps(run_dir)[-1] if whom != "all" else 0
+        command = Command(config, run_dir)
+        # The second save waits for the first: after six steps, a further checkpoint stands.
+        command.wait_for_steps(chance.randint(6, 9))
+        if whom == "all":
+            command.kill_all()
+        elif whom == "asked":
+            command.process.send_signal(signal.SIGTERM)
+        else:
+            command.trainer(int(whom[-1])).kill()
+        assert command.end() == {"all": -signal.SIGKILL, "asked": 130}.get(whom, 1), command.log
+        assert command.first_step == newest + 1
+        assert ("stopped by SIGTERM" in command.log) == (whom == "asked")
+        assert ("was killed (SIGKILL)" in command.log) == (whom in ("rank 0", "rank 1"))
+        assert whole_checkpoints(run_dir)[-1] < 160
     newest = checkpoint.all_steps(run_dir)[-1]
     last = Command(config, run_dir, warm.environment(warm_server))
     assert last.end() == 0, last.log

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from faults.running import Fault
 
 from zerokara.steps import tokenize
 
@@ -90,21 +89,18 @@ def test_the_estimated_space_is_enough_and_less_is_refused(
         "num_workers=1",
         "max_bad_fraction=1.0",
     ]
-    with Fault("a disk with little room for the tokens", 4):
-        done = subprocess.run(
-            [*inside, sys.executable, "-c", BODY, *given], capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        results = json.loads(Path("results.json").read_text(encoding="utf-8"))
-        assert (
-            results["less, started"] == [2, ["filler"]] and done.stderr.count("output_prefix = disk/out/tokens: ") == 2
-        )
-        assert results["stopped"] == 130
-        assert results["less, resumed"] == 2 and "unfinished" in done.stderr
-        assert results["resumed"] == results["started"] == 0, done.stderr
-        assert results["estimated"] < 1.7 * results["ids"], "twice the ids would need no shard to be let go of"
-        settings = [word for one in given for word in ("--set", one.replace("disk/out", "free"))]
-        assert tokenize.main(["--config", "/dev/null", *settings]) == 0
-        for name in ("text_document.bin", "text_document.idx", "valid_text_document.bin", "quarantine.jsonl"):
-            content = Path(f"free/tokens_{name}").read_bytes()
-            assert content == Path(f"resumed/tokens_{name}").read_bytes() == Path(f"started/tokens_{name}").read_bytes()
+    done = subprocess.run(
+        [*inside, sys.executable, "-c", BODY, *given], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(Path("results.json").read_text(encoding="utf-8"))
+    assert results["less, started"] == [2, ["filler"]] and done.stderr.count("output_prefix = disk/out/tokens: ") == 2
+    assert results["stopped"] == 130
+    assert results["less, resumed"] == 2 and "unfinished" in done.stderr
+    assert results["resumed"] == results["started"] == 0, done.stderr
+    assert results["estimated"] < 1.7 * results["ids"], "twice the ids would need no shard to be let go of"
+    settings = [word for one in given for word in ("--set", one.replace("disk/out", "free"))]
+    assert tokenize.main(["--config", "/dev/null", *settings]) == 0
+    for name in ("text_document.bin", "text_document.idx", "valid_text_document.bin", "quarantine.jsonl"):
+        content = Path(f"free/tokens_{name}").read_bytes()
+        assert content == Path(f"resumed/tokens_{name}").read_bytes() == Path(f"started/tokens_{name}").read_bytes()

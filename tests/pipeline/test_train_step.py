@@ -182,11 +182,8 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (("seq_len=1000000",), "seq_len = 1000000: "),
-        (("input_tokenizer_file=none.model",), "none.model"),
         (("output_prefix=nowhere/tokens",), "nowhere/tokens_text_document.manifest.json"),
         (("num_processes=3",), "4 × 3 = 12"),
-        (("deepspeed_template=none.json",), "none.json: "),
         (("init_from=nowhere",), "init_from = nowhere: "),
     ],
 )
