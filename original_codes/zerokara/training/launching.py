@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from zerokara import checkpoint, resources
+from zerokara import checkpoint
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import INTERRUPTED, RunError, Stopped, UserError
 from zerokara.model import loopback
@@ -166,9 +166,7 @@ def check_fits(plan: RunPlan, starts: bool) -> None:
 
         source, extends_vocabulary = Path(plan.resolved.init_from), plan.resolved.resize_vocabulary == "mean"
         from_hf.check_source(source, plan.shape, plan.encoder, extends_vocabulary, plan.resolved.fault)
-    # All memory of the machine: a run that may not fit beside other programs only gets a note in its plan.
-    forecast = replace(plan.memory, main_bytes=resources.total_memory(plan.processes_per_node))
-    if faults := list(forecast.faults(plan.requested)):
+    if faults := list(plan.memory_alone.faults(plan.requested)):  # with other programs, it is noted in the plan
         raise UserError(faults)
 
 

@@ -59,14 +59,10 @@ class Machines:
 
     number: int = 1
     min_number: int = 1
-    endpoint: Endpoint | None = None
-    """None where there is one machine."""
-    is_first: bool = True
-    """True if this machine holds the store at which they meet."""
-    command_to_join: str = ""
-    """The command for each of the others; empty where they know it already."""
-    has_met: bool = False
-    """True once this machine has gone to the meeting."""
+    endpoint: Endpoint | None = None  # None where there is one machine
+    is_first: bool = True  # holds the store at which they meet
+    command_to_join: str = ""  # for each of the others; empty where they know it already
+    has_met: bool = False  # True once this machine has gone to the meeting
 
     @classmethod
     def of(cls, config: MachineSettings, join: str | None, host: str | None, again: str) -> Machines:

@@ -185,6 +185,11 @@ class RunPlan:
         return MemoryForecast(self.resolved, self.shape, self.num_processes, self.nodes, self.template, main, gpu)
 
     @property
+    def memory_alone(self) -> MemoryForecast:
+        """Memory that this run needs, and all memory of the machine."""
+        return replace(self.memory, main_bytes=resources.total_memory(self.processes_per_node))
+
+    @property
     def max_checkpoints(self) -> int:
         """Largest number of checkpoints that exist at once."""
         config, num_steps, interval = self.resolved, self.schedule.num_steps, self.resolved.save_interval
@@ -329,13 +334,13 @@ def read_plan(path: Path, task: RunTask = PRETRAINING) -> RunPlan:
     return RunPlan(config, requested, encoder, data, template, num_processes, nodes, devices, content["recipe"], task)
 
 
-def _held_out_beginnings(data: PlannedData, encoder: Encoder, has_span: bool) -> tuple[str, ...]:
+def _held_out_beginnings(data: PlannedData, encoder: Encoder) -> tuple[str, ...]:
     """Return prompts from three validation documents, at equal distances; none where nothing was held out."""
     if not data.num_valid_tokens:
         return ()
     tokens = IndexedTokens(data.valid_prefix)
     ids = (tokens[len(tokens) * third // 3][:64].tolist() for third in range(3))
-    return beginnings(map(encoder.decode, ids), has_span)
+    return beginnings(map(encoder.decode, ids), has_span=data.objective.lengths.num_noise_tokens > 0)
 
 
 def make_plan(
@@ -363,8 +368,7 @@ def make_plan(
     samples = num_samples(requested, *extent_of(data.reading))
     requested, reasons = recipe.resolve(requested, shape, samples, kept)
     if requested.sample_prompts == "auto":
-        prompts = _held_out_beginnings(data, encoder, requested.traits.is_encoder_decoder)
-        requested = requested.model_copy(update={"sample_prompts": prompts})
+        requested = requested.model_copy(update={"sample_prompts": _held_out_beginnings(data, encoder)})
         reasons["sample_prompts"] = "beginnings of held-out documents"
     if requested.model_size and "auto" not in (requested.num_layers, requested.hidden_size, requested.num_attn_heads):
         reasons["model_size"] = "describes nothing: num_layers, hidden_size and num_attn_heads are numbers"
