@@ -17,13 +17,13 @@ def main() -> int:
     """Run the step that the command line names, or say which there are, or the version."""
     stop_at_once()
     name, *arguments = sys.argv[1:] or ["--help"]
-    steps = {path.stem for path in Path(__file__).parent.glob("[a-z]*.py")} - {"command", "preflight"}
+    steps = {path.stem for path in Path(__file__).parent.glob("[a-z]*.py")} - {"command"}
     if name in steps:
         return import_module(f"zerokara.steps.{name}").main(arguments)
     print(
         f"zerokara {__version__}"
         if name == "--version"
-        else f"usage: zerokara STEP [--help]: {', '.join(sorted(steps))}"
+        else f"usage: zerokara STEP [--help]: {', '.join(sorted(steps - {'preflight'}))}"
     )
     return 0 if name in ("--version", "--help", "-h") else 2
 
