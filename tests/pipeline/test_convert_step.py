@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 import torch
+from configs import config_of
 from made_runs import make_run, make_tokenizer
 
+from zerokara.config.convert_config import ConvertSettings
 from zerokara.durable import write_file
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Unlearnable
 from zerokara.huggingface import exported_folder, families, tokenizer_json, tokenizer_proof
 from zerokara.huggingface.weight_rules import Transform, WeightRule
+from zerokara.publishing import export
 from zerokara.steps import convert_to_hf
 from zerokara.tokenizer.encoder import Encoder
 
@@ -181,6 +184,23 @@ def test_a_template_that_gives_other_ids_fails(
     assert "chat template: " in capsys.readouterr().err
     kept = json.loads((run_dir.parent / "hf.failed" / "proof.json").read_text(encoding="utf-8"))["proof"]
     assert not kept["holds"] and kept["token_ids"]["holds"] and kept["chat"]["examples"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "of_run", "architecture", "expected"),
+    [
+        (("a b",), ("c",), "llama", ("a b",)),
+        ("auto", ("c",), "llama", ("c",)),
+        ("auto", (), "llama", ("uno due", "cinque")),
+        ("auto", (), "t5", ("uno due <extra_id_0>", "cinque <extra_id_0>")),
+    ],
+)
+def test_prompts_of_auto_are_those_of_the_run_or_of_its_text(
+    typed: Any, of_run: tuple[str, ...], architecture: str, expected: tuple[str, ...]
+) -> None:
+    trained_with = config_of(architecture=architecture, sample_prompts=of_run)
+    found = export.prompts_for(ConvertSettings(test_prompt_text=typed), trained_with, ["uno due\ntre", "cinque"])
+    assert tuple(found) == expected
 
 
 def test_a_dry_run_writes_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import orjson
 
 from zerokara import durable, manifest
-from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.convert_config import ConvertConfig, ConvertSettings
+from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
 from zerokara.errors import RunError
 from zerokara.examples import facts as finetuning
@@ -61,11 +62,7 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         if chat_template is not None:
             proofs["chat"] = tokenizer_proof.prove_chat(partial, finetuning.conversations(source.run_dir))
             lap("proof of the chat template")
-        prompts = settings.test_prompt_text
-        if prompts == "auto":
-            fills_spans = is_encoder_decoder and not source.config.packs_examples
-            thirds = documents[:: max(1, len(documents) // 3)][:3]
-            prompts = resolved(source.config.sample_prompts) or beginnings(thirds, fills_spans)
+        prompts = prompts_for(settings, source.config, documents)
         proofs["logits"], samples = proof.prove_model(partial, source, settings.dtype, encoder, documents, prompts)
         lap("proof of logits")
         if faults := [fault for each in proofs.values() for fault in each.faults]:
@@ -88,6 +85,15 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
             time.monotonic() - started,
             published=True,
         )
+
+
+def prompts_for(settings: ConvertSettings, trained_with: RunConfig, documents: Sequence[str]) -> Sequence[str]:
+    """Return `test_prompt_text`; for `auto` the prompts of the run, or if it had none beginnings of `documents`."""
+    if settings.test_prompt_text != "auto":
+        return settings.test_prompt_text
+    has_span = trained_with.traits.is_encoder_decoder and not trained_with.packs_examples
+    thirds = documents[:: max(1, len(documents) // 3)][:3]
+    return resolved(trained_with.sample_prompts) or beginnings(thirds, has_span)
 
 
 def _failed(faults: list[str], facts: dict[str, Any], partial: Path, folder: Path) -> RunError:

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
+from tiny import T5
 
 from zerokara import resources
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text
-from zerokara.tokens.indexed import bin_path
+from zerokara.tokens.indexed import IndexedTokens, bin_path
 from zerokara.training import launching
 from zerokara.training.planning import processors
 from zerokara.training.planning.processors import Devices
@@ -200,3 +201,21 @@ def test_its_file_gives_the_training_processes_the_same_plan(make: Make, tmp_pat
         (tmp_path / "again.json").write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), replaced: "0" * 64}))
         with pytest.raises(RunError, match="replaced"):
             read_plan(tmp_path / "again.json")
+
+
+def test_prompts_of_auto_are_beginnings_of_held_out_documents(make: Make, tmp_path: Path) -> None:
+    settings = ("sample_prompts=auto", "model_size=1M", "num_layers=2", "hidden_size=48", "num_attn_heads=4")
+    plan = make(*settings)
+    prompts, tokens = plan.requested.sample_prompts, IndexedTokens(plan.data.valid_prefix)
+    held_out = [plan.encoder.decode(tokens[number].tolist()) for number in range(len(tokens))]
+    assert len(prompts) == 3 and all(any(text.startswith(prompt) for text in held_out) for prompt in prompts)
+    assert make(*settings).requested.sample_prompts == prompts
+    plan.write(tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json").resolved.sample_prompts == prompts
+    assert plan.reasons.keys() >= {"sample_prompts", "model_size"}  # numbers stand beside it
+
+
+def test_a_t5_gets_a_masked_span_in_each_prompt(span_data: dict[str, str]) -> None:
+    settings = [f"{key}={value}" for key, value in {**T5, "sample_prompts": "auto"}.items()]
+    prompts = make_plan(load(PretrainConfig, span_data["config"], settings)).resolved.sample_prompts
+    assert len(prompts) == 3 and all(prompt.count(" <extra_id_0> ") == 1 for prompt in prompts)
