@@ -166,7 +166,7 @@ class Training:
 
 
 def requirements() -> str:
-    """What is missing for namespaces on this machine; empty where they can be had."""
+    """Return what this machine lacks for namespaces; empty where they can be had."""
     missing = [name for name in ("ip", "nsenter", "unshare") if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} missing: apt-get install iproute2 util-linux"

@@ -1,4 +1,4 @@
-"""What keeps machines from training together is found before anything starts: each fault of each, on every machine."""
+"""Faults that keep machines from training together are found before anything starts, and printed on every machine."""
 
 from __future__ import annotations
 

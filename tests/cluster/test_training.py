@@ -47,7 +47,7 @@ def test_two_machines_train_what_one_process_trains(
     settings: dict[str, str],
     shared: bool,
 ) -> None:
-    """By two: two processes on each machine, where ZeRO 3 is hierarchical; and two on one machine."""
+    """`by two`: two processes on each machine, where ZeRO 3 is hierarchical; and two on one machine."""
     by_two = "num_processes" in settings
     if shared and (settings["zero_stage"] in "02" or by_two):
         pytest.skip("as with the others")
@@ -111,7 +111,7 @@ def test_the_machine_that_is_left_goes_on_alone(hosts: list[Host], train: Callab
 def test_a_batch_that_the_ones_left_cannot_share_ends_the_run_with_its_reason(
     train: Callable[..., Training],
 ) -> None:
-    """Of three machines with 24 sequences one is lost; two share them. With 9, two cannot."""
+    """Three machines lose one: two can share 24 sequences, and cannot share 9."""
     for batch, code in ((24, 0), (9, 1)):
         with cluster(3) as three:
             run = train(three, name=f"batch {batch}", min_nodes=2, global_batch_size=batch, micro_batch_size=1, **LONG)

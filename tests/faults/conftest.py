@@ -32,7 +32,7 @@ def unbroken(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(scope="session")
 def unbroken_seconds(forge: Forge, unbroken: Trained, tmp_path_factory: pytest.TempPathFactory) -> float:
-    """How long a run takes from one end to the other, on this machine and now."""
+    """Seconds of a whole run, on this machine and now."""
     started = time.monotonic()
     trained_unbroken(forge, tmp_path_factory.mktemp("timed") / "run")
     return time.monotonic() - started
@@ -55,5 +55,5 @@ def in_two_processes(train_runs: Callable[..., dict[str, Trained]]) -> dict[str,
 
 @pytest.fixture(scope="session")
 def num_kills(request: pytest.FixtureRequest) -> int:
-    """How many kills to try: ``pytest tests/faults --faults 500``."""
+    """Number of kills to try: ``pytest tests/faults --faults 500``."""
     return int(request.config.getoption("--faults"))

@@ -20,7 +20,7 @@ from zerokara import checkpoint
 from zerokara.training.monitoring import step_metrics
 
 STEPS = 44
-"""Of 8 sequences over the corpus of `DATA`: the run crosses the edge of an epoch, as a test sees to."""
+"""Steps of 8 sequences over the corpus of `DATA`: a test checks that the run crosses the edge of an epoch."""
 DATA: dict[str, Any] = {"num_documents": 46, "valid_min_documents": "4"}
 """For `tiny.make_data`: some 290 sequences to train on, and 7 micro batches to validate."""
 
@@ -35,7 +35,7 @@ class Forge:
     disk: Path | None
     """A small disk of its own (a tmpfs of `DISK_BYTES`), as the training sees it; None where there can be none."""
     pid: int = field(default=0)
-    """Of the process that was started and not waited for; 0 where there is none."""
+    """Process that was started and not waited for; 0 where there is none."""
     step: str = "train"
     """Whose training processes these are: of ``train`` or ``finetune``."""
 
@@ -77,7 +77,7 @@ class Forge:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What the last process did, in order (`forge._record_events`)."""
+        """Events of the last process, in order (`forge._record_events`)."""
         lines = self._events_path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -149,7 +149,7 @@ COMMON: dict[str, Any] = {
 SHORT: dict[str, Any] = {**COMMON, "train_tokens": 6 * 8 * 32, "save_interval": 1, "keep_last": 6}
 """A run whose every step is kept."""
 LEFT_OUT = {"nan_at": [8 * 2 + 1], "wild_at": [5]}
-"""What befalls it: step 3 is skipped for its loss, step 5 for its gradient."""
+"""Its faults: step 3 is skipped for its loss, step 5 for its gradient."""
 BY_COMMAND: dict[str, Any] = {
     **COMMON,
     "train_tokens": 160 * 8 * 32,

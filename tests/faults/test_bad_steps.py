@@ -46,14 +46,17 @@ def test_a_bad_batch_is_skipped_and_its_documents_named(
     assert all(weight.isfinite().all() for weight in with_bad_steps.weights.values())
 
 
-def test_killed_and_resumed_around_bad_steps(forge: Forge, with_bad_steps: Trained, tmp_path: Path) -> None:
-    # Killed in the saves of steps 6 and then 12, between the two bad steps in a row and their successor.
-    for save in (3, 4):
-        fault = {**BAD, "save": save, "at_line": 40}
-        assert forge.run(tmp_path / "run", fault, **COMMON) == -signal.SIGKILL, forge.log
-    assert whole_checkpoints(tmp_path / "run")[-1] == 10
-    assert forge.run(tmp_path / "run", BAD, **COMMON) == 0, forge.log
-    assert_equal(tmp_path / "run", with_bad_steps)
+def test_killed_and_stopped_and_resumed_around_bad_steps(forge: Forge, with_bad_steps: Trained, tmp_path: Path) -> None:
+    """Killed in the saves of steps 6 and 12, stopped by two bad steps in a row between them."""
+    run_dir = tmp_path / "run"
+    assert forge.run(run_dir, {**BAD, "save": 3, "at_line": 40}, **COMMON) == -signal.SIGKILL, forge.log
+    assert forge.run(run_dir, BAD, **{**COMMON, "max_skipped_steps": 1}) == 1, forge.log
+    assert "step 11" in forge.log and "max_skipped_steps" in forge.log
+    assert "--set lr=" in forge.log and "Traceback" not in forge.log
+    assert forge.run(run_dir, {**BAD, "save": 1, "at_line": 40}, **COMMON) == -signal.SIGKILL, forge.log
+    assert whole_checkpoints(run_dir)[-1] == 10
+    assert forge.run(run_dir, BAD, **COMMON) == 0, forge.log
+    assert_equal(run_dir, with_bad_steps)
 
 
 def assert_left_out(run_dir: Path) -> None:
@@ -80,15 +83,3 @@ def test_what_is_skipped_changes_nothing(forge: Forge, tmp_path: Path, precision
 def test_two_processes_skip_alike(in_two_processes: dict[str, Trained]) -> None:
     for stage in (1, 2, 3):
         assert_left_out(in_two_processes[f"left_out_{stage}"].folder)
-
-
-def test_too_many_in_a_row_stop_the_run_at_the_last_good_checkpoint(
-    forge: Forge, with_bad_steps: Trained, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    assert forge.run(run_dir, BAD, **{**COMMON, "max_skipped_steps": 1}) == 1
-    assert "step 11" in forge.log and "max_skipped_steps" in forge.log
-    assert "--set lr=" in forge.log and "Traceback" not in forge.log
-    assert whole_checkpoints(run_dir)[-1] == 10
-    assert forge.run(run_dir, BAD, **COMMON) == 0, forge.log
-    assert_equal(run_dir, with_bad_steps)

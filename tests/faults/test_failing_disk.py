@@ -39,7 +39,7 @@ RETENTION = Retention(keep_last=2, keep_best=True)
 
 
 NAMES = ("open", "rename", "replace", "stat", "listdir", "scandir", "mkdir", "unlink", "rmdir", "fsync", "write")
-"""Of the functions of `os`; reading and `builtins.open` come to them."""
+"""Functions of `os`; reading and `builtins.open` come to them."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class FailingDisk:
     """Number of the request that fails, counted from 0; none where it is negative."""
     errno: int = 0
     lasting: bool = False
-    """Whether all later requests about the same file fail too, until `heal`."""
+    """True if all later requests about the same file fail too, until `heal`."""
     asked: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     failed: str = ""

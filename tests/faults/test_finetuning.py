@@ -121,7 +121,7 @@ def test_a_test_that_finds_the_disk_full_is_made_again(tuning: Forge, small: Dis
 
 
 def test_killed_while_the_examples_are_prepared(task: Path, tuning: Forge, tmp_path: Path) -> None:
-    """The same command prepares them anew, equal to those that nobody disturbed, and leaves nothing behind."""
+    """A second start prepares them anew, equal to undisturbed ones, and leaves nothing behind."""
     prefix = tmp_path / "examples"
     body = (
         "import os, signal\n"

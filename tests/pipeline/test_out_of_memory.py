@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS_SPACE = 3_400_000_000
-"""Of each process: enough to load torch and to train with small micro batches, not for 262,144 tokens at a time."""
+"""Limit of each process: enough to load torch and to train with small micro batches, not for 262,144 tokens at once."""
 
 
 def test_too_large_a_micro_batch_is_answered_with_what_fits(tiny_data: dict[str, str], tmp_path: Path) -> None:

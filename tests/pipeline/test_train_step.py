@@ -148,7 +148,7 @@ def steps_in_tensorboard(run_dir: Path, name: str) -> list[int]:
 
 
 def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict[str, str], tmp_path: Path) -> None:
-    """By a limit of time, by Ctrl-C, and by a kill of the step alone. (Of all of it: tests/faults.)"""
+    """Stopped by a limit of time, by Ctrl-C, and by a kill of the command alone (tests/faults has the rest)."""
     run_dir = tmp_path / "run"
     whole = (f"output_model_dir={run_dir}", "train_tokens=auto", "epochs=1", "global_batch_size=8", "save_interval=10")
     limited = step_3(tiny_data["config"], *whole, "max_hours=1e-9")

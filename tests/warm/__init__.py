@@ -31,7 +31,7 @@ def python() -> str:
 
 
 def python_of(server: Path | None) -> str:
-    """The same, for a fixture that asks for `warm_server`."""
+    """Interpreter for a fixture that asks for `warm_server`."""
     return sys.executable if server is None else str(server / "python")
 
 

@@ -37,7 +37,7 @@ LOADED_LATE = (
     "transformers.models.llama.modeling_llama", "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "transformers.models.t5.modeling_t5", "transformers.generation.utils",
 )  # fmt: skip
-"""What the steps load only when they need it."""
+"""Modules that the steps load only when they need them."""
 
 
 def main(place: str) -> None:

@@ -71,13 +71,6 @@ def test_the_table_has_the_tokens_that_are_read(made, overrides: tuple[str, ...]
             assert sum(stage[source].used_tokens for stage in table.stages) == expected[source]
 
 
-def test_whole_passes_are_whole(made) -> None:  # type: ignore[no-untyped-def]
-    config, _ = made("train_tokens=9984", "global_batch_size=4", "seq_len=16")  # 624 sequences, 321 in a pass
-    assert [use.epochs for use in consumption_of(config).sources] == pytest.approx([1.94] * 3, abs=0.1)
-    config, _ = made("source_weights=[1, 0, 0]", "train_tokens=1600", "global_batch_size=4")
-    assert [use.epochs for use in consumption_of(config).sources] == [2.0, 0.0, 0.0]
-
-
 def test_a_part_of_a_shuffled_stream_has_shares(made) -> None:  # type: ignore[no-untyped-def]
     config, owner = made("train_tokens=2560")
     table = consumption_of(config)

@@ -69,7 +69,7 @@ def test_micro_batch_sizes_divide_the_share_of_a_process() -> None:
 
 
 def kept_bytes(layout: MemoryForecast, masking: bool) -> int:
-    """What is kept for the backward pass when the layers are done, weights left out."""
+    """Return the bytes kept for the backward pass when the layers are done, without weights."""
     parallel.start_alone()
     shape, config = layout.shape, layout.config
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32

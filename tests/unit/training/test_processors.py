@@ -190,7 +190,7 @@ def test_training_processes_are_started_with_it(
 
 @pytest.mark.parametrize("given", ["", "ACTIVE"])
 def test_step_4_computes_with_it(tmp_path: Path, root: Path, given: str) -> None:
-    """Its script sets it: Python finds it there, and reads `sitecustomize` before anything else."""
+    """The script sets it: Python reads `sitecustomize` before anything else."""
     told = "import os, pathlib; pathlib.Path(__file__).with_name('told').write_text(os.environ['OMP_WAIT_POLICY'])"
     (tmp_path / "sitecustomize.py").write_text(told, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_WAIT_POLICY": given}

@@ -1,4 +1,4 @@
-"""What `auto` becomes, and that a run keeps it."""
+"""Values of the recipe for `auto`, which a run keeps."""
 
 from __future__ import annotations
 

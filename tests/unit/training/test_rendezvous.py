@@ -79,7 +79,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 
 def new_port(process: subprocess.Popen[str], known: set[int]) -> int:
-    """Where gloo listens for its next group, once it does."""
+    """Wait for the port at which gloo listens for its next group."""
     while process.poll() is None:
         found = psutil.Process(process.pid).net_connections("tcp")
         for port in {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN} - known:
@@ -102,7 +102,7 @@ def test_processes_of_one_run_prove_it_in_each_group_and_who_has_another_key_is_
 
 
 def test_a_stranger_in_the_place_of_one_is_found_out(processes: list[subprocess.Popen[str]]) -> None:
-    """Of two processes the one with the lower port waits for the other (gloo/transport/tcp/pair.cc): chance."""
+    """The process with the lower port waits for the other (gloo/transport/tcp/pair.cc): chance."""
     first, second = processes
     ports: set[int] = set()
     strangers: list[socket.socket] = []

@@ -175,7 +175,7 @@ def test_a_plan_for_several_machines(make: Make) -> None:
 
 
 def test_a_hierarchy_of_the_users_own_is_checked_with_the_final_number_of_processes(make: Make, tmp_path: Path) -> None:
-    """Where that is auto, the plan is first made for one."""
+    """With `auto` the plan is first made for one."""
     template = tmp_path / "template.json"
     template.write_text('{"zero_optimization": {"zero_hpz_partition_size": 2}}', encoding="utf-8")
     settings = ("zero_stage=3", "optimizer=adamw", "global_batch_size=12", "micro_batch_size=1")

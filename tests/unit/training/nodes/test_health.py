@@ -1,4 +1,4 @@
-"""What keeps machines from training together is named, all of it, on each machine."""
+"""Faults that keep machines from training together are all named, with the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a machine is: alone, the first of several, one that joins, or a node of a Slurm step; and where they meet."""
+"""Role of a machine: alone, the first of several, one that joins, or a node of a Slurm step; and its endpoint."""
 
 from __future__ import annotations
 
