@@ -68,3 +68,19 @@ def open_with_weights(model: Model, settings: PretrainConfig, template: dict[str
         engine.write(name, None, weight)
     engine.sync_from_master(num_updates=0)
     return engine
+
+
+def chains(num_steps: int, batch: int, length: int, vocab_size: int) -> list[torch.Tensor]:
+    """Batches of a first-order Markov chain, [batch, length + 1]: something to learn, so that the losses move.
+
+    Never id 3: Hugging Face's embedding takes no gradient for the padding id, and training data holds none.
+    """
+    generator = torch.Generator().manual_seed(3)
+    following = torch.randint(4, vocab_size, (vocab_size, 2), generator=generator)
+    batches = []
+    for _ in range(num_steps):
+        ids = [torch.randint(4, vocab_size, (batch,), generator=generator)]
+        for _ in range(length):
+            ids.append(following[ids[-1], torch.randint(0, 2, (batch,), generator=generator)])
+        batches.append(torch.stack(ids, dim=1))
+    return batches

@@ -1,30 +1,15 @@
-"""Programs that measure in fresh processes: jobs go in as a file of JSON, the answers come on the last line."""
+"""Programs of the tests, started as training processes."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from zerokara.training.launching import spawn
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_plan import RunPlan
-
-NUMERICS = Path(__file__).parent / "numerics"
-
-
-def answers_of(program: str, jobs: Mapping[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Run `program` of tests/numerics on all `jobs`, by name, and return the answer to each; it works in `folder`."""
-    file = folder / "jobs.json"
-    file.write_text(json.dumps(list(jobs.values())), encoding="utf-8")
-    command = [sys.executable, str(NUMERICS / program), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(jobs, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:

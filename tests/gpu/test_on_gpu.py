@@ -1,4 +1,4 @@
-"""On a GPU: a model that was just drawn knows nothing, and learns in bf16 under every ZeRO stage."""
+"""On a GPU, in bf16: every stage and optimizer learns where it can run; offload moves the state and changes no loss."""
 
 from __future__ import annotations
 
@@ -11,38 +11,72 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
+from zerokara.training.compute.engine import Engine, load_state, master_weights, optimizer_state
 
 pytestmark = pytest.mark.gpu
 
+COMMON = [
+    "num_layers=2", "hidden_size=128", "num_attn_heads=4", "num_kv_heads=2", "seq_len=64",
+    f"precision={PRECISION}", "global_batch_size=8", "micro_batch_size=4",
+    "optimizer=adamw", "lr=0.001", "muon_momentum=0.95", "weight_decay=0.1",
+]  # fmt: skip
 
-def shape_and_settings(*overrides: str) -> tuple[ModelShape, PretrainConfig]:
-    common = ["num_layers=2", "hidden_size=128", "num_attn_heads=4", "num_kv_heads=2", "seq_len=64"]
-    settings = load(PretrainConfig, "/dev/null", [*common, *overrides])
-    return ModelShape.from_config(settings, 1000), settings
+
+def engine_for(*overrides: str, chosen_for: int = 1) -> Engine:
+    settings = load(PretrainConfig, "/dev/null", [*COMMON, *overrides])
+    return engine_of(build(ModelShape.from_config(settings, 1000), seed=1), settings, chosen_for)
+
+
+def train(engine: Engine, num_steps: int, learning_rate: float) -> list[float]:
+    ids = torch.randint(0, 1000, (8, 65), generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    losses = []
+    for _ in range(num_steps):
+        nats = 0.0
+        for part in ids.split(4):
+            nats += engine.accumulate([part[:, :-1], part[:, 1:], torch.ones(4, 64, device=DEVICE)], 512.0, 8).item()
+        losses.append(nats / 512)
+        engine.update(learning_rate)
+    return losses
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
 def test_the_first_loss_is_that_of_guessing(architecture: str) -> None:
-    heads = ("num_kv_heads=auto",) if architecture == "gpt2" else ()
-    shape, _ = shape_and_settings(f"architecture={architecture}", *heads)
-    model = build(shape).to(DEVICE)
-    ids = torch.randint(0, 1000, (4, 65))
-    nats = model(ids[:, :-1].to(DEVICE), ids[:, 1:].to(DEVICE)).item()
-    # log(1000) = 6.9 nats a token
-    assert nats / ids[:, 1:].numel() == pytest.approx(6.9, abs=0.2)
+    heads = "num_kv_heads=auto" if architecture == "gpt2" else "num_kv_heads=2"
+    (loss,) = train(engine_for(f"architecture={architecture}", heads), 1, 0.0)
+    assert loss == pytest.approx(6.9, abs=0.2)  # log(1000) nats a token
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_bf16_learns_under_every_stage(zero_stage: int) -> None:
     """Stage 1 as well under DeepSpeed, which a lone process would not choose for it."""
-    shape, settings = shape_and_settings(
-        f"zero_stage={zero_stage}", f"precision={PRECISION}", "global_batch_size=8", "micro_batch_size=8"
-    )
-    engine = engine_of(build(shape), settings, chosen_for=2)
-    ids = torch.randint(0, 1000, (8, 65)).to(DEVICE)
-    mask = torch.ones(8, 64, device=DEVICE)
-    losses = []
-    for _ in range(20):
-        losses.append(engine.accumulate([ids[:, :-1], ids[:, 1:], mask], 512.0, 8).item() / 512)
-        engine.update(1e-3)
+    losses = train(engine_for(f"zero_stage={zero_stage}", chosen_for=2), 20, 1e-3)
     assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+@pytest.mark.parametrize(("optimizer", "learning_rate"), [("adafactor", 0.05), ("muon", 1e-3)])
+def test_bf16_learns_on_the_replicated_engine(optimizer: str, learning_rate: float, zero_stage: int) -> None:
+    losses = train(engine_for(f"optimizer={optimizer}", f"zero_stage={zero_stage}"), 30, learning_rate)
+    assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.parametrize(("zero_stage", "offload"), [(1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "all")])
+def test_offload_moves_the_state_and_changes_no_loss(zero_stage: int, offload: str) -> None:
+    plain, away = engine_for(f"zero_stage={zero_stage}"), engine_for(f"zero_stage={zero_stage}", f"offload={offload}")
+    expected = train(plain, 10, 1e-3)
+    assert expected[-1] < expected[0] - 0.2
+    assert train(away, 10, 1e-3) == pytest.approx(expected, abs=2e-3)  # the norm is added up in another order
+    states = away._adam.state.values()  # type: ignore[attr-defined]
+    assert {state["exp_avg"].device.type for state in states} == {"cpu"}
+
+
+@pytest.mark.parametrize("overrides", [("zero_stage=2", "offload=optimizer"), ("optimizer=muon", "zero_stage=0")])
+def test_the_state_goes_out_and_in(overrides: tuple[str, ...]) -> None:
+    first, second = engine_for(*overrides), engine_for(*overrides)
+    train(first, 3, 1e-3)
+    weights = {name: tensor.cpu().clone() for name, tensor in master_weights(first)}
+    moments = {name: tensor.cpu().clone() for name, tensor in optimizer_state(first)}
+    load_state(second, weights.items(), moments, first.num_updates)
+    for name, tensor in [*master_weights(second), *optimizer_state(second)]:
+        assert torch.equal(tensor.cpu(), (weights if name in weights else moments)[name]), name
+    assert train(second, 3, 1e-3) == pytest.approx(train(first, 3, 1e-3), abs=2e-3)

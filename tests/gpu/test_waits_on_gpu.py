@@ -17,6 +17,7 @@ import pytest
 import torch
 from engines import engine_of
 from gpu_device import DEVICE, PRECISION, REHEARSED
+from steps import KINDS, VOCABULARY, batches_of
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -28,28 +29,14 @@ from zerokara.training.compute import engine, zero
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.processes.joining import Processes
-from zerokara.training.run import StepBatches
 
 pytestmark = pytest.mark.gpu
 
-VOCABULARY = 1000
 SYNCHRONIZE = "synchronize"
 COMMON = {
     "num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 64, "global_batch_size": 4,
     "micro_batch_size": 2, "precision": PRECISION, "optimizer": "adamw", "lr": 0.001,
     "muon_momentum": 0.95, "weight_decay": 0.1,
-}  # fmt: skip
-RUNS: dict[str, dict[str, Any]] = {
-    **{name: {"architecture": name} for name in ("llama", "qwen3", "gpt2", "t5", "mixtral", "qwen3_moe", "switch")},
-    "t5_moe": {"architecture": "t5_moe", "moe_layers": "[1]", "expert_capacity_factor": 1.0},
-    **{f"adamw, ZeRO {stage}": {"zero_stage": stage} for stage in range(4)},
-    **{f"{name}, ZeRO {stage}": {"optimizer": name, "zero_stage": stage}
-       for name in ("adafactor", "muon") for stage in (0, 1)},
-    "mixtral, ZeRO 2": {"architecture": "mixtral", "zero_stage": 2},
-    "mixtral, packed examples": {
-        "architecture": "mixtral", "expert_capacity_factor": 1.0, "intra_document_masking": "true"},
-    "intra-document masking": {"intra_document_masking": "true"},
-    "activation checkpointing": {"activation_checkpointing": "full"},
 }  # fmt: skip
 
 
@@ -93,31 +80,6 @@ def set_mode(mode: str) -> None:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def batches(config: PretrainConfig, generator: torch.Generator) -> StepBatches:
-    """Random ids of a step, in pinned memory as the loader's."""
-    made = []
-    for _ in range(config.global_batch_size // config.micro_batch):
-        inputs, labels = (
-            torch.randint(4, VOCABULARY, (config.micro_batch, length), generator=generator)
-            for length in (config.lengths.input, config.lengths.target)
-        )
-        batch = [inputs, labels, torch.ones(labels.shape)]
-        batch += [labels] if config.traits.is_encoder_decoder else []
-        if config.intra_document_masking:
-            batch += packed_arguments(inputs) if config.traits.moe_every else [torch.zeros_like(inputs)]
-        made.append(batch if REHEARSED else [each.pin_memory() for each in batch])
-    return StepBatches(made, float(sum(batch[1].numel() for batch in made)))
-
-
-def packed_arguments(inputs: torch.Tensor) -> list[torch.Tensor]:
-    """Segments, their offsets and the number of examples: one example in each row, and padding in its last quarter."""
-    num, length = inputs.shape
-    segments = torch.zeros_like(inputs)
-    segments[:, -length // 4 :] = 1
-    offsets = torch.arange(num)[:, None] * length + torch.tensor([0, length - length // 4])
-    return [segments, torch.cat([offsets.flatten(), torch.tensor([num * length])]).int(), torch.ones_like(inputs[:, 0])]
-
-
 def check_third_step(settings: dict[str, Any], compiles: bool = False) -> None:
     """Two steps may wait (kernels are chosen, memory is taken); the third is watched, with its edge."""
     config = load(PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in (COMMON | settings).items()])
@@ -129,7 +91,7 @@ def check_third_step(settings: dict[str, Any], compiles: bool = False) -> None:
     processes, generator = Processes(DEVICE, 0, host_group()), torch.Generator().manual_seed(2)
 
     def step(number: int) -> None:
-        loader = iter([batches(config, generator)])
+        loader = iter([batches_of(config, generator, pins=not REHEARSED)])
         train_step(trained, processes, loader, number, 1e-3, guard, lambda: False)
 
     step(1)
@@ -148,9 +110,9 @@ def host_group() -> Any:
     return None if REHEARSED else torch.distributed.new_group(backend="gloo")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", KINDS)
 def test_the_host_waits_once_a_step(name: str) -> None:
-    check_third_step(RUNS[name])
+    check_third_step(KINDS[name])
 
 
 @pytest.mark.slow

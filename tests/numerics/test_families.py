@@ -13,9 +13,6 @@ import rounding
 import torch
 from tiny import T5, nothing_small
 
-from zerokara.huggingface import families, weight_rules
-from zerokara.model import parallel
-from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.monitoring import step_metrics
 
@@ -28,7 +25,6 @@ FAMILIES = {
     "qwen3_moe": {**MOE, "architecture": "qwen3_moe", "moe_ffn_hidden_size": 32, "expert_capacity_factor": 1.25},
 }
 OTHER_MICRO_BATCHES = ["t5", "switch", "qwen3_moe"]
-EXPORTED = ["t5", "switch", "mixtral", "qwen3_moe"]
 WATCHED = {
     "sample_prompts": "[ab, cde <extra_id_0> f]",
     "sample_tokens": 3,
@@ -128,17 +124,3 @@ def test_router_statistics_are_those_of_both_processes(runs: dict, name: str) ->
     two = next(line for line in step_metrics.read(runs[name].folder) if "expert_load" in line)
     rounding.assert_same_curve(two["expert_load"], one["expert_load"], at_step=1)
     rounding.assert_same_curve(two["router_entropy"], one["router_entropy"], at_step=1)
-
-
-@pytest.mark.parametrize("name", EXPORTED)
-def test_every_exported_tensor_has_moved(runs: dict, name: str) -> None:
-    """Converters have left experts at their initial values unnoticed: every tensor, expert by expert, must differ."""
-    parallel.start_alone()
-    state = runs[name].state
-    shape = ModelShape.from_json(state.shape)
-    drawn = {key: part.detach() for key, part in build(shape, seed=1234).named_parameters()}
-    table = families.rules_for(shape)
-    before = dict(weight_rules.to_hf(table, drawn, shape))
-    after = dict(weight_rules.to_hf(table, runs[name].weights, shape))
-    assert before.keys() == after.keys() and len(before) > 20
-    assert [key for key, tensor in after.items() if torch.equal(tensor, before[key])] == []

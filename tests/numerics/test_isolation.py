@@ -1,9 +1,11 @@
-"""Intra-document masking: a document in a packed sequence is computed as it would be alone; without it, it is not."""
+"""Intra-document masking: a document in a packed sequence is computed as alone, by a mask and by offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import flash
 import numpy as np
 import pytest
 import rounding
@@ -11,28 +13,34 @@ import torch
 from shapes import shape_of
 
 from zerokara.config.data import causal
-from zerokara.model import attention, language_model, parallel
+from zerokara.model import attention, compilation, parallel
 from zerokara.model.builder import build
 from zerokara.model.language_model import Decoder
 from zerokara.samples.objective import Causal
+from zerokara.training.run import as_tensors
 
-EOD, VOCABULARY = 0, 300
-SMALL = {"num_layers": 3, "seq_len": 40, "init_std": 0.2}
+EOD, VOCABULARY, LENGTH = 0, 300, 40
+SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": LENGTH, "init_std": 0.2}
 FAMILIES = {
-    "llama": {**SMALL, "num_kv_heads": 2},
-    "llama_ungrouped": SMALL,
-    "gpt2": {**SMALL, "architecture": "gpt2"},
+    "llama": {"num_kv_heads": 2},
+    "llama_ungrouped": {},
+    "qwen3": {"architecture": "qwen3", "num_kv_heads": 2},
+    "gpt2": {"architecture": "gpt2"},
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _groups() -> None:
+@pytest.fixture(autouse=True)
+def _groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     parallel.start_alone()
+    flash.install()
+    monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
 
 
 def model_of(family: str) -> Decoder:
     torch.manual_seed(1)
-    model = build(shape_of(VOCABULARY, **FAMILIES[family]))
+    model = build(shape_of(VOCABULARY, **SHAPE, **FAMILIES[family]), seed=3)
     with torch.no_grad():
         for parameter in model.parameters():  # gpt2's biases start at 0, and would hide an error in them
             if parameter.dim() == 1:
@@ -40,79 +48,32 @@ def model_of(family: str) -> Decoder:
     return model
 
 
-def packed() -> tuple[np.ndarray, list[slice]]:
-    """Two sequences of 40 inputs and a label, and where the documents of the first lie among its inputs.
-
-    An end-of-document token among the inputs opens the next document. The second sequence starts with one, and has two
-    in a row.
-    """
-    chance = np.random.default_rng(0)
-    ids = chance.integers(1, VOCABULARY, (2, 41))
-    ids[0, [11, 25]] = EOD
-    ids[1, [0, 7, 8, 39]] = EOD
-    return ids, [slice(0, 11), slice(11, 25), slice(25, 40)]
+def batch_of(*ends: tuple[int, int], isolates: bool = True) -> list[torch.Tensor]:
+    """Arguments for two sequences with end-of-document tokens, which open the next document, at these places."""
+    ids = np.random.default_rng(len(ends)).integers(1, VOCABULARY, (2, LENGTH + 1))
+    for row, position in ends:
+        ids[row, position] = EOD
+    return as_tensors(Causal(causal(LENGTH), EOD if isolates else None)(ids, np.arange(2)))
 
 
-def gradient_of_second_document(family: str, isolate: bool) -> torch.Tensor:
-    """Gradient of the second document's loss with respect to each position's embedding, [S, D]."""
-    model, (ids, documents) = model_of(family), packed()
-    batch = Causal(causal(ids.shape[1] - 1), EOD if isolate else None)(ids, np.arange(len(ids)))
-    kept: list[torch.Tensor] = []
-
-    def keep(_module: torch.nn.Module, _inputs: object, out: torch.Tensor) -> None:
-        out.retain_grad()
-        kept.append(out)
-
-    model.embedding.register_forward_hook(keep)
-    mask = torch.zeros(2, 40)
-    mask[0, documents[1]] = 1
-    segments = None if batch.segments is None else torch.from_numpy(batch.segments)
-    model(torch.from_numpy(batch.inputs), torch.from_numpy(batch.labels), mask, segments).backward()
-    assert kept[0].grad is not None
-    return kept[0].grad[:, 0]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_no_gradient_crosses_from_one_document_into_another(family: str) -> None:
-    _, (first, second, third) = packed()
-    isolated = gradient_of_second_document(family, isolate=True)
-    assert isolated[first].abs().max() == 0 and isolated[third].abs().max() == 0  # exactly
-    assert (isolated[second].abs().amax(dim=1) > 0).all()
-    together = gradient_of_second_document(family, isolate=False)  # the control
-    assert (together[first].abs().amax(dim=1) > 1e-4).all() and together[third].abs().max() == 0
+ENDS = (0, 11), (0, 25), (1, 0), (1, 7), (1, 8), (1, 39)
+DOCUMENTS = slice(0, 11), slice(11, 25), slice(25, 40)
+"""Places of the documents of the first sequence."""
+BATCHES = [batch_of(*ENDS), batch_of(), batch_of((1, 20), (0, 40))]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_document_is_computed_as_alone(family: str) -> None:
-    model, (ids, documents) = model_of(family), packed()
-    batch = Causal(causal(ids.shape[1] - 1), EOD)(ids, np.arange(len(ids)))
-    inputs, segments = torch.from_numpy(batch.inputs), torch.from_numpy(batch.segments)
+    model, (inputs, _, _, segments, _) = model_of(family), BATCHES[0]
     with torch.no_grad():
         isolated = model(inputs, segments_BS=segments)[0, :, :VOCABULARY]
         together = model(inputs)[0, :, :VOCABULARY]
-        alone = [model(inputs[:1, span])[0, :, :VOCABULARY] for span in documents]
+        alone = [model(inputs[:1, span])[0, :, :VOCABULARY] for span in DOCUMENTS]
     assert isolated.std() > 0.5
-    for span, expected in zip(documents, alone, strict=True):
+    for number, (span, expected) in enumerate(zip(DOCUMENTS, alone, strict=True)):
         rounding.assert_same_tensor(isolated[span], expected)  # other lengths are summed in another order
-    for span, expected in list(zip(documents, alone, strict=True))[1:]:  # the control
-        assert rounding.tensor_times_tolerance(together[span], expected) > rounding.BROKEN
-
-
-def test_positions_of_gpt2_must_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: masked, but with positions that do not restart, a document is not computed as alone."""
-
-    def without_restart(segments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.arange(segments.size(1)).expand_as(segments), attention.intra_document_mask(segments)[1]
-
-    monkeypatch.setattr(language_model, "intra_document_mask", without_restart)
-    ids, documents = packed()
-    batch = Causal(causal(ids.shape[1] - 1), EOD)(ids, np.arange(len(ids)))
-    for family, matters in (("gpt2", True), ("llama", False)):
-        model = model_of(family)
-        with torch.no_grad():
-            got = model(torch.from_numpy(batch.inputs), segments_BS=torch.from_numpy(batch.segments))[0, documents[1]]
-            expected = model(torch.from_numpy(batch.inputs[:1, documents[1]]))[0]
-        assert ((got - expected)[:, :VOCABULARY].abs().max() > 0.1) == matters
+        if number:  # the control
+            assert rounding.tensor_times_tolerance(together[span], expected) > rounding.BROKEN
 
 
 def test_by_default_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,24 +86,58 @@ def test_by_default_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(*arrays, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
-    model, (ids, _) = model_of("llama"), packed()
-    batch = Causal(causal(ids.shape[1] - 1))(ids, np.arange(len(ids)))
-    assert batch.segments is None
-    model(torch.from_numpy(batch.inputs))
-    assert calls == [(True, True)] * 3
+    model_of("llama")(*batch_of(*ENDS, isolates=False))
+    assert calls == [(True, True)] * 2
 
 
-def test_a_run_with_masking_differs_and_is_the_same_in_every_zero_stage(train_runs: Callable) -> None:
-    # At the learning rate of the other tests this run has a loss spike, which amplifies a last digit.
-    common = {"lr": 0.003, "eval_interval": 10}
-    isolated = {**common, "intra_document_masking": True}
-    runs = train_runs(
-        {
-            "plain": {"zero_stage": 0, **common},
-            "stage0": {"zero_stage": 0, **isolated},
-            "stage3": {"zero_stage": 3, "micro_batch_size": 2, **isolated},
-        }
-    )
-    rounding.assert_same_curve(runs["stage3"].losses, runs["stage0"].losses)
-    assert len(runs["stage0"].losses) == 20
-    assert rounding.times_tolerance(runs["plain"].losses, runs["stage0"].losses) > rounding.BROKEN
+def nats_and_gradients(model: Decoder, batch: list[torch.Tensor]) -> tuple[float, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    nats = model(*batch)
+    nats.backward()
+    return nats.item(), {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("family", "compiled"), [("llama", False), ("qwen3", False), ("gpt2", False), ("llama", True), ("gpt2", True)]
+)
+def test_offsets_compute_what_a_mask_does(family: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, by torch's kernel for documents of many lengths; compiled once for any number of them."""
+    model = model_of(family)
+    expected = [nats_and_gradients(model, batch[:4]) for batch in BATCHES]  # without offsets: a mask
+    monkeypatch.setattr(attention, "has_variable_length_kernel", lambda weight, head_dim: True)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", lambda *_, **__: pytest.fail("a mask is used"))
+    if compiled:
+        assert compilation.start(model, 2, intra_document_masking=True, log=print)
+        torch.compiler.set_stance("fail_on_recompile")
+    try:
+        found = [nats_and_gradients(model, batch) for batch in BATCHES]
+    finally:
+        torch.compiler.set_stance("default")
+    for (nats, gradients), (expected_nats, expected_gradients) in zip(found, expected, strict=True):
+        rounding.assert_same_loss(nats, expected_nats)
+        for name, gradient in gradients.items():
+            rounding.assert_same_tensor(gradient, expected_gradients[name])
+    moved = BATCHES[0][4].clone()
+    moved[1] += 1  # the broken twin: a wrong offset
+    if not compiled:
+        wrong, _ = nats_and_gradients(model, [*BATCHES[0][:4], moved])
+        assert rounding.times_tolerance([wrong], [expected[0][0]]) > rounding.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "dtype", "head_dim", "capability", "has"),
+    [
+        (True, torch.bfloat16, 64, (9, 0), True),
+        (True, torch.bfloat16, 20, (9, 0), False),
+        (True, torch.bfloat16, 320, (9, 0), False),
+        (True, torch.float32, 64, (9, 0), False),
+        (True, torch.bfloat16, 64, (7, 5), False),
+        (False, torch.bfloat16, 64, (9, 0), False),
+    ],
+)
+def test_where_the_kernel_serves(
+    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, dtype: torch.dtype, head_dim: int, capability: Any, has: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    weight: Any = type("Weight", (), {"is_cuda": is_cuda, "dtype": dtype, "device": "any"})
+    assert attention.has_variable_length_kernel(weight, head_dim) is has

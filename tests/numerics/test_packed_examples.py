@@ -8,17 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import rounding
 import torch
 from made_examples import Example, conversation, pair, write_examples
 from shapes import shape_of
 from wide_weights import spread_weights
 
-from zerokara.config.data import SampleLengths, packed
+from zerokara.config.data import packed
 from zerokara.huggingface.families import SpecialIds, stock_model_of
-from zerokara.model import cpu_attention, language_model, parallel
+from zerokara.model import language_model, parallel
 from zerokara.model.builder import Model, build
-from zerokara.model.experts import Routing
 from zerokara.samples.objective import Batch
 from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.training.run import as_tensors
@@ -35,8 +33,6 @@ FAMILIES = {
     "switch": {**T5, **MOE, "architecture": "switch"},
     "t5_moe": {**T5, **MOE, "architecture": "t5_moe"},
 }
-CAPACITY = {"mixtral": 0.6, "switch": 0.8, "t5_moe": 0.6}
-"""A factor with which each drops some of its choices, in training."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,15 +80,15 @@ def without_segments(batch: Batch) -> Batch:
     return replace(batch, segments=None, decoder_segments=None, document_offsets=None, num_examples=None)
 
 
-def case_of(family: str, folder: Path, lengths: SampleLengths | None = None, capacity: float = 0.0) -> Case:
+def case_of(family: str, folder: Path) -> Case:
     shape = shape_of(VOCABULARY, seq_len=48, **FAMILIES[family])
     is_pair, chance = shape.traits.is_encoder_decoder, np.random.default_rng(5)
     examples: list[Example] = [
         pair(chance, VOCABULARY, END) if is_pair else conversation(chance, VOCABULARY, END, turns=1 + number % 2)
         for number in range(NUM_EXAMPLES)
     ]
-    lengths = lengths or (packed(32, 24, True) if is_pair else packed(48, 48, False))
-    weights, model = spread_weights(shape), build(shape, routing=Routing(capacity_factor=capacity))
+    lengths = packed(32, 24, True) if is_pair else packed(48, 48, False)
+    weights, model = spread_weights(shape), build(shape)
     model.load_state_dict(weights, strict=False)
     rows = PackedExamples(write_examples(folder / "examples", examples), lengths, is_pair, PAD)
     assert 2 < len(rows) < NUM_EXAMPLES / 2 and rows.padding_share > 0
@@ -118,23 +114,6 @@ def test_a_packed_example_has_the_losses_that_it_has_alone(family: str, tmp_path
     case = case_of(family, tmp_path)
     assert largest_difference(case, tmp_path) < 1e-5
     assert largest_difference(case, tmp_path, isolated=False) > 0.1  # the twin: attention crosses examples
-
-
-@pytest.mark.parametrize("family", CAPACITY)
-def test_a_packed_example_drops_the_choices_that_it_drops_alone(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = case_of(family, tmp_path, capacity=CAPACITY[family])
-    assert case.model.training, "validation drops nothing"
-    assert largest_difference(case, tmp_path) < 1e-5
-    row = case.rows.many([0])
-    dropped = case.nats(row)
-    case.model.eval()
-    assert (case.nats(row) - dropped).abs().max() > 0.1
-    case.model.train()
-    # The twin: nobody says which positions are whose, and the capacity is that of a row.
-    monkeypatch.setattr(type(case.model), "_examples_or_padding", lambda *_: None)
-    assert largest_difference(case, tmp_path) > 0.1
 
 
 def test_learned_positions_must_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,37 +142,6 @@ def test_each_of_the_three_masks_matters(part: str, tmp_path: Path, monkeypatch:
     assert largest_difference(case_of("t5", tmp_path), tmp_path) > 0.01
 
 
-def gradients_of_inputs(case: Case, row: int, number: int, isolated: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Of the loss of one example in a row: the size of the gradient at each position, and whose position it is."""
-    made = case.rows.many([row])
-    batch = case.objective(made, np.zeros(1, np.int64))
-    target_segments = made.segments if made.decoder_segments is None else made.decoder_segments
-    batch = replace(batch, loss_mask=batch.loss_mask * (target_segments == number))
-    if not isolated:
-        batch = without_segments(batch)
-    kept: list[torch.Tensor] = []
-
-    def keep(_module: torch.nn.Module, _inputs: object, out: torch.Tensor) -> None:
-        out.retain_grad()
-        kept.append(out)
-
-    handle = case.model.embedding.register_forward_hook(keep)
-    case.model(*as_tensors(batch)).backward()
-    handle.remove()
-    owners = [torch.from_numpy(each[0]) for each in (made.segments, made.decoder_segments) if each is not None]
-    return [(out.grad[:, 0].abs().amax(dim=1), owner) for out, owner in zip(kept, owners, strict=True)]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_no_gradient_crosses_from_one_example_into_another(family: str, tmp_path: Path) -> None:
-    case = case_of(family, tmp_path)
-    for sizes, owner in gradients_of_inputs(case, 1, 1, isolated=True):
-        assert not sizes[owner != 1].any() and (sizes[owner == 1] > 0).any()  # exactly 0
-        assert sizes.isfinite().all()
-    for sizes, owner in gradients_of_inputs(case, 1, 1, isolated=False):  # the twin
-        assert (sizes[owner == 0] > 1e-4).any()
-
-
 @pytest.mark.parametrize("family", ["t5", "switch"])
 def test_padding_without_anything_to_attend_to_harms_nothing(family: str, tmp_path: Path) -> None:
     """Encoder inputs that fill their rows, and decoder targets that do not."""
@@ -208,31 +156,6 @@ def test_padding_without_anything_to_attend_to_harms_nothing(family: str, tmp_pa
     assert nats.isfinite() and all(
         each.grad.isfinite().all() for each in case.model.parameters() if each.grad is not None
     )
-
-
-@pytest.mark.parametrize("family", ["t5", "switch"])
-def test_the_mask_apart_and_joined_with_the_bias_give_the_same(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a CPU they meet a few samples at a time, on a GPU once for all layers."""
-    case = case_of(family, tmp_path)
-    batch = as_tensors(case.objective(case.rows.many(np.arange(3)), np.zeros(3, np.int64)))
-
-    def computed() -> tuple[float, dict[str, torch.Tensor]]:
-        case.model.zero_grad()
-        nats = case.model(*batch)
-        nats.backward()
-        return float(nats), {name: part.grad.clone() for name, part in case.model.named_parameters()}
-
-    monkeypatch.setattr(cpu_attention, "MAX_SCORES", 2 * 4 * 32 * 32)
-    apart, gradients = computed()
-    monkeypatch.setattr(cpu_attention, "serves_bias", lambda _: False)
-    joined, expected = computed()
-    rounding.assert_same_loss(apart, joined)
-    largest = max(float(each.abs().max()) for each in expected.values())
-    for name, gradient in gradients.items():
-        assert (gradient - expected[name]).abs().max() < 1e-5 * largest, name
-    assert gradients["encoder_relative_pos_emb.relative_attention_bias.weight"].abs().max() > 1e-3
 
 
 def of_hugging_face(case: Case) -> tuple[float, int]:

@@ -1,9 +1,9 @@
-"""Training on packed examples: neither the micro batch nor the processes change it (measure_packed_steps.py)."""
+"""Training on packed examples: neither the micro batch nor the processes change it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,28 @@ import numpy as np
 import pytest
 import rounding
 import torch
+import torch.distributed
 from configs import RECIPE
-from grouped import plain_grouped_mm
+from engines import open_with_weights
+from forked import answers_of
 from made_examples import conversation, pair, write_examples
-from programs import answers_of
-from shapes import shape_of
 from tiny import nothing_small
 
 from zerokara.config.data import packed
-from zerokara.model import compilation, experts, parallel
-from zerokara.model.builder import Model, build
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.model import parallel
+from zerokara.model.builder import build
 from zerokara.model.experts import Routing
-from zerokara.samples.packed_examples import PackedExamples, Pairs
-from zerokara.training.run import as_tensors
+from zerokara.model.shapes import ModelShape
+from zerokara.samples.batches import Batches, BatchLayout
+from zerokara.samples.packed_examples import ExampleData, Pairs
+from zerokara.training.compute.updater import load_template
+from zerokara.training.guards import StepGuard
+from zerokara.training.loop import train_step
+from zerokara.training.processes.joining import Processes
+from zerokara.training.run import load_batches
 
-PAD, END, VOCABULARY = 0, 2, 300
+PAD, END, VOCABULARY, NUM_STEPS = 0, 2, 300, 4
 COMMON = RECIPE | {
     "num_layers": 2, "hidden_size": 48, "num_attn_heads": 4, "seq_len": 48, "precision": "fp32",
     "global_batch_size": 8, "micro_batch_size": 4, "zero_stage": 0, "processes": 1,
@@ -43,19 +50,49 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
+class OwnTokens(Processes):
+    """The broken twin: the count of another process does not matter."""
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return [value * torch.distributed.get_world_size() for value in values]
+
+
+def train(config: PretrainConfig, folder: str, own_tokens: bool = False) -> dict[str, Any]:
+    """Train on the examples in `folder`."""
+    both = config.traits.is_encoder_decoder
+    lengths = packed(32, 24, True) if both else packed(32, 32, False)
+    sizes = {"input_len": lengths.input, "target_len": lengths.target, "raw_len": lengths.raw}
+    shape = replace(ModelShape.from_config(config, VOCABULARY), **sizes)
+    model = build(shape, seed=1, routing=Routing.from_config(config))
+    template = load_template(config.deepspeed_template)
+    engine = open_with_weights(model, config, template, torch.device("cpu"))
+    data = ExampleData(Path(folder) / ("pairs" if both else "conversations"), lengths, both, PAD, seed=3)
+    layout = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
+    objective = Pairs(lengths, PAD if both else None)
+    batches = Batches(data.tokens(), data.order(), layout, objective, parallel.data_rank())
+    guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)
+    processes = (OwnTokens if own_tokens else Processes)(torch.device("cpu"), torch.distributed.get_rank())
+
+    numbers = range(1, NUM_STEPS + 1)
+    loader = load_batches(batches, lambda step: (step - 1) * config.global_batch_size, numbers, torch.device("cpu"))
+    steps = [train_step(engine, processes, loader, number, 3e-3, guard, lambda: False) for number in numbers]
+    return {"losses": [step.loss for step in steps], "grad_norms": [step.grad_norm for step in steps]}
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dict[str, dict[str, Any]]:
+def runs(tmp_path_factory: pytest.TempPathFactory, python_path: None, warm_server: Path | None) -> dict[str, Any]:
     folder, chance = tmp_path_factory.mktemp("packed"), np.random.default_rng(1)
     # Answers of very different lengths: a mean of means is another number.
     longer = [[conversation(chance, VOCABULARY, END)[0], [*[7] * 20, END]] for _ in range(15)]
     write_examples(folder / "conversations", [*(conversation(chance, VOCABULARY, END) for _ in range(60)), *longer])
     write_examples(folder / "pairs", [pair(chance, VOCABULARY, END) for _ in range(100)])
     template = {"deepspeed_template": str(nothing_small(folder))}
-    jobs = {
-        name: {**COMMON, **settings, **template, "folder": str(folder)} for name, settings in (ONE | OTHERS).items()
-    }
-    jobs["own tokens"] = {**jobs["llama"], "processes": 2, "own_tokens": True}
-    return answers_of("measure_packed_steps.py", jobs, folder)
+    more = {"more": {"folder": str(folder)}}
+    jobs = {name: {**COMMON, **settings, **template, **more} for name, settings in (ONE | OTHERS).items()}
+    jobs["own tokens"] = {**jobs["llama"], "processes": 2, "more": {"folder": str(folder), "own_tokens": True}}
+    return {
+        name: ranks[0] for name, ranks in answers_of(train, jobs, folder, warm_server).items()
+    }  # all found the same
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -70,68 +107,3 @@ def test_a_process_that_counts_its_own_tokens_is_noticed(runs: dict[str, Any]) -
     """The broken twin: each process divides by its own count of learned tokens."""
     found, one = runs["own tokens"]["grad_norms"], runs["llama"]["grad_norms"]
     assert rounding.times_tolerance(found, one, quantity="grad_norm") > rounding.BROKEN
-
-
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {"num_layers": 1},
-    "mixtral": {"num_layers": 1, "architecture": "mixtral", "num_experts": 4},
-    "switch": {"num_layers": 1, **SWITCH, "moe_layers": (0,)},
-}
-
-
-def compiled_case(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Model, list[list[torch.Tensor]]]:
-    """A model, and micro batches of packed examples with padding; experts take the way that they take on a GPU."""
-    parallel.start_alone()
-    monkeypatch.setenv(compilation.CACHE_VARIABLE, str(folder))
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(experts, "has_kernel", lambda _: True)
-    monkeypatch.setattr(experts, "grouped_mm", plain_grouped_mm)
-    torch._dynamo.reset()
-    is_pair, chance = family == "switch", np.random.default_rng(2)
-    lengths = packed(32, 24, True) if is_pair else packed(32, 32, False)
-    examples = [(pair if is_pair else conversation)(chance, VOCABULARY, END) for _ in range(40)]
-    rows = PackedExamples(write_examples(folder / "examples", examples), lengths, is_pair, PAD)
-    shape = shape_of(VOCABULARY, seq_len=48, **MODELS[family])
-    shape = replace(shape, input_len=lengths.input, target_len=lengths.target)
-    model = build(shape, seed=1, routing=Routing(0.3, 0.2, capacity_factor=1.0))
-    objective = Pairs(lengths, PAD if is_pair else None)
-    return model, [as_tensors(objective(rows.many([row, row + 1]), np.zeros(2))) for row in range(3)]
-
-
-def nats_and_gradients(model: Model, batch: list[torch.Tensor]) -> tuple[float, dict[str, torch.Tensor]]:
-    model.zero_grad()
-    if model.auxiliary:
-        model.auxiliary.set_weight(float(batch[2].sum()), torch.device("cpu"))  # as large as the nats
-    nats = model(*batch)
-    nats.backward()
-    return float(nats.detach()), {name: part.grad.clone() for name, part in model.named_parameters()}
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_compiled_layers_take_packed_examples(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batches = compiled_case(family, tmp_path, monkeypatch)
-    expected = [nats_and_gradients(model, batch) for batch in batches]
-    assert compilation.start(model, 2, intra_document_masking=True, log=print, packs_examples=True)
-    torch.compiler.set_stance("fail_on_recompile")
-    try:
-        for batch, (nats, gradients) in zip(batches, expected, strict=True):
-            found_nats, found = nats_and_gradients(model, batch)
-            rounding.assert_same_loss(found_nats, nats)
-            for name, gradient in gradients.items():
-                rounding.assert_same_tensor(found[name], gradient, name)
-    finally:
-        torch.compiler.set_stance("default")
-
-
-def test_layers_compiled_without_the_number_of_examples_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The broken twin: such layers would be compiled twice, once at the start and once in the first step."""
-    model, batches = compiled_case("mixtral", tmp_path, monkeypatch)
-    assert compilation.start(model, 2, intra_document_masking=True, log=print)
-    torch.compiler.set_stance("fail_on_recompile")
-    try:
-        with pytest.raises(RuntimeError, match="recompile"):
-            nats_and_gradients(model, batches[0])
-    finally:
-        torch.compiler.set_stance("default")

@@ -14,7 +14,7 @@ import rounding
 import torch
 import transformers
 from configs import config_of
-from engines import engine_of, join_alone
+from engines import chains, engine_of, join_alone
 from safetensors.torch import save_file
 
 from zerokara.config.pretrain_config import PretrainConfig
@@ -37,17 +37,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def batches() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    # A first-order chain: something to learn, so that the losses move.
-    # Never id 3: Hugging Face's embedding takes no gradient for the padding id, and training data holds none.
-    following = torch.randint(4, VOCAB, (VOCAB, 2), generator=generator)
-    made = []
-    for _ in range(NUM_STEPS):
-        ids = [torch.randint(4, VOCAB, (BATCH,), generator=generator)]
-        for _ in range(48):
-            ids.append(following[ids[-1], torch.randint(0, 2, (BATCH,), generator=generator)])
-        made.append(torch.stack(ids, dim=1))
-    return made
+    return chains(NUM_STEPS, BATCH, 48, VOCAB)
 
 
 def arguments(ids: torch.Tensor, shape: ModelShape) -> list[torch.Tensor]:
@@ -175,7 +165,7 @@ def test_a_broken_twin_is_noticed(wrong: str, batches: list[torch.Tensor], monke
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
 def test_precision_is_as_configured_or_nothing_starts(
     zero_stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,19 +208,3 @@ def test_what_is_offloaded_is_pinned() -> None:
     settings = config_of(**{**SETTINGS, "zero_stage": 3, "offload": "all", "precision": "bf16"})
     zero = DeepSpeedZeroConfig(**settings_for(settings, 1, {}, "cuda")["zero_optimization"])
     assert zero.offload_optimizer.pin_memory and zero.offload_param.pin_memory
-
-
-def test_padding_rows_never_win() -> None:
-    """The loss is that of the real vocabulary alone, whatever the padding rows hold."""
-    parallel.start_alone()
-    settings = config_of(**SETTINGS)
-    shape = ModelShape.from_config(settings, VOCAB)
-    model = build(shape)
-    ids = torch.randint(0, VOCAB, (2, 9))
-    before = model(ids[:, :-1], ids[:, 1:]).item()
-    with torch.no_grad():
-        model.output_layer.weight[VOCAB:] = 7.0
-    assert model(ids[:, :-1], ids[:, 1:]).item() == before
-    unpadded = dataclasses.replace(shape, vocab_size=shape.padded_vocab_size)
-    model.shape = unpadded
-    assert model(ids[:, :-1], ids[:, 1:]).item() != before

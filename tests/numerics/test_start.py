@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from configs import RECIPE
-from programs import answers_of
+from forked import answers_of, config_from
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import initial_weights, parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
+from zerokara.training.compute import updater
+from zerokara.training.compute.engine import Engine, load_state, master_weights
+from zerokara.training.compute.updater import load_template
+from zerokara.training.processes.joining import keep_freed_memory
 
 VOCABULARY, SEED = 500, 1
-"""As in measure_start.py."""
 PROCESSES = 4
 """Where memory is measured; two elsewhere."""
 SMALL = {"num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 32}
@@ -42,15 +48,67 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def shape_of(name: str) -> ModelShape:
-    config = load(PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in settings_of(name).items()])
-    return ModelShape.from_config(config, VOCABULARY)
+    return ModelShape.from_config(config_from(settings_of(name)), VOCABULARY)
+
+
+class Draws(TorchDispatchMode):
+    """Counts the random numbers that are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if "normal" in func.name():
+            self.count += args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def resident(name: str = "VmRSS") -> int:
+    """Bytes of main memory that this process holds; with VmHWM the most that it has held since that was reset."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def digest_of(engine: Engine, is_whole: bool) -> str:
+    """A hash of all weights, by name."""
+    found = hashlib.sha256()
+    for weights in (master_weights(engine), engine.module.named_parameters() if is_whole else ()):
+        for _, weight in sorted(weights, key=itemgetter(0)):
+            found.update(weight.detach().float().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def start(config: PretrainConfig) -> dict[str, Any]:
+    """Start as a run does, from nothing to an engine with its initial weights, and measure main memory.
+
+    `peak` and `held` are resident bytes beside those before, `drawn` the numbers that this process drew, `probes` how
+    often DeepSpeed asked which operators it could build, and `digest` a hash of the master weights and, but under ZeRO
+    3, where no process has them whole, of those that the model computes with.
+    """
+    from zerokara.training.compute import zero
+
+    keep_freed_memory(False)
+    template = load_template(config.deepspeed_template)
+    shape = ModelShape.from_config(config, VOCABULARY)
+    probe = zero.deepspeed.ops._probe_compatible_ops = mock.Mock(return_value={})
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew (proc(5))
+    before = resident()
+    with Draws() as draws:
+        cpu = torch.device("cpu")
+        engine = updater.open_engine(build(shape, seed=None), config, template, cpu)
+        load_state(engine, initial_weights.drawn_by_all(shape, SEED, cpu))
+    found = {"peak": resident("VmHWM") - before, "held": resident() - before}
+    digest = digest_of(engine, is_whole=config.zero_stage < 3 and config.tensor_parallel_size == 1)
+    return found | {"drawn": draws.count, "probes": probe.call_count, "digest": digest}
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dict[str, list[dict[str, Any]]]:
+def measured(tmp_path_factory: pytest.TempPathFactory, python_path: None, warm_server: Path | None) -> dict[str, Any]:
     names = [*RUNS, *OF_MEMORY]
     jobs = {name: {"processes": PROCESSES if name in OF_MEMORY else 2, **settings_of(name)} for name in names}
-    return answers_of("measure_start.py", jobs, tmp_path_factory.mktemp("start"))
+    return answers_of(start, jobs, tmp_path_factory.mktemp("start"), warm_server)
 
 
 @pytest.mark.parametrize("name", RUNS)

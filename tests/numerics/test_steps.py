@@ -1,51 +1,143 @@
-"""What a training step asks of its device, and what it sends; watched in steps of every kind (measure_steps.py)."""
+"""What a training step asks of its device, and what it sends; watched in steps of every kind."""
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import flash
 import pytest
+import torch
+import torch.distributed
 from configs import RECIPE
-from programs import answers_of
+from engines import open_with_weights
+from forked import answers_of
+from grouped import plain_grouped_mm
+from steps import KINDS, VOCABULARY, batches_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.model import attention, experts, parallel
+from zerokara.model.builder import build
+from zerokara.model.experts import Routing
+from zerokara.model.shapes import ModelShape
+from zerokara.training.compute.updater import load_template
+from zerokara.training.guards import StepGuard
+from zerokara.training.loop import train_step
+from zerokara.training.processes.joining import Processes
 
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 32}
 BATCH = {"global_batch_size": 8, "micro_batch_size": 2}
 """Gradient accumulation, with two processes too."""
 RUNS: dict[str, dict[str, Any]] = {
-    **{f"ZeRO {stage}, {to}": {"zero_stage": stage, "precision": to} for stage in range(4) for to in ("fp32", "bf16")},
-    **{f"{name}, ZeRO {stage}": {"optimizer": name, "zero_stage": stage, "precision": "bf16"}
-       for name, stage in (("adafactor", 0), ("adafactor", 1), ("muon", 1))},
-    **{name: {"architecture": name} for name in ("qwen3", "gpt2", "t5", "mixtral", "qwen3_moe", "switch")},
-    "t5_moe": {"architecture": "t5_moe", "moe_layers": "[1]", "expert_capacity_factor": 1.0},
-    "mixtral, ZeRO 2, bf16": {"architecture": "mixtral", "zero_stage": 2, "precision": "bf16"},
-    "mixtral, packed examples": {
-        "architecture": "mixtral", "expert_capacity_factor": 1.0, "intra_document_masking": "true"},
-    "masking": {"intra_document_masking": "true"},
-    "masking, bf16": {"intra_document_masking": "true", "precision": "bf16"},
-    "masking, bf16, checkpointing": {
-        "intra_document_masking": "true", "precision": "bf16", "zero_stage": 3, "activation_checkpointing": "full"},
-    "checkpointing": {"activation_checkpointing": "full"},
+    **KINDS,
+    **{f"{name}, bf16": {**KINDS[name], "precision": "bf16"}
+       for name in KINDS if "ZeRO" in name or name.startswith("masking")},
     "tensor parallel": {"tensor_parallel_size": 2},
     "tensor parallel, ZeRO 1": {"tensor_parallel_size": 2, "zero_stage": 1},
 }  # fmt: skip
+WAITING = ("_local_scalar_dense", "nonzero", "bincount", "equal", "unique", "_unique2", "masked_select")
+"""Operations whose result the host needs: on a GPU it waits until the device has done all that it was given."""
+
+
+class Watch(TorchDispatchMode):
+    """Counts what passes torch's dispatcher.
+
+    A tensor that is made from the host's own numbers, or only from such tensors, is the host's: reading it waits for
+    nobody. All others stand for those of a GPU.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+        self.moved: Counter[str] = Counter()
+        self._hosts: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = func.name().partition("::")[2].partition(".")[0]
+        tensors = tensors_in((args, kwargs or {}))
+        if func.namespace == "c10d":
+            for dtype in {each.dtype for each in tensors}:
+                size = sum(each.numel() * each.element_size() for each in tensors if each.dtype == dtype)
+                self.moved[f"{name.rstrip('_')} {str(dtype).removeprefix('torch.')}"] += size
+        elif tensors and all(self.is_hosts(each) for each in tensors):
+            pass
+        elif name in WAITING:
+            self.waits[name] += 1
+        elif name in ("index", "index_put_") and any(one is not None and one.dtype == torch.bool for one in args[1]):
+            self.waits["index by a mask"] += 1
+        made = func(*args, **(kwargs or {}))
+        if name == "lift_fresh" or (tensors and all(self.is_hosts(each) for each in tensors)):
+            for each in tensors_in(made):
+                self.add_hosts(each)
+        return made
+
+    def add_hosts(self, tensor: torch.Tensor) -> None:
+        """Remember it: as long as it lives, no other has its memory."""
+        self._hosts[tensor.untyped_storage().data_ptr()] = tensor
+
+    def is_hosts(self, tensor: torch.Tensor) -> bool:
+        """Whether it is the host's."""
+        return tensor.untyped_storage().data_ptr() in self._hosts
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """All tensors of a nested structure."""
+    return [each for each in torch.utils._pytree.tree_leaves(tree) if isinstance(each, torch.Tensor)]
+
+
+def watch(config: PretrainConfig) -> dict[str, Any]:
+    """Train two steps on random ids and watch the second, its edge included.
+
+    `waits` are the operations that would make a GPU's host wait, by name; `moved` the bytes that collectives carry, by
+    name and number format.
+    """
+    # As on a GPU: the kernel for experts, and in bf16 that for documents.
+    experts.has_kernel, experts.grouped_mm = lambda hidden: True, plain_grouped_mm
+    attention.has_variable_length_kernel = lambda weight, head_dim: weight.dtype == torch.bfloat16
+    flash.install()
+    model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
+    template = load_template(config.deepspeed_template)
+    engine = open_with_weights(model, config, template, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(parallel.data_rank())
+    guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)
+    processes = Processes(torch.device("cpu"), torch.distributed.get_rank())
+
+    def step(number: int) -> None:
+        batches = iter([batches_of(config, generator, parallel.data_size())])
+        train_step(engine, processes, batches, number, 1e-3, guard, lambda: False)
+
+    seen, to_list = Watch(), torch.Tensor.tolist
+
+    # A list is read from a CPU's memory without the dispatcher; on a GPU it waits.
+    def counted(tensor: torch.Tensor) -> Any:
+        seen.waits["tolist"] += not seen.is_hosts(tensor)
+        return to_list(tensor)
+
+    step(1)
+    with seen, mock.patch.object(torch.Tensor, "tolist", counted):
+        step(2)
+    return {"waits": seen.waits, "moved": seen.moved}
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dict[str, dict[str, Any]]:
-    common = {"processes": 2, **RECIPE, **MODEL, **BATCH, "precision": "fp32"}
+def seen(tmp_path_factory: pytest.TempPathFactory, python_path: None, warm_server: Path | None) -> dict[str, Any]:
+    common = {**RECIPE, **MODEL, **BATCH, "precision": "fp32"}
     jobs = {name: {**common, **settings} for name, settings in RUNS.items()}
-    return answers_of("measure_steps.py", jobs, tmp_path_factory.mktemp("steps"))
+    return answers_of(watch, jobs, tmp_path_factory.mktemp("steps"), warm_server)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_host_waits_for_the_device_once_a_step(seen: dict[str, Any], name: str) -> None:
-    assert sum(seen[name]["waits"].values()) == 1, seen[name]["waits"]
+    assert max(sum(rank["waits"].values()) for rank in seen[name]) == 1, seen[name]
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_gradients_are_summed_in_fp32_and_weights_move_as_they_compute(seen: dict[str, Any], name: str) -> None:
     settings = {"zero_stage": 1, "precision": "fp32", "tensor_parallel_size": 1, **RUNS[name]}
-    moved = seen[name]["moved"]
+    moved = seen[name][0]["moved"]
     kinds = {(operation, dtype) for operation, dtype in (kind.split() for kind in moved)}
     sums = {"allreduce", "reduce", "reduce_scatter", "_reduce_scatter_base"}
     # Beside gradients: the numbers of a step in fp64.
