@@ -24,17 +24,17 @@ ALPHABETS = {
 
 def toy_lines(count: int = 600, seed: int = 1) -> list[str]:
     """Lines of made-up words in four scripts, frequent ones and rare ones; Japanese without spaces."""
-    rng = random.Random(seed)
+    rng, lines = random.Random(seed), []
+    frequent = ["the", "fox", "42", "2024", "dogs"]
     words = {
         language: ["".join(rng.choices(letters, k=rng.randint(2, 6))) for _ in range(150)]
         for language, letters in ALPHABETS.items()
     }
-    words["en"] += ["the", "fox", "42", "2024", "dogs"]
-    lines = []
+    words["en"] += frequent
     for _ in range(count):
         language = rng.choice(sorted(words))
         chosen = [words[language][min(int(rng.expovariate(0.03)), 149)] for _ in range(rng.randint(3, 12))]
-        chosen += rng.choices(["the", "fox", "42", "2024", "dogs"], k=2) if language == "en" else []
+        chosen += rng.choices(frequent, k=2) if language == "en" else []
         lines.append(("" if language == "ja" else " ").join(chosen) + rng.choice([".", "。", "!", "  ", ""]))
     return lines
 
@@ -47,26 +47,29 @@ def byte_ids(encoder: Encoder) -> set[int]:
 TrainToy = Callable[..., Path]
 
 
-@pytest.fixture(scope="session")
-def train_toy(tmp_path_factory: pytest.TempPathFactory) -> TrainToy:
-    """Train a toy tokenizer with the settings given, once for each; gives the path of its model."""
-    made_already: dict[str, Path] = {}
+def trainer(tmp_path_factory: pytest.TempPathFactory, corpus: list[str]) -> TrainToy:
+    """Return a function that trains a tokenizer with some settings, once for each, and returns the model's path."""
+    paths: dict[str, Path] = {}
 
     def train(lines: list[str] | None = None, *, again: bool = False, **settings: Any) -> Path:
         key = repr((lines, sorted(settings.items())))
-        if key in made_already and not again:
-            return made_already[key]
+        if key in paths and not again:
+            return paths[key]
         folder = tmp_path_factory.mktemp("toy")
-        sentences = folder / "sentences.txt"
-        sentences.write_text("".join(f"{line}\n" for line in lines or toy_lines()), encoding="utf-8", newline="\n")
+        sentences, paths[key] = folder / "sentences.txt", folder / "tokenizer.model"
+        sentences.write_text("".join(f"{line}\n" for line in lines or corpus), encoding="utf-8", newline="\n")
         config = TokenizerConfig(**{"vocab_size": 520, "num_threads": 1, "character_coverage": 1.0, **settings})
         model, _ = training.train(config, sentences, folder, folder / "training.log")
-        path = folder / "tokenizer.model"
-        path.write_bytes(model)
-        made_already[key] = path
-        return path
+        paths[key].write_bytes(model)
+        return paths[key]
 
     return train
+
+
+@pytest.fixture(scope="session")
+def train_toy(tmp_path_factory: pytest.TempPathFactory) -> TrainToy:
+    """Train a toy tokenizer on `toy_lines`."""
+    return trainer(tmp_path_factory, toy_lines())
 
 
 @pytest.fixture(scope="session")

@@ -8,29 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import foreign_models
 import pytest
-import sentencepiece
+from toy_tokenizers import ALPHABETS, trainer
 
-from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import UserError
 from zerokara.huggingface import tokenizer_json, tokenizer_proof
-from zerokara.tokenizer import training
 from zerokara.tokenizer.compatibility import HARD_TEXTS
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.model_file import ModelFile
-
-ALPHABETS = (
-    "etaoinshrdlucm",
-    "のはがをにとでた今日天気公園友達本行読歩会",
-    "오늘날씨가좋아서공원에친구를만나책을",
-    "țșăâî",
-)
 
 
 def _words() -> list[str]:
-    rng = random.Random(0)
-    made = ["".join(rng.choices(rng.choice(ALPHABETS), k=rng.randint(2, 6))) for _ in range(500)]
-    return [*made, *["the", "fox", "42", "。", "、", "へへへ", "へ", "ーーー", "---", "==="] * 20]
+    rng, alphabets = random.Random(0), list(ALPHABETS.values())
+    made_up = ["".join(rng.choices(rng.choice(alphabets), k=rng.randint(2, 6))) for _ in range(500)]
+    return [*made_up, *["the", "fox", "42", "。", "、", "へへへ", "へ", "ーーー", "---", "==="] * 20]
 
 
 WORDS = _words()
@@ -49,7 +39,7 @@ def _runs(count: int, seed: int) -> list[str]:
 
 
 def _documents() -> list[str]:
-    lines = _lines(400, 7) + _runs(400, 8)
+    lines = _lines(200, 7) + _runs(200, 8)
     return ["\n".join(lines[i : i + 5]) for i in range(0, len(lines), 5)]
 
 
@@ -58,24 +48,8 @@ Train = Callable[..., Encoder]
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
-    made_already: dict[str, Encoder] = {}
-
-    def make(**settings: Any) -> Encoder:
-        key = repr(sorted(settings.items()))
-        if key not in made_already:
-            made_already[key] = train_anew(**settings)
-        return made_already[key]
-
-    def train_anew(**settings: Any) -> Encoder:
-        folder = tmp_path_factory.mktemp("model")
-        sentences = folder / "sentences.txt"
-        sentences.write_text("\n".join(_lines(800, 1) + _runs(200, 2)) + "\n", encoding="utf-8", newline="\n")
-        config = TokenizerConfig(**{"vocab_size": 650, "num_threads": 1, "character_coverage": 1.0, **settings})
-        path = folder / "tokenizer.model"
-        path.write_bytes(training.train(config, sentences, folder, folder / "log")[0])
-        return Encoder(path)
-
-    return make
+    make = trainer(tmp_path_factory, _lines(800, 1) + _runs(200, 2))
+    return lambda **settings: Encoder(make(vocab_size=650, **settings))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -98,13 +72,12 @@ def test_ids_are_equal_for_hard_texts_lines_and_documents(
     tokenizer_json.write(encoder, tmp_path, 64)
     result = tokenizer_proof.prove(encoder, tmp_path, _documents(), 10_000)
     assert not result.faults, result.faults
-    counts = result.facts
-    assert (counts["lines"], counts["whole_texts"]) == (800, 160)
-    assert counts["hard_texts"] >= len(HARD_TEXTS) + 5
-    assert counts["equal"] == 800 and not counts["ties"], "scores that sum without rounding leave no ties"
+    assert result.facts["hard_texts"] >= len(HARD_TEXTS) + 5
+    counts = [result.facts[key] for key in ("lines", "whole_texts", "equal", "ties")]
+    assert counts == [400, 80, 400, 0], "scores that sum without rounding leave no ties"
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3", "t5"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "t5"])
 def test_the_folder_loads_beside_a_model_of_any_family(train: Train, tmp_path: Path, architecture: str) -> None:
     encoder = train(extra_ids=2)
     tokenizer_json.write(encoder, tmp_path, 128)
@@ -205,28 +178,8 @@ def test_control_pieces_that_can_win_fail(train: Train, tmp_path: Path) -> None:
     assert all(f"ids of '{name}' at" in " ".join(result.examples) for name in ("<unk>", "<s>", "</s>", "<pad>"))
 
 
-def _unrounded(tmp_path: Path) -> Encoder:
-    """A model with exact ties: pieces へ and へへへ of scores that float32 cannot hold."""
-    with open(tmp_path / "tokenizer.model", "wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(_lines(800, 1)),
-            model_writer=file,
-            vocab_size=600,
-            byte_fallback=True,
-            pad_id=3,
-            user_defined_symbols=["\n"],
-            normalization_rule_name="identity",
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            character_coverage=1.0,
-            num_threads=1,
-            minloglevel=3,
-        )
-    return Encoder(tmp_path / "tokenizer.model")
-
-
 class _Tied:
-    """A tokenizer that takes the other one of two equal ways: the last two learnt pieces of a line change places."""
+    """A tokenizer that takes other, equal ways for some texts."""
 
     def __init__(self, encoder: Encoder, ways: dict[str, list[int]]) -> None:
         self.encoder, self.ways = encoder, ways
@@ -238,42 +191,25 @@ class _Tied:
         return self.encoder.decode(ids)
 
 
-def test_a_tie_is_the_same_text_with_the_same_score_and_few_are_put_up_with(
+def test_a_tie_is_the_same_text_with_the_same_score_and_few_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = _unrounded(tmp_path)
-    pieces = ModelFile(encoder.model_bytes).pieces
-    number = {piece.text: i for i, piece in enumerate(pieces)}
-    short, long = number["へ"], number["へへへ"]
+    """Of a model with exact ties: pieces へ and へへへ of scores that float32 cannot hold."""
+    settings = {**foreign_models.GEMMA, "model_type": "unigram", "user_defined_symbols": ["\n"]}
+    encoder = Encoder(foreign_models.train(tmp_path / "tokenizer.model", settings, _lines(800, 1), 600))
+    number = {piece.text: i for i, piece in enumerate(encoder.model.pieces)}
+    short, long, tied = number["へ"], number["へへへ"], "へへへへ"
     lines = [f"{i} の" for i in range(2000)]
 
     def result_of(theirs: list[int], count: int) -> tokenizer_proof.Proof:
         monkeypatch.setattr(encoder, "encode_many", lambda texts: [encoder.encode(text) for text in texts])
-        tied = "へへへへ"
-        assert encoder.encode(tied).tolist() in ([short, long], [long, short])
         monkeypatch.setattr(tokenizer_proof, "load", lambda folder: _Tied(encoder, {tied: theirs}))
         return tokenizer_proof.prove(encoder, tmp_path, [tied] * count + lines, 10_000)
 
-    other = [short, long] if encoder.encode("へへへへ").tolist() == [long, short] else [long, short]
-    few = result_of(other, 2)
-    assert (
-        not few.faults and few.facts["ties"] == 2 and few.facts["equal"] == 2000 and str(other)[1:-1] in few.examples[0]
-    )
-    many = result_of(other, 3)
+    ours = encoder.encode(tied).tolist()
+    assert ours in ([short, long], [long, short])
+    few, many, worse = result_of(ours[::-1], 2), result_of(ours[::-1], 3), result_of([short] * 4, 1)
+    assert not few.faults and (few.facts["ties"], few.facts["equal"]) == (2, 2000)
+    assert str(ours[::-1])[1:-1] in few.examples[0]
     assert many.facts["failures"] == 0 and "3 ties" in many.faults[0] and "0.1%: tie of 'へへへへ'" in many.faults[0]
-    worse = result_of([short] * 4, 1)
     assert "ids of 'へへへへ' at token" in worse.faults[0]
-
-
-def test_models_that_hugging_face_cannot_do_exactly_are_refused(train: Train, tmp_path: Path) -> None:
-    encoder = train(user_defined_symbols=("<sep>",))
-    model = ModelFile(encoder.model_bytes)
-    model.add_dummy_prefix = True
-    model._proto.normalizer_spec.remove_extra_whitespaces = True
-    path = tmp_path / "foreign.model"
-    path.write_bytes(model.to_bytes())
-    with pytest.raises(UserError) as caught:
-        tokenizer_json.write(Encoder(path), tmp_path, 64)
-    prefix, spaces = caught.value.faults
-    assert "dummy prefix" in prefix.rule and "repeated spaces" in spaces.rule
-    assert "'<sep>'" in prefix.rule and "'<sep>'" in spaces.rule and prefix.where == spaces.where == str(path)

@@ -41,13 +41,6 @@ def test_the_global_batch_is_the_same_set_of_sequences(prefix: Path, num_ranks: 
     assert global_batch(plan) == global_batch(BatchLayout(GLOBAL_BATCH, GLOBAL_BATCH))
 
 
-def test_two_epochs_read_every_token_twice(prefix: Path) -> None:
-    tokens = PackedTokens(prefix, causal(1))
-    batches = Batches(tokens, SampleOrder(len(tokens), seed=3), BatchLayout(8, 4), Causal(causal(1)))
-    read = [row for step in range(4) for batch in batches.at(8 * step) for row in batch.inputs[:, 0].tolist()]
-    assert sorted(read) == sorted(2 * [tokens[i][0] for i in range(16)])
-
-
 def test_micro_batches_follow_the_order(prefix: Path) -> None:
     tokens = PackedTokens(prefix, causal(5))
     batches = Batches(tokens, SampleOrder(3, seed=0, kind="sequential"), BatchLayout(4, 2), Causal(causal(5)))

@@ -21,7 +21,7 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.morphemes import Analyser
 from zerokara.tokenizer.report_measures import count_words
-from zerokara.tokenizer.report_tokenizers import TokenKind, open_tokenizer
+from zerokara.tokenizer.report_tokenizers import open_tokenizer
 from zerokara.tokenizer.sampling import SourceTexts
 
 TEXTS = ["the quick fox\n今日はとてもよい天気です。", "rare 龘 and ▁ mark\n\n", "오늘 날씨가 좋아서 42"]
@@ -105,16 +105,6 @@ def test_example_lines_are_words_of_middling_length() -> None:
     cut = measuring.example_lines(["long " * 100], 4)
     assert cut == [("long " * 36).rstrip()] and len(cut[0]) <= measuring.EXAMPLE_CHARACTERS
     assert [len(line) for line in measuring.example_lines(["字" * 500], 1)] == [measuring.EXAMPLE_CHARACTERS]
-
-
-def test_cells_join_to_the_line_and_count_its_tokens(toy: Encoder) -> None:
-    tokenizer = open_tokenizer(toy.model_path)
-    for line in [*LINES, "龘靐 fox  龘", "  spaces  "]:
-        cells = measuring.cells(tokenizer, line)
-        assert "".join(cell.text for cell in cells) == line
-        assert [piece for cell in cells for piece in cell.pieces] == [toy.piece(i) for i in toy.encode(line).tolist()]
-    rare = [cell for cell in measuring.cells(tokenizer, "rare 龘") if cell.kind == "byte"]
-    assert rare == [measuring.Cell("龘", ["<0xE9>", "<0xBE>", "<0x98>"], "byte")]
 
 
 def _make(toy: Encoder, tmp_path: Path, *compare_with: Path) -> report.Report:
@@ -224,14 +214,6 @@ def test_the_verdict_compares_what_keeps_the_text(
     difference = ours.tokens / made.all_sources[str(toy_bpe.model_path)].tokens - 1
     assert f"{abs(difference):.0%} {'more' if difference > 0 else 'fewer'} tokens than" in made.verdict
     assert "as many tokens as same.model" in made.verdict and "Not comparable" in made.verdict
-
-
-def test_kinds_by_id(toy: Encoder) -> None:
-    tokenizer = open_tokenizer(toy.model_path)
-    kinds = {i: TokenKind(kind) for i, kind in enumerate(tokenizer.kinds)}
-    assert {i for i, kind in kinds.items() if kind is TokenKind.BYTE} == byte_ids(toy)
-    assert kinds[toy.unk_id] is TokenKind.UNKNOWN
-    assert all(tokenizer.piece_bytes[i] == size for i, size in enumerate(toy.piece_bytes()))
 
 
 def test_names_are_short_where_that_tells_them_apart() -> None:

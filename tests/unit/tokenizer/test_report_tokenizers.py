@@ -99,15 +99,17 @@ def test_our_own_tokenizer_measures_alike_in_both_formats(
 def test_cells_of_every_kind_join_to_the_line(tmp_path: Path, toy: Encoder) -> None:
     (tmp_path / "ours").mkdir()
     tokenizer_json.write(toy, tmp_path / "ours", 100)
-    for path in (byte_level(tmp_path), word_piece(tmp_path), tmp_path / "ours"):
+    for path in (byte_level(tmp_path), word_piece(tmp_path), tmp_path / "ours", toy.model_path):
         tokenizer = open_tokenizer(path)
-        for line in LINES:
+        for line in [*LINES, "龘靐 fox  龘", "  spaces  "]:
             cells = measuring.cells(tokenizer, line)
             assert "".join(cell.text for cell in cells) == line
             (ids,) = tokenizer.encode([line])
             assert [piece for cell in cells for piece in cell.pieces] == [tokenizer.pieces[i] for i in ids]
     spaced = measuring.cells(open_tokenizer(byte_level(tmp_path)), "the fox")
     assert not [cell for cell in spaced if cell.kind == "dropped"], "the space belongs to the piece"
+    rare = measuring.Cell("龘", ["<0xE9>", "<0xBE>", "<0x98>"], "byte")
+    assert rare in measuring.cells(open_tokenizer(toy.model_path), "rare 龘")
 
 
 def test_a_report_beside_others(toy: Encoder, tmp_path: Path) -> None:
