@@ -45,14 +45,6 @@ def test_parts_are_cut_each_by_itself(prefix: Path) -> None:
         PackedTokens(prefix, causal(3), parts=[5, 11])
 
 
-def test_both_types_of_ids_read_the_same(tmp_path: Path) -> None:
-    documents = [np.array([1, 65_499, 2]), np.array([0, 40_000, 2])]
-    for name, dtype in (("short", np.uint16), ("long", np.int32)):
-        write_documents(tmp_path / name, documents, np.dtype(dtype))
-    read = [PackedTokens(tmp_path / name, causal(5))[0].tolist() for name in ("short", "long")]
-    assert read[0] == read[1] == [1, 65_499, 2, 0, 40_000, 2]
-
-
 def test_a_corpus_shorter_than_a_sequence_is_refused_with_numbers(prefix: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         PackedTokens(prefix, causal(17), where="config.yaml:31")
