@@ -25,6 +25,15 @@ from zerokara.tokenizer.encoder import Encoder
 
 SPECIAL = families.SpecialIds(1, 2, 3)
 SIZES = ["num_layers=2", "hidden_size=24", "num_attn_heads=4", "ffn_hidden_size=40", "seq_len=16"]
+VARIANTS = {
+    "llama": ["num_kv_heads=2", "rope_theta=5000.0", "head_dim=8"],
+    "qwen3": ["num_kv_heads=2", "norm_epsilon=1e-6"],
+    "mixtral": ["num_experts=3"],
+    "qwen3_moe": ["moe_layers=[1]", "num_experts=3", "moe_ffn_hidden_size=16"],
+    "switch": ["num_layers=4", "num_experts=3", "relative_attention_num_buckets=8"],
+    "t5": ["head_dim=8", "relative_attention_max_distance=64"],
+}
+"""Values that are no class's default, and not ours either."""
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +49,12 @@ def exported(folder: Path, encoder: Encoder, *overrides: str, shared: bool = Tru
     """Make a Hugging Face folder of random weights; gives the settings that start from it."""
     settings = settings_of(folder, *overrides)
     shape = ModelShape.from_config(settings, encoder.vocab_size)
-    made = families.hf_config(shape, SPECIAL, "fp32")
+    hf_config, family = families.hf_config(shape, SPECIAL, "fp32"), families.FAMILIES[shape.architecture]
     for key, value in hf_values.items():
-        setattr(made, key, value)
+        setattr(hf_config, key, value)
     torch.manual_seed(3)
-    auto_class = getattr(transformers, families.FAMILIES[shape.architecture].auto_class)
-    model = auto_class.from_config(made)
-    for name in families.FAMILIES[shape.architecture].copies if shared else ():
+    model = getattr(transformers, family.auto_class).from_config(hf_config)
+    for name in family.copies if shared else ():
         model.get_parameter(name).data.copy_(model.get_input_embeddings().weight)
     model.save_pretrained(folder)
     tokenizer_json.write(encoder, folder, model_max_length=16)
@@ -71,8 +79,9 @@ def fault_of(settings: PretrainConfig, encoder: Encoder, key: str | None = "init
     return fault
 
 
-def remedies(faults: list[Fault]) -> dict[str | None, str]:
-    return {fault.key: fault.remedy for fault in faults}
+def edit(path: Path, **values: Any) -> None:
+    """Change values of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])
@@ -80,10 +89,16 @@ def remedies(faults: list[Fault]) -> dict[str | None, str]:
 def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
     tmp_path: Path, encoder: Encoder, architecture: str, tied: str
 ) -> None:
-    heads = ("num_kv_heads=2",) if ARCHITECTURES[architecture].supports_gqa else ()
-    settings = exported(tmp_path / "hf", encoder, f"architecture={architecture}", f"tie_word_embeddings={tied}", *heads)
-    check(settings, encoder)
-    shape = ModelShape.from_config(settings, encoder.vocab_size)
+    heads = ["num_kv_heads=2"] if ARCHITECTURES[architecture].supports_gqa else []
+    overrides = [*heads, *VARIANTS.get(architecture, []), f"tie_word_embeddings={tied}"]
+    settings = exported(tmp_path / "hf", encoder, f"architecture={architecture}", *overrides)
+    read = PretrainConfig(**from_hf.settings_of(tmp_path / "hf", settings.fault), init_from=str(tmp_path / "hf"))
+    shape, expected = (
+        replace(ModelShape.from_config(each, encoder.vocab_size), raw_len=0, target_len=0, init_std=0.0)
+        for each in (read, settings)
+    )
+    assert shape == expected
+    check(read, encoder)
     weights = dict(from_hf.open_weights(tmp_path / "hf", shape))
     parallel.start_alone()
     assert weights.keys() == dict(builder.build(shape).named_parameters()).keys()
@@ -91,32 +106,8 @@ def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
     to_hf.write_model(tmp_path / "back", weights, shape, SPECIAL, "fp32", "4GB")
     theirs, back = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
     copies = set(families.FAMILIES[architecture].copies)  # which a file of transformers may hold as well
-    assert back.keys() - copies == theirs.keys() - copies and all(
-        torch.equal(back[name], theirs[name]) for name in back
-    )
-
-
-def test_what_no_class_holds_cannot_be_started_from(tmp_path: Path, encoder: Encoder) -> None:
-    fault = fault_of(settings_of(tmp_path, "architecture=t5_moe", "moe_layers=[1]"), encoder)
-    assert "t5_moe" in fault.rule
-
-
-def test_embeddings_that_are_not_shared_are_refused(tmp_path: Path, encoder: Encoder) -> None:
-    given = ("architecture=switch", "num_experts=2")
-    settings = exported(tmp_path, encoder, *given, shared=False)
-    with pytest.raises(RunError, match="encoder and decoder"):
-        dict(from_hf.open_weights(tmp_path, ModelShape.from_config(settings, encoder.vocab_size)))
-
-
-def test_experts_must_be_those_of_the_model(tmp_path: Path, encoder: Encoder) -> None:
-    given = ("architecture=qwen3_moe", "num_experts=4", "moe_layers=[1]")
-    exported(tmp_path, encoder, *given)
-    check(settings_of(tmp_path, *given), encoder)
-    faults = faults_of(settings_of(tmp_path, given[0], "num_experts=3", "experts_per_token=1", given[2]), encoder)
-    counts = {"num_experts": "set num_experts: 4", "experts_per_token": "set experts_per_token: 2"}
-    assert remedies(faults) == counts | {"norm_topk_prob": ""}
-    fault = fault_of(settings_of(tmp_path, *given[:2]), encoder, "mlp_only_layers")
-    assert fault.where == str(tmp_path / "config.json")
+    assert back.keys() - copies == theirs.keys() - copies
+    assert all(torch.equal(back[name], theirs[name]) for name in back)
 
 
 def test_all_differing_settings_are_listed_at_once(tmp_path: Path, encoder: Encoder) -> None:
@@ -125,14 +116,13 @@ def test_all_differing_settings_are_listed_at_once(tmp_path: Path, encoder: Enco
     values = {
         "num_layers": 2, "num_kv_heads": 2, "rope_theta": 5000.0, "norm_epsilon": 1e-05, "tie_word_embeddings": True,
     }  # fmt: skip
-    faults = faults_of(settings_of(tmp_path, *other), encoder)
-    assert remedies(faults) == {key: f"set {key}: {value}" for key, value in values.items()} | {"attention_bias": ""}
-    assert [fault.where for fault in faults if fault.key == "attention_bias"] == [str(tmp_path / "config.json")]
+    faults = {fault.key: fault for fault in faults_of(settings_of(tmp_path, *other), encoder)}
+    remedies = {key: f"set {key}: {value}" for key, value in values.items()} | {"attention_bias": ""}
+    assert {key: fault.remedy for key, fault in faults.items()} == remedies
+    assert faults["attention_bias"].where == str(tmp_path / "config.json")
 
 
-def test_a_longer_model_may_read_shorter_sequences_where_positions_are_not_learned(
-    tmp_path: Path, encoder: Encoder
-) -> None:
+def test_a_model_may_read_shorter_sequences_where_positions_are_not_learned(tmp_path: Path, encoder: Encoder) -> None:
     exported(tmp_path / "llama", encoder)
     check(settings_of(tmp_path / "llama", "seq_len=8"), encoder)
     assert "16" in fault_of(settings_of(tmp_path / "llama", "seq_len=32"), encoder, "seq_len").remedy
@@ -142,40 +132,41 @@ def test_a_longer_model_may_read_shorter_sequences_where_positions_are_not_learn
 
 def test_a_folder_without_a_known_model_is_refused(tmp_path: Path, encoder: Encoder) -> None:
     assert "hf download" in fault_of(settings_of(tmp_path / "nowhere"), encoder).remedy
-    exported(tmp_path / "qwen3", encoder, "architecture=qwen3")
-    assert fault_of(settings_of(tmp_path / "qwen3"), encoder, "architecture").remedy == "set architecture: qwen3"
-    (tmp_path / "bert").mkdir()
-    (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
-    remedy = fault_of(settings_of(tmp_path / "bert"), encoder, "architecture").remedy
-    assert all(architecture in remedy for architecture in families.FAMILIES)
-    (tmp_path / "bert/config.json").write_text('{"model_type": ', encoding="utf-8")
-    assert fault_of(settings_of(tmp_path / "bert"), encoder, None).where == str(tmp_path / "bert/config.json")
-
-
-def test_a_run_folder_is_exported_first(tmp_path: Path, encoder: Encoder) -> None:
+    assert "t5_moe" in fault_of(settings_of(tmp_path, "architecture=t5_moe", "moe_layers=[1]"), encoder).rule
     run = tmp_path / "run"
     (run / "global_step10").mkdir(parents=True)
     for folder in (run, run / "global_step10"):
         assert "4_convert_to_HF.sh" in fault_of(settings_of(folder), encoder).remedy
+    exported(tmp_path / "qwen3", encoder, "architecture=qwen3")
+    assert fault_of(settings_of(tmp_path / "qwen3"), encoder, "architecture").remedy == "set architecture: qwen3"
+    settings = settings_of(tmp_path / "bert")
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    remedy = fault_of(settings, encoder, "architecture").remedy
+    assert all(architecture in remedy for architecture in families.FAMILIES)
+    with pytest.raises(UserError, match="bert"):
+        from_hf.settings_of(tmp_path / "bert", settings.fault)
+    (tmp_path / "bert/config.json").write_text('{"model_type": ', encoding="utf-8")
+    assert fault_of(settings, encoder, None).where == str(tmp_path / "bert/config.json")
 
 
 class Program:
-    """What runs as it is unpickled."""
+    """Runs as it is unpickled."""
 
-    def __init__(self, made: Path):
-        self.made = made
+    def __init__(self, trace: Path):
+        self.trace = trace
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.made),)
+        return os.mkdir, (str(self.trace),)
 
 
 def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) -> None:
-    folder, made = tmp_path / "hf", tmp_path / "made"
+    folder, trace = tmp_path / "hf", tmp_path / "trace"
     settings = exported(folder, encoder)
     shape = ModelShape.from_config(settings, encoder.vocab_size)
     whole = (folder / "model.safetensors").read_bytes()
     with open(folder / "pytorch_model.bin", "wb") as file:
-        pickle.dump({"x": Program(made)}, file)
+        pickle.dump({"x": Program(trace)}, file)
     check(settings, encoder)  # beside safetensors it does no harm
     (folder / "model.safetensors").unlink()
     fault = fault_of(settings, encoder)
@@ -196,10 +187,9 @@ def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) 
     assert "model.safetensors" in fault_of(settings, encoder).rule
 
     (folder / "model.safetensors").write_bytes(whole)
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps({**values, "transformers_weights": "elsewhere"}), encoding="utf-8")
+    edit(folder / "config.json", transformers_weights="elsewhere")
     assert "(elsewhere)" in fault_of(settings, encoder).rule
-    assert not made.exists()
+    assert not trace.exists()
 
 
 def test_truncated_weights_are_refused_before_the_training(tmp_path: Path, encoder: Encoder) -> None:
@@ -226,32 +216,33 @@ def test_whatever_stands_in_a_folders_json_there_is_a_fault(
     tmp_path: Path, encoder: Encoder, name: str, values: dict[str, Any]
 ) -> None:
     settings = exported(tmp_path, encoder)
-    content = json.loads((tmp_path / name).read_text(encoding="utf-8"))
     key = None if name == "config.json" else "init_from"
-    for text in (json.dumps(content | values), "[" * 100_000):
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    edit(tmp_path / name, **values)
+    for _ in range(2):
         fault = fault_of(settings, encoder, key)
         assert "transformers" in fault.rule and (key or fault.where == str(tmp_path / name))
+        (tmp_path / name).write_text("[" * 100_000, encoding="utf-8")
 
 
 def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) -> None:
-    folder, made = tmp_path / "hf", tmp_path / "made"
+    folder, trace = tmp_path / "hf", tmp_path / "trace"
     settings = exported(folder, encoder)
-    code = f"import os\nos.mkdir({str(made)!r})\nclass Evil: pass\n"
+    code = f"import os\nos.mkdir({str(trace)!r})\nclass Evil: pass\n"
     (folder / "evil.py").write_text(code, encoding="utf-8")
     names = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
-    for name, brought in (
-        ("config.json", dict.fromkeys(names, "evil.Evil")),
-        ("tokenizer_config.json", {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}),
-    ):
-        values = json.loads((folder / name).read_text(encoding="utf-8"))
-        (folder / name).write_text(json.dumps({**values, "auto_map": brought}), encoding="utf-8")
+    edit(folder / "config.json", auto_map=dict.fromkeys(names, "evil.Evil"))
+    edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]})
     check(settings, encoder)
     dict(from_hf.open_weights(folder, ModelShape.from_config(settings, encoder.vocab_size)))
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps({**values, "model_type": "evil"}), encoding="utf-8")
+    edit(folder / "config.json", model_type="evil")
     assert fault_of(settings, encoder, None).where == str(folder / "config.json")
-    assert not made.exists()
+    assert not trace.exists()
+
+
+def test_embeddings_that_are_not_shared_are_refused(tmp_path: Path, encoder: Encoder) -> None:
+    settings = exported(tmp_path, encoder, "architecture=switch", "num_experts=2", shared=False)
+    with pytest.raises(RunError, match="encoder and decoder"):
+        dict(from_hf.open_weights(tmp_path, ModelShape.from_config(settings, encoder.vocab_size)))
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, encoder: Encoder) -> None:
@@ -285,42 +276,6 @@ def test_added_pieces_start_as_the_mean(tmp_path: Path, encoder: Encoder) -> Non
         torch.testing.assert_close(weights[name][500:507], old.mean(dim=0).expand(7, -1))
     with pytest.raises(UserError, match=r"499 .* 500; its id 499 is '"):
         check(settings, encoder, replace(shape, vocab_size=499))
-
-
-VARIANTS = {
-    "llama": ["num_kv_heads=2", "rope_theta=5000.0", "head_dim=8"],
-    "qwen3": ["num_kv_heads=2", "norm_epsilon=1e-6"],
-    "mixtral": ["num_experts=3"],
-    "qwen3_moe": ["moe_layers=[1]", "num_experts=3", "moe_ffn_hidden_size=16"],
-    "switch": ["num_layers=4", "num_experts=3", "relative_attention_num_buckets=8"],
-    "t5": ["head_dim=8", "relative_attention_max_distance=64"],
-}
-"""Values that are no class's default, and not ours either."""
-
-
-@pytest.mark.parametrize("tied", ["true", "false"])
-@pytest.mark.parametrize("architecture", families.FAMILIES)
-def test_the_settings_of_a_model_are_read_from_its_folder(
-    architecture: str, tied: str, encoder: Encoder, tmp_path: Path
-) -> None:
-    changed = [f"architecture={architecture}", f"tie_word_embeddings={tied}", *VARIANTS.get(architecture, [])]
-    made = exported(tmp_path, encoder, *changed)
-    values = from_hf.settings_of(tmp_path, made.fault)
-    found = PretrainConfig(**values, init_from=str(tmp_path))
-    shape, expected = (ModelShape.from_config(each, encoder.vocab_size) for each in (found, made))
-    assert replace(shape, raw_len=0, target_len=0, init_std=0) == replace(expected, raw_len=0, target_len=0, init_std=0)
-    check(found, encoder)
-
-
-def test_a_folder_of_another_kind_has_no_settings(encoder: Encoder, tmp_path: Path) -> None:
-    config = settings_of(tmp_path)
-    with pytest.raises(UserError) as caught:
-        from_hf.settings_of(tmp_path, config.fault)
-    assert [fault.key for fault in caught.value.faults] == ["init_from"]
-    transformers.BertConfig(num_hidden_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(UserError) as caught:
-        from_hf.settings_of(tmp_path, config.fault)
-    assert "bert" in caught.value.faults[0].rule
 
 
 def test_the_tokenizer_of_a_folder_is_found_by_any_of_its_names(tmp_path: Path) -> None:

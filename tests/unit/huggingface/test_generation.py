@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,14 +19,13 @@ from zerokara.huggingface.generation import Generated, generate
 SPECIAL = families.SpecialIds(bos=1, eos=2, pad=3)
 LENGTHS = (3, 17, 7, 12, 1, 16, 7)
 NEW_TOKENS = 12
-MODELS: dict[str, Any] = {}
+PADDED = generation.padded
 
 
+@cache
 def model_of(architecture: str) -> Any:
-    if architecture not in MODELS:
-        shape = shape_of(201, architecture=architecture)
-        MODELS[architecture] = stock_model_of(shape, spread_weights(shape), SPECIAL)
-    return MODELS[architecture]
+    shape = shape_of(201, architecture=architecture)
+    return stock_model_of(shape, spread_weights(shape), SPECIAL)
 
 
 def prompts() -> list[list[int]]:
@@ -33,7 +33,9 @@ def prompts() -> list[list[int]]:
     return [torch.randint(4, 200, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-def generated(architecture: str, batch: list[list[int]], eos_id: int = SPECIAL.eos, **more: Any) -> list[Generated]:
+def generated(
+    architecture: str, batch: list[list[int]], eos_id: int | list[int] = SPECIAL.eos, **more: Any
+) -> list[Generated]:
     settings = {"max_new_tokens": NEW_TOKENS, "pad_id": SPECIAL.pad, **more}
     found = generate(model_of(architecture), batch, eos_id=eos_id, **settings)
     assert found is not None
@@ -55,24 +57,21 @@ def test_a_batch_gives_what_each_prompt_gives_alone(architecture: str) -> None:
     assert not any(end in each.ids for each in together)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_padding_on_the_right_of_a_decoder_is_found(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_the_right(rows: list[list[int]], pad_id: int, left: bool) -> tuple[Tensor, Tensor]:
+    return PADDED(rows, pad_id, left=False)
+
+
+def unmasked(rows: list[list[int]], pad_id: int, left: bool) -> tuple[Tensor, Tensor]:
+    tokens_BS, mask_BS = PADDED(rows, pad_id, left)
+    return tokens_BS, torch.ones_like(mask_BS)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "wrong"), [("llama", on_the_right), ("gpt2", on_the_right), ("llama", unmasked), ("t5", unmasked)]
+)
+def test_wrong_padding_is_found(architecture: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = [generated(architecture, [prompt])[0] for prompt in prompts()]
-    right = generation.padded
-    monkeypatch.setattr(generation, "padded", lambda rows, pad_id, left: right(rows, pad_id, left=False))
-    assert generated(architecture, prompts()) != alone
-
-
-@pytest.mark.parametrize("architecture", ["llama", "t5"])
-def test_padding_that_is_not_masked_is_found(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = [generated(architecture, [prompt])[0] for prompt in prompts()]
-    right = generation.padded
-
-    def unmasked(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        tokens_BS, mask_BS = right(*arguments, **named)
-        return tokens_BS, torch.ones_like(mask_BS)
-
-    monkeypatch.setattr(generation, "padded", unmasked)
+    monkeypatch.setattr(generation, "padded", wrong)
     assert generated(architecture, prompts()) != alone
 
 
@@ -81,26 +80,18 @@ def test_it_is_the_arg_max_of_a_forward_pass_without_a_cache(architecture: str) 
     model, prompt = model_of(architecture), prompts()[0]
     ids: list[int] = []
     for _ in range(NEW_TOKENS):
-        if architecture == "t5":
-            logits = model(
-                input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([[SPECIAL.pad, *ids]])
-            ).logits
-        else:
-            logits = model(torch.tensor([prompt + ids])).logits
+        decoder = {"decoder_input_ids": torch.tensor([[SPECIAL.pad, *ids]])} if architecture == "t5" else {}
+        logits = model(torch.tensor([prompt if decoder else prompt + ids]), **decoder).logits
         ids.append(int(logits[0, -1].argmax()))
     assert generated(architecture, [prompt], eos_id=201)[0] == Generated(ids, False)
 
 
-def test_each_prompt_has_its_own_limit() -> None:
-    limits = [2, 9, 4, 1, 12, 3, 5]
-    whole = generated("llama", prompts())
+def test_each_prompt_has_its_own_limit_and_several_tokens_end_it() -> None:
+    limits, whole = [2, 9, 4, 1, 12, 3, 5], generated("llama", prompts())
     cut = generated("llama", prompts(), max_new_tokens=limits)
     assert [each.ids for each in cut] == [each.ids[:limit] for each, limit in zip(whole, limits, strict=True)]
-
-
-def test_several_end_tokens() -> None:
-    free = generated("llama", prompts())[0].ids
-    assert generated("llama", prompts(), eos_id=[999, free[3]])[0] == Generated(free[: free.index(free[3])], True)  # type: ignore[arg-type]
+    free = whole[0].ids
+    assert generated("llama", prompts(), eos_id=[999, free[3]])[0] == Generated(free[: free.index(free[3])], True)
 
 
 def test_the_models_own_settings_have_no_effect_and_come_back() -> None:
@@ -114,25 +105,30 @@ def test_the_models_own_settings_have_no_effect_and_come_back() -> None:
         own.repetition_penalty = own.min_new_tokens = None
 
 
-def test_batches_keep_to_the_cap_on_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int]] = []
-    right = generation.padded
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes [B, S] of the batches that were made."""
+    seen: list[tuple[int, ...]] = []
 
     def recorded(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        tokens_BS, mask_BS = right(*arguments, **named)
-        seen.append(tuple(tokens_BS.shape))  # type: ignore[arg-type]
+        tokens_BS, mask_BS = PADDED(*arguments, **named)
+        seen.append(tuple(tokens_BS.shape))
         return tokens_BS, mask_BS
 
     monkeypatch.setattr(generation, "padded", recorded)
+    return seen
+
+
+def test_batches_keep_to_the_cap_on_tokens(batches: list[tuple[int, ...]]) -> None:
     expected = generated("llama", prompts())
-    assert seen == [(7, 17)]
-    seen.clear()
+    assert batches == [(7, 17)]
+    batches.clear()
     assert generated("llama", prompts(), batch_tokens=60) == expected
-    assert [size * (longest + NEW_TOKENS) <= 60 for size, longest in seen] == [True] * len(seen)
-    assert sum(size for size, _ in seen) == 7 and len(seen) > 2
-    seen.clear()
+    assert all(size * (longest + NEW_TOKENS) <= 60 for size, longest in batches)
+    assert sum(size for size, _ in batches) == 7 and len(batches) > 2
+    batches.clear()
     assert generated("llama", prompts(), batch_size=3) == expected
-    assert [size for size, _ in seen] == [3, 3, 1]
+    assert [size for size, _ in batches] == [3, 3, 1]
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
@@ -145,28 +141,18 @@ def test_no_row_goes_beyond_the_last_position(architecture: str) -> None:
     assert found == [generated(architecture, [prompt], eos_id=999)[0] for prompt in batch]
 
 
-def num_batches(architecture: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of rows that the context of 32 limits, each to another number of new tokens."""
-    made = []
-    right = generation.padded
-    monkeypatch.setattr(generation, "padded", lambda *args, **named: made.append(1) or right(*args, **named))
+@pytest.mark.parametrize(
+    ("architecture", "kind", "number"), [("gpt2", "", 4), ("llama", "", 1), ("mixtral", "", 1), ("llama", "dynamic", 4)]
+)
+def test_only_learned_positions_keep_rows_of_different_limits_apart(
+    architecture: str, kind: str, number: int, batches: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The context of 32 limits each row to another number of new tokens."""
+    if kind:  # one long row would change the positions of the others
+        config = model_of(architecture).config
+        monkeypatch.setattr(config, "rope_parameters", {**config.rope_parameters, "rope_type": kind})
     generated(architecture, [list(range(4, 4 + length)) for length in (30, 28, 26, 24)], eos_id=999)
-    return len(made)
-
-
-def test_only_learned_positions_keep_rows_of_different_limits_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert num_batches("gpt2", monkeypatch) == 4
-    assert num_batches("llama", monkeypatch) == num_batches("mixtral", monkeypatch) == 1
-    model = model_of("llama")
-    rope = {**model.config.rope_parameters, "rope_type": "dynamic"}
-    monkeypatch.setattr(model.config, "rope_parameters", rope)  # one long row would change the positions of the others
-    assert num_batches("llama", monkeypatch) == 4
-
-
-def test_learned_positions_fail_beyond_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "context_length", lambda model: 33)
-    with pytest.raises(IndexError):
-        generated("gpt2", [list(range(4, 36))], eos_id=999)
+    assert len(batches) == number
 
 
 @pytest.mark.parametrize("bad", [[], list(range(4, 37))], ids=["empty", "too long"])
@@ -176,12 +162,7 @@ def test_a_prompt_that_leaves_no_room_is_an_error(bad: list[int]) -> None:
 
 
 def test_it_can_be_given_up_between_batches() -> None:
-    asked = []
-
-    def give_up() -> bool:
-        asked.append(1)
-        return len(asked) == 2
-
-    settings: dict[str, Any] = {"max_new_tokens": 2, "eos_id": 2, "pad_id": 3, "batch_size": 2, "give_up": give_up}
-    assert generate(model_of("llama"), prompts(), **settings) is None
-    assert len(asked) == 2
+    answers = iter([False, True])
+    settings: dict[str, Any] = {"max_new_tokens": 2, "eos_id": 2, "pad_id": 3, "batch_size": 2}
+    assert generate(model_of("llama"), prompts(), give_up=lambda: next(answers), **settings) is None
+    assert not list(answers), "it was asked before each of two batches"

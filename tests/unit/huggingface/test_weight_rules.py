@@ -7,19 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from zerokara.config.architectures import ARCHITECTURES
 from zerokara.errors import RunError
-from zerokara.huggingface import families, weight_rules
-from zerokara.huggingface.weight_rules import (
-    EXPERTS,
-    EXPERTS_GATE_AND_UP,
-    GATE_AND_UP,
-    JOINED_QUERY_KEY_VALUE,
-    KEY_VALUE,
-    QUERY_KEY_VALUE,
-    VOCABULARY,
-    WeightRule,
-)
+from zerokara.huggingface import weight_rules
+from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
 
 # 4 heads and 2 kv heads of width 1: every row of linear_qkv is one head.
@@ -33,112 +23,72 @@ def rows(*values: int) -> torch.Tensor:
 def test_queries_keys_and_values_stand_kv_head_by_kv_head() -> None:
     # q0 q1 k0 v0 | q2 q3 k1 v1
     ours = rows(0, 1, 100, 200, 2, 3, 101, 201)
-    query, key, value = QUERY_KEY_VALUE.to_hf(ours, TINY)
+    query, key, value = weight_rules.QUERY_KEY_VALUE.to_hf(ours, TINY)
     assert query.flatten().tolist() == [0, 1, 2, 3]
     assert key.flatten().tolist() == [100, 101] and value.flatten().tolist() == [200, 201]
-    assert torch.equal(QUERY_KEY_VALUE.from_hf((query, key, value), TINY), ours)
+    assert torch.equal(weight_rules.QUERY_KEY_VALUE.from_hf((query, key, value), TINY), ours)
 
 
 def test_gpt2_joins_them_by_kind_and_transposes_weights_only() -> None:
     shape = replace(TINY, architecture="gpt2", num_attn_heads=2, num_kv_heads=2, head_dim=2)
     ours = torch.arange(12.0)  # heads of width 2: q0 k0 v0 q1 k1 v1
-    (bias,) = JOINED_QUERY_KEY_VALUE.to_hf(ours, shape)
+    (bias,) = weight_rules.JOINED_QUERY_KEY_VALUE.to_hf(ours, shape)
     assert bias.tolist() == [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]
     weight = ours[:, None].repeat(1, 4)
-    (joined,) = JOINED_QUERY_KEY_VALUE.to_hf(weight, shape)
+    (joined,) = weight_rules.JOINED_QUERY_KEY_VALUE.to_hf(weight, shape)
     assert joined.shape == (4, 12) and joined[0].tolist() == bias.tolist()
-    assert torch.equal(JOINED_QUERY_KEY_VALUE.from_hf((bias,), shape), ours)
-    assert torch.equal(JOINED_QUERY_KEY_VALUE.from_hf((joined,), shape), weight)
+    assert torch.equal(weight_rules.JOINED_QUERY_KEY_VALUE.from_hf((bias,), shape), ours)
+    assert torch.equal(weight_rules.JOINED_QUERY_KEY_VALUE.from_hf((joined,), shape), weight)
 
 
-def test_keys_and_values_stand_head_by_head() -> None:
+def test_keys_and_values_stand_head_by_head_and_the_gate_first() -> None:
     ours = rows(100, 200, 101, 201, 102, 202, 103, 203)
     shape = replace(TINY, num_kv_heads=4)
-    key, value = KEY_VALUE.to_hf(ours, shape)
+    key, value = weight_rules.KEY_VALUE.to_hf(ours, shape)
     assert key.flatten().tolist() == [100, 101, 102, 103] and value.flatten().tolist() == [200, 201, 202, 203]
-    assert torch.equal(KEY_VALUE.from_hf((key, value), shape), ours)
-
-
-def test_the_gate_is_the_first_half() -> None:
-    gate, up = GATE_AND_UP.to_hf(rows(1, 2, 3, 4), TINY)
+    assert torch.equal(weight_rules.KEY_VALUE.from_hf((key, value), shape), ours)
+    gate, up = weight_rules.GATE_AND_UP.to_hf(rows(1, 2, 3, 4), TINY)
     assert gate.flatten().tolist() == [1, 2] and up.flatten().tolist() == [3, 4]
 
 
 def test_padding_rows_stay_behind_and_come_back_as_zeros() -> None:
     ours = torch.ones(TINY.padded_vocab_size, 2)
-    (real,) = VOCABULARY.to_hf(ours, TINY)
+    (real,) = weight_rules.VOCABULARY.to_hf(ours, TINY)
     assert real.shape == (5, 2)
-    back = VOCABULARY.from_hf((real,), TINY)
+    back = weight_rules.VOCABULARY.from_hf((real,), TINY)
     assert back.shape == (128, 2) and back[:5].eq(1).all() and back[5:].eq(0).all()
 
 
-def test_layers_are_written_out_in_order() -> None:
+def test_layers_and_experts_are_written_out_in_order() -> None:
     table = (
         WeightRule("a", ("A",)),
-        WeightRule("l.{i}.x", ("L.{i}.x",)),
-        WeightRule("l.{i}.y", ("L.{i}.y",)),
-        WeightRule("z", ("Z",)),
-    )
-    assert [rule.ours for rule in weight_rules.expand(table, 2)] == ["a", "l.0.x", "l.0.y", "l.1.x", "l.1.y", "z"]
-    assert weight_rules.expand(table, 1)[1].hf == ("L.0.x",)
-
-
-@pytest.mark.parametrize("architecture", families.FAMILIES)
-@pytest.mark.parametrize("tied", [True, False])
-def test_there_and_back_is_bit_equal_and_fills_exactly_what_hugging_face_keeps(architecture: str, tied: bool) -> None:
-    kv_heads = 3 if ARCHITECTURES[architecture].supports_gqa else 6
-    shape = ModelShape(architecture, 2, 24, 6, kv_heads, 40, 16, 130, tied, 1e4, 1e-5, 0.02)
-    if ARCHITECTURES[architecture].moe_every:
-        layers = {"mixtral": (0, 1), "qwen3_moe": (1,), "switch": (1,)}[architecture]
-        shape = replace(shape, num_experts=3, experts_per_token=1, moe_ffn_hidden_size=40, moe_layers=layers)
-    expected = families.hf_shapes(shape, families.hf_config(shape, families.SpecialIds(1, 2, 3), "fp32"))
-    theirs = {name: torch.randn(size) for name, size in expected.items()}
-    for copy in families.FAMILIES[architecture].copies:
-        if copy in theirs:
-            theirs[copy] = theirs["shared.weight"]
-    table = families.rules_for(shape)
-    ours = dict(weight_rules.from_hf(table, dict(theirs), shape))
-    weight_rules.check(table, {name: tuple(tensor.shape) for name, tensor in ours.items()}, expected, shape)
-    again = dict(weight_rules.to_hf(table, ours, shape))
-    assert again.keys() == expected.keys() and ("lm_head.weight" in again) is not tied
-    assert all(torch.equal(again[name], theirs[name]) for name in theirs)
-
-
-def test_experts_are_written_out_one_by_one() -> None:
-    table = (
         WeightRule("l.{i}.d", ("L.{i}.d",), layers="dense"),
         WeightRule("l.{i}.x", ("L.{i}.{e}.g", "L.{i}.{e}.u"), layers="sparse"),
         WeightRule("l.{i}.n", ("L.{i}.n",)),
+        WeightRule("z", ("Z",)),
     )
     found = weight_rules.expand(table, 2, moe_layers=[1], num_experts=2)
-    assert [rule.ours for rule in found] == ["l.0.d", "l.0.n", "l.1.x", "l.1.n"]
-    assert found[2].hf == ("L.1.0.g", "L.1.1.g", "L.1.0.u", "L.1.1.u")
+    assert [rule.ours for rule in found] == ["a", "l.0.d", "l.0.n", "l.1.x", "l.1.n", "z"]
+    assert found[1].hf == ("L.0.d",) and found[3].hf == ("L.1.0.g", "L.1.1.g", "L.1.0.u", "L.1.1.u")
     ours = torch.arange(2 * 4 * 3.0).view(2, 4, 3)
-    parts = EXPERTS_GATE_AND_UP.to_hf(ours, TINY)
+    parts = weight_rules.EXPERTS_GATE_AND_UP.to_hf(ours, TINY)
     assert torch.equal(parts[1], ours[1, :2]) and torch.equal(parts[2], ours[0, 2:])
-    assert torch.equal(EXPERTS_GATE_AND_UP.from_hf(parts, TINY), ours)
-    assert torch.equal(EXPERTS.from_hf(EXPERTS.to_hf(ours, TINY), TINY), ours)
+    assert torch.equal(weight_rules.EXPERTS_GATE_AND_UP.from_hf(parts, TINY), ours)
+    assert torch.equal(weight_rules.EXPERTS.from_hf(weight_rules.EXPERTS.to_hf(ours, TINY), TINY), ours)
 
 
 def test_all_offenders_are_listed_at_once() -> None:
     table = [
-        WeightRule("a", ("A",)),
-        WeightRule("b", ("B",)),
-        WeightRule("gone", ("C",)),
-        WeightRule("d", ("A",)),
-        WeightRule("e", ("E",)),
+        WeightRule(*each) for each in (("a", ("A",)), ("b", ("B",)), ("gone", ("C",)), ("d", ("A",)), ("e", ("E",)))
     ]
-    ours = {"a": (2,), "b": (2, 2), "surplus": (1,), "d": (2,), "e": (1,)}
-    hf = {"A": (2,), "B": (3, 2), "C": (1,), "unfilled": (1,)}
+    table.append(WeightRule("fc", ("gate", "up"), weight_rules.GATE_AND_UP))
+    ours = {"a": (2,), "b": (2, 2), "surplus": (1,), "d": (2,), "e": (1,), "fc": (4, 2)}
+    hf = {"A": (2,), "B": (3, 2), "C": (1,), "unfilled": (1,), "gate": (2, 2), "up": (2, 3)}
     with pytest.raises(RunError) as caught:
         weight_rules.check(table, ours, hf, TINY)
     offenders = [line.strip() for line in str(caught.value).splitlines() if line.startswith("  ")]
-    assert sorted(line.partition(":")[0] for line in offenders) == ["A", "E", "b", "gone", "surplus", "unfilled"]
+    assert sorted(line.partition(":")[0] for line in offenders) == [
+        "A", "E", "b", "gate, up", "gone", "surplus", "unfilled",
+    ]  # fmt: skip
     (shapes,) = (line for line in offenders if line.startswith("b:"))
     assert "[2, 2]" in shapes and "[3, 2]" in shapes
-
-
-def test_shapes_that_do_not_fit_together_are_listed() -> None:
-    table = [WeightRule("fc", ("gate", "up"), GATE_AND_UP)]
-    with pytest.raises(RunError, match=r"  gate, up: "):
-        weight_rules.check(table, {"fc": (4, 2)}, {"gate": (2, 2), "up": (2, 3)}, TINY)
