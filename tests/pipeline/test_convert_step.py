@@ -104,6 +104,16 @@ def test_stock_transformers_reads_what_the_card_says(tmp_path: Path, tokenizer: 
     assert "2.2500 (step 5)" in card.text and "6.0000 (step 1)" in card.text and "3.0000 (step 10)" in card.text
 
 
+def failed_proof(run_dir: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[str, dict[str, Any]]:
+    """Message and proof of an export that does not equal the model: it is kept aside."""
+    assert convert(run_dir, *options) == 1
+    said = capsys.readouterr().err
+    assert str(run_dir.parent / "hf.failed") in said and not (run_dir.parent / "hf").exists()
+    proof = json.loads((run_dir.parent / "hf.failed" / "proof.json").read_text(encoding="utf-8"))["proof"]
+    assert proof["holds"] is False
+    return said, proof
+
+
 def test_a_failed_proof_ends_with_1_and_keeps_the_folder_aside(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,14 +124,9 @@ def test_a_failed_proof_ends_with_1_and_keeps_the_folder_aside(
 
     right = families.rules_for
     monkeypatch.setattr(families, "rules_for", lambda shape: [swap(rule) for rule in right(shape)])
-    assert convert(run_dir) == 1
-    said = capsys.readouterr().err
-    assert str(run_dir.parent / "hf.failed") in said
-    assert not (run_dir.parent / "hf").exists()
-    kept = json.loads((run_dir.parent / "hf.failed" / "proof.json").read_text(encoding="utf-8"))
-    assert kept["proof"]["holds"] is False and kept["proof"]["logits"]["faults"]
-    assert kept["proof"]["logits"]["max_difference"] > kept["proof"]["logits"]["tolerance"]
-    assert kept["proof"]["token_ids"]["holds"] is True and kept["proof"]["token_ids"]["examples"] == []
+    _, proof = failed_proof(run_dir, capsys)
+    assert proof["logits"]["faults"] and proof["logits"]["max_difference"] > proof["logits"]["tolerance"]
+    assert proof["token_ids"]["holds"] is True and proof["token_ids"]["examples"] == []
 
 
 def test_a_tokenizer_that_gives_other_ids_fails(
@@ -129,14 +134,13 @@ def test_a_tokenizer_that_gives_other_ids_fails(
 ) -> None:
     right = tokenizer_json.content
 
-    def broken(*given: Any) -> object:
-        content = right(*given)
+    def broken(*arguments: Any) -> object:
+        content = right(*arguments)
         return content | {"model": content["model"] | {"merges": content["model"]["merges"][1:]}}
 
     monkeypatch.setattr(tokenizer_json, "content", broken)
-    assert convert(run_dir) == 1
-    assert "token ids:" in capsys.readouterr().err
-    assert not (run_dir.parent / "hf").exists()
+    said, _ = failed_proof(run_dir, capsys)
+    assert "token ids:" in said
 
 
 CHAT = [{"role": "user", "content": "the model\n</s>"}, {"role": "assistant", "content": "reads a corpus"}]
@@ -180,10 +184,9 @@ def test_a_template_that_gives_other_ids_fails(
 
     monkeypatch.setattr(tokenizer_json, "write_file", mended)
     make_chat(run_dir, tokenizer)
-    assert convert(run_dir, "--set", "check_lines=300") == 1
-    assert "chat template: " in capsys.readouterr().err
-    kept = json.loads((run_dir.parent / "hf.failed" / "proof.json").read_text(encoding="utf-8"))["proof"]
-    assert not kept["holds"] and kept["token_ids"]["holds"] and kept["chat"]["examples"]
+    said, proof = failed_proof(run_dir, capsys, "--set", "check_lines=300")
+    assert "chat template: " in said
+    assert proof["token_ids"]["holds"] and proof["chat"]["examples"]
 
 
 @pytest.mark.parametrize(
@@ -203,32 +206,10 @@ def test_prompts_of_auto_are_those_of_the_run_or_of_its_text(
     assert tuple(found) == expected
 
 
-def test_a_dry_run_writes_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert convert(run_dir, "--dry-run") == 0
-    assert "dry run" in capsys.readouterr().out
-    assert not (run_dir.parent / "hf").exists()
-
-
-def test_a_half_written_checkpoint_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run_dir / "global_step10" / "manifest.json").unlink()
-    assert convert(run_dir, source=run_dir / "global_step10") == 2
-    assert str(run_dir / "global_step10") in capsys.readouterr().err
-    assert convert(run_dir) == 2
-    assert "convert.yaml:1: input_model_dir" in capsys.readouterr().err
-
-
-def test_a_changed_checkpoint_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run_dir / "global_step10" / "weights.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    assert convert(run_dir, source=run_dir / "global_step10") == 2
-    assert f"{path}: " in capsys.readouterr().err
-
-
-def test_the_optimizers_state_is_not_asked_for(run_dir: Path) -> None:
+def test_the_optimizers_state_is_not_asked_for(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run_dir / "global_step10" / "optimizer.safetensors").unlink()
     assert convert(run_dir, "--dry-run") == 0
+    assert "dry run" in capsys.readouterr().out and not (run_dir.parent / "hf").exists()
     assert convert(run_dir, "--dry-run", source=run_dir / "global_step10") == 0
     (run_dir / "global_step10" / "state.json").unlink()
     assert convert(run_dir, "--dry-run") == 2
@@ -267,34 +248,35 @@ def test_a_disk_that_fills_up_leaves_nothing_and_the_same_command_resumes(
 
 
 def test_wrong_folders_are_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert convert(run_dir, source=run_dir / "nowhere") == 2
-    assert "convert.yaml:1: input_model_dir" in capsys.readouterr().err
-    assert convert(run_dir, source=run_dir.parent) == 2
-    assert "convert.yaml:1: input_model_dir" in capsys.readouterr().err
-    for output in (run_dir, run_dir.parent):
-        assert convert(run_dir, "--redo", "--set", f"output_tokenizer_and_model_dir={output}") == 2
-        assert "output_tokenizer_and_model_dir" in capsys.readouterr().err
+    def refused(*words: str, source: Path | None = None, output: Path | None = None) -> None:
+        options = [] if output is None else ["--redo", "--set", f"output_tokenizer_and_model_dir={output}"]
+        assert convert(run_dir, *options, source=source) == 2
+        said = capsys.readouterr().err
+        assert all(word in said for word in words), said
+
+    for source in (run_dir / "nowhere", run_dir.parent):
+        refused("convert.yaml:1: input_model_dir", source=source)
     other = run_dir.parent / "thesis"
     other.mkdir()
     (other / "chapter.txt").write_text("years of work", encoding="utf-8")
-    assert convert(run_dir, "--redo", "--set", f"output_tokenizer_and_model_dir={other}") == 2
-    assert "output_tokenizer_and_model_dir" in capsys.readouterr().err and (other / "chapter.txt").exists()
-
-
-def test_another_tokenizer_or_a_missing_file_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run_dir / "tokenizer.model"
-    path.write_bytes(path.read_bytes() + b"\0")
-    assert convert(run_dir) == 2
-    assert f"{path}: " in capsys.readouterr().err
-    path.unlink()
-    assert convert(run_dir) == 2
-    assert f"{path}: " in capsys.readouterr().err
-
-
-def test_a_corpus_that_is_gone_is_asked_for(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run_dir.parent / "corpus.jsonl").unlink()
-    assert convert(run_dir) == 2
-    assert "check_corpus = []" in capsys.readouterr().err
+    for output in (run_dir, run_dir.parent, other):
+        refused("output_tokenizer_and_model_dir", output=output)
+    assert (other / "chapter.txt").exists()
+    corpus, tokenizer = run_dir.parent / "corpus.jsonl", run_dir / "tokenizer.model"
+    corpus.rename(run_dir.parent / "elsewhere")
+    refused("check_corpus = []")
+    tokenizer.write_bytes(tokenizer.read_bytes() + b"\0")
+    refused(f"{tokenizer}: ", "sha256")
+    tokenizer.unlink()
+    refused(f"{tokenizer}: ")
+    weights = run_dir / "global_step10" / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    refused(f"{weights}: ", source=run_dir / "global_step10")
+    (run_dir / "global_step10" / "manifest.json").unlink()
+    refused(str(run_dir / "global_step10"), source=run_dir / "global_step10")
+    refused("convert.yaml:1: input_model_dir")
 
 
 def test_the_shell_script_passes_arguments_and_exit_codes_on(root: Path, tmp_path: Path) -> None:

@@ -7,11 +7,10 @@ import random
 import subprocess
 from pathlib import Path
 
-import nbformat
+import notebooks
 import pytest
 import torch
 import warm
-from nbclient import NotebookClient
 
 from zerokara.training.monitoring import step_metrics
 
@@ -39,38 +38,35 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def run(*command: str) -> str:
-    """A step as a person types it; gives what it printed."""
+    """Run a step; gives its output."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def through_all_steps(place: Path, corpus: Path, name: str, *small: str) -> str:
-    """Steps 1 to 4 and 6 from a set of model_configs/, made small; gives what they printed."""
+    """Steps 1 to 4 and 6 from a set of model_configs/, made small; gives their output."""
+
+    def settings(*values: str) -> list[str]:
+        return [word for value in values for word in ("--set", value)]
+
     kinds = "sentence_piece_config", "config", "convert_config"
     tokenizer, training, converting = (f"model_configs/{name}_{kind}.yaml" for kind in kinds)
-    data = (f"input_jsonl=[{corpus}]", f"input_tokenizer_file={place}/tokenizer/tokenizer.model")
-    data += (f"output_prefix={place}/tokens", f"output_model_dir={place}/run")
-    train = [word for setting in (*data, *SMALL, *small) for word in ("--set", setting)]
-    first = (
-        f"input=[{corpus}]",
-        f"output_dir={place}/tokenizer",
-        "vocab_size=400",
-        "reserved_pieces=[]",
-        "num_threads=1",
-    )
-    made = (f"input_model_dir={place}/run", f"output_tokenizer_and_model_dir={place}/hf", "check_lines=50")
-    said = run(
-        warm.python(), "1_train_sentencepiece_tokenizer.py", "--config", tokenizer,
-        *(word for setting in first for word in ("--set", setting)),
+    train = settings(
+        f"input_jsonl=[{corpus}]", f"input_tokenizer_file={place}/tokenizer/tokenizer.model",
+        f"output_prefix={place}/tokens", f"output_model_dir={place}/run", *SMALL, *small,
     )  # fmt: skip
+    first = settings(
+        f"input=[{corpus}]", f"output_dir={place}/tokenizer", "vocab_size=400", "reserved_pieces=[]", "num_threads=1"
+    )
+    convert = settings(f"input_model_dir={place}/run", f"output_tokenizer_and_model_dir={place}/hf", "check_lines=50")
+    upload = settings("huggingface_name=somebody/tiny")
+    said = run(warm.python(), "1_train_sentencepiece_tokenizer.py", "--config", tokenizer, *first)
     said += run("bash", "2_tokenize.sh", "--config", training, *train)
     said += run(warm.python(), "count_tokens.py", "--config", training, *train)
     said += run("bash", "3_train_node1.sh", "--config", training, *train)
-    convert = [word for setting in made for word in ("--set", setting)]
     said += run("bash", "4_convert_to_HF.sh", "--config", converting, *convert)
-    upload = [*convert, "--set", "huggingface_name=somebody/tiny"]
-    return said + run(warm.python(), "6_upload.py", "--dry-run", "--config", converting, *upload)
+    return said + run(warm.python(), "6_upload.py", "--dry-run", "--config", converting, *convert, *upload)
 
 
 def test_t5_reads_masked_spans_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,25 +91,13 @@ def test_t5_reads_masked_spans_and_fills_them(corpus: Path, tmp_path: Path, monk
         written = model.generate(torch.tensor([ids]), max_new_tokens=20)[0].tolist()
     assert written[:2] == [tokenizer.pad_token_id, ours[0]] and ours[1] in written, tokenizer.decode(written)
 
-    notebook = nbformat.read(ROOT / "5_fill_masked_spans_with_model.ipynb", as_version=4)
-    nbformat.validate(notebook)
-    assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code"), "it is kept without outputs"
-    settings = tmp_path / "convert_config.yaml"
-    settings.write_text(f"test_prompt_text: {json.dumps([read, words[0]])}\n", encoding="utf-8")
-    monkeypatch.setenv("ZEROKARA_CONVERT_CONFIG", str(settings))
-    monkeypatch.setenv("ZEROKARA_MODEL_DIR", str(tmp_path / "hf"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "original_codes"))
-    done = NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": ROOT}}
-    ).execute()
-    shown = "".join(
-        output.text for cell in done.cells for output in cell.get("outputs", []) if output.output_type == "stream"
-    )
+    notebook = "5_fill_masked_spans_with_model.ipynb"
+    done = notebooks.execute(notebook, tmp_path / "hf", [read, words[0]], monkeypatch)
+    shown = notebooks.printed(done)
     assert "T5ForConditionalGeneration" in shown and "100 of them sentinel tokens" in shown
     assert "top-1 accuracy" in shown
     assert f"▶ {read}\n  {' '.join(words[:9])}⟪" in shown and f"▶ {words[0]} <extra_id_0>" in shown
-    assert sum("image/png" in output.get("data", {}) for cell in done.cells for output in cell.get("outputs", [])) == 1
+    assert len(notebooks.outputs(done, "image/png")) == 1
 
 
 def test_experts_are_trained_and_exported(corpus: Path, tmp_path: Path) -> None:
@@ -121,8 +105,7 @@ def test_experts_are_trained_and_exported(corpus: Path, tmp_path: Path) -> None:
     said = through_all_steps(tmp_path, corpus, "ko_moe", *small)
     lines = [line for line in step_metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
     assert lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"] - 0.4
-    total, active = 400 * 32 + 2 * (32 * 32 * 2 + 32 * 16 * 2 + 64 + 32) + 32 + 3 * 32 * 64, 0
-    total += 4 * 32 + 4 * 3 * 32 * 32
+    total = 400 * 32 + 2 * (32 * 32 * 2 + 32 * 16 * 2 + 64 + 32) + 32 + 3 * 32 * 64 + 4 * 32 + 4 * 3 * 32 * 32
     active = total - 2 * 3 * 32 * 32
     assert f"{total / 1000:.1f}k parameters, {active / 1000:.1f}k active" in said
     assert "expert_load" in said and "Qwen3MoeForCausalLM" in said and "5_play_with_model.ipynb" in said

@@ -61,12 +61,6 @@ def render(facts: dict[str, Any]) -> str:
     return card.render(facts, name="me/first", language=["ja", "no"], license="cc-by-4.0")
 
 
-def test_front_matter_is_read_by_the_hub(facts: dict[str, Any]) -> None:
-    data = ModelCard(render(facts)).data
-    assert (data.language, data.license, data.library_name) == (["ja", "no"], "cc-by-4.0", "transformers")
-    assert data.pipeline_tag == "text-generation"
-
-
 def test_every_template_comes_with_the_package() -> None:
     root = Path(__file__).resolve().parents[3]
     package = root / "original_codes/zerokara"
@@ -91,8 +85,11 @@ def test_an_encoder_decoder_has_a_card_of_its_own(facts: dict[str, Any]) -> None
     assert "rope" not in text
 
 
-def test_the_numbers_stand_in_it(facts: dict[str, Any]) -> None:
+def test_the_numbers_stand_in_it_and_the_hub_reads_its_front_matter(facts: dict[str, Any]) -> None:
     text = render(facts)
+    data = ModelCard(text).data
+    assert (data.language, data.license, data.library_name) == (["ja", "no"], "cc-by-4.0", "transformers")
+    assert data.pipeline_tag == "text-generation"
     for words in (
         "# first", "1.23M parameters", "1,234,567", "4 (2 key and value heads)",
         "| ja\\|1.jsonl | train | 12 | 3,456 |",
@@ -170,36 +167,26 @@ def test_a_fine_tuned_model_tells_its_task_its_data_and_its_metric(finetuned: di
 
 
 def test_the_hub_reads_the_result(finetuned: dict[str, Any]) -> None:
-    data = ModelCard(render(finetuned)).data
+    text = render(finetuned)
+    data = ModelCard(text).data
     assert data.tags == ["zerokara", "fine-tuned", "conversational"] and data.model_name == "first"
     (result,) = data.eval_results or []
-    assert (result.task_type, result.dataset_name, result.dataset_split) == (
-        "text-generation",
-        "Korean reviews",
-        "test",
-    )
+    where = (result.task_type, result.dataset_name, result.dataset_split)
+    assert where == ("text-generation", "Korean reviews", "test")
     assert (result.metric_type, result.metric_value) == ("f1", 0.8712)
     assert result.metric_name == "macro f1 (95 % interval 0.8510 to 0.8899, n = 500)"
-
-
-def test_a_tested_loss_has_no_interval(finetuned: dict[str, Any]) -> None:
+    snippet = text.partition("```python\n")[2].partition("```")[0]
+    assert ast.parse(snippet) and 'apply_chat_template([{"role": "user", "content": "吾輩は"}]' in snippet
+    # A loss has no interval, and without a test nothing is claimed.
     test = {"value": 1.23456, "low": None, "high": None, "num_examples": 500, "checkpoint": "global_step30"}
     finetuned["finetuning"] |= {"test": test, "baselines": {}, "metric": "loss"}
     text = render(finetuned)
     assert "| **this model** | 1.2346 |" in text
     (result,) = ModelCard(text).data.eval_results or []
     assert (result.metric_value, result.metric_name) == (1.23456, "loss (in nats per token, n = 500)")
-
-
-def test_a_fine_tuning_without_a_test_claims_none(finetuned: dict[str, Any]) -> None:
-    finetuned["finetuning"] |= {"test": None, "baselines": {}}
+    finetuned["finetuning"] |= {"test": None}
     text = render(finetuned)
     assert "test data" not in text and not ModelCard(text).data.eval_results
-
-
-def test_a_model_that_converses_is_asked_in_a_conversation(finetuned: dict[str, Any]) -> None:
-    snippet = render(finetuned).partition("```python\n")[2].partition("```")[0]
-    assert ast.parse(snippet) and 'apply_chat_template([{"role": "user", "content": "吾輩は"}]' in snippet
 
 
 @pytest.mark.parametrize(
