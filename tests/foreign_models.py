@@ -29,46 +29,21 @@ def documents(count: int, seed: int = 4) -> list[str]:
     return ["\n".join(line() for _ in range(chance.randint(1, 9))) for _ in range(count)]
 
 
-LLAMA = {
-    "model_type": "bpe",
-    "byte_fallback": True,
-    "normalization_rule_name": "identity",
-    "add_dummy_prefix": True,
-    "remove_extra_whitespaces": False,
-    "allow_whitespace_only_pieces": True,
-    "split_digits": True,
-    "unk_id": 0,
-    "bos_id": 1,
-    "eos_id": 2,
-    "pad_id": -1,
-}
+_BPE = {
+    "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True, "split_digits": True,
+}  # fmt: skip
+LLAMA = {**_BPE, "add_dummy_prefix": True, "unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}
 """Llama 2's, Mistral 7B's: no `<pad>`, line ends are the byte piece <0x0A>."""
 T5 = {
-    "model_type": "unigram",
-    "byte_fallback": False,
-    "normalization_rule_name": "nmt_nfkc",
-    "add_dummy_prefix": True,
-    "remove_extra_whitespaces": True,
-    "pad_id": 0,
-    "eos_id": 1,
-    "unk_id": 2,
-    "bos_id": -1,
-}
+    "model_type": "unigram", "byte_fallback": False, "normalization_rule_name": "nmt_nfkc", "add_dummy_prefix": True,
+    "remove_extra_whitespaces": True, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1,
+}  # fmt: skip
 """T5's: line ends become spaces; the sentinels do not stand in the file."""
 GEMMA = {
-    "model_type": "bpe",
-    "byte_fallback": True,
-    "normalization_rule_name": "identity",
-    "add_dummy_prefix": False,
-    "remove_extra_whitespaces": False,
-    "allow_whitespace_only_pieces": True,
-    "split_digits": True,
-    "pad_id": 0,
-    "eos_id": 1,
-    "bos_id": 2,
-    "unk_id": 3,
+    **_BPE, "add_dummy_prefix": False, "pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3,
     "user_defined_symbols": ["<mask>", "\n", "\n\n", "\n\n\n", "▁▁", "<table>"],
-}
+}  # fmt: skip
 """Gemma's: several line ends are one piece."""
 
 
@@ -81,13 +56,7 @@ def train(path: Path, settings: dict[str, Any], texts: Sequence[str] = (), vocab
 
     with open(path, "wb") as file:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines(),
-            model_writer=file,
-            vocab_size=vocab_size,
-            hard_vocab_limit=False,
-            character_coverage=1.0,
-            num_threads=1,
-            minloglevel=2,
-            **settings,
-        )
+            sentence_iterator=lines(), model_writer=file, vocab_size=vocab_size, hard_vocab_limit=False,
+            character_coverage=1.0, num_threads=1, minloglevel=2, **settings,
+        )  # fmt: skip
     return path

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import sentencepiece
 
 from zerokara.steps import convert_to_hf, tokenize
@@ -17,12 +16,12 @@ NUM_DOCUMENTS, PROMPT_WORDS, MAX_NEW_TOKENS = 40, 2, 20
 WORDS = [first + second for first in ("ba", "de", "fi", "go", "lu") for second in ("ma", "ne", "pi", "so", "ta")]
 
 
-@pytest.fixture(scope="module")
-def exported(
-    tiny_data: dict[str, str], train_runs: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[str]]:
-    """The exported folder, and the documents."""
-    place = tmp_path_factory.mktemp("short")
+def test_it_stops_by_itself_and_only_because_it_knows_the_end(
+    tiny_data: dict[str, str], train_runs: Callable[..., Any], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place = tmp_path
     chance = random.Random(3)
     # Two first words tell each document from the others.
     beginnings = chance.sample([f"{one} {other}" for one in WORDS for other in WORDS], NUM_DOCUMENTS)
@@ -38,8 +37,8 @@ def exported(
         "input_jsonl": str(corpus), "input_tokenizer_file": str(place / "tokenizer.model"),
         "output_prefix": str(place / "tokens"), "valid_fraction": 0,
     }  # fmt: skip
-    given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    assert tokenize.main(["--config", tiny_data["config"], *given]) == 0
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    assert tokenize.main(["--config", tiny_data["config"], *words]) == 0
     longer = {"train_tokens": 220 * 8 * 32, "max_epochs_per_source": 1000, "intra_document_masking": "true"}
     run = train_runs({"short": {**settings, **longer}})["short"]
     config = place / "convert.yaml"
@@ -48,15 +47,8 @@ def exported(
         encoding="utf-8",
     )
     assert convert_to_hf.main(["--config", str(config)]) == 0
-    return place / "hf", documents
-
-
-def test_it_stops_by_itself_and_only_because_it_knows_the_end(exported: tuple[Path, list[str]]) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder, documents = exported
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(place / "hf", padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(place / "hf")
     prompts = [" ".join(text.split(" ")[:PROMPT_WORDS]) for text in documents]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True)
     output = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS)

@@ -24,7 +24,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Unreadable:
-    """Lets opening some files fail, so many times."""
+    """Lets opening some files fail, a number of times."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.parts: tuple[str, ...] = ()
@@ -56,10 +56,9 @@ def test_a_manifest_that_cannot_be_read_just_now_costs_no_checkpoint(tmp_path: P
     for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)):
         saved(tmp_path, step, loss)
     unreadable.parts = ("global_step10/", "global_step30/")
-    assert [path.name for path in folders.prune(tmp_path, Retention(2, keep_best=True))] == []
+    assert folders.prune(tmp_path, Retention(2, keep_best=True)) == []
     unreadable.parts = ()
-    deleted = folders.prune(tmp_path, Retention(2, keep_best=True))
-    assert [path.name for path in deleted] == ["global_step20"]
+    assert folders.prune(tmp_path, Retention(2, keep_best=True)) == [tmp_path / "global_step20"]
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
@@ -92,28 +91,19 @@ def test_an_error_that_lasts_sets_it_aside_at_a_start_and_stops_a_reader(
     assert folders.prune(tmp_path, Retention(1)) == [older] and checkpoint.all_steps(tmp_path) == [20]
 
 
-@pytest.mark.parametrize("harm", ["unreadable", "forbidden", "broken"])
+@pytest.mark.parametrize(("harm", "failed"), [("unreadable", 6), ("forbidden", 1), ("broken", 0)])
 def test_a_run_never_starts_over_because_its_checkpoints_cannot_be_read(
-    tmp_path: Path, unreadable: Unreadable, harm: str
+    tmp_path: Path, unreadable: Unreadable, harm: str, failed: int
 ) -> None:
     for step in (10, 20):
-        folder = saved(tmp_path, step)
-        if harm == "broken":
-            (folder / "weights.safetensors").write_bytes(b"x")
+        (saved(tmp_path, step) / "weights.safetensors").write_bytes(b"x")
     if harm != "broken":
         unreadable.parts = ("manifest.json",)
     unreadable.errno = errno.EACCES if harm == "forbidden" else errno.ESTALE
     with pytest.raises(RunError, match="global_step20"):
         checkpoint.newest_to_resume(tmp_path, lambda _: None)
+    assert unreadable.failed >= failed and (harm != "forbidden" or unreadable.failed == 1), "a ban is not retried"
     assert left(tmp_path) == ["global_step10", "global_step20"]
-
-
-def test_a_forbidden_checkpoint_stops_a_start_at_once(tmp_path: Path, unreadable: Unreadable) -> None:
-    saved(tmp_path, 10), saved(tmp_path, 20)
-    unreadable.parts, unreadable.errno = ("global_step20/",), errno.EACCES
-    with pytest.raises(RunError, match=r"global_step20/manifest.json .*Permission denied"):
-        checkpoint.newest_to_resume(tmp_path, lambda _: None)
-    assert unreadable.failed == 1 and left(tmp_path) == ["global_step10", "global_step20"]
 
 
 def test_a_manifest_of_a_newer_format_is_not_broken(tmp_path: Path) -> None:

@@ -35,11 +35,8 @@ MOMENTS = {"matrix.exp_avg": torch.randn(7, 5), "scale": torch.tensor(2.5)}
 
 def rows_of(mine: Share, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     shapes = state.cut_shapes(mine, {name: tuple(whole.shape) for name, whole in tensors.items()})
-    rows = {name: mine.rows(tensors[name].shape) for name in shapes}
-    return {
-        name: tensors[name][rows[name].start : rows[name].stop] if tensors[name].dim() else tensors[name]
-        for name in rows
-    }
+    own = {name: (tensors[name], mine.rows(tensors[name].shape)) for name in shapes}
+    return {name: whole[rows.start : rows.stop] if whole.dim() else whole for name, (whole, rows) in own.items()}
 
 
 @contextmanager
@@ -73,16 +70,11 @@ def saved_by(run_dir: Path, first: Writers, step: int = 10) -> Path:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
-@pytest.mark.parametrize("shape", [(7, 5), (4,), (1, 9), ()])
-def test_every_row_is_in_one_share(count: int, shape: tuple[int, ...]) -> None:
-    shares = [Share(index, count) for index in range(count)]
-    assert [row for each in shares for row in each.rows(shape)] == list(range(shape[0] if shape else 1))
-    sizes = [len(each.rows(shape)) for each in shares]
-    assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_shares_are_read_as_one(tmp_path: Path, count: int) -> None:
+    for shape in [(7, 5), (4,), (1, 9), ()]:
+        rows = [Share(index, count).rows(shape) for index in range(count)]
+        assert [row for each in rows for row in each] == list(range(shape[0] if shape else 1))
+        assert max(map(len, rows)) - min(map(len, rows)) <= 1
     with others(tmp_path, count) as first:
         folder = saved_by(tmp_path, first)
     weights, moments = checkpoint.read_weights(folder), checkpoint.read_moments(folder)
@@ -94,33 +86,17 @@ def test_shares_are_read_as_one(tmp_path: Path, count: int) -> None:
     assert len(list(folder.iterdir())) == 2 * count + 2 and checkpoint.newest_complete(tmp_path) == folder
 
 
-def test_one_after_another(tmp_path: Path) -> None:
-    """A step that is saved again is replaced."""
-    with others(tmp_path, 3) as first:
-        for step in (10, 20, 10):
-            saved_by(tmp_path, first, step)
-    assert checkpoint.all_steps(tmp_path) == [10, 20]
-    assert all(checkpoint.check(folder) for folder in tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("name", ["weights-00002-of-00003.safetensors", "optimizer-00003-of-00003.safetensors"])
-@pytest.mark.parametrize("harm", ["gone", "shorter", "changed"])
-def test_a_broken_share_is_named(tmp_path: Path, name: str, harm: str) -> None:
+def test_a_missing_share_is_named(tmp_path: Path, name: str) -> None:
     with others(tmp_path, 3) as first:
         path = saved_by(tmp_path, first) / name
-    content = path.read_bytes()
-    if harm == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(content[:-1] + (b"" if harm == "shorter" else bytes([content[-1] ^ 1])))
+    path.unlink()
     with pytest.raises(UserError) as refused:
         checkpoint.check(path.parent)
-    (fault,) = refused.value.faults
-    assert fault.where == str(path)
-    if harm == "gone":
-        with pytest.raises(UserError, match=name):
-            checkpoint.read_weights(path.parent)["matrix"]
-            checkpoint.read_moments(path.parent)["matrix"]
+    assert [fault.where for fault in refused.value.faults] == [str(path)]
+    with pytest.raises(UserError, match=name):
+        checkpoint.read_weights(path.parent)["matrix"]
+        checkpoint.read_moments(path.parent)["matrix"]
 
 
 @pytest.fixture
@@ -146,7 +122,9 @@ def test_a_disk_that_refuses_one_share_leaves_nothing(tmp_path: Path, refuse: Ca
                 saved_by(tmp_path, first)
             assert full.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())
         refuse("")
-        assert checkpoint.check(saved_by(tmp_path, first))
+        for step in (10, 20, 10):  # a step that is saved again is replaced
+            assert checkpoint.check(saved_by(tmp_path, first, step))
+    assert checkpoint.all_steps(tmp_path) == [10, 20] and len(list(tmp_path.iterdir())) == 2
 
 
 def test_nobody_writes_any_more_when_a_save_has_failed(

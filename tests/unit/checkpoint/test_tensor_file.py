@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from zerokara.checkpoint import tensor_file
 from zerokara.checkpoint.state import StoredTensors
 from zerokara.checkpoint.tensor_file import TensorWriter, header
 
@@ -29,27 +31,21 @@ def test_the_library_reads_what_is_written(tmp_path: Path, dtype: torch.dtype) -
     loaded = load_file(path)
     assert loaded.keys() == TENSORS.keys()
     assert all(torch.equal(loaded[name], tensor.to(dtype)) for name, tensor in TENSORS.items())
+    if dtype == torch.float32:
+        assert tensor_file.write(path, TENSORS) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_tensors_come_as_announced(tmp_path: Path) -> None:
-    with (
-        pytest.raises(AssertionError, match="a came, b is next"),
-        TensorWriter(tmp_path / "x", SHAPES, torch.float32) as writer,
-    ):
-        writer.write("a", TENSORS["a"])
-    with (
-        pytest.raises(AssertionError, match="no tensor came for"),
-        TensorWriter(tmp_path / "x", SHAPES, torch.float32) as writer,
-    ):
-        writer.write("b", TENSORS["b"])
+@pytest.mark.parametrize(("name", "message"), [("a", "a came, b is next"), ("b", "no tensor came for")])
+def test_tensors_come_as_announced(tmp_path: Path, name: str, message: str) -> None:
+    writer = TensorWriter(tmp_path / "x", SHAPES, torch.float32)
+    with pytest.raises(AssertionError, match=message), writer:
+        writer.write(name, TENSORS[name])
 
 
 def test_a_full_disk_is_told_with_the_file() -> None:
     """Every write to this device says that the disk is full."""
-    with (
-        pytest.raises(OSError, match="No space left") as caught,
-        TensorWriter(Path("/dev/full"), SHAPES, torch.float32),
-    ):
+    writer = TensorWriter(Path("/dev/full"), SHAPES, torch.float32)
+    with pytest.raises(OSError, match="No space left") as caught, writer:
         pass
     assert caught.value.filename == "/dev/full"
 

@@ -26,30 +26,32 @@ def write(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
+def documents(config: PretrainConfig, num_lines: int, settings: ConvertConfig | None = None) -> list[str]:
+    files = checkpoint_source.corpus_files(settings or ConvertConfig(), config)
+    return checkpoint_source.documents(files, config, num_lines)
+
+
 def test_sources_take_turns_until_there_are_lines_enough(tmp_path: Path) -> None:
     first = write(tmp_path / "a.jsonl", [f"a{i}" for i in range(50)])
     config = PretrainConfig(input_jsonl=(first, write(tmp_path / "b.jsonl", ["b0\n\nb1", "b2"])))
-    files = checkpoint_source.corpus_files(ConvertConfig(), config)
-    assert checkpoint_source.documents(files, config, 5) == ["a0", "b0\n\nb1", "a1", "b2"]
-    assert len(checkpoint_source.documents(files, config, 1000)) == 52
+    assert documents(config, 5) == ["a0", "b0\n\nb1", "a1", "b2"]
+    assert len(documents(config, 1000)) == 52
 
 
 def test_a_large_file_is_read_from_many_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_source, "RANGE_BYTES", 200)
     config = PretrainConfig(input_jsonl=(write(tmp_path / "a.jsonl", [f"{i:04}" for i in range(1000)]),))
-    files = checkpoint_source.corpus_files(ConvertConfig(), config)
-    first = [int(text) for text in checkpoint_source.documents(files, config, 16)]
+    first = [int(text) for text in documents(config, 16)]
     assert len(first) == 16 and max(first) - min(first) > 800
-    everything = checkpoint_source.documents(files, config, 10_000)
-    assert sorted(map(int, everything)) == list(range(1000))
+    assert sorted(map(int, documents(config, 10_000))) == list(range(1000))
 
 
 def test_another_corpus_may_be_named(tmp_path: Path) -> None:
     named = ConvertConfig(check_corpus=(write(tmp_path / "c.jsonl", ["c"]),))
     config = PretrainConfig(input_jsonl=(str(tmp_path / "gone.jsonl"),))
-    assert checkpoint_source.documents(checkpoint_source.corpus_files(named, config), config, 10) == ["c"]
+    assert documents(config, 10, named) == ["c"]
     with pytest.raises(UserError) as caught:
-        checkpoint_source.corpus_files(ConvertConfig(), config)
+        documents(config, 10)
     assert [fault.key for fault in caught.value.faults] == ["check_corpus"]
 
 
@@ -75,18 +77,13 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return model, run
 
 
-def test_it_is_the_first_validation_documents(folders: tuple[Path, Path]) -> None:
+def test_a_notebooks_text_is_the_first_validation_documents_or_none(folders: tuple[Path, Path]) -> None:
     model, run = folders
     assert validation_text(model, run, decode, max_tokens=7) == "100 101 102 103 104\n110 111"
-    assert validation_text(model, run / "global_step10", decode) == "\n".join(
-        decode(list(range(start, start + 5))) for start in (100, 110, 120)
-    )
-
-
-def test_other_token_files_or_none_give_no_text(folders: tuple[Path, Path]) -> None:
-    model, run = folders
+    whole = validation_text(model, run / "global_step10", decode)
+    assert whole == "\n".join(decode(list(range(start, start + 5))) for start in (100, 110, 120))
     assert validation_text(model, model, decode) is None
     manifest.write(model / "manifest.json", manifest.StepSpec("convert", {}), {}, {"data": {"sha256": "0"}}, 0.0)
-    assert validation_text(model, run, decode) is None
+    assert validation_text(model, run, decode) is None, "other token files"
     (model / "manifest.json").unlink()
     assert validation_text(model, run, decode) is None

@@ -47,11 +47,10 @@ def test_differences(local: tuple[Path, list[FileRecord]], remote: dict[str, Rep
     assert found == ([] if path is None else [path])
 
 
-@pytest.mark.parametrize("name", ["me/first", "my-team/ja_1.3B"])
-def test_right_names(name: str) -> None:
-    assert hub.check_name(name) is None
-
-
-@pytest.mark.parametrize("name", ["me/a--b", "me/a..b", "me/a.git", "a/b/c", "me/"])
-def test_wrong_names(name: str) -> None:
-    assert hub.check_name(name)
+@pytest.mark.parametrize(
+    ("name", "is_right"),
+    [("me/first", True), ("my-team/ja_1.3B", True), ("me/a--b", False), ("me/a..b", False), ("me/a.git", False),
+     ("a/b/c", False), ("me/", False)],
+)  # fmt: skip
+def test_names(name: str, is_right: bool) -> None:
+    assert (hub.check_name(name) is None) is is_right
