@@ -1,4 +1,4 @@
-"""Batched greedy generation is that of each prompt alone, in every family; with wrong padding it is not."""
+"""Batched greedy generation is that of each prompt alone, in every family; the model for it is made of weights."""
 
 from __future__ import annotations
 
@@ -166,3 +166,25 @@ def test_it_can_be_given_up_between_batches() -> None:
     settings: dict[str, Any] = {"max_new_tokens": 2, "eos_id": 2, "pad_id": 3, "batch_size": 2}
     assert generate(model_of("llama"), prompts(), give_up=lambda: next(answers), **settings) is None
     assert not list(answers), "it was asked before each of two batches"
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "t5"])
+def test_training_is_not_disturbed(architecture: str) -> None:
+    """The random state stays, and the parameters remain those of the module, which learn."""
+    shape = shape_of(201, architecture=architecture)
+    weights = {name: torch.nn.Parameter(tensor) for name, tensor in spread_weights(shape).items()}
+    before = torch.get_rng_state()
+    model = stock_model_of(shape, weights, SPECIAL, dtype="bf16")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert all(weight.requires_grad for weight in weights.values())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_weights_that_do_not_fit_are_all_named() -> None:
+    shape = shape_of(201, architecture="llama")
+    weights = spread_weights(shape)
+    left_out = [name for name in weights if name.endswith("layernorm.weight")][:2]
+    with pytest.raises(RunError) as caught:
+        stock_model_of(shape, {name: weight for name, weight in weights.items() if name not in left_out}, SPECIAL)
+    assert all(name in str(caught.value) for name in left_out)
