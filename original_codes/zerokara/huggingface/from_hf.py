@@ -148,11 +148,7 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
 
 
 def tokenizer_of(folder: Path, fault: SettingFault) -> str:
-    """Return the path of a folder's SentencePiece model.
-
-    Raises:
-        UserError: it holds none.
-    """
+    """Return the path of a folder's SentencePiece model; a folder without one is a UserError."""
     for name in TOKENIZER_NAMES:
         if (folder / name).is_file():
             return str(folder / name)

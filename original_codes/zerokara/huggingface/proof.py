@@ -100,11 +100,7 @@ def prove_model(
 
 
 def windows(documents: Iterable[Sequence[int]], shape: ModelShape, training: Objective) -> list[Prompt]:
-    """Samples as in training, from the beginning of the text, as many as the budgets of time and memory allow.
-
-    Raises:
-        RunError: the documents hold less than two tokens.
-    """
+    """Samples as in training, from the beginning of the text, as many as the budgets of time and memory allow."""
     affordable = int(FLOPS_BUDGET / (2 * shape.num_parameters()))
     budget = min(MAX_POSITIONS, max(2, LOGITS_BUDGET // shape.padded_vocab_size), max(MIN_POSITIONS, affordable))
     length = training.lengths.raw + training.lengths.overlap

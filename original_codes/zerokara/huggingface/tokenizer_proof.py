@@ -157,10 +157,7 @@ def load(hf_folder: Path) -> Any:
 
 
 def tokenizer_of_exports(encoder: Encoder, is_encoder_decoder: bool) -> Any:
-    """Return the tokenizer of every export of a model with this encoder, as `AutoTokenizer` loads it.
-
-    Raises: UserError when the encoder is of a kind that cannot be exported.
-    """
+    """Tokenizer of every export with this encoder, as `AutoTokenizer` loads it; raises as `tokenizer_json.write`."""
     any_length = 1 << 30  # it is not a model's yet; a longer text would only be warned of
     with TemporaryDirectory() as folder:
         tokenizer_json.write(encoder, Path(folder), any_length, is_encoder_decoder)
