@@ -25,7 +25,7 @@ TxtDocument = Literal["file", "line"]
 
 
 class Reason(StrEnum):
-    """Why a line is not a document."""
+    """Reason why a line is not a document; *damaged* is a compressed file from a byte on, or a row group."""
 
     EMPTY_LINE = "empty line"
     EMPTY_TEXT = "empty text"
@@ -40,7 +40,6 @@ class Reason(StrEnum):
     TRUNCATED_LINE = "truncated last line"
     TOO_LONG = f"longer than {MAX_LINE_BYTES // 1024**2} MiB"
     DAMAGED = "truncated or damaged file"
-    """The rest of a compressed file from some byte on, or a row group of a .parquet."""
     NO_TOKENS = "text without tokens"
 
 

@@ -1,11 +1,9 @@
 """The embedded corpus: real English prose that every installation has, so that the line can be tried offline.
 
-In: the sources of the standard library and of the installed packages; nothing is imported. Out: JSON lines
-``{"text": ..., "source": "networkx.generators.trees"}``, one for each module: the paragraphs of its docstrings that are
-prose, in their order. Left out are tests, vendored code, licences, paragraphs seen before, and what a package has
-beyond `MAX_PACKAGE_CHARACTERS`, so that no package drowns the others. The same installation gives the same bytes.
-
-``python -m zerokara.corpus.embedded OUTPUT.jsonl`` writes it, unless the file is there already.
+``python -m zerokara.corpus.embedded OUTPUT.jsonl`` writes it, unless the file exists: JSON lines ``{"text": ...,
+"source": "networkx.generators.trees"}``, one for each module of the standard library and of the installed packages,
+none of which is imported: the paragraphs of its docstrings that are prose. Left out are tests, vendored code, licences,
+repeated paragraphs, and all beyond `MAX_PACKAGE_CHARACTERS` of a package. The same installation gives the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ MIN_DOCUMENT_CHARACTERS = 200
 MAX_SOURCE_BYTES = 1_000_000
 """Larger sources are generated tables."""
 MIN_WORDS, MIN_FUNCTION_WORDS = 5, 0.2
-"""Of a paragraph; the share of its words that hold a sentence together, which names of code and enumerations lack."""
+"""Minimum words of a paragraph, and share of function words, which names of code and enumerations lack."""
 _SKIPPED = re.compile(
     r"tests?|testing|test_.*|.*_tests?|conftest|setup|examples?|_?vendor(ed|ized)?|third_party|externals?|extern|"
     r".*_pb2(_grpc)?|.*\.(dist|egg)-info|(site|dist)-packages|pip|idlelib|pydoc_data|zerokara",
@@ -46,16 +44,6 @@ _FUNCTION_WORD = re.compile(
     r"then|there|they|this|to|was|we|were|when|which|will|with|you)\b",
     re.IGNORECASE,
 )
-
-
-def write(path: Path) -> bool:
-    """Write the corpus, unless there is a file of this name; tells whether it was written."""
-    if path.exists():
-        return False
-    with atomic_file(path) as file:
-        for document in documents():
-            file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
-    return True
 
 
 def documents() -> Iterator[dict[str, str]]:
@@ -102,12 +90,16 @@ def prose(docstring: str) -> Iterator[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; gives the exit code."""
+    """Write the corpus, unless there is a file of this name; return the exit code."""
     parser = argparse.ArgumentParser(description="Write the embedded corpus: the documentation that Python came with.")
     parser.add_argument("output", type=Path, metavar="OUTPUT.jsonl")
     path: Path = parser.parse_args(argv).output
-    started = time.monotonic()
-    took = f"written in {seconds_text(time.monotonic() - started)}" if write(path) else "there already"
+    started, took = time.monotonic(), "there already"
+    if not path.exists():
+        with atomic_file(path) as file:
+            for document in documents():
+                file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+        took = f"written in {seconds_text(time.monotonic() - started)}"
     print(f"embedded corpus: {path}: {bytes_text(path.stat().st_size)}, {took}")
     return 0
 

@@ -1,10 +1,8 @@
 """Entries of a configuration (files, globs, folders, lists, addresses) → the corpus files, in a fixed order.
 
 Each entry is one *source*. Its files are sorted by path, so the same entries give the same corpus on every machine;
-the files of a list (``@files.txt``) stand in its order. An address (``hf://``, ``s3://``, …) is `remote`'s.
-
-Links are followed, each folder and each file once: a file has the name under which it really lies where that is among
-those found, else the first, by path, that a link gives it. What is left out though it may belong to the corpus is told.
+the files of a list (``@files.txt``) stand in its order. Links are followed, each folder and each file once: a file has
+its real name if that is among those found, else the first, by path, that a link gives it. Notes name what is left out.
 """
 
 from __future__ import annotations
@@ -86,7 +84,6 @@ class InputFile:
     """One file of the corpus, as the search found it."""
 
     path: Path
-    """In messages use `name`, which is right for a remote file too."""
     source: int
     """Index of its entry in the configuration."""
     format: FileFormat
@@ -100,7 +97,7 @@ class InputFile:
 
     @property
     def name(self) -> str:
-        """Name in messages and in JSON files."""
+        """Name in messages and in JSON files, of a remote file too."""
         return shown(self.path if self.remote is None else self.remote.path)
 
     @property
@@ -109,11 +106,7 @@ class InputFile:
         return self.compression != "none"
 
     def open(self, buffer_bytes: int) -> BinaryIO:
-        """The bytes on disk or on a server, as a seekable stream that reads about `buffer_bytes` at once.
-
-        Raises:
-            OSError: it is gone or cannot be reached; so does reading.
-        """
+        """Open the bytes on disk or on a server, as a seekable stream that reads about `buffer_bytes` at once."""
         if self.remote is None:
             return open(self.path, "rb", buffering=buffer_bytes)
         from zerokara.corpus import remote  # takes a while, so only where an entry is an address
@@ -124,9 +117,7 @@ class InputFile:
 def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) -> list[InputFile]:
     """Find the files of every entry, in corpus order; `where` is the place of the entries in the configuration.
 
-    Raises:
-        UserError: an entry that names nothing, an unknown format, a file named twice, a corpus without a byte.
-        RunError: a server that cannot be reached.
+    Raises UserError for an entry without a file, an unknown format, a file named twice, and a corpus without a byte.
     """
     faults, files, first_entry = list[Fault](), list[InputFile](), dict[str, str]()
     for source, entry in enumerate(entries):
@@ -153,11 +144,7 @@ def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) ->
 
 
 def check_unchanged(files: Sequence[InputFile]) -> None:
-    """Check, once the files are read, that none on a disk has changed since it was found; `remote` checks the others.
-
-    Raises:
-        RunError, OSError: one has changed, or is gone.
-    """
+    """Raise RunError or OSError if a file on a disk has changed since it was found; `remote` checks the others."""
     for file in (file for file in files if file.remote is None):
         status = file.path.stat()
         if (status.st_size, status.st_mtime_ns) != (file.bytes, file.modified_ns):
@@ -166,12 +153,12 @@ def check_unchanged(files: Sequence[InputFile]) -> None:
 
 
 def for_manifest(files: Sequence[InputFile]) -> list[Path | manifest.FileRecord]:
-    """The files as inputs of a `manifest.StepSpec`."""
+    """Inputs of a `manifest.StepSpec` for the files."""
     return [file.remote or file.path for file in files]
 
 
 def _lines_of(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, str]]:
-    """An entry with its place; those of a list: one a line, relative to its folder, with ``#`` before comments."""
+    """Yield an entry with its place; or those of a list, one a line, relative to its folder; ``#`` marks comments."""
     if not entry.startswith("@") or Path(entry).exists():
         yield entry, where
         return
@@ -194,7 +181,7 @@ def _lines_of(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str
 
 
 def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str, InputFile]:
-    """The files of an entry by what tells a file from all others, whatever its names."""
+    """Files of an entry by their real paths, or by their addresses."""
     if _ADDRESS.match(entry):
         return _files_at(entry, where, source, formats)
     if not entry.strip():
@@ -219,7 +206,7 @@ def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str
 
 
 def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[str, InputFile]:
-    """The files at an address by their names."""
+    """Files at an address, by their addresses."""
     from zerokara.corpus import remote  # takes a while, so only where an entry is an address
 
     found = {file: file.path.rpartition("/")[2] for file in remote.find(address, where)}
@@ -240,10 +227,7 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
 
 
 def _search(given: Path, formats: Formats, where: str) -> dict[str, Path]:
-    """The wanted files of a folder or a pattern and of all folders below: real path → path.
-
-    Links come when all else is found, for they may lead to the same.
-    """
+    """Wanted files of a folder or a pattern and of all folders below, links last: real path → path."""
     found, folders, faults = dict[str, Path](), dict[str, Path](), dict[Path, str]()
     notes: dict[str, set[str]] = defaultdict(set)
 
@@ -301,7 +285,7 @@ def _turn(path: str) -> tuple[bool, bool, Path, str]:
 
 
 def _matches(pattern: str, real_above: tuple[str, ...] = ()) -> Iterator[str]:
-    """The matches of a recursive pattern, which has a folder before any ``**``; `real_above`: folders it came through.
+    """Yield the matches of a recursive pattern, with a folder before any ``**``; `real_above`: folders it came through.
 
     `glob.glob` follows a circle of links until the path is too long, and with two such circles never ends.
     """
@@ -323,7 +307,7 @@ def _first_of(names: Sequence[str]) -> str:
 
 
 def _beside(path: Path) -> str:
-    """What lies beside a path, as a hint for a mistyped name."""
+    """Names beside a path, as a hint for a mistyped name."""
     if path == Path("data/embedded/corpus.jsonl"):  # of the shipped configuration
         return f"make it with: .venv/bin/python -m zerokara.corpus.embedded {path}"
     folder = path if path.is_dir() else path.parent

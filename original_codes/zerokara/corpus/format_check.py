@@ -23,10 +23,9 @@ from zerokara.errors import Fault, RunError, UserError, shown
 HEAD_LINES = 50
 """Bad lines that show a wrong format."""
 MAX_LINES, MAX_BYTES = 5000, 4 * 1024 * 1024
-"""Lines, including empty ones, and unpacked text read at most."""
+"""Maximum number of lines, including empty ones, and unpacked bytes that are read."""
 MAX_FILES, MAX_REMOTE_FILES = 200, 10
-"""Files checked, evenly spaced: some ten milliseconds each on a local disk; of a remote source, some tenths of a
-second each."""
+"""Maximum number of files checked, evenly spaced: each takes some ten milliseconds, a remote one tenths of a second."""
 LINES_TO_JUDGE_ONE_FILE = 10
 """A shorter file is judged only together with the others of its source: its few lines may be bad by chance."""
 _PROVES_NOTHING = frozenset({Reason.EMPTY_LINE, Reason.EMPTY_TEXT, Reason.NULL})
@@ -39,9 +38,7 @@ _ENDINGS = {"none": ".jsonl or .txt", "gzip": ".jsonl.gz or .txt.gz", "zstd": ".
 def check_formats(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument, where: str) -> None:
     """Check the first lines of up to `MAX_FILES` files; `where` is the place of `text_field` in the configuration.
 
-    Raises:
-        UserError: none of the first lines of a file, or of a whole source, is a document; names the fields found.
-        RunError: a file or the Hub cannot be read.
+    Raises UserError, with the fields found, if none of the first lines of a file, or of a source, is a document.
     """
     faults: list[Fault] = []
     try:
@@ -63,7 +60,7 @@ def check_formats(files: Sequence[InputFile], text_field: str, txt_document: Txt
 
 
 def _misnamed(file: InputFile) -> Fault | None:
-    """The fault of a file whose first bytes are of another format than its name says."""
+    """Fault of a file whose first bytes are of another format than its name says."""
     with file.open(0) as raw:
         head = raw.read(1024)
     by_name = "parquet" if file.format == "parquet" else file.compression
@@ -75,7 +72,7 @@ def _misnamed(file: InputFile) -> Fault | None:
 
 
 def _bad_head(file: InputFile, text_field: str, txt_document: TxtDocument) -> list[BadLine]:
-    """The bad lines at the start of a file, if there is no document among them; else nothing."""
+    """Bad lines at the start of a file, if there is no document among them; else nothing."""
     if file.format == "txt" and txt_document == "file" and file.bytes > documents.MAX_LINE_BYTES:
         return [BadLine(file, 1, 0, Reason.TOO_LONG, "")]
     bad, size = list[BadLine](), 0
@@ -115,7 +112,7 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
 
 
 def _other_format(file: InputFile) -> str:
-    """What a file without documents seems to be by its first bytes, and what to do; empty where that is unclear."""
+    """Format of a file without documents by its first bytes, and the remedy; empty if unclear."""
     if file.format == "parquet":
         return ""
     with file.open(BUFFER_BYTES) as raw:
@@ -132,7 +129,7 @@ def _other_format(file: InputFile) -> str:
 
 
 def _fields(file: InputFile, first: BadLine) -> list[str]:
-    """The fields of the first bad line and of those after it."""
+    """Fields of the first bad line and of those after it."""
     if file.format == "parquet":
         from zerokara.corpus import tables  # pyarrow: only where there is such a file
 

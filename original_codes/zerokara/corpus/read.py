@@ -1,10 +1,9 @@
 """Parts of corpus files → documents and bad lines, streaming, in constant memory; the one reader of all steps.
 
-Plain files of lines are cut into byte ranges, and a range owns every line that *starts* in it, so that ranges of any
-size cover each line once. A .parquet is cut by its row groups; a compressed file of lines is unpacked into blocks of
-whole lines; a .txt file that is one document is read whole. Each line gives one item, and the items' bytes add up to
-the (unpacked) file. A damaged compressed file gives what can be read, then one item for the damage: the line in which
-it breaks off, or one more. A .parquet gives one item a row, or one for all rows of a row group that are lost.
+Plain files of lines are cut into byte ranges, and a range owns every line that *starts* in it. A .parquet is cut by its
+row groups; a compressed file of lines is unpacked into blocks of whole lines; a .txt file that is one document is read
+whole. Each line gives one item, and the items' bytes add up to the (unpacked) file. A damaged compressed file gives all
+that can be read, then one item for the damage: the line in which it breaks off, or one more.
 """
 
 from __future__ import annotations
@@ -26,17 +25,13 @@ MAX_REMOTE_FOOTERS = 64
 """Maximum number of remote .parquet files that are cut: each takes some tenths of a second for its footer."""
 SAMPLE_FILES = 16
 """Files of each source and format that are sampled for their unpacked size."""
-_HEAD_BYTES = 256 * 1024
-_MAX_UNPACKED_HEAD = 64 * 1024 * 1024
-"""Beyond this the head of a compressed file is not unpacked (some zeros pack to nothing)."""
+_HEAD_BYTES, _MAX_UNPACKED_HEAD = 256 * 1024, 64 * 1024 * 1024
+"""Size of the head of a compressed file, and of what is unpacked of it (zeros compress to nothing)."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """A part of a file: the lines that start at byte `start` or later and before `end`, or row groups of a .parquet.
-
-    A compressed file is one range. An `end` of None is the end of the file.
-    """
+    """Lines of a file that start from `start` to before `end`, in bytes, or row groups of a .parquet; None: the end."""
 
     file: InputFile
     start: int = 0
@@ -58,16 +53,14 @@ class Block:
 
     file: InputFile
     start: int
-    """Byte of the unpacked stream at which the first line starts."""
+    """Byte of the unpacked stream at which the first line starts; `first_line` is its number in the file, from 1."""
     first_line: int
-    """Number of that line in the file, from 1."""
     content: bytes
     last: BadLine | None
     """What follows the content and is no document: a line that is too long to be loaded, or the damage."""
     disk_bytes: int
     """Bytes on disk that were read for this block; those of all blocks add up to the file."""
     is_last: bool
-    """True if the file ends here."""
 
 
 def is_one_document(file: InputFile, txt_document: TxtDocument) -> bool:
@@ -83,8 +76,7 @@ def has_unknown_size(file: InputFile, txt_document: TxtDocument) -> bool:
 def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> list[Range]:
     """Cut files into ranges of about `target_bytes`, in corpus order; those that cannot be cut stay whole.
 
-    Raises:
-        OSError: the footer of a .parquet cannot be read from the disk or the network.
+    Raises OSError if the footer of a .parquet cannot be read from the disk or the network.
     """
     cut: list[Range] = []
     far = sum(file.format == "parquet" and file.remote is not None for file in files) > MAX_REMOTE_FOOTERS
@@ -107,9 +99,7 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
     """Unpack a file of lines block by block; each ends with the first line end at or after `block_bytes`.
 
     A line that is too long ends its block and is not loaded, so that a block holds `block_bytes` and a line at most.
-
-    Raises:
-        OSError: the file or the network fails; names the file.
+    Raises OSError with the name of the file if it or the network fails.
     """
     limit = documents.MAX_LINE_BYTES
     with file.open(BUFFER_BYTES) as raw:
@@ -152,8 +142,7 @@ def read(
 ) -> Iterator[Document | BadLine]:
     """Yield the documents and bad lines of a range or a block in order; lines of a block are counted in the file.
 
-    Raises:
-        OSError: a file or the network fails; names the file.
+    Raises OSError with the name of the file if it or the network fails.
     """
     file = part.file
     if isinstance(part, Block):
@@ -233,11 +222,7 @@ def _damaged(file: InputFile, packed: CompressedReader, line: int, start: int, s
 
 
 def total_plain_bytes(files: Sequence[InputFile]) -> int:
-    """Unpacked size of files, to some ten percent, by a sample of each format; of a .parquet that of all columns.
-
-    Raises:
-        OSError: a file or the network fails.
-    """
+    """Unpacked size of files, to some ten percent, by a sample of each format; of a .parquet that of all columns."""
     alike: dict[tuple[int, str, str], list[InputFile]] = defaultdict(list)
     for file in files:
         if file.bytes:

@@ -1,10 +1,9 @@
 """Corpus files on the Hugging Face Hub and in object stores, read over the network in ranges, without a download.
 
-In: an address of any protocol that `fsspec` has a package for: ``hf://datasets/owner/name[@revision][/path]``,
-``s3://bucket/path``, …; a path may be a file, a folder or a glob. Out: the files there, each with what identifies its
-content, and streams of their bytes. Ours is what the packages do not do: all processes read the same content (that of
-one commit, or with one id); an answer is the range that was asked for; the Hub's token goes to the Hub alone.
-Source: fsspec 2026.9, huggingface_hub 2.4.
+An address has any protocol that `fsspec` has a package for: ``hf://datasets/owner/name[@revision][/path]``,
+``s3://bucket/path``, …; a path may be a file, a folder or a glob. We add what the packages (fsspec 2026.9,
+huggingface_hub 2.4) do not do: all processes read the same content (that of one commit, or with one id); an answer is
+the range that was asked for; the Hub's token goes to the Hub alone.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ _CONTENT_IDS = ("md5Hash", "ETag", "etag", "checksum", "mtime", "LastModified", 
 def find(address: str, where: str) -> list[FileRecord]:
     """List the files at an address, sorted by name; `where` is its place in the configuration.
 
-    Raises:
-        UserError: it does not exist, this user may not see it, or a package is missing.
-        RunError: the server cannot be reached, or answers with another error.
+    Raises UserError if it does not exist, this user may not see it, or a package is missing; for other errors RunError.
     """
     parts = urlsplit(address)
     if parts.password or (parts.scheme in ("http", "https") and parts.query):
@@ -76,14 +73,13 @@ def find(address: str, where: str) -> list[FileRecord]:
 def open_file(file: FileRecord, buffer_bytes: int) -> BinaryIO:
     """Open a file as a seekable stream; with `buffer_bytes` 0 it fetches only what it is asked for.
 
-    Raises:
-        OSError: it has changed, or the network fails for longer than the retries last (from reading too).
+    Opening and reading raise OSError if it has changed, or if the network fails for longer than the retries last.
     """
     cache = {"cache_type": "readahead" if buffer_bytes else "none", "block_size": 4 * buffer_bytes}
     try:
         stream = _RemoteStream(file, **cache)
     except Exception as error:
-        raise _failed(file, "opening", error) from error
+        raise OSError(errno.EIO, redacted(f"opening failed: {_message(error)}"), file.path) from error
     return io.BufferedReader(stream, buffer_bytes) if buffer_bytes else stream
 
 
@@ -111,7 +107,8 @@ class _RemoteStream(AbstractBufferedFile):
                 raise RuntimeError(f"the server sends {len(content):,} bytes where {end - start:,} were asked for")
             return content
         except Exception as error:
-            raise _failed(self._file, f"reading bytes {start:,} to {end:,} of {self._file.bytes:,}", error) from error
+            action = f"reading bytes {start:,} to {end:,} of {self._file.bytes:,}"
+            raise OSError(errno.EIO, redacted(f"{action} failed: {_message(error)}"), self._file.path) from error
 
 
 def _found(files: Any, about: dict[str, Any]) -> FileRecord:
@@ -124,10 +121,6 @@ def _found(files: Any, about: dict[str, Any]) -> FileRecord:
         value = value.timestamp() if isinstance(value, datetime) else value
         content = f"{key.lower()}:{value}".replace('"', "") if key else ""
     return FileRecord(files.unstrip_protocol(about["name"]), about["size"] or 0, content, modified_ns=0)
-
-
-def _failed(file: FileRecord, action: str, error: Exception) -> OSError:
-    return OSError(errno.EIO, redacted(f"{action} failed: {_message(error)}"), file.path)
 
 
 def _message(error: BaseException) -> str:
@@ -173,11 +166,9 @@ def _worded(error: BaseException, address: str, where: str) -> UserError | RunEr
 
 
 def _client() -> httpx2.Client:
-    """The Hub library's HTTP client, which sends the access token to the Hub alone.
+    """HTTP client of the Hub library that sends the access token to the Hub alone."""
 
-    The address of a listing's next page comes from the server, and the library sends the token wherever it points.
-    """
-
+    # The address of a listing's next page comes from the server, and the library sends the token wherever it points.
     def keep_token(request: httpx2.Request) -> None:
         hub, other = urlsplit(constants.ENDPOINT), urlsplit(str(request.url))
         if (hub.scheme, hub.hostname, hub.port) != (other.scheme, other.hostname, other.port):

@@ -1,8 +1,7 @@
 """Rows of a .parquet file → documents and bad lines, row group by row group, in bounded memory.
 
-Only the column with the text is read, about a megabyte at a time. It has the type of strings, or of bytes, as writers
-without logical types store strings. Invalid UTF-8 spoils only its own row, a damaged page the rest of its row group.
-Source: the Parquet format, https://parquet.apache.org/docs/.
+Only the column with the text is read, about a megabyte at a time, of strings or of bytes. Invalid UTF-8 spoils only its
+own row, a damaged page the rest of its row group. Source: the Parquet format, https://parquet.apache.org/docs/.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PAGE_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1024 * 1024, 8 * 1024 * 1024
 
 
 class Damaged(Exception):
-    """The file is not a .parquet, has no readable footer, or a page of it cannot be read."""
+    """Error of a file that is not a .parquet, has no readable footer, or has a page that cannot be read."""
 
 
 def gathered_row_groups(file: InputFile, target_bytes: int) -> list[tuple[int, int | None, int]]:
@@ -53,11 +52,7 @@ def unpacked_bytes(file: InputFile) -> tuple[int, int]:
 
 
 def read_rows(file: InputFile, start: int, end: int | None, text_field: str) -> Iterator[Document | BadLine]:
-    """Items of the row groups from `start` to before `end`: one a row, and one for all rows that a damage loses.
-
-    Raises:
-        OSError: the disk or the network failed.
-    """
+    """Items of the row groups from `start` to before `end`: one a row, and one for all rows that a damage loses."""
     try:
         with opened(file) as table:
             sizes, groups = _disk_sizes(table.metadata, file.bytes), _groups(table.metadata)
@@ -71,11 +66,7 @@ def read_rows(file: InputFile, start: int, end: int | None, text_field: str) -> 
 
 @contextmanager
 def opened(file: InputFile) -> Iterator[pq.ParquetFile]:
-    """Open the file, to be read under `damage`.
-
-    Raises:
-        Damaged: it is not a .parquet.
-    """
+    """Open the file, to be read under `damage`; raises Damaged if it is no .parquet."""
     with file.open(0) as raw:
         options: dict[str, Any] = {"pre_buffer": False, "page_checksum_verification": True}
         options["buffer_size"] = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
@@ -107,7 +98,7 @@ def damage() -> Iterator[None]:
 
 
 def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
-    """Each row group's share of the file in bytes, by its packed columns; they add up to the file."""
+    """Share of each row group in the file in bytes, by its compressed columns; they add up to the file."""
     columns = [[group.column(i).total_compressed_size for i in range(group.num_columns)] for group in _groups(footer)]
     if any(min(sizes, default=0) < 0 for sizes in columns):
         raise Damaged("the footer has a column of less than no bytes")

@@ -177,11 +177,7 @@ def write_quarantine(tasks: Sequence[ShardTask], results: Mapping[str, ShardResu
 
 
 def check_sources(config: DataSettings, tallies: Sequence[SourceTally], paths: TokenPaths) -> None:
-    """Check that there are documents, and not too many bad ones.
-
-    Raises:
-        UserError: there is none, or `check_bad_fraction` says so.
-    """
+    """Raise UserError if there is no document, or too many bad ones (`check_bad_fraction`)."""
     whole = total(tallies)
     check_bad_fraction(config, whole, paths)
     if not whole.documents:
@@ -192,11 +188,9 @@ def check_sources(config: DataSettings, tallies: Sequence[SourceTally], paths: T
 
 
 def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPaths) -> None:
-    """Check the shares of bad documents, among all that are not merely empty lines, and of bad bytes.
+    """Raise UserError if the share of bad documents (empty lines do not count) or of bad bytes is too large.
 
-    Raises:
-        UserError: either is above `max_bad_fraction`; names both, the counts by reason, the damaged files and the
-            quarantine file.
+    It names both, the counts by reason, the damaged files and the quarantine file.
     """
     limit, counted = config.max_bad_fraction, (tally.bad_documents, tally.bad_bytes)
     if all(bad <= limit * among for bad, among in counted):

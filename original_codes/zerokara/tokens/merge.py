@@ -69,8 +69,7 @@ def copied(folder: Path) -> set[str]:
 def forget_other_split(config: DataSettings, folder: Path, share: str = "") -> None:
     """Drop a merge that had begun with other settings of the split; the shards that it deleted are missing then.
 
-    Raises:
-        UserError: this is a share of the work, and others may be merging.
+    Raises UserError in a share of the work, since others may be merging.
     """
     if is_begun(folder) and orjson.loads((folder / STATE_NAME).read_bytes())["settings"] != _settings(config):
         if share:
@@ -102,11 +101,8 @@ def merge_shards(
 ) -> None:
     """Write both splits, count their contents, and give the files their final names at the very end.
 
-    `tasks` are all there are, in corpus order; `tallies` are of each source. A `share` copies its own shards alone.
-
-    Raises:
-        UserError: a source has too few documents to be split.
-        RunError: a power cut or the disk has damaged shards, which count as unfinished from now on.
+    `tasks` are all, in corpus order; `tallies` are of each source. A `share` copies only its own shards. Raises
+    UserError for a source with too few documents, and as `_Shards.check`.
     """
     shards = _Shards(config, tasks, results, folder)
     state = _planned(shards, tallies)
@@ -204,11 +200,7 @@ class _Shards:
             documents[source] += result.documents
 
     def check(self, number: int, ending: str, size: int, checksum: int) -> None:
-        """Check the size and the CRC-32 of what was read of a shard.
-
-        Raises:
-            RunError: they are not those of what was written; the shard counts as unfinished from now on.
-        """
+        """Raise RunError if size or CRC-32 are not those that were written; the shard counts as unfinished then."""
         result = self.results[number]
         if [size, checksum] != [*result.files[ending]]:
             shard_path(self.folder, result.name, "json").unlink(missing_ok=True)

@@ -71,10 +71,10 @@ def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path, capsys: pytest.Capt
     assert embedded.main([str(path)]) == 0
     assert "there already" in capsys.readouterr().out and path.read_bytes() == b"mine\n"
     path.unlink()
-    assert embedded.write(path)
+    assert embedded.main([str(path)]) == 0
     before = path.read_bytes()
     path.unlink()
-    assert embedded.write(path) and path.read_bytes() == before
+    assert embedded.main([str(path)]) == 0 and path.read_bytes() == before
 
 
 def test_prose() -> None:
