@@ -80,24 +80,24 @@ class Hub:
     awaited_commits: threading.Barrier | None = None
     """Holds each commit until all that it waits for have come: uploads that run at once."""
     quotes: bool = False
-    """Whether what is refused is answered with the address and the token that came, as some proxies do."""
+    """True to quote the address and the token in refusals, as some proxies do."""
     fail_storage: int | None = None
     """Status with which the other host answers when a dataset's file is asked of it."""
     hide_from_listing: set[str] = field(default_factory=set)
     spoil_in_listing: set[str] = field(default_factory=set)
     """Paths whose hash is listed wrongly."""
     fail_put_after: int | None = None
-    """How many files outside git are taken before the storage breaks down (status 400, which nobody tries again)."""
+    """Number of files outside git after which the storage breaks down (status 400, which nobody tries again)."""
     drop_at: int | None = None
     """Byte of a dataset's file at which the connection breaks."""
     num_drops: int = 1_000_000
-    """How often it still breaks."""
+    """Number of times that it still breaks."""
     tree_page: int = 2
     """Files on a page of a dataset's listing."""
     next_page_at: str = ""
     """Another host that the listing of a dataset goes on at."""
     too_often: int = 0
-    """How many requests for a part of a file, but for its first byte, are answered with status 429."""
+    """Number of requests for a part of a file, but for its first byte, that are answered with status 429."""
     ignore_ranges: bool = False
     """Send whole files whatever part is asked for."""
 
@@ -129,15 +129,6 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._handle()
-
-    def do_POST(self) -> None:
-        self._handle()
-
-    def do_PUT(self) -> None:
-        self._handle()
-
-    def _handle(self) -> None:
         path = self.path.partition("?")[0]
         body = self._body()
         self.hub.requests.append(f"{self.command} {path}")
@@ -150,8 +141,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return handler(self, body, *match.groups())
         self._answer(404, {"error": f"no such page {path}"})
 
+    do_POST = do_PUT = do_GET
+
     def _is_open(self, path: str) -> bool:
-        """Whether the token is not asked for: by signed addresses, and by public datasets."""
+        """True where no token is asked for: signed addresses, and public datasets."""
         if path.startswith(("/storage/", "/cdn/")):
             return True
         match = re.match(r"/(?:api/)?datasets/([^/]+/[^/]+)", path)
@@ -318,9 +311,8 @@ class _Handler(BaseHTTPRequestHandler):
         for path, content in below.items():
             rest = path.removeprefix(inside)
             if "/" in rest and asked["recursive"] != "true":
-                entries.append(
-                    {"type": "directory", "path": inside + rest.partition("/")[0], "oid": "0" * 40, "size": 0}
-                )
+                path = inside + rest.partition("/")[0]
+                entries.append({"type": "directory", "path": path, "oid": "0" * 40, "size": 0})
                 continue
             entry = {"type": "file", "path": path, "size": len(content), "oid": git_blob(content)}
             if len(content) >= LFS_BYTES:
@@ -331,9 +323,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {}
         if first + self.hub.tree_page < len(entries):
             query = f"recursive={asked['recursive']}&cursor={first + self.hub.tree_page}"
-            headers["Link"] = (
-                f'<{self.hub.next_page_at or self.hub.url}{self.path.partition("?")[0]}?{query}>; rel="next"'
-            )
+            page = f"{self.hub.next_page_at or self.hub.url}{self.path.partition('?')[0]}?{query}"
+            headers["Link"] = f'<{page}>; rel="next"'
         self._answer(200, entries[first : first + self.hub.tree_page], headers)
 
     def dataset_file(self, body: bytes, name: str, revision: str, path: str) -> None:

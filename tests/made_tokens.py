@@ -93,6 +93,12 @@ def discard_work(config: PretrainConfig) -> None:
     work_folder.discard(TokenPaths(config.output_prefix))
 
 
+def finished(config: PretrainConfig) -> dict[str, bytes]:
+    """Remove the work folder; return the files of the result, by name."""
+    discard_work(config)
+    return written(config)
+
+
 def write_tokens(config: PretrainConfig) -> TokenPaths:
     """Write the token files of both splits, the quarantine file and the manifest of `config`."""
     paths, encoded = TokenPaths(config.output_prefix), encode(config)

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from made_tokens import write_documents_as_corpus
 from programs import launch
 
 NAMES = (
@@ -59,15 +60,11 @@ def test_a_script_takes_packages_for_packages(folder: Path, script: str) -> None
 def test_the_processes_of_steps_1_and_2_do_too(folder: Path) -> None:
     random = Random(5)
     words = "a line of words that tell about the sea and the wind 海 と 風".split()  # noqa: SIM905
-    texts = ["\n".join(" ".join(random.choices(words, k=8)) for _ in range(5)) for _ in range(200)]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
-    (folder / "first.yaml").write_text(
-        "input: corpus.jsonl\noutput_dir: made\nvocab_size: 320\nnum_threads: 2\n", "utf-8"
-    )
-    (folder / "second.yaml").write_text(
-        "input_jsonl: corpus.jsonl\ninput_tokenizer_file: made/tokenizer.model\noutput_prefix: out\nnum_workers: 2\n",
-        "utf-8",
-    )
+    write_documents_as_corpus(folder / "corpus.jsonl", [" ".join(random.choices(words, k=40)) for _ in range(200)])
+    first = {"input": "corpus.jsonl", "output_dir": "made", "vocab_size": 320, "num_threads": 2}
+    second = {"input_jsonl": "corpus.jsonl", "input_tokenizer_file": "made/tokenizer.model", "output_prefix": "out"}
+    for name, settings in (("first", first), ("second", second | {"num_workers": 2})):
+        (folder / f"{name}.yaml").write_text("".join(f"{key}: {settings[key]}\n" for key in settings), "utf-8")
     assert "trained" in run(SCRIPTS[0], "--config", "first.yaml")
     assert "200 documents in" in run(SCRIPTS[1], "--config", "second.yaml")
 

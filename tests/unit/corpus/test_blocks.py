@@ -12,7 +12,7 @@ from corpus_files import COMPRESS, compressed, found
 
 from zerokara.corpus import documents
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import BadLine, Block, Document, Range, Reason, blocks, has_unknown_size, ranges, read
+from zerokara.corpus.read import BadLine, Block, Document, Reason, blocks, read
 
 ENDINGS = [".gz", ".zst"]
 WORDS = ["a", "日本語の行", "", "bb\u2028bb", "c" * 40, "", "d", "é" * 9, "last"]
@@ -117,15 +117,3 @@ def test_an_empty_file_and_one_of_another_format_are_damaged(tmp_path: Path) -> 
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
     (block,) = blocks(file, 1000)
     assert block.is_last and block.last and "empty" in block.last.excerpt
-
-
-def test_what_is_cut_and_what_has_unknown_size(tmp_path: Path) -> None:
-    packed_lines = found(compressed(tmp_path / "a.jsonl.gz", b'{"text": "a"}\n' * 99))
-    packed_text = found(compressed(tmp_path / "a.txt.zst", b"a\n" * 99))
-    plain = found(tmp_path / "a.jsonl", b'{"text": "a"}\n' * 99)
-    assert has_unknown_size(packed_lines, "file") and has_unknown_size(packed_text, "line")
-    assert not has_unknown_size(packed_text, "file") and not has_unknown_size(plain, "line")
-    assert ranges([packed_lines, packed_text], 1, "file") == [Range(packed_lines), Range(packed_text)]
-    assert Range(packed_lines).disk_bytes == packed_lines.bytes
-    cut = ranges([plain], 100, "file")
-    assert len(cut) == 14 and sum(part.disk_bytes for part in cut) == plain.bytes

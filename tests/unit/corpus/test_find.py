@@ -14,7 +14,7 @@ import pytest
 from corpus_files import compressed
 
 from zerokara.corpus import find
-from zerokara.corpus.find import CORPUS, check_unchanged, find_files
+from zerokara.corpus.find import check_unchanged, find_files
 from zerokara.errors import Fault, RunError, UserError, shown
 
 
@@ -76,17 +76,11 @@ def test_formats_come_from_names(here: Path, name: str, kind: str, compression: 
     assert file.name == name and pickle.loads(pickle.dumps(file)) == file
 
 
-@pytest.mark.parametrize(
-    "name", ["a.gz", "a.zst", "gz", "txt", "a.parquet.gz", "a.jsonl.bz2", "a.csv", "a.txt.gz.bak", "README"]
-)
-def test_names_of_no_format(name: str) -> None:
-    assert CORPUS.of(name) is None
-
-
 def test_each_entry_is_a_source_and_globs_expand(here: Path) -> None:
+    write(here, "y/a.gz", "y/txt", "y/a.parquet.gz", "y/a.csv", "y/a.txt.gz.bak", "y/README")
     write(here, "x1.jsonl", "x2.jsonl", "y/one.txt", "y/deep/two.txt", "exact[1].txt")
     expected = [(0, "y/deep/two.txt"), (0, "y/one.txt"), (1, "x1.jsonl"), (1, "x2.jsonl")]
-    assert by_source("y/**/*.txt", "x*.jsonl") == expected
+    assert by_source("y", "x*.jsonl") == expected
     assert names("exact[1].txt") == ["exact[1].txt"]
 
 
@@ -262,11 +256,9 @@ NAMES = {
     "café.txt": "café.txt",
     r"caf\xe9.txt": r"caf\\xe9.txt",
     "two\nlines.txt": r"two\u000alines.txt",
-    "\x1b[31mred.txt": r"\u001b[31mred.txt",
     "\x85.txt": r"\u0085.txt",
     "\u202etxt.a.txt": r"\u202etxt.a.txt",
     "日本\u3000語 #[x].txt": "日本\u3000語 #[x].txt",
-    "-rf.txt": "-rf.txt",
 }
 
 

@@ -16,7 +16,6 @@ import pytest
 from corpus_files import json_lines
 from fsspec.registry import known_implementations
 
-from zerokara.corpus import remote
 from zerokara.corpus.find import InputFile, check_unchanged, find_files
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.read import Document, ranges, read
@@ -118,13 +117,3 @@ def test_an_answer_of_another_length_is_an_error(store: Any, given: bytes, monke
     with pytest.raises(OSError, match="reading bytes 0 to") as raised:
         _documents(files)
     assert f"{len(given):,} bytes where" in str(raised.value.strerror)
-
-
-def test_a_stream_seeks_as_a_file_does(store: Any) -> None:
-    file = find_files(["memory://poems/data/a.jsonl"], "")[0].remote
-    assert file is not None
-    content = FILES["data/a.jsonl"]
-    with remote.open_file(file, 0) as stream:
-        assert stream.seek(-5, io.SEEK_END) == len(content) - 5 and stream.read(9) == content[-5:]
-        assert stream.seek(3) == 3 and stream.read(4) == content[3:7] and stream.seek(2, io.SEEK_CUR) == 9
-        assert stream.tell() == 9 and stream.read(0) == b""

@@ -14,7 +14,7 @@ import made_tokens
 import numpy as np
 import pytest
 from failing_encoder import LyingEncoder
-from made_tokens import discard_work, run_in_this_process, write_tokens, written
+from made_tokens import discard_work, finished, run_in_this_process, write_tokens, written
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
@@ -25,7 +25,7 @@ from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, sentencepiece_itself
-from zerokara.tokens import merge, work_folder
+from zerokara.tokens import merge
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, run_in_workers
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, idx_path
 from zerokara.tokens.merge import SourceTally
@@ -158,6 +158,13 @@ def test_too_few_documents_to_split(make_config: MakeConfig) -> None:
     assert list(written(config)) == ["tokens_quarantine.jsonl"]
 
 
+def _failing(error: BaseException) -> Callable[..., Any]:
+    def failing(*_: Any) -> Any:
+        raise error
+
+    return failing
+
+
 def test_a_full_disk_while_merging_leaves_what_was_there(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,10 +172,7 @@ def test_a_full_disk_while_merging_leaves_what_was_there(
     _encode(config)
     before = written(config)
 
-    def full(*_: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(merge, "index_part", full)
+    monkeypatch.setattr(merge, "index_part", _failing(OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(RunError, match="No space left on device"):
         _encode(config)
     assert written(config) == before
@@ -184,13 +188,10 @@ def test_a_full_disk_while_merging_leaves_what_was_there(
 def test_a_run_that_ends_without_a_shard_leaves_nothing(
     make_config: MakeConfig, error: BaseException, raised: type[BaseException], message: str
 ) -> None:
-    def failing(*_: Any) -> Any:
-        raise error
-
     config = make_config()
     folder = Path(config.output_prefix).parent
     with pytest.raises(raised, match=message.format(folder=re.escape(str(folder)))):
-        _encode(config, run_tasks=failing)
+        _encode(config, run_tasks=_failing(error))
     assert not folder.exists()
 
 
@@ -208,21 +209,6 @@ def test_a_file_that_grows_or_goes_meanwhile(make_config: MakeConfig, corpus: Pa
     corpus.unlink()
     with pytest.raises(RunError, match=r"cannot read or write .*corpus\.jsonl: No such file or directory"):
         _encode_with_sentencepiece(config, files)
-
-
-def test_two_runs_on_one_output_and_what_an_unknown_run_left(make_config: MakeConfig) -> None:
-    config = make_config()
-    paths = TokenPaths(config.output_prefix)
-    (paths.work_folder / "123").mkdir(parents=True)
-    (paths.work_folder / "123" / "000000.bin").write_bytes(b"left over")
-    with work_folder.claimed(paths) as folder:
-        begun = folder / "0000000-000000000000000.bin.1.partial"
-        begun.write_bytes(b"the other run is at this")
-        assert _fault(config).where == str(folder)
-        discard_work(config)
-        assert begun.read_bytes() == b"the other run is at this", "what another run is writing is not touched"
-    _encode(config)
-    assert not paths.work_folder.exists()
 
 
 def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -263,8 +249,7 @@ def test_sentencepiece_takes_over_from_a_fast_encoder_that_differs(
     for path in list(TokenPaths(config.output_prefix).work_folder.glob("*-*.json"))[:2]:
         path.unlink()
     assert encode_corpus(config, files, encoder, choice).encoder_name == "sentencepiece 0.2.3"
-    discard_work(config)
-    assert written(config) == written(plain)
+    assert finished(config) == written(plain)
 
 
 def test_step_2_finds_nothing_left_to_do_after_write_tokens(

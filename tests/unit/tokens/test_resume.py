@@ -19,7 +19,7 @@ from typing import Any
 
 import made_tokens
 import pytest
-from made_tokens import discard_work, run_in_this_process, stopping_after, written
+from made_tokens import discard_work, finished, run_in_this_process, stopping_after, written
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
@@ -48,8 +48,7 @@ def expected(make_config: MakeConfig, tmp_path: Path) -> dict[str, bytes]:
     """The files that an unbroken run writes."""
     config = make_config(output_prefix=str(tmp_path / "unbroken" / "tokens"))
     _encode(config)
-    discard_work(config)
-    return written(config)
+    return finished(config)
 
 
 @pytest.fixture
@@ -78,8 +77,7 @@ def test_a_stopped_run_resumes(
     other = config.model_copy(update={"num_workers": 2})
     made = _encode(other, task_bytes=50_000)
     assert made.resumed_shards >= 3 * shards
-    discard_work(config)
-    assert written(config) == written(whole)
+    assert finished(config) == written(whole)
 
 
 def test_a_disk_that_fails_to_read_costs_no_finished_shard(
@@ -99,8 +97,7 @@ def test_a_disk_that_fails_to_read_costs_no_finished_shard(
         with pytest.raises(RunError, match=r"plan\.json: Stale file handle; 4 finished shards"):
             _encode(config)
     assert _encode(config).resumed_shards == 4
-    discard_work(config)
-    assert written(config) == expected
+    assert finished(config) == expected
 
 
 @pytest.mark.parametrize("change", ["corpus", "tokenizer", "field", "time", "format"])
@@ -145,8 +142,7 @@ def test_a_damaged_shard_is_made_again(make_config: MakeConfig, expected: dict[s
     if damage == "no mark":
         shard.with_suffix(".json").write_text("{", encoding="utf-8")
     assert _encode(config).resumed_shards == 2
-    discard_work(config)
-    assert written(config) == expected
+    assert finished(config) == expected
 
 
 @pytest.mark.parametrize(("seed", "is_tight"), [(0, False), (1, False), (2, False), (4, True)])
@@ -179,8 +175,7 @@ def test_a_merge_that_is_ended_anywhere_resumes(
             else:
                 assert made.sources[0].train.documents == 290
     assert _encode(config).text_bytes == 0, "everything was encoded in the first run"
-    discard_work(config)
-    assert written(config) == expected
+    assert finished(config) == expected
 
 
 def test_where_the_disk_is_tight_each_shard_goes_before_the_next_is_copied(
@@ -198,8 +193,7 @@ def test_where_the_disk_is_tight_each_shard_goes_before_the_next_is_copied(
     _encode(config)
     number = len(left) // 2  # of each shard a part for either split
     assert number > 5 and left == [each for each in range(number, 0, -1) for _ in range(2)]
-    discard_work(config)
-    assert written(config) == expected
+    assert finished(config) == expected
 
 
 def test_another_split_after_shards_were_deleted(

@@ -12,7 +12,7 @@ import pytest
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile, find_files
-from zerokara.corpus.read import Block
+from zerokara.corpus.read import Block, Range
 from zerokara.tokens import shard_tasks
 from zerokara.tokens.shard_tasks import WHOLE, Part, ShardTask, expected, lanes, num_workers
 
@@ -68,11 +68,6 @@ def test_a_packed_file_is_blocks_of_whole_lines(tmp_path: Path) -> None:
     listed, missing = expected(files, 1000, "line", results)
     assert [task.name for task in listed] == [task.name for task in made] == sorted(results) and not missing
     assert not _all(files, 1000, done=results)
-
-
-def test_what_is_missing_of_a_packed_file_is_done_again(tmp_path: Path) -> None:
-    files = _packed(tmp_path, "a.jsonl.gz")
-    made = _all(files, 1000)
     gone = [made[2].name, made[-1].name]
     results = {name: result for name, result in _results(made).items() if name not in gone}
     assert [task.name for task in _all(files, 1000, done=results)] == gone
@@ -83,10 +78,8 @@ def test_small_packed_files_are_read_as_a_whole_and_large_ones_of_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = _packed(tmp_path, "a.jsonl.gz", "b.jsonl.gz")
-    whole = [
-        task for task in _all(files, 8 * max(file.bytes for file in files)) if not isinstance(task.parts[0], Block)
-    ]
-    assert [part.end for task in whole for part in task.parts] == [None, None]  # type: ignore[union-attr]
+    whole = _all(files, 8 * max(file.bytes for file in files))
+    assert [part.end for task in whole for part in task.parts if isinstance(part, Range)] == [None, None]
     assert len(_all(files, 1000)) > 2
     monkeypatch.setattr(shard_tasks, "MANY_FILES", 1)
     assert len(_all(files, 1000)) == 2

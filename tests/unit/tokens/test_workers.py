@@ -24,49 +24,41 @@ from zerokara.tokens.shard_tasks import WHOLE, lanes
 from zerokara.tokens.shards import Job
 
 
-def _run(tmp_path: Path, *action: Any, workers: int = 2) -> list[Any]:
+def _run(tmp_path: Path, encoder: Any, task_bytes: int = 5, workers: int = 2) -> list[Any]:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("a line\n", encoding="utf-8")
-    files = find_files([str(tmp_path)], "")
-    todo, _ = lanes(files, 5, "line", WHOLE, {})
-    with closing(run_in_workers(Job(FailingEncoder(*action), tmp_path, "text", "line"), todo, workers)) as results:
+    todo, _ = lanes(find_files([str(tmp_path)], ""), task_bytes, "line", WHOLE, {})
+    with closing(run_in_workers(Job(encoder, tmp_path, "text", "line"), todo, workers)) as results:
         return list(results)
-
-
-def _lanes(path: Path, task_bytes: int) -> list[Any]:
-    return lanes(find_files([str(path)], ""), task_bytes, "line", WHOLE, {})[0]
 
 
 def test_a_killed_worker(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(RunError, match=r"SIGKILL.* at one of: .*0\.txt, from byte 0; .*--set num_workers=1"):
-        _run(tmp_path, "kill")
+        _run(tmp_path, FailingEncoder("kill"))
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if psutil.Process().pid != process.ppid()], "a worker is left"
 
 
-def test_a_worker_that_ends_by_itself(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="exit code 3"):
-        _run(tmp_path, "exit")
-
-
-def test_an_error_of_the_system_comes_as_it_is(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space left on device") as raised:
-        _run(tmp_path, "full")
-    assert raised.value.errno == errno.ENOSPC
-
-
-def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"(?s)encode_joined.*ZeroDivisionError: a fault of ours"):
-        _run(tmp_path, "fault")
+@pytest.mark.parametrize(
+    ("action", "error", "message"),
+    [
+        ("exit", RunError, "exit code 3"),
+        ("full", OSError, "No space left on device"),
+        ("fault", RunError, r"(?s)encode_joined.*ZeroDivisionError: a fault of ours"),
+    ],
+)
+def test_errors_of_workers(tmp_path: Path, action: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as raised:
+        _run(tmp_path, FailingEncoder(action))
+    assert action != "full" or (isinstance(raised.value, OSError) and raised.value.errno == errno.ENOSPC)
 
 
 def test_more_workers_than_tasks(tmp_path: Path, model_path: Path) -> None:
-    (tmp_path / "x.txt").write_text("a line\n", encoding="utf-8")
-    job = Job(Encoder(model_path), tmp_path, "text", "line")
-    assert [result.documents for result in run_in_workers(job, _lanes(tmp_path, 1000), 5)] == [1]
+    assert [result.documents for result in _run(tmp_path, Encoder(model_path), 1000, 5)] == [3]
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -86,9 +78,8 @@ for result in run_in_workers(Job(FailingEncoder(action), folder, "text", "line")
 @pytest.mark.parametrize("action", ["slow", "stuck"])
 def test_no_process_outlives_a_killed_parent(tmp_path: Path, action: str) -> None:
     (tmp_path / "x.txt").write_text("a line\n" * 200_000, encoding="utf-8")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), action]
-    parent = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
+    parent = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE)
     assert parent.stdout is not None and parent.stdout.readline()
     children = psutil.Process(parent.pid).children(recursive=True)
     assert len(children) == 4  # two workers, the fork server that they were forked from, and its resource tracker
@@ -103,12 +94,11 @@ def test_no_process_outlives_a_killed_parent(tmp_path: Path, action: str) -> Non
 
 def test_ctrl_c_reaches_the_parent_only(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a line\n" * 200_000, encoding="utf-8")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     # A shell starts what it puts in the background (`./run_tests.sh &`) with Ctrl-C ignored.
     heeding = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     command = [sys.executable, "-c", heeding + PROGRAM, str(tmp_path), "slow"]
     parent = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert parent.stdout is not None and parent.stdout.readline()
     children = psutil.Process(parent.pid).children(recursive=True)
