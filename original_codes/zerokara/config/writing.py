@@ -60,8 +60,8 @@ def _groups(config_class: type[Settings]) -> Iterator[tuple[str, dict[str, str]]
     groups: dict[str, list[str]] = {FIRST_HEADING: [*config_class.first]} if config_class.first else {}
     for component in reversed(config_class.__mro__):
         if issubclass(component, Settings):
-            new = [key for key in vars(component).get("__annotations__", {}) if key in component.model_fields]
-            new = [key for key in new if key not in docs]
+            keys = component.model_fields.keys() - docs.keys()
+            new = [key for key in vars(component).get("__annotations__", {}) if key in keys]
             for key in new:
                 inherited, own = (each.model_fields[key].description for each in (component, config_class))
                 doc = own or re.sub(r"[.;]\s`auto`\s.*", ".", inherited or "", flags=re.DOTALL)

@@ -52,37 +52,28 @@ from zerokara.training.planning.processors import VARIABLE, named_gpus
 
 Numbers = NDArray[np.float64]
 
-PRIOR_EXPONENT, EXPONENT_WIDTH = 0.3, 0.15
-"""Mean and standard deviation of α and β before any run."""
+PRIOR_EXPONENT, EXPONENT_WIDTH = 0.3, 0.15  # mean and standard deviation of α and β before any run
 PRIOR_FLOOR, FLOOR_WIDTH = 0.35, 0.15
 """The same for E, as a share of the fewest bits per byte of any run: 0.6 of 1.7 for English in Hoffmann et al."""
-SEED_NOISE = 0.003
-"""Standard deviation of the relative error of a run, from its seed alone."""
+SEED_NOISE = 0.003  # standard deviation of the relative error of a run, from its seed alone
 BEND = 0.02
 """Standard deviation of the relative error of a law for one doubling of size or length beyond the small runs; it grows
 as the square root of the doublings. From the few runs that it was checked on (docs/recipe.md)."""
 NUM_DRAWS = 1000
 _EXPONENTS = np.arange(0.05, 0.9001, 0.025)
-_FLOORS = np.arange(0.02, 0.9001, 0.04)
-"""E as a share of the fewest bits per byte."""
+_FLOORS = np.arange(0.02, 0.9001, 0.04)  # E as a share of the fewest bits per byte
 _GAMMAS = np.array([1, 0.7, 0.5, 0.35, 0.25, 0.2, 0.15])
-_UNIT_N, _UNIT_D = 1e6, 1e7
-"""The scale of N and D inside the fit, for numbers near 1."""
+_UNIT_N, _UNIT_D = 1e6, 1e7  # N and D inside the fit, for numbers near 1
 
-START_SECONDS = 8.0
-"""Seconds of a run before its first step and after its last."""
+START_SECONDS = 8.0  # of a run before its first step and after its last
 MAX_EVAL_TOKENS = 200_000
 """Maximum tokens of a validation; fewer than step 3's are another part of the text, with other bits per byte."""
 LENGTHS, NUM_SIZES = (1, 2, 4), 3
 NUM_RUNS = NUM_SIZES * len(LENGTHS)
-MIN_TOKENS_PER_PARAMETER = 5
-"""Minimum for the largest size in its longest run, before larger sizes are taken."""
-MIN_STEPS = 400
-"""Steps of the shortest run: in fewer a model hardly gets beyond the frequencies of words, and no law holds."""
-MIN_BATCH = 4
-"""Sequences of the smallest batch."""
-SLOT_BYTES = 1.5e9
-"""Main memory for a small run: twice what one of a million parameters holds."""
+MIN_TOKENS_PER_PARAMETER = 5  # of the largest size in its longest run, before larger sizes are taken
+MIN_STEPS = 400  # in fewer a model hardly gets beyond the frequencies of words, and no law holds
+MIN_BATCH = 4  # sequences
+SLOT_BYTES = 1.5e9  # main memory for a small run: twice what one of a million parameters holds
 SHAPES: tuple[dict[str, Any], ...] = tuple(
     {**size_settings(""), "num_layers": layers, "hidden_size": width, "num_attn_heads": width // 32}
     for layers, width in ((2, 64), (3, 96), (4, 128), (4, 192), (4, 256), (6, 320), (6, 448))
@@ -260,8 +251,7 @@ class Slot(NamedTuple):
     """Cores, and a GPU where there is one, for one run: a tiny model keeps neither many cores nor a GPU busy."""
 
     cores: tuple[int, ...]
-    gpu: str | None
-    """By number or UUID, as CUDA_VISIBLE_DEVICES names it."""
+    gpu: str | None  # number or UUID, as CUDA_VISIBLE_DEVICES names it
 
 
 def slots(most: int, num_gpus: int) -> list[Slot]:

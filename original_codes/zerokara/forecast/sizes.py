@@ -18,14 +18,10 @@ from zerokara.forecast.fit import Prediction, ScalingLaw, effective_parameters
 from zerokara.forecast.speed import Speed
 from zerokara.model.shapes import ModelShape
 
-REPETITIONS_WORTH = 15.4
-"""R*."""
-RULE_OF_THUMB = 20
-"""Tokens per parameter where nothing better is known (Hoffmann et al., 2022)."""
-MIN_TOKENS_PER_PARAMETER = 0.2
-"""Sizes with fewer are not shown."""
-GOOD_ENOUGH = 1.005
-"""Ratio to the fewest bits per byte, up to which a smaller model is taken: it is cheaper to use."""
+REPETITIONS_WORTH = 15.4  # R*
+RULE_OF_THUMB = 20  # tokens per parameter where nothing better is known (Hoffmann et al., 2022)
+MIN_TOKENS_PER_PARAMETER = 0.2  # sizes with fewer are not shown
+GOOD_ENOUGH = 1.005  # ratio to the fewest bits per byte, up to which a smaller model is taken: it is cheaper to use
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,8 @@ def main() -> int:
     steps = {path.stem for path in Path(__file__).parent.glob("[a-z]*.py")} - {"command"}
     if name in steps:
         return import_module(f"zerokara.steps.{name}").main(arguments)
-    print(
-        f"zerokara {__version__}"
-        if name == "--version"
-        else f"usage: zerokara STEP [--help]: {', '.join(sorted(steps - {'preflight'}))}"
-    )
+    usage = f"usage: zerokara STEP [--help]: {', '.join(sorted(steps - {'preflight'}))}"
+    print(f"zerokara {__version__}" if name == "--version" else usage)
     return 0 if name in ("--version", "--help", "-h") else 2
 
 

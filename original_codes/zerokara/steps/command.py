@@ -23,10 +23,8 @@ from zerokara.config.writing import help_text, overrides
 from zerokara.errors import UserError, guarded
 from zerokara.steps import stop
 
-COMMAND_NAME = "ZEROKARA_COMMAND"
-"""Environment variable with the name by which the user called a shell script."""
-FIT_MINUTES = 10.0
-"""Default of --fit."""
+COMMAND_NAME = "ZEROKARA_COMMAND"  # environment variable with the name by which the user called a shell script
+FIT_MINUTES = 10.0  # default of --fit
 SCRIPTS = {
     "0_plan.py": "config.yaml",
     "1_train_sentencepiece_tokenizer.py": "sentence_piece_config.yaml",
@@ -51,20 +49,16 @@ class Options:
     dry_run: bool = False
     write: bool = False
     verify_resume: int | None = None
-    evaluate: str | None = None
-    """Name of the checkpoint to validate; "" for the newest."""
+    evaluate: str | None = None  # name of the checkpoint to validate; "" for the newest
     hours: float | None = None
     tokens: float | None = None
     fit: float | None = None
     join: str | None = None
     host: str | None = None
     part: tuple[int, int] | None = None
-    merge: tuple[int, int] | None = None
-    """Number and count of the parts, as in `part`; (0, 1) for the whole merge."""
-    argv: Sequence[str] = ()
-    """The command line itself."""
-    again: str = "the same command"
-    """The command that resumes this one."""
+    merge: tuple[int, int] | None = None  # number and count, as `part`; (0, 1) for the whole merge
+    argv: Sequence[str] = ()  # the command line itself
+    again: str = "the same command"  # resumes this one
 
 
 def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
@@ -98,7 +92,6 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "merge": {"type": _share, "nargs": "?", "const": (0, 1), "metavar": "I/N"},
     "evaluate": {"nargs": "?", "const": "", "metavar": "CHECKPOINT"},
 }
-"""Arguments of argparse's `add_argument` for each flag."""
 _SHARED_HELP = {
     "redo": "do it again, and replace the outputs of an earlier run",
     "dry_run": "check everything, print what would be done, and stop",

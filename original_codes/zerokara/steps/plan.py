@@ -84,8 +84,8 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
             named.clear()
     kept = [each for each in options.overrides if each.partition("=")[0].strip() not in values]
     advised = overrides({key: value for key, value in values.items() if key in named})
-    advised_options = replace(options, overrides=[*kept, *advised])
-    summary("plan", rows, command.next_command("3_train_node1.sh", advised_options, config))
+    options = replace(options, overrides=[*kept, *advised])
+    summary("plan", rows, command.next_command("3_train_node1.sh", options, config))
 
 
 def _small_runs(

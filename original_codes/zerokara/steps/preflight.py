@@ -28,10 +28,8 @@ from zerokara.errors import Fault, UserError, guarded
 from zerokara.tokenizer import LOG_HEADER, LOG_NAME, MODEL_NAME, TOKENIZER_NAMES, WORK_NAME
 from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path
 
-TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"
-"""Names of steps 1 and 2 in their manifests."""
-_MAX_NAME_BYTES = 235
-"""A file system's 255, less what `durable` appends to a name while writing."""
+TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"  # in their manifests
+_MAX_NAME_BYTES = 235  # a file system's 255, less what `durable` appends to a name while writing
 _MARKS = (LOG_HEADER.encode(), b'{"file":')
 """First bytes of our log and quarantine file: a run that failed leaves them without a manifest."""
 
@@ -42,10 +40,8 @@ class Outputs:
 
     key: str
     files: Sequence[Path]
-    step: str = ""
-    """The step's name in the manifest; empty where the room itself knows whose the files are."""
-    under_way: bool = False
-    """True if an earlier run was killed before it had written the manifest: the files are its own."""
+    step: str = ""  # its name in the manifest; empty where the room itself knows whose the files are
+    under_way: bool = False  # an earlier run was killed before it had written the manifest: the files are its own
 
 
 def of_tokenizer(config: TokenizerConfig) -> Outputs:
