@@ -1,6 +1,6 @@
 """Twenty fp32 steps of our models and of Hugging Face's under torch AdamW, from equal weights on equal batches.
 
-Tensor-parallel ranks train as one process does (test_tensor_parallel.py), and so as Hugging Face's.
+Tensor-parallel ranks train as one process does (test_processes.py), and so as Hugging Face's.
 """
 
 from __future__ import annotations
