@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -79,14 +80,11 @@ def test_killed_at_any_moment_and_run_again(config: Path, tmp_path: Path) -> Non
     started = time.monotonic()
     _tokenize(config, tmp_path / "whole" / "tokens", *given)
     seconds, chance, went_on = time.monotonic() - started, random.Random(7), 0
+    expected = _hashes(tmp_path / "whole" / "tokens")
     for number in range(KILLS):
         prefix = tmp_path / f"killed{number}" / "tokens"
-        process = subprocess.Popen(
-            _command(config, prefix, *given),
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(_command(config, prefix, *given), start_new_session=True, **silent)
         shards = TokenPaths(str(prefix)).work_folder
         deadline = time.monotonic() + (chance.uniform(0.3, 1.0) * seconds if number else 60)
         # The first one when there is something to go on from, the others at any moment.
@@ -95,12 +93,10 @@ def test_killed_at_any_moment_and_run_again(config: Path, tmp_path: Path) -> Non
         # Half of the times the parent alone, whose workers are then orphans; else everything at once.
         (os.killpg if number % 2 else os.kill)(process.pid, signal.SIGKILL)
         process.wait()
-        assert not TokenPaths(str(prefix)).manifest.exists() or _hashes(prefix) == _hashes(
-            tmp_path / "whole" / "tokens"
-        )
+        assert not TokenPaths(str(prefix)).manifest.exists() or _hashes(prefix) == expected
         said, _ = _tokenize(config, prefix, *given)
         went_on += "resuming" in said
-        assert _hashes(prefix) == _hashes(tmp_path / "whole" / "tokens")
+        assert _hashes(prefix) == expected
         assert not TokenPaths(str(prefix)).work_folder.exists()
     assert went_on, "no run was killed in the middle"
     print(f"{KILLS} runs killed, {went_on} of them with shards to go on from, all ended with the same files")

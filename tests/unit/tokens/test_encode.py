@@ -99,13 +99,6 @@ def test_each_source_gives_validation_documents(make_config: MakeConfig, corpus:
     assert len(IndexedTokens(TokenPaths(config.output_prefix).valid)) == 14
 
 
-def test_no_validation_leaves_no_validation_files(make_config: MakeConfig) -> None:
-    _encode(make_config())
-    config = make_config(valid_fraction=0)
-    _encode(config)
-    assert not idx_path(TokenPaths(config.output_prefix).valid).exists()
-
-
 @pytest.mark.parametrize("task_bytes", [None, 3000])
 def test_the_quarantine_names_file_line_offset_and_reason(
     make_config: MakeConfig, corpus: Path, task_bytes: int | None
@@ -121,12 +114,15 @@ def test_the_quarantine_names_file_line_offset_and_reason(
     assert records[0]["excerpt"] == "{broken"
 
 
-def test_a_mended_corpus_leaves_no_quarantine(make_config: MakeConfig, corpus: Path) -> None:
-    config = make_config()
-    _encode(config)
+def test_a_mended_corpus_leaves_no_quarantine_and_no_validation_leaves_no_files(
+    make_config: MakeConfig, corpus: Path
+) -> None:
+    _encode(make_config())
+    config = make_config(valid_fraction=0)
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in _good_texts(corpus)), encoding="utf-8")
     _encode(config)
     assert not TokenPaths(config.output_prefix).quarantine.exists()
+    assert not idx_path(TokenPaths(config.output_prefix).valid).exists()
 
 
 def test_too_many_bad_lines_stop_the_step_and_are_kept(make_config: MakeConfig) -> None:
