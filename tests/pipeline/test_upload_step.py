@@ -42,7 +42,7 @@ def export_folder(folder: Path, config: str = "{}\n") -> None:
         "model": {"auto_class": "AutoModelForCausalLM", "task": "text-generation"},
         "samples": [{"prompt": "Ana are"}],
     }
-    manifest.write(folder / MANIFEST_NAME, manifest.StepSpec(STEP, {}), outputs, facts, 1.0)
+    manifest.write(folder / MANIFEST_NAME, manifest.StepSpec(STEP, {"test_prompt_text": "auto"}), outputs, facts, 1.0)
     (folder / "stray.txt").write_text("private notes", encoding="utf-8")
 
 
@@ -107,7 +107,7 @@ def test_a_dry_run_lists_files_and_bytes_without_network_or_token(user: User, hu
     run = user.run("--dry-run", token=None)
     assert run.returncode == 0, run.stderr
     assert "model-00001-of-00002.safetensors" in run.stdout and "9,000 bytes" in run.stdout
-    assert "stray" not in run.stdout
+    assert "stray" not in run.stdout and 'continue "Ana are"' in run.stdout
     following = shlex.split(run.stdout.splitlines()[-1].removeprefix("next: "))
     assert following[2:4] == ["--config", "convert.yaml"] and f"huggingface_name={NAME}" in following
     unnamed = user.run("--dry-run", "--set", "huggingface_name=''", token=None)

@@ -6,6 +6,7 @@ part of this export. The token comes from `hf auth login` or from HF_TOKEN in th
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from functools import partial
@@ -38,6 +39,9 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     total = sum(record.bytes for record in files)
     what, visibility = f"{len(files)} files, {bytes_text(total)}", "private" if config.private else "public"
     log(f"step 6 upload: {what} → {name or 'a repository to be named'} ({visibility})")
+    if made.settings.get("test_prompt_text") == "auto" and (samples := made.facts["samples"]):
+        prompts = ", ".join(json.dumps(sample["prompt"], ensure_ascii=False) for sample in samples)
+        log(f"  the card's samples continue {prompts}: if that quotes text of yours, set test_prompt_text, then step 4")
     if options.dry_run:
         width = max(len(record.path) for record in files)
         for record in files:
