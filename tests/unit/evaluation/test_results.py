@@ -12,8 +12,7 @@ from huggingface_hub import ModelCard
 
 from zerokara import manifest
 from zerokara.errors import UserError
-from zerokara.evaluation import model_index as card
-from zerokara.evaluation import results as page
+from zerokara.evaluation import model_index, results
 from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section, table
 from zerokara.evaluation.scoring import Interval
 from zerokara.huggingface import exported_folder
@@ -61,18 +60,15 @@ def test_the_table_is_ranked_and_names_what_is_not() -> None:
     assert lines[-1] == ["warning:", "few", "documents"]
 
 
-def test_the_page_shows_every_number_and_escapes_names() -> None:
-    found = Texts(page.page([SECTION]))
+def test_the_page_shows_every_number_and_escapes_names_and_sections_of_one_name_keep_their_plots() -> None:
+    other = replace(SECTION, rows=(Row("only", 9.5),), differences=())
+    markup = results.page([SECTION, other])
+    found = Texts(markup)
     for text in ("<b>&", "1.125", "1.200 to 1.300", "+0.100 to +0.150", "few documents", "unigram"):
         assert any(text in one for one in found.texts), text
-    assert found.elements.count("svg") == 2 and not {"b", "script", "link", "img"} & set(found.elements)
-
-
-def test_sections_of_one_name_keep_their_own_plots() -> None:
-    other = replace(SECTION, rows=(Row("only", 9.5),), differences=())
-    made = page.page([SECTION, other])
-    assert made.count(page.value_plot(SECTION)) == made.count(page.value_plot(other)) == 1
-    assert made.count(page.difference_plot(SECTION)) == 1
+    assert found.elements.count("svg") == 3 and not {"b", "script", "link", "img"} & set(found.elements)
+    plots = [results.value_plot(SECTION), results.value_plot(other), results.difference_plot(SECTION)]
+    assert [markup.count(plot) for plot in plots] == [1, 1, 1]
 
 
 def test_json_holds_what_was_measured() -> None:
@@ -82,51 +78,41 @@ def test_json_holds_what_was_measured() -> None:
 
 
 def test_a_card_gets_the_results_and_keeps_the_rest() -> None:
-    text = card.with_results(CARD, "first", [SECTION])
+    text = model_index.with_results(CARD, "first", [SECTION])
     data = ModelCard(text).data
     assert (data.license, data.language) == ("mit", ["ro"]) and text.endswith("# first\n\nÎn română.\n")
     (result,) = data.eval_results
     assert (result.metric_type, result.metric_value, result.dataset_name) == ("bits_per_byte", 1.25, "old novels.jsonl")
     assert "1.200 to 1.300, n = 100" in result.metric_name
     # Measured again: the value is replaced. Another text: it is added, and kept when the first is measured again.
-    other = Section(**{**SECTION.__dict__, "rows": (Row("first", 1.5),), "facts": {"text": "other"}})
-    text = card.with_results(card.with_results(text, "first", [other]), "first", [SECTION])
+    other = replace(SECTION, rows=(Row("first", 1.5),), facts={"text": "other"})
+    text = model_index.with_results(model_index.with_results(text, "first", [other]), "first", [SECTION])
     assert sorted((one.dataset_name, one.metric_value) for one in ModelCard(text).data.eval_results) == [
         ("old novels.jsonl", 1.25),
         ("other", 1.5),
     ]
-    assert card.with_results(CARD, "none", [SECTION]) == CARD
+    assert model_index.with_results(CARD, "none", [SECTION]) == CARD
 
 
-def exported(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "README.md").write_text(CARD, encoding="utf-8")
-    (folder / "config.json").write_text("{}", encoding="utf-8")
+def test_an_export_stays_as_it_was_proved_but_for_the_record_of_its_card(tmp_path: Path) -> None:
+    for name, text in (("README.md", CARD), ("config.json", "{}")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
     spec, facts = manifest.StepSpec(exported_folder.STEP, {}), {"proof": {"holds": True}}
-    manifest.write(folder / "manifest.json", spec, {"all": sorted(folder.iterdir())}, facts, 1.0)
-    return folder
-
-
-def test_an_export_stays_as_it_was_proved(tmp_path: Path) -> None:
-    folder = exported(tmp_path / "export")
-    before = orjson.loads((folder / "manifest.json").read_bytes())
-    card.add(folder, "first", [SECTION])
-    exported_folder.check_unchanged(folder, exported_folder.proved(folder))
-    after = orjson.loads((folder / "manifest.json").read_bytes())
+    manifest.write(tmp_path / "manifest.json", spec, {"all": sorted(tmp_path.iterdir())}, facts, 1.0)
+    before = orjson.loads((tmp_path / "manifest.json").read_bytes())
+    model_index.add(tmp_path, "first", [SECTION])
+    exported_folder.check_unchanged(tmp_path, exported_folder.proved(tmp_path))
+    after = orjson.loads((tmp_path / "manifest.json").read_bytes())
     (was,), (now,) = ([one for one in each["outputs"]["all"] if one["path"] == "README.md"] for each in (before, after))
     assert was != now
     was.update(now)
-    assert before == after, "nothing but the record of the card changes"
-
-
-def test_a_card_that_was_changed_by_hand_is_not_taken_for_step_4s(tmp_path: Path) -> None:
-    folder = exported(tmp_path / "export")
-    (folder / "README.md").write_text(CARD + "Mine.\n", encoding="utf-8")
+    assert before == after
+    (tmp_path / "README.md").write_text(CARD + "Mine.\n", encoding="utf-8")
     with pytest.raises(UserError, match="changed since the export was proved"):
-        card.add(folder, "first", [SECTION])
-    assert (folder / "README.md").read_text(encoding="utf-8") == CARD + "Mine.\n"
+        model_index.add(tmp_path, "first", [SECTION])
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == CARD + "Mine.\n"
 
 
 def test_a_folder_without_a_card_gets_one(tmp_path: Path) -> None:
-    data = ModelCard(card.add(tmp_path, "first", [SECTION]).read_text(encoding="utf-8")).data
+    data = ModelCard(model_index.add(tmp_path, "first", [SECTION]).read_text(encoding="utf-8")).data
     assert data.model_name == "first" and len(data.eval_results) == 1

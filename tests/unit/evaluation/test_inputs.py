@@ -1,0 +1,171 @@
+"""Texts drawn at random, and tasks read as fine-tuning reads them; what is wrong is named with its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokara.config.evaluate_config import EvaluateConfig, TextSettings
+from zerokara.config.loading import load
+from zerokara.corpus.find import find_files
+from zerokara.errors import UserError
+from zerokara.evaluation import inputs
+from zerokara.evaluation.inputs import MeasuredText, TaskData
+
+TABLE = "id\tdocument\tlabel\n"
+LONG = "one of the longer sentences that somebody may have read before in the corpus of the pretraining"
+WORDS = "label_words: {0: bad, 1: good}"
+REVIEWS = f"""tasks:
+  - name: reviews
+    test_data: FOLDER/test.tsv
+    train_data: FOLDER/train.tsv.gz
+    {WORDS}
+"""
+
+
+def write_jsonl(path: Path, lines: Sequence[Any]) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def read(folder: Path, texts: Sequence[str], seed: int = 1, max_bytes: int = 10**6) -> MeasuredText:
+    path = write_jsonl(folder / "held_out.jsonl", [{"text": text} for text in texts])
+    config = TextSettings(texts=(path,), max_text_bytes=max_bytes)
+    (text,) = inputs.read_texts(config, find_files(config.texts, "here"), seed)
+    return text
+
+
+def test_documents_are_drawn_up_to_the_limit(tmp_path: Path) -> None:
+    texts = [f"{number:03d} țară" for number in range(200)]  # 10 bytes each
+    drawn, other = (read(tmp_path, texts, seed, 505) for seed in (1, 2))
+    assert len(drawn.documents) == 50 and sum(drawn.bytes) == 500 and drawn.num_found == 200
+    assert other.documents != drawn.documents and other.content != drawn.content
+    assert len(read(tmp_path, texts).documents) == 200 and len(read(tmp_path, texts, max_bytes=1).documents) == 1
+
+
+def test_the_draw_is_the_beginning_of_a_shuffled_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chance = random.Random(3)
+    documents = [f"{number:03d}" * chance.choice((2, 5, 100)) for number in range(60)]
+    for seed in range(8):
+        numbers, prefix, total = random.Random(seed), [], 0
+        for _, text in sorted((numbers.random(), text) for text in documents):
+            if (total := total + len(text)) > 900:
+                break
+            prefix.append(text)
+        assert list(read(tmp_path, documents, seed, 900).documents) == sorted(prefix), seed
+    assert "warning" not in capsys.readouterr().err
+    read(tmp_path, documents, max_bytes=5)
+    assert "max_text_bytes" in "".join(capsys.readouterr())
+
+
+def test_files_of_one_name_are_told_apart_and_a_text_without_documents_is_refused(tmp_path: Path) -> None:
+    paths = [write_jsonl(tmp_path / folder / "x.jsonl", [{"text": "one"}, {"body": "two"}]) for folder in ("a", "b")]
+    config = TextSettings(texts=tuple(paths))
+    texts = list(inputs.read_texts(config, find_files(paths, "here"), 1))
+    assert [text.name for text in texts] == ["a/x.jsonl", "b/x.jsonl"]
+    assert texts[0].documents == ("one",) and sum(texts[0].bad_lines.values()) == 1
+    write_jsonl(tmp_path / "b" / "x.jsonl", [{"body": "two"}])
+    with pytest.raises(UserError) as refused:
+        list(inputs.read_texts(config, find_files(paths, "here"), 1))
+    assert refused.value.faults[0].key == "texts[1]"
+
+
+def config_of(folder: Path, text: str) -> EvaluateConfig:
+    path = folder / "evaluate_config.yaml"
+    path.write_text(text.replace("FOLDER", str(folder)), encoding="utf-8")
+    return load(EvaluateConfig, path)
+
+
+def tasks_of(config: EvaluateConfig) -> list[TaskData]:
+    return [inputs.read_task(config, files, seed=1) for files in inputs.find_task_files(config)]
+
+
+def faults_of(folder: Path, text: str) -> list[Any]:
+    with pytest.raises(UserError) as caught:
+        tasks_of(config_of(folder, text))
+    return caught.value.faults
+
+
+def reviews(folder: Path, test: str = "".join(f"{n}\tfilm number {n}\t{n % 2}\n" for n in range(6, 12))) -> None:
+    train = "".join(f"{n}\tfilm number {n}\t{n % 2}\n" for n in range(8))
+    (folder / "test.tsv").write_text(TABLE + test, encoding="utf-8")
+    (folder / "train.tsv.gz").write_bytes(gzip.compress((TABLE + train).encode()))
+
+
+def test_texts_with_labels(tmp_path: Path) -> None:
+    reviews(tmp_path)
+    config = config_of(tmp_path, REVIEWS)
+    (task,) = tasks_of(config)
+    assert (task.name, task.metric, task.labels) == ("reviews", "accuracy", ("bad", "good"))
+    assert task.sources[0] == "film number 6" and task.references == ["bad", "good"] * 3
+    assert task.train[1] == ("film number 1", "good") and len(task.train) == 8
+    assert task.warnings == () and task.max_new_tokens is None
+    (found,) = inputs.overlaps(config, [task])
+    assert found[inputs.TRAINING].exact == [0, 1] and len(found) == 1
+
+
+def test_pairs_conversations_and_a_corpus(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", [{"source": "sta", "target": "stă"}, {"source": "x", "target": LONG}])
+    turns = [("system", "be brief"), ("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2")]
+    write_jsonl(tmp_path / "chat.jsonl", [{"messages": [{"role": a, "content": b} for a, b in turns]}])
+    write_jsonl(tmp_path / "corpus.jsonl", [{"body": f"Before. {LONG}, and after."}, {"body": "other"}])
+    text = """tasks:
+  - {name: pairs, test_data: FOLDER/pairs.jsonl, metric: chrf, max_new_tokens: 9, prompt_template: "Fix: {input}"}
+  - {name: chat, test_data: [FOLDER/chat.jsonl]}
+pretraining_data: [FOLDER/corpus.jsonl]
+"""
+    pairs, chat = tasks_of(config_of(tmp_path, text))
+    assert (pairs.metric, chat.metric) == ("chrf", "exact_match") and pairs.max_new_tokens == 9
+    assert pairs.prompts(False) == ["Fix: sta", "Fix: x"] and pairs.labels == ()
+    assert [turn["content"] for turn in chat.prompts(False)[0]] == ["be brief", "one", "1", "two"]  # type: ignore[index]
+    assert chat.references == ["2"]
+    found = inputs.overlaps(config_of(tmp_path, text + "text_field: body\n"), [chat, pairs])
+    assert [each[inputs.PRETRAINING].found for each in found] == [[], [1]]
+    with pytest.raises(UserError) as caught:
+        inputs.overlaps(config_of(tmp_path, text), [chat, pairs])
+    assert caught.value.faults[0].key == "pretraining_data", "a corpus without documents is an error"
+
+
+def test_some_of_the_test_examples(tmp_path: Path) -> None:
+    reviews(tmp_path)
+    (task,), (again,) = (tasks_of(config_of(tmp_path, REVIEWS + "max_task_examples: 4\n")) for _ in range(2))
+    numbers = [int(source.split()[-1]) for source in task.sources]
+    assert len(numbers) == 4 and numbers == sorted(numbers) and len(task.warnings) == 1
+    assert again.sources == task.sources
+
+
+def test_a_few_bad_lines_are_left_out_and_counted_many_are_an_error(tmp_path: Path) -> None:
+    good = "".join(f"{n}\tfilm {n}\t1\n" for n in range(200))
+    reviews(tmp_path, f"{good}x\t\t1\ny\n")
+    (task,) = tasks_of(config_of(tmp_path, REVIEWS))
+    assert len(task.sources) == 200 and len(task.warnings) == 1 and task.warnings[0].startswith("2 lines")
+    reviews(tmp_path, good + "x\t\t1\n" * 9)
+    (fault,) = faults_of(tmp_path, REVIEWS)
+    assert "9 of 209" in fault.rule
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "line"),
+    [
+        (WORDS, "label_words: {0: bad}", "label", "test.tsv:3"),
+        (WORDS, "data_format: source_target", "tasks[0].data_format", "yaml:5"),
+        (WORDS, "metrics: chrf", "tasks[0].metrics", "yaml:5"),
+        ("name: reviews", "metric: chrf", "tasks[0].name", "yaml:2"),
+        (WORDS, "prompt_template: no place", "tasks[0].prompt_template", "yaml:5"),
+        (WORDS, "system_prompt: idle", "tasks[0].system_prompt", "yaml:5"),
+        (REVIEWS, REVIEWS + REVIEWS.partition("\n")[2], "tasks[1].name", "yaml:6"),
+        (REVIEWS, "pretraining_data: [x]\n", "pretraining_data", "yaml:1"),
+        (REVIEWS, "models: [m, m/]\n", "models", "yaml:1"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, old: str, new: str, key: str, line: str) -> None:
+    reviews(tmp_path)
+    fault = faults_of(tmp_path, REVIEWS.replace(old, new))[0]
+    assert fault.key == key and fault.where.endswith(line), str(fault)
