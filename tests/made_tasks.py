@@ -63,13 +63,6 @@ def label_lines(count: int, seed: int) -> str:
     return "\n".join(rows) + "\n"
 
 
-def pair_lines(count: int, seed: int) -> str:
-    """Sources of a few words, and the same in capitals as targets."""
-    chance = random.Random(seed)
-    texts = [" ".join(chance.sample(WORDS, 2)) for _ in range(count)]
-    return "".join(json.dumps({"source": text, "target": text.upper()}) + "\n" for text in texts)
-
-
 def conversation_lines(count: int, seed: int) -> str:
     """Conversations of one or two questions, which are answered by their first word; some are hostile."""
     chance = random.Random(seed)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -17,11 +17,13 @@ import pytest
 import warm
 from faults.running import Forge, Kills, assert_equal, trained_unbroken, whole_checkpoints
 from faults.test_full_disk import Disk, small
-from tiny import ROOT, Trained
+from tiny import Trained
 
 from zerokara import checkpoint, manifest
 from zerokara.checkpoint.folders import SELECTION_FACT
-from zerokara.finetuning.task import ANSWERS_NAME, RESULT_NAME
+from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.config.loading import load
+from zerokara.finetuning.task import ANSWERS_NAME, RESULT_NAME, prepared
 from zerokara.training.monitoring import step_metrics
 
 __all__ = ["small"]
@@ -36,9 +38,9 @@ SETTINGS: dict[str, Any] = {
 KILLS = 3
 
 
-def command(config: Path, **settings: object) -> list[str]:
-    chosen = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    return ["bash", str(ROOT / "7_finetune.sh"), "--config", str(config), *chosen]
+def config_of(task: Path, **settings: object) -> FinetuneConfig:
+    chosen = {**SETTINGS, **settings}
+    return load(FinetuneConfig, task, [f"{key}={value}" for key, value in chosen.items()])
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +61,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tuning(forge: Forge, task: Path) -> Forge:
     """Training processes of step 7, whose examples are there."""
-    done = subprocess.run(
-        [*command(task, **SETTINGS), "--dry-run"], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    prepared(config_of(task))
     return replace(forge, settings={"config": str(task)}, step="finetune")
 
 
@@ -76,41 +75,42 @@ def tuned(tuning: Forge, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 def test_killed_at_random_moments(tuning: Forge, tuned: Trained, tmp_path: Path) -> None:
     """In the start, in a step, in answering, in a save."""
-    chance, started = random.Random(4), time.monotonic()
-    trained_unbroken(tuning, tmp_path / "timed", settings=SETTINGS)
-    seconds = time.monotonic() - started
+    chance, files = random.Random(4), [*tuned.folder.rglob("*")]
+    seconds = max(path.stat().st_mtime for path in files) - min(path.stat().st_mtime for path in files)
 
     def kill(run_dir: Path) -> int:
         tuning.start(run_dir, **SETTINGS)
-        time.sleep(chance.uniform(0, 0.9 * seconds))
+        time.sleep(chance.uniform(0, 1.2 * seconds))
         return tuning.kill()
 
-    (tmp_path / "killed").mkdir()
-    Kills(tuning, tuned, tmp_path / "killed", SETTINGS).survive(KILLS, kill)
+    Kills(tuning, tuned, tmp_path, SETTINGS).survive(KILLS, kill)
 
 
-def test_sigterm_in_answering_is_obeyed_at_the_edge_of_a_step(tuning: Forge, tuned: Trained, tmp_path: Path) -> None:
-    run_dir, record = tmp_path / "run", tmp_path / "run" / "global_step4" / "manifest.json"
-    # the answering is given up, and made up for
-    fault = {"signal": {"number": signal.SIGTERM, "where": "answering"}}
-    assert tuning.run(run_dir, fault, **SETTINGS) == 0 and "SIGTERM" in tuning.log, tuning.log
-    assert tuning.values("step")[-1] == whole_checkpoints(run_dir)[-1] == 4
-    assert manifest.read(record).facts[SELECTION_FACT] is None
+def test_sigterm_while_answering_is_obeyed_at_the_edge_of_a_step(tuning: Forge, tuned: Trained, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+
+    def is_selected() -> bool:
+        return manifest.read(run_dir / "global_step4" / "manifest.json").facts[SELECTION_FACT] is not None
+
+    signals = {"signal": {"number": signal.SIGTERM, "where": "answering"}}
+    assert tuning.run(run_dir, signals, **SETTINGS) == 0, tuning.log
+    assert "SIGTERM" in tuning.log and whole_checkpoints(run_dir)[-1] == tuning.values("step")[-1] == 4
+    # The validation was given up, and is made up for.
     assert [line["step"] for line in step_metrics.read(run_dir) if "valid_accuracy" in line] == [0]
+    assert not is_selected()
     assert tuning.run(run_dir, **{**SETTINGS, "keep_last": 99}) == 0, tuning.log
     assert_equal(run_dir, tuned)
     assert (run_dir / "best").read_text(encoding="utf-8") == (tuned.folder / "best").read_text(encoding="utf-8")
-    # The metric of that step's weights became known, and they were the best so far.
-    assert manifest.read(record).facts[SELECTION_FACT] is not None
+    assert is_selected(), "the metric of that step's weights became known, and they were the best so far"
 
 
 def test_a_test_that_finds_the_disk_full_is_made_again(tuning: Forge, small: Disk, tuned: Trained) -> None:
     """Nothing of it stays but the message; the same command tests again, and the result is that of the first time."""
-    test = ("test", str(checkpoint.best(tuned.folder)))
-    assert tuning.run(tuned.folder, work=test, **SETTINGS) == 0, tuning.log
+    best = checkpoint.best(tuned.folder)
+    assert best is not None and tuning.run(tuned.folder, work=("test", str(best)), **SETTINGS) == 0, tuning.log
     expected = {name: (tuned.folder / name).read_bytes() for name in (RESULT_NAME, ANSWERS_NAME)}
-    assert tuning.run(small.run_dir, **SETTINGS) == 0, tuning.log
-    test = ("test", str(small.run_dir / checkpoint.best(tuned.folder).name))  # type: ignore[union-attr]
+    shutil.copytree(tuned.folder, small.seen, ignore=shutil.ignore_patterns(*expected))
+    test = ("test", str(small.run_dir / best.name))
     small.fill()
     assert tuning.run(small.run_dir, work=test, **SETTINGS) == 1
     assert "No space left on device" in tuning.log and "Traceback" not in tuning.log, tuning.log
@@ -121,29 +121,22 @@ def test_a_test_that_finds_the_disk_full_is_made_again(tuning: Forge, small: Dis
 
 
 def test_killed_while_the_examples_are_prepared(task: Path, tuning: Forge, tmp_path: Path) -> None:
-    """A second start prepares them anew, equal to undisturbed ones, and leaves nothing behind."""
+    """They are prepared anew, equal to those that nobody disturbed, and nothing is left behind."""
     prefix = tmp_path / "examples"
     body = (
-        "import os, signal\n"
+        "import os, signal, sys\n"
+        "from zerokara.config.finetune_config import FinetuneConfig\n"
+        "from zerokara.config.loading import load\n"
         "from zerokara.examples.preparation import _Splitter\n"
-        "from zerokara.steps import finetune\n"
-        "import sys\n"
+        "from zerokara.finetuning.task import prepared\n"
         "_Splitter._add = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "finetune.main(sys.argv[1:])\n"
+        "prepared(load(FinetuneConfig, sys.argv[1], ['output_prefix=' + sys.argv[2]]))\n"
     )
-    arguments = [
-        *command(task, **SETTINGS, output_prefix=prefix, output_model_dir=tmp_path / "run")[2:],
-        "--dry-run",
-    ]
-    killed = subprocess.run([warm.python(), "-c", body, *arguments], check=False, timeout=120)
+    killed = subprocess.run([warm.python(), "-c", body, str(task), str(prefix)], check=False, timeout=120)
     assert killed.returncode == -signal.SIGKILL
     assert list(tmp_path.glob("*.partial")) and not list(tmp_path.glob("*.bin"))
-    again = subprocess.run(
-        ["bash", str(ROOT / "7_finetune.sh"), *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert again.returncode == 0, again.stderr
+    prepared(config_of(task, output_prefix=prefix))
     assert not list(tmp_path.glob("*.partial"))
-    undisturbed = task.parent / "examples"
     names = [f"_{split}{end}" for split in ("train", "valid", "test") for end in (".bin", ".idx")]
-    assert all(Path(f"{prefix}{end}").read_bytes() == Path(f"{undisturbed}{end}").read_bytes() for end in names)
-    assert os.path.getsize(f"{prefix}_train.bin") > 0
+    undisturbed = [Path(f"{task.parent / 'examples'}{name}").read_bytes() for name in names]
+    assert [Path(f"{prefix}{name}").read_bytes() for name in names] == undisturbed and all(undisturbed)

@@ -59,30 +59,27 @@ def ids(encoder: Encoder, *parts: str) -> list[int]:
     return [i for part in parts for i in ([names[part]] if part in names else encoder.encode(part).tolist())]
 
 
-def test_spans_are_read_and_learned_in_turn(encoder: Encoder) -> None:
-    read, learned, again, last = encoded(template_of(encoder), TWO_TURNS)
-    assert read == ids(encoder, "<|user|>", "the fox", "<|assistant|>")
-    assert learned == ids(encoder, "42 dogs", "</s>")
-    assert again == ids(encoder, "<|user|>", "a\n\nb ", "<|assistant|>")
-    assert last == ids(encoder, " c\nd", "</s>")
-
-
-def test_without_turn_pieces_borders_stand_at_line_ends(train_toy: TrainToy) -> None:
-    encoder = Encoder(train_toy(reserved_pieces=()))
-    read, learned = encoded(template_of(encoder), HELLO)
-    assert read == encoder.encode("user:\nthe fox\nassistant:\n").tolist()
-    assert learned == ids(encoder, "42 dogs", "</s>")
+def test_spans_are_read_and_learned_in_turn(encoder: Encoder, train_toy: TrainToy) -> None:
+    assert encoded(template_of(encoder), TWO_TURNS) == [
+        ids(encoder, "<|user|>", "the fox", "<|assistant|>"),
+        ids(encoder, "42 dogs", "</s>"),
+        ids(encoder, "<|user|>", "a\n\nb ", "<|assistant|>"),
+        ids(encoder, " c\nd", "</s>"),
+    ]
+    plain = Encoder(train_toy(reserved_pieces=()))  # without turn pieces borders stand at line ends
+    read = plain.encode("user:\nthe fox\nassistant:\n").tolist()
+    assert encoded(template_of(plain), HELLO) == [read, ids(plain, "42 dogs", "</s>")]
 
 
 @pytest.mark.parametrize("encodes", [False, True], ids=["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_and_labels_are_those_of_the_export(kind: str, encodes: bool, train_toy: TrainToy, tmp_path: Path) -> None:
-    """And the prompt for the last answer is what stands before it."""
+    """And the prompt for the last answer is what stands before it; no message becomes a control piece."""
     encoder = Encoder(train_toy(**{"vocab_size": 580, **KINDS[kind]}))
     template = template_of(encoder, encodes=encodes)
     tokenizer_json.write(encoder, tmp_path, 64, encodes, template.source)
     theirs = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False, local_files_only=True)
-    conversations = list(islice(made_conversations(encoder, toy_lines(50)), 300))
+    conversations = list(islice(made_conversations(encoder, toy_lines(50)), 100))
     quiet: dict[str, Any] = {"tokenizer_kwargs": {"verbose": False}}
     whole = theirs.apply_chat_template(conversations, return_assistant_tokens_mask=True, **quiet)
     before = [messages[:-1] for messages in conversations]
@@ -95,22 +92,15 @@ def test_ids_and_labels_are_those_of_the_export(kind: str, encodes: bool, train_
         assert (mask[-len(ours[-1]) :] if encodes else mask) == (labels[-len(ours[-1]) :] if encodes else labels)
         assert prompts[number] == joined[: -len(ours[-1])]
         assert [ours[-1].count(i) for i in encoder.control_ids if i in ours[-1]] == [1]
-
-
-@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
-def test_no_message_becomes_a_control_piece(settings: dict[str, Any], train_toy: TrainToy) -> None:
-    encoder = Encoder(train_toy(**{"vocab_size": 580, **settings}))
-    template = template_of(encoder)
     hostile = [{**message, "content": HOSTILE} for message in TWO_TURNS]
+    found, expected = (
+        [i for segment in encoded(template, messages) for i in segment if i in encoder.control_ids]
+        for messages in (hostile, TWO_TURNS)
+    )
+    assert found == expected
 
-    def controls(messages: Sequence[Message]) -> list[int]:
-        return [i for segment in encoded(template, messages) for i in segment if i in encoder.control_ids]
 
-    assert controls(hostile) == controls(TWO_TURNS)
-
-
-def test_an_encoders_input_ends_with_the_end(train_toy: TrainToy) -> None:
-    encoder = Encoder(train_toy(vocab_size=560, extra_ids=2))
+def test_an_encoders_input_ends_with_the_end(encoder: Encoder) -> None:
     read, learned = encoded(template_of(encoder, encodes=True), TWO_TURNS)
     assert read[-1] == learned[-1] == encoder.eos_id
     with pytest.raises(UserError) as caught:
@@ -151,13 +141,11 @@ def test_a_bad_template_is_refused(source: str, wrong: str, encoder: Encoder) ->
     assert template_of(encoder, GOOD), "and it is the change that is refused"
 
 
-def test_an_answer_that_spells_its_end_is_refused_where_the_template_lets_it(encoder: Encoder) -> None:
+def test_a_conversation_that_the_template_refuses_is_refused_alone(encoder: Encoder) -> None:
     spelling = [HELLO[0], {"role": "assistant", "content": "a </s> b"}]
     (refused,) = template_of(encoder, GOOD).encode([spelling])
     assert isinstance(refused, Unlearnable) and "several" in str(refused)
-    assert encoded(template_of(encoder), spelling)
-
-
-def test_a_conversation_that_the_template_refuses_is_refused_alone(encoder: Encoder) -> None:
-    refused, taken = template_of(encoder).encode([[{"role": "tool", "content": "x"}, HELLO[1]], HELLO])
-    assert isinstance(refused, Unlearnable) and "tool" in str(refused) and not isinstance(taken, Unlearnable)
+    tool = [{"role": "tool", "content": "x"}, HELLO[1]]
+    refused, *taken = template_of(encoder).encode([tool, HELLO, spelling])
+    assert isinstance(refused, Unlearnable) and "tool" in str(refused)
+    assert not any(isinstance(each, Unlearnable) for each in taken)

@@ -6,7 +6,6 @@ import json
 import pickle
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,6 +74,10 @@ def fault(folder: Path, encoder: Encoder, records: Sequence[Any], **settings: An
     return str(caught.value)
 
 
+def bad_lines(message: str) -> list[str]:
+    return [line.split(":")[1] for line in message.splitlines()]
+
+
 @pytest.mark.parametrize("kind", ["encoder", "with_prefix"])
 def test_borders_are_those_of_generation(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
     """What is learned after the prompt alone, which a model is given, is the answer alone, and one end."""
@@ -121,14 +124,6 @@ def test_formats(tmp_path: Path, encoder: Encoder, name: str) -> None:
     assert segments(files) == [encoder.encode(read).tolist(), [*encoder.encode(learned), encoder.eos_id]]
     assert files.data_format == (name if name in ("source_target", "prompt_completion") else files.data_format)
     assert files.labels == sorted({"1": ["bad", "good"], "x": ["x"]}.get(str(record.get("label")), files.labels))
-
-
-def test_labels_are_texts(tmp_path: Path, encoder: Encoder) -> None:
-    (tmp_path / "x.txt").write_text('id\tdocument\tlabel\n1\t"so good\t1\n2\tbad\t0\n', encoding="utf-8")
-    settings = {"train_data": [str(tmp_path / "x.txt")], "label_words": {0: "no", 1: "yes"}, "metric": "accuracy"}
-    files = prepared(tmp_path, encoder, **settings)
-    assert files.data_format == "text_label" and files.labels == ["no", "yes"]
-    assert [encoder.decode(ids) for ids in segments(files)] == ['"so good\n', "yes"]
     assert files.max_new_tokens > files.train.counts.longest_answer == len(segments(files)[1])
 
 
@@ -166,58 +161,57 @@ def test_hostile_text(tmp_path: Path, encoder: Encoder) -> None:
             assert encoder.decode(read) == record["source"] + "\n"
 
 
-ERRORS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
-    "empty answer": ({"source": "a", "target": " "}, {}, ["'target' is empty"]),
-    "label without a word": (
-        {"text": "a", "label": 7},
-        {"label_words": {0: "bad"}},
-        ["label = '7'", "label_words", "0: bad"],
-    ),
-    "too long": ({"source": "a " * 90, "target": "b"}, {}, ["packed_length is 40", "overlong"]),
-    "answer too long": ({"source": "a", "target": "b " * 90}, {"overlong": "cut_prompt"}, ["the answer has"]),
-    "answer too long to fail": ({"source": "a", "target": "b " * 90}, {}, ["the answer has", "overlong: drop"]),
-    "no answer": (conversation("a", "b", "c"), {}, ["ends with the turn of 'user'"]),
-    "empty turn": (conversation("a", " "), {}, ["empty"]),
-}
+PAIR, TOO_LONG = {"source": "a", "target": "b"}, {"source": "a", "target": "b " * 90}
+LABEL = {"text": "a", "label": 0}
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_a_line_that_cannot_be_learned_is_an_error(tmp_path: Path, encoder: Encoder, name: str) -> None:
-    record, settings, said = ERRORS[name]
-    good = {"source": {"source": "a", "target": "b"}, "text": {"text": "a", "label": 0}}.get(next(iter(record)))
-    good = good or conversation("a", "b")
+@pytest.mark.parametrize(
+    ("good", "record", "settings", "said"),
+    [
+        (PAIR, {"source": "a", "target": " "}, {}, ["'target' is empty"]),
+        (LABEL, {"text": "a", "label": 7}, {"label_words": {0: "bad"}}, ["label = '7'", "label_words", "0: bad"]),
+        (PAIR, {"source": "a " * 90, "target": "b"}, {}, ["packed_length is 40", "overlong"]),
+        (PAIR, TOO_LONG, {"overlong": "cut_prompt"}, ["the answer has"]),
+        (PAIR, TOO_LONG, {}, ["the answer has", "overlong: drop"]),
+        (conversation("a", "b"), conversation("a", "b", "c"), {}, ["ends with the turn of 'user'"]),
+        (conversation("a", "b"), conversation("a", " "), {}, ["empty"]),
+    ],
+)
+def test_a_line_that_cannot_be_learned_is_an_error(
+    tmp_path: Path, encoder: Encoder, good: Any, record: Any, settings: dict[str, Any], said: list[str]
+) -> None:
     message = fault(tmp_path, encoder, [good, record], length=40, **settings)
     assert message.startswith(f"{tmp_path / 'train.jsonl'}:2: ") and all(part in message for part in said), message
     assert len(message.splitlines()) == 1
 
 
-def test_several_such_lines_are_told_at_once(tmp_path: Path, encoder: Encoder) -> None:
+def test_several_such_lines_are_told_at_once_and_a_label_without_a_word_once(tmp_path: Path, encoder: Encoder) -> None:
     records = [{"source": "a", "target": text} for text in ["b", "", "c", *[""] * 9]]
-    assert [line.split(":")[1] for line in fault(tmp_path, encoder, records).splitlines()] == ["2", "4", "5", "6", "7"]
-
-
-def test_a_label_without_a_word_is_told_once(tmp_path: Path, encoder: Encoder) -> None:
+    assert bad_lines(fault(tmp_path, encoder, records)) == ["2", "4", "5", "6", "7"]
     records = [{"text": "a", "label": label} for label in [0, 1, 1, 2, 1, 0]]
-    message = fault(tmp_path, encoder, records, label_words={0: "bad"})
-    assert [line.split(":")[1] for line in message.splitlines()] == ["2", "4"]
+    assert bad_lines(fault(tmp_path, encoder, records, label_words={0: "bad"})) == ["2", "4"]
 
 
-WRONG_SETTINGS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
-    "no format": ({"a": 1, "b": 2}, {}, ["data_format", "train.jsonl", "a, b", "input_field"]),
-    "another format": ({"source": "a", "target": "b"}, {"data_format": "messages"}, ["source, target"]),
-    "another field": ({"source": "a", "target": "b"}, {"input_field": "x"}, ["source, target"]),
-    "label_words": ({"source": "a", "target": "b"}, {"label_words": {0: "x"}}, ["label_words", "source_target"]),
-    "metric": ({"source": "a", "target": "b"}, {"metric": "accuracy", "valid_fraction": 0.5}, ["metric"]),
-    "chat": ({"source": "a", "target": "b"}, {"chat_template": "x.jinja"}, ["x.jinja"]),
-    "system": ({"source": "a", "target": "b"}, {"system_prompt": "x"}, ["system_prompt", "source_target"]),
-    "prompt": (conversation("a", "b"), {"prompt_template": "x{input}"}, ["prompt_template", "chat_template"]),
-    "one input": ({"source": "a", "target": "b"}, {"valid_fraction": 0.1}, ["valid_fraction", "same input"]),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_SETTINGS)
-def test_settings_that_do_not_fit_the_examples(tmp_path: Path, encoder: Encoder, name: str) -> None:
-    record, settings, said = WRONG_SETTINGS[name]
+@pytest.mark.parametrize(
+    ("record", "settings", "said"),
+    [
+        ({"a": 1, "b": 2}, {}, ["data_format", "train.jsonl", "a, b", "input_field"]),
+        (PAIR, {"data_format": "messages"}, ["source, target"]),
+        (PAIR, {"input_field": "x"}, ["source, target"]),
+        (PAIR, {"label_words": {0: "x"}}, ["label_words", "source_target"]),
+        (PAIR, {"metric": "accuracy", "valid_fraction": 0.5}, ["metric"]),
+        (PAIR, {"chat_template": "x.jinja"}, ["x.jinja"]),
+        (PAIR, {"system_prompt": "x"}, ["system_prompt", "source_target"]),
+        (conversation("a", "b"), {"prompt_template": "x{input}"}, ["prompt_template", "chat_template"]),
+        (PAIR, {"valid_fraction": 0.1}, ["valid_fraction", "same input"]),
+        (PAIR, {"test_data": ["FOLDER/train.jsonl"]}, ["test_data", "train_data too"]),
+    ],
+)
+def test_settings_that_do_not_fit_the_examples(
+    tmp_path: Path, encoder: Encoder, record: Any, settings: dict[str, Any], said: list[str]
+) -> None:
+    if "test_data" in settings:
+        settings = {"test_data": [str(tmp_path / "train.jsonl")]}
     message = fault(tmp_path, encoder, [record, record], **settings)
     assert all(part in message for part in said), message
 
@@ -275,35 +269,20 @@ def test_an_example_that_fills_a_row_is_kept_and_one_more_token_is_too_much(
     assert f"needs {fits} positions" in message and f"packed_length is {fits - 1}" in message
 
 
-def test_too_many_bad_lines(tmp_path: Path, encoder: Encoder) -> None:
-    message = fault(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.05)
-    assert "4 of 44" in message and "x_quarantine.jsonl" in message and "0.091" in message
-    assert (tmp_path / "out" / "x_quarantine.jsonl").exists()
-
-
-def test_cut_turns_go_with_their_answers(tmp_path: Path, encoder: Encoder) -> None:
-    records = [conversation("the fox " * 30, "two", "three", "four")]
-    files = prepared(tmp_path, encoder, records, length=20, overlong="cut_prompt")
-    found = segments(files)
-    assert encoder.decode(found[-1]).strip() == "four" and sum(map(len, found)) <= 21
-    only_read = prepared(tmp_path, encoder, records, encodes=True, length=9, overlong="cut_prompt", redo=True)
-    read, _ = segments(only_read)
-    assert len(read) == 9 and read[-1] == encoder.eos_id
-
-
-def test_answers_that_are_cut_away_with_their_questions_are_counted_and_told(tmp_path: Path, encoder: Encoder) -> None:
+def test_cut_turns_go_with_their_answers_which_are_counted_and_told(tmp_path: Path, encoder: Encoder) -> None:
     records = [conversation("the fox " * 30, "two", "three", "four")]
     whole = prepared(tmp_path, encoder, records, length=500).train.counts
     files = prepared(tmp_path, encoder, records, length=13, overlong="cut_prompt", redo=True)
-    counts = files.train.counts
-    assert len(segments(files)) == 2 and counts.cut == 1 and whole.cut_learned_tokens == 0
+    (read, learned), counts = segments(files), files.train.counts
+    assert encoder.decode(learned).strip() == "four" and len(read) + len(learned) <= 14
+    assert counts.cut == 1 and whole.cut_learned_tokens == 0
     assert counts.cut_learned_tokens == whole.learned_tokens - counts.learned_tokens > 0
-    lengths = packed(13, 13, False)
-    reading = ExampleData(files.train.prefix, lengths, False, encoder.pad_id, 0)
+    reading = ExampleData(files.train.prefix, packed(13, 13, False), False, encoder.pad_id, 0)
     told = f"{counts.cut_learned_tokens} tokens of answers were cut away"
     assert told in str(list(task.plan_rows(files.train, reading.tokens())))
-    kept = replace(files.train, counts=replace(counts, cut_learned_tokens=0))
-    assert "cut away" not in str(list(task.plan_rows(kept, reading.tokens())))
+    only_read = prepared(tmp_path, encoder, records, encodes=True, length=9, overlong="cut_prompt", redo=True)
+    read, _ = segments(only_read)
+    assert len(read) == 9 and read[-1] == encoder.eos_id
 
 
 def test_an_input_is_on_one_side_only(tmp_path: Path, encoder: Encoder) -> None:
@@ -337,11 +316,6 @@ def test_test_examples_that_were_seen_are_counted(
     assert pickle.loads(pickle.dumps(ExampleFiles.read(str(tmp_path / "out" / "x")))) == files
 
 
-def test_a_file_is_of_one_split(tmp_path: Path, encoder: Encoder) -> None:
-    message = fault(tmp_path, encoder, PAIRS, test_data=[str(tmp_path / "train.jsonl")])
-    assert "test_data" in message and "train_data too" in message
-
-
 def test_what_is_done_is_not_done_again(tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
     files = prepared(tmp_path, encoder, PAIRS)
     capsys.readouterr()
@@ -365,11 +339,13 @@ def test_what_auto_comes_to_is_what_counts(tmp_path: Path, encoder: Encoder) -> 
     assert prepared(tmp_path, encoder, records, **fields, metric="accuracy", redo=True).labels == ["42"]
 
 
-def test_what_is_done_is_held_to_the_share_of_bad_lines_that_is_asked_for_now(tmp_path: Path, encoder: Encoder) -> None:
-    records = [*PAIRS[:9], {"source": ""}]
-    prepared(tmp_path, encoder, records, max_bad_fraction=0.2)
-    with pytest.raises(UserError, match=r"max_bad_fraction.*1 of 10 lines hold no example"):
-        prepared(tmp_path, encoder, records, max_bad_fraction=0.05)
+def test_too_many_bad_lines_by_what_is_asked_for_now(tmp_path: Path, encoder: Encoder) -> None:
+    message = fault(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.05)
+    assert "4 of 44" in message and "x_quarantine.jsonl" in message and "0.091" in message
+    assert (tmp_path / "out" / "x_quarantine.jsonl").exists()
+    prepared(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.2)
+    with pytest.raises(UserError, match=r"max_bad_fraction.*4 of 44 lines"):
+        prepared(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.05)
 
 
 def test_validation_examples_of_before_are_gone(tmp_path: Path, encoder: Encoder) -> None:
@@ -400,13 +376,10 @@ def test_answers_that_the_tokenizer_does_not_know_are_counted(
     assert "1 of 41 train answers" in capsys.readouterr().out
 
 
-def test_batches_of_any_size_give_the_same(tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = random.Random(1).choices(PAIRS, k=300)
-    whole = prepared(tmp_path, encoder, records)
-    monkeypatch.setattr("zerokara.examples.preparation.BATCH", 7)
-    assert prepared(tmp_path, encoder, records, redo=True).train == whole.train
-
-
-def test_a_batch_of_bad_lines(tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zerokara.examples.preparation.BATCH", 2)
-    assert prepared(tmp_path, encoder, [*BAD, *PAIRS], max_bad_fraction=0.5).train.counts.kept == len(PAIRS)
+def test_batches_of_any_size_and_of_bad_lines_give_the_same(
+    tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [*BAD, *random.Random(1).choices(PAIRS, k=100)]
+    whole = prepared(tmp_path, encoder, records, max_bad_fraction=0.5)
+    monkeypatch.setattr("zerokara.examples.preparation.BATCH", 3)
+    assert prepared(tmp_path, encoder, records, max_bad_fraction=0.5, redo=True).train == whole.train

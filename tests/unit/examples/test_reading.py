@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from zerokara.corpus.compressed import zstd_module
+from zerokara.corpus.find import find_files
 from zerokara.errors import UserError
 from zerokara.examples.formats import Record, find_example_files, read_records
 
@@ -27,11 +28,11 @@ def reasons(path: Path) -> dict[int, str]:
     return {item.line: item.reason for item in items(path) if item.reason}
 
 
-TSV = 'id\tdocument\tlabel\n1\t"so good\t1\n2\ta "b" \\t\'c\t0\n'
+TSV = '\ufeffid\tdocument\tlabel\r\n1\t"so good\t1\n\r\n2\ta "b" \\t\'c\t0'
 
 
 @pytest.mark.parametrize("name", ["x.tsv", "x.txt", "x.tsv.gz", "x.txt.zst"])
-def test_quotes_in_a_table_are_plain_characters(tmp_path: Path, name: str) -> None:
+def test_quotes_in_a_table_are_plain_a_byte_order_mark_and_crlf_no_part(tmp_path: Path, name: str) -> None:
     pack = {"gz": gzip.compress, "zst": zstd_module().compress}.get(name.split(".")[-1], bytes)
     (tmp_path / name).write_bytes(pack(TSV.encode()))
     assert values(tmp_path / name) == [
@@ -39,13 +40,7 @@ def test_quotes_in_a_table_are_plain_characters(tmp_path: Path, name: str) -> No
         {"id": "2", "document": 'a "b" \\t\'c', "label": "0"},
     ]
     first = items(tmp_path / name)[0]
-    assert first.line == 2 and first.offset == TSV.index("1\t")
-    assert first.place == f"{tmp_path / name}:2"
-
-
-def test_a_byte_order_mark_and_crlf_are_no_part_of_a_table(tmp_path: Path) -> None:
-    (tmp_path / "x.tsv").write_bytes(b"\xef\xbb\xbfa\tb\r\n1\t2\r\n\r\n3\t4")
-    assert values(tmp_path / "x.tsv") == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]
+    assert first.place == f"{tmp_path / name}:2" and first.offset == TSV.encode().index(b"1\t")
 
 
 def test_bad_lines_of_a_table_are_told(tmp_path: Path) -> None:
@@ -59,22 +54,19 @@ def test_bad_lines_of_a_table_are_told(tmp_path: Path) -> None:
     assert values(tmp_path / "x.tsv") == [{"a": "5", "b": "6"}]
 
 
-@pytest.mark.parametrize(("text", "rule"), [("only text\nmore\n", "no tab"), ("a\ta\n1\t2\n", "'a' twice")])
-def test_a_table_needs_names_of_its_columns(tmp_path: Path, text: str, rule: str) -> None:
-    (tmp_path / "x.txt").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=rule) as caught:
-        items(tmp_path / "x.txt")
-    assert caught.value.faults[0].where == f"{tmp_path / 'x.txt'}:1"
-
-
 @pytest.mark.parametrize(
-    ("names", "said"),
-    [("번호\t글\t표\n".encode("euc-kr"), ["invalid UTF-8", "save the file as UTF-8"]), (b"a\0\tb\n", ["NUL", "mend"])],
+    ("head", "said"),
+    [
+        (b"only text\n", ["no tab"]),
+        (b"a\ta\n", ["'a' twice"]),
+        ("번호\t글\t표\n".encode("euc-kr"), ["names the columns", "invalid UTF-8", "save the file as UTF-8"]),
+        (b"a\0\tb\n", ["names the columns", "NUL", "mend"]),
+    ],
 )
-def test_names_of_columns_that_cannot_be_read_are_an_error(tmp_path: Path, names: bytes, said: list[str]) -> None:
-    """The first row would become the names, and none of it an example."""
-    (tmp_path / "x.tsv").write_bytes(b"\n" + names + b"1\tgood\t1\n")
-    with pytest.raises(UserError, match="names the columns") as caught:
+def test_a_table_needs_readable_names_of_its_columns(tmp_path: Path, head: bytes, said: list[str]) -> None:
+    """Else the first row would become the names, and none of it an example."""
+    (tmp_path / "x.tsv").write_bytes(b"\n" + head + b"1\tgood\t1\n")
+    with pytest.raises(UserError) as caught:
         items(tmp_path / "x.tsv")
     assert caught.value.faults[0].where == f"{tmp_path / 'x.tsv'}:2" and all(part in str(caught.value) for part in said)
 
@@ -102,22 +94,19 @@ def test_rows_of_parquet_with_lists_and_broken_strings(tmp_path: Path) -> None:
     assert reasons(tmp_path / "y.parquet") == {2: "invalid UTF-8"}
 
 
-def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
-    packed = gzip.compress(b'{"a": 1}\n' * 1000)
-    (tmp_path / "x.jsonl.gz").write_bytes(packed[:-10])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("x.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000)[:-10]), ("x.parquet", b"PAR1 and no more")],
+)
+def test_a_damaged_file_is_an_error(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match="is damaged") as caught:
-        items(tmp_path / "x.jsonl.gz")
-    assert caught.value.faults[0].where == str(tmp_path / "x.jsonl.gz")
-    (tmp_path / "y.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(UserError, match="is damaged"):
-        items(tmp_path / "y.parquet")
+        items(tmp_path / name)
+    assert caught.value.faults[0].where == str(tmp_path / name)
 
 
 def test_a_corpus_takes_no_tables(tmp_path: Path) -> None:
-    from zerokara.corpus.find import find_files
-
     (tmp_path / "x.tsv").write_text(TSV, encoding="utf-8")
-    with pytest.raises(UserError, match="format"):
-        find_files([str(tmp_path / "x.tsv")], "here")
-    with pytest.raises(UserError, match="format"):
-        find_example_files([__file__], "here")
+    for find, path in ((find_files, tmp_path / "x.tsv"), (find_example_files, Path(__file__))):
+        with pytest.raises(UserError, match="format"):
+            find([str(path)], "here")

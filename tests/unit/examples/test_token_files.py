@@ -21,9 +21,8 @@ EXAMPLES = [[[5, 6], [7, 2]], [[8], [9, 2], [5], [2]], [[], [4, 2], [3]]]
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
     with example_writer(tmp_path / "x", np.dtype(np.uint16)) as write:
-        arrays = [[np.array(ids, np.int32) for ids in example] for example in EXAMPLES]
-        for segments in arrays:
-            write(segments)
+        for example in EXAMPLES:
+            write([np.array(ids, np.int32) for ids in example])
     return tmp_path / "x"
 
 

@@ -48,25 +48,13 @@ def run(run_dir: Path, newest: int, best: int | None = None, metric: str = "chrf
     task.finish(cast(RunPlan, plan), COMMANDS, folder_of(run_dir, newest))
 
 
-def test_it_is_the_best_and_once(tmp_path: Path, tested: list[str]) -> None:
-    run(tmp_path, newest=30, best=20)
+def test_it_is_the_best_once_and_an_earlier_result_is_kept(tmp_path: Path, tested: list[str]) -> None:
+    run(tmp_path, newest=10)
     run(tmp_path, newest=40, best=20)
-    assert tested == ["global_step20"]
-
-
-def test_without_a_best_one_it_is_the_newest(tmp_path: Path, tested: list[str]) -> None:
-    run(tmp_path, newest=30)
-    assert tested == ["global_step30"]
-
-
-def test_another_best_one_is_tested_and_the_earlier_result_kept(tmp_path: Path, tested: list[str]) -> None:
-    run(tmp_path, newest=30, best=20)
-    run(tmp_path, newest=60, best=50)
-    run(tmp_path, newest=60, best=50, metric="exact_match")
-    assert tested == ["global_step20", "global_step50", "global_step50"]
-    kept = sorted(path.name for path in tmp_path.glob("test_*.old-1"))
-    assert [name.split(".")[0] for name in kept] == [
-        "test_answers_global_step20", "test_answers_global_step50",
-        "test_result_global_step20", "test_result_global_step50",
-    ]  # fmt: skip
-    assert (tmp_path / "test_answers.jsonl").read_text(encoding="utf-8") == "global_step50"
+    run(tmp_path, newest=50, best=20)
+    run(tmp_path, newest=50, best=20, metric="exact_match")
+    assert tested == ["global_step10", "global_step20", "global_step20"]
+    kept = sorted(path.name.split(".")[0] for path in tmp_path.glob("test_*.old-1"))
+    names = [f"test_{kind}_global_step" for kind in ("answers", "result")]
+    assert kept == [f"{name}{step}" for name in names for step in (10, 20)]
+    assert (tmp_path / "test_answers.jsonl").read_text(encoding="utf-8") == "global_step20"
