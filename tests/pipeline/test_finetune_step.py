@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import made_tasks
 import pytest
 
-from zerokara import checkpoint
 from zerokara.examples import facts
 from zerokara.steps import finetune
 from zerokara.tokenizer.encoder import Encoder
@@ -101,27 +97,6 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     shutil.rmtree(run_dir / "global_step999")
     card = Path(f"{run_dir}_hf", "README.md").read_text(encoding="utf-8")
     assert "model-index" in card and f"{record.test.value:.2%}" in card
-
-
-def test_a_killed_fine_tuning_resumes_where_it_was(labels: Path) -> None:
-    """The unbroken run is the one of the test before."""
-    settings = (*QUICK, f"output_model_dir={labels.parent / 'killed'}", "save_interval=7", "keep_last=3")
-    process = subprocess.Popen(
-        command(labels, *settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 120
-    while not checkpoint.all_steps(labels.parent / "killed"):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    done = run(labels, *settings)
-    assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
-    unbroken, resumed = (
-        {line["step"]: line["loss"] for line in step_metrics.read(labels.parent / name) if "loss" in line}
-        for name in ("run", "killed")
-    )
-    assert resumed == unbroken
 
 
 def test_conversations_are_learned_by_an_encoder_decoder(encoder: Encoder, tmp_path: Path) -> None:

@@ -33,12 +33,6 @@ def encoder(train_toy: TrainToy) -> Encoder:
     return Encoder(train_toy(vocab_size=560))
 
 
-@pytest.fixture(scope="module")
-def with_prefix(train_toy: TrainToy) -> Encoder:
-    """A tokenizer that puts a space before each line."""
-    return Encoder(train_toy(vocab_size=560, add_dummy_prefix=True))
-
-
 def write(path: Path, records: Sequence[Any]) -> str:
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return str(path)
@@ -78,10 +72,9 @@ def bad_lines(message: str) -> list[str]:
     return [line.split(":")[1] for line in message.splitlines()]
 
 
-@pytest.mark.parametrize("kind", ["encoder", "with_prefix"])
-def test_borders_are_those_of_generation(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+def test_borders_are_those_of_generation(tmp_path: Path, train_toy: TrainToy) -> None:
     """What is learned after the prompt alone, which a model is given, is the answer alone, and one end."""
-    encoder = request.getfixturevalue(kind)
+    encoder = Encoder(train_toy(vocab_size=560, add_dummy_prefix=True))  # a space before each line
     pairs = [{"source": one["source"], "target": f"ox 42\n {one['target']}"} for one in PAIRS]
     files = prepared(tmp_path, encoder, pairs, prompt_template="{input} the f")
     tokens = ExampleTokens(files.train.prefix)
@@ -94,14 +87,6 @@ def test_borders_are_those_of_generation(tmp_path: Path, kind: str, request: pyt
         assert learned.count(encoder.eos_id) == 1 and encoder.decode(learned) == pair["target"]
         joined_differs += encoder.encode(prompt + pair["target"]).tolist() != read + learned[:-1]
     assert joined_differs == len(pairs), "the broken twin: as one text they have the piece fox across the border"
-
-
-def test_an_encoder_decoder_reads_and_learns_an_end(tmp_path: Path, encoder: Encoder) -> None:
-    files = prepared(tmp_path, encoder, PAIRS, encodes=True)
-    assert files.prompt_template == "{input}"
-    read, learned = segments(files, 3)
-    assert read == [*encoder.encode(PAIRS[3]["source"]), encoder.eos_id]
-    assert learned == [*encoder.encode(PAIRS[3]["target"]), encoder.eos_id]
 
 
 FORMATS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
@@ -137,9 +122,8 @@ def test_conversations_alternate(tmp_path: Path, encoder: Encoder) -> None:
     files = prepared(tmp_path, encoder, records, system_prompt="Be kind.")
     assert files.data_format == "messages" and files.chat_template and not files.prompt_template
     found = segments(files)
-    assert len(found) == 4 and [encoder.decode(ids).strip() for ids in found[1::2]] == ["two", "four"]
     assert "Be kind." in encoder.decode(found[0])
-    assert all(answer[-1] in encoder.control_ids for answer in found[1::2])
+    assert [encoder.decode(ids).strip() for ids in found[1::2]] == ["two", "four"]
     assert files.train.counts.learned_tokens == sum(map(len, found[1::2])) + len(segments(files, 1)[1])
     encodes = prepared(tmp_path, encoder, records, encodes=True, output_prefix=str(tmp_path / "t5"))
     read, learned = segments(encodes)
@@ -229,14 +213,8 @@ def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder
     assert counts.read == len(PAIRS) + len(bad) + len(long) and kept.train.num_examples == 40
     lines = [orjson.loads(line) for line in (tmp_path / "out" / "x_quarantine.jsonl").read_bytes().splitlines()]
     assert [line["line"] for line in lines] == [41, 42, 43, 44, 45, 46]
-    assert [line["reason"] for line in lines] == [
-        "field 'target' is missing",
-        "field 'source' is null",
-        "field 'source' is no text",
-        "field 'source' is empty",
-        "NUL character",
-        "not a JSON object",
-    ]
+    reasons = ["is missing", "is null", "is no text", "is empty", "NUL character", "not a JSON object"]
+    assert all(line["reason"].endswith(reason) for line, reason in zip(lines, reasons, strict=True))
     text = (tmp_path / "train.jsonl").read_bytes()
     assert all(text[line["offset"] - 1 :].startswith(b"\n") for line in lines)
     cut = prepared(tmp_path, encoder, [*PAIRS, *bad, *long], overlong="cut_prompt", redo=True, **settings)
@@ -244,10 +222,8 @@ def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder
     read, learned = segments(cut, 41)
     whole = encoder.encode("the fox " * 90 + "\n").tolist()
     assert len(read) + len(learned) == 60 + 1 and read == whole[-len(read) :] and encoder.decode(learned) == "b"
-    tokens = ExampleTokens(cut.train.prefix)
-    lengths = tokens.read_and_learned_lengths()
-    assert int(lengths.sum()) == cut.train.counts.tokens
-    assert int(lengths[1].sum()) == cut.train.counts.learned_tokens
+    lengths = ExampleTokens(cut.train.prefix).read_and_learned_lengths()
+    assert lengths.sum() == cut.train.counts.tokens and lengths[1].sum() == cut.train.counts.learned_tokens
 
 
 @pytest.mark.parametrize("encodes", [False, True])
@@ -264,9 +240,8 @@ def test_an_example_that_fills_a_row_is_kept_and_one_more_token_is_too_much(
     lengths = packed(fits, 64 if encodes else fits, encodes)
     rows = PackedExamples(kept.train.prefix, lengths, encodes, encoder.pad_id)
     assert len(rows) == 1 and rows.num_positions == (read + learned if encodes else fits)
-    (tmp_path / "short").mkdir()
-    message = fault(tmp_path / "short", encoder, [record], encodes=encodes, length=fits - 1)
-    assert f"needs {fits} positions" in message and f"packed_length is {fits - 1}" in message
+    with pytest.raises(UserError, match=f"needs {fits} positions.*packed_length is {fits - 1}"):
+        prepared(tmp_path, encoder, [record], encodes=encodes, length=fits - 1, redo=True)
 
 
 def test_cut_turns_go_with_their_answers_which_are_counted_and_told(tmp_path: Path, encoder: Encoder) -> None:
