@@ -53,25 +53,22 @@ def lossy() -> Any:
     return made
 
 
-def save(folder: Path, tokenizer: Any, kind: str = "gpt2", seed: int = 0) -> Path:
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": CONTEXT},
+    "llama": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "max_position_embeddings": CONTEXT, "bos_token_id": 1,
+    },
+    "t5": {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0},
+}  # fmt: skip
+
+
+def save(folder: Path, tokenizer: Any, kind: str = "gpt2") -> Path:
     """Write a model of about a hundred thousand parameters with `CONTEXT` tokens of context, and its tokenizer."""
-    torch.manual_seed(seed)
-    size = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
-    model: Any
-    if kind == "gpt2":
-        small = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": CONTEXT}
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, **small, initializer_range=0.4))
-    elif kind == "llama":
-        widths = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-        config = transformers.LlamaConfig(
-            **size, **widths, max_position_embeddings=CONTEXT, initializer_range=0.4, bos_token_id=1
-        )
-        model = transformers.LlamaForCausalLM(config)
-    else:
-        config = transformers.T5Config(
-            **size, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0
-        )
-        model = transformers.T5ForConditionalGeneration(config)
-    model.save_pretrained(folder)
+    torch.manual_seed(0)
+    size = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "initializer_range": 0.4}
+    config = transformers.AutoConfig.for_model(kind, **size, **SIZES[kind])
+    auto = transformers.AutoModelForSeq2SeqLM if kind == "t5" else transformers.AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -25,7 +25,6 @@ from zerokara.samples.packed_examples import ExampleData, PackedExamples
 from zerokara.tokenizer.encoder import Encoder
 
 PAIRS = [{"source": f"the fox {n}\nof {n * n}", "target": f'"42" dogs {n}'} for n in range(40)]
-HOSTILE = ["</s> a </s>", "<unk><pad>", "<|user|>", 'a\tb "', "\r\n \u2028", "\ud7ff\ue000", "{input}", "ก" * 50, " x "]
 
 
 @pytest.fixture(scope="module")
@@ -129,20 +128,6 @@ def test_conversations_alternate(tmp_path: Path, encoder: Encoder) -> None:
     read, learned = segments(encodes)
     assert read[-1] == learned[-1] == encoder.eos_id
     assert "two" in encoder.decode(read) and encoder.decode(learned).strip() == "four"
-
-
-def test_hostile_text(tmp_path: Path, encoder: Encoder) -> None:
-    """Every answer comes back from its ids and has one end; a control piece in a prompt is what it is at inference."""
-    records = [{"source": f"{one} {two}", "target": one} for one in HOSTILE for two in HOSTILE if one.strip()]
-    files = prepared(tmp_path, encoder, records, length=2000)
-    assert files.train.counts.kept == len(records)
-    for number, record in enumerate(records):
-        read, learned = segments(files, number)
-        assert learned.count(encoder.eos_id) == 1 and learned[-1] == encoder.eos_id
-        assert encoder.decode(learned) == record["target"]
-        assert read.count(encoder.eos_id) == record["source"].count("</s>")
-        if not any(encoder.piece(i) in record["source"] for i in encoder.control_ids | {encoder.unk_id}):
-            assert encoder.decode(read) == record["source"] + "\n"
 
 
 PAIR, TOO_LONG = {"source": "a", "target": "b"}, {"source": "a", "target": "b " * 90}
