@@ -87,24 +87,19 @@ class PackedExamples:
     def padding_share(self) -> float:
         """Share of the computed positions that are padding, the encoder's and the decoder's together."""
         computed = len(self) * (self.lengths.input + (self.lengths.target if self._is_encoder_decoder else 0))
-        return 1 - self.num_positions / computed if computed else 0.0
-
-    @property
-    def num_positions(self) -> int:
-        """Positions that the examples take."""
-        return self.num_tokens - (0 if self._is_encoder_decoder else self.num_examples)
-
-    @property
-    def num_learned_tokens(self) -> int:
-        """Number of learned labels in one epoch."""
-        is_learned = self._is_learned()
-        return int(self._index.lengths[: len(is_learned)][is_learned].sum()) - len(self._learned_and_no_label())
+        num_positions = self.num_tokens - (0 if self._is_encoder_decoder else self.num_examples)
+        return 1 - num_positions / computed if computed else 0.0
 
     def learned_counts(self, num_ids: int) -> Ids:
         """Count how often each id is learned in one epoch, [num_ids]."""
-        is_learned = self._is_learned()
-        counts = -np.bincount(self._index.tokens[self._learned_and_no_label()], minlength=num_ids)
-        at = 0
+        firsts = self._index.document_indices[: self.num_examples + 1]
+        segments = np.diff(firsts)
+        is_learned = (np.arange(int(segments.sum())) - np.repeat(firsts[:-1], segments)) % 2 == 1
+        counts, at = np.zeros(num_ids, dtype=np.int64), 0
+        if not self._is_encoder_decoder:
+            # Where the first segment is empty, the first token is a learned one, and nothing predicts it.
+            alone = document_bounds(self._index)[: self.num_examples][self._index.lengths[firsts[:-1]] == 0]
+            counts -= np.bincount(self._index.tokens[alone], minlength=num_ids)
         for start in range(0, len(is_learned), _CHUNK):
             part = slice(start, min(start + _CHUNK, len(is_learned)))
             chosen = np.repeat(is_learned[part], self._index.lengths[part])
@@ -138,18 +133,6 @@ class PackedExamples:
             segments[place, at:] = target_segments[place, target_at:] = num_examples[place] = len(examples)
         of_decoder = target_segments if self._is_encoder_decoder else None
         return Batch(inputs, labels, loss_mask, segments, decoder_segments=of_decoder, num_examples=num_examples)
-
-    def _is_learned(self) -> Mask:
-        """True for each sequence of the examples that is a learned segment."""
-        firsts = self._index.document_indices[: self.num_examples + 1]
-        counts = np.diff(firsts)
-        is_learned: Mask = (np.arange(int(counts.sum())) - np.repeat(firsts[:-1], counts)) % 2 == 1
-        return is_learned
-
-    def _learned_and_no_label(self) -> Ids:
-        """Places in the .bin of learned tokens of a decoder that nothing predicts: those of an empty first segment."""
-        firsts = self._index.document_indices[: 0 if self._is_encoder_decoder else self.num_examples]
-        return document_bounds(self._index)[: len(firsts)][self._index.lengths[firsts] == 0]
 
 
 def pair_lengths(index: IndexedTokens) -> tuple[Ids, Ids]:

@@ -224,7 +224,8 @@ def test_an_example_that_fills_a_row_is_kept_and_one_more_token_is_too_much(
     assert (kept.train.counts.kept, kept.train.counts.cut) == (1, 0)
     lengths = packed(fits, 64 if encodes else fits, encodes)
     rows = PackedExamples(kept.train.prefix, lengths, encodes, encoder.pad_id)
-    assert len(rows) == 1 and rows.num_positions == (read + learned if encodes else fits)
+    padding = 1 - (read + learned) / (fits + 64) if encodes else 0
+    assert len(rows) == 1 and rows.padding_share == pytest.approx(padding)
     with pytest.raises(UserError, match=f"needs {fits} positions.*packed_length is {fits - 1}"):
         prepared(tmp_path, encoder, [record], encodes=encodes, length=fits - 1, redo=True)
 
@@ -239,7 +240,7 @@ def test_cut_turns_go_with_their_answers_which_are_counted_and_told(tmp_path: Pa
     assert counts.cut_learned_tokens == whole.learned_tokens - counts.learned_tokens > 0
     reading = ExampleData(files.train.prefix, packed(13, 13, False), False, encoder.pad_id, 0)
     told = f"{counts.cut_learned_tokens} tokens of answers were cut away"
-    assert told in str(list(task.plan_rows(files.train, reading.tokens())))
+    assert told in str(list(task.plan_rows(files.train, reading.tokens(), 1)))
     only_read = prepared(tmp_path, encoder, records, encodes=True, length=9, overlong="cut_prompt", redo=True)
     read, _ = segments(only_read)
     assert len(read) == 9 and read[-1] == encoder.eos_id

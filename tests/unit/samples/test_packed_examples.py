@@ -40,7 +40,8 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     assert batch.document_offsets is not None and batch.document_offsets.tolist() == [0, 3, 5, 8]
     assert batch.document_offsets.dtype == np.int32 and len(batch.arguments()) == 6
     assert batch.num_examples is not None and batch.num_examples.tolist() == [2]
-    assert packed_rows.padding_share == pytest.approx(3 / 8) and packed_rows.num_learned_tokens == 4
+    assert packed_rows.padding_share == pytest.approx(3 / 8)
+    assert packed_rows.learned_counts(10).tolist() == [0, 0, 2, 0, 0, 1, 1, 0, 0, 0]
 
 
 def learned_labels(rows: PackedExamples) -> dict[int, list[list[int]]]:
@@ -66,14 +67,13 @@ def test_what_is_learned_is_the_answers_and_one_end_each(tmp_path: Path) -> None
     assert {len(example) for example in examples} == {2, 4}  # several turns too
     answers = [segment for runs in found.values() for segment in runs]
     assert all(segment[-1] == END and segment.count(END) == 1 for segment in answers)
-    assert rows.num_learned_tokens == sum(map(len, answers))
     counts = np.bincount([one for segment in answers for one in segment], minlength=90)
     assert np.array_equal(rows.learned_counts(90), counts)
 
 
 def test_a_first_token_that_nothing_predicts_is_not_counted(tmp_path: Path) -> None:
     rows = opened(tmp_path, [[[], [7, 8, END]], [[5], [6, END]]], DECODER, both=False)
-    assert rows.num_learned_tokens == 4 and rows.learned_counts(9).tolist() == [0, 0, 2, 0, 0, 0, 1, 0, 1]
+    assert rows.learned_counts(9).tolist() == [0, 0, 2, 0, 0, 0, 1, 0, 1]
     assert learned_labels(rows) == {0: [[8, END]], 1: [[6, END]]}
 
 
@@ -91,7 +91,7 @@ def test_what_a_target_is_and_what_the_decoder_reads(tmp_path: Path) -> None:
             read, target = examples[example]
             assert batch.inputs[batch.segments == number].tolist() == read
             assert batch.decoder_inputs[batch.decoder_segments == number].tolist() == [START, *target[:-1]]
-    assert rows.num_learned_tokens == sum(len(target) for _, target in examples)
+    assert rows.learned_counts(90).sum() == sum(len(target) for _, target in examples)
 
 
 @pytest.mark.parametrize("both", [False, True])
