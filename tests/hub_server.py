@@ -32,6 +32,14 @@ def git_blob(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
+def _entry(path: str, content: bytes, outside_git: bool) -> dict[str, Any]:
+    """A file in a listing."""
+    entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": git_blob(content)}
+    if outside_git:
+        entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+    return entry
+
+
 @dataclass
 class Repository:
     private: bool
@@ -174,18 +182,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def _repository(self, name: str) -> Repository | None:
-        found = self.hub.repositories.get(name)
-        if found is None:
-            self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
-        return found
-
     def who(self, body: bytes) -> None:
         self._answer(200, {"name": self.hub.user, "orgs": [{"name": name} for name in self.hub.organisations]})
 
     def info(self, body: bytes, name: str) -> None:
-        if repository := self._repository(name):
-            self._answer(200, {"id": name, "private": repository.private, "sha": repository.sha})
+        repository = self.hub.repositories.get(name)
+        if repository is None:
+            return self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+        self._answer(200, {"id": name, "private": repository.private, "sha": repository.sha})
 
     def create(self, body: bytes) -> None:
         asked = json.loads(body)
@@ -202,10 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(400 if faults else 200, {"errors": faults, "warnings": []})
 
     def preupload(self, body: bytes, name: str, revision: str) -> None:
-        repository = self._repository(name)
-        if repository is None:
-            return
-        answers = []
+        repository, answers = self.hub.repositories[name], []
         for file in json.loads(body)["files"]:
             outside = file["size"] >= self.hub.lfs_bytes
             there = repository.files.get(file["path"])
@@ -233,17 +234,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {})
 
     def commit(self, body: bytes, name: str, revision: str) -> None:
-        repository = self._repository(name)
-        if repository is None:
-            return
         if self.hub.fail_commit:
             return self._answer(self.hub.fail_commit, {"error": "the Hub stumbled"})
         if self.hub.awaited_commits:
             self.hub.awaited_commits.wait(60)
         with self.hub.lock:
-            self._commit(repository, name, [json.loads(line) for line in body.splitlines()])
+            self._commit(name, [json.loads(line) for line in body.splitlines()])
 
-    def _commit(self, repository: Repository, name: str, operations: list[dict[str, Any]]) -> None:
+    def _commit(self, name: str, operations: list[dict[str, Any]]) -> None:
+        repository = self.hub.repositories[name]
         parent = next(each["value"].get("parentCommit") for each in operations if each["key"] == "header")
         if parent not in (None, repository.sha):
             return self._answer(412, {"error": "A commit has happened since. Please refresh and try again."})
@@ -263,24 +262,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"commitUrl": f"{self.hub.url}/{name}/commit/{repository.sha}", "commitOid": repository.sha})
 
     def tree(self, body: bytes, name: str, revision: str) -> None:
-        repository = self._repository(name)
-        if repository is None:
-            return
-        entries: list[dict[str, Any]] = []
+        repository = self.hub.repositories[name]
+        entries = []
         for path, content in sorted(repository.files.items()):
-            if path in self.hub.hide_from_listing:
-                continue
-            spoilt = path in self.hub.spoil_in_listing
-            entry = {
-                "type": "file",
-                "path": path,
-                "size": len(content),
-                "oid": "0" * 40 if spoilt else git_blob(content),
-            }
-            if path in repository.outside_git:
-                oid = "0" * 64 if spoilt else hashlib.sha256(content).hexdigest()
-                entry["lfs"] = {"oid": oid, "size": len(content), "pointerSize": 134}
-            entries.append(entry)
+            entry = _entry(path, content, path in repository.outside_git)
+            if path in self.hub.spoil_in_listing:
+                entry["oid"] = "0" * 40
+            if path not in self.hub.hide_from_listing:
+                entries.append(entry)
         self._answer(200, entries)
 
     def _dataset(self, name: str, revision: str) -> Dataset | None:
@@ -314,11 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
                 path = inside + rest.partition("/")[0]
                 entries.append({"type": "directory", "path": path, "oid": "0" * 40, "size": 0})
                 continue
-            entry = {"type": "file", "path": path, "size": len(content), "oid": git_blob(content)}
-            if len(content) >= LFS_BYTES:
-                oid = hashlib.sha256(content).hexdigest()
-                entry |= {"lfs": {"oid": oid, "size": len(content), "pointerSize": 134}}
-            entries.append(entry)
+            entries.append(_entry(path, content, len(content) >= LFS_BYTES))
         first = int(asked.get("cursor", 0))
         headers = {}
         if first + self.hub.tree_page < len(entries):

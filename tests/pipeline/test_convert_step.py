@@ -6,15 +6,15 @@ import json
 import resource
 import shutil
 import socket
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from configs import config_of
+from huggingface_hub import ModelCard
 from made_runs import make_run, make_tokenizer
 
 from zerokara.config.convert_config import ConvertSettings
@@ -75,6 +75,9 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: p
     assert [line["step"] for line in map(json.loads, (folder / "metrics.jsonl").open(encoding="utf-8"))] == [1, 5, 10]
     generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     assert (generation["eos_token_id"], generation["pad_token_id"]) == (2, 3)
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.language == ["en", "no"] and card.data.license == "apache-2.0"
+    assert "2.2500 (step 5)" in card.text and "6.0000 (step 1)" in card.text and "3.0000 (step 10)" in card.text
 
     # The checkpoint that the run folder means, named outright: the same work.
     assert convert(run_dir, source=run_dir / "global_step10") == 0
@@ -86,61 +89,6 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: p
     assert f"notes.txt; it is kept as {folder}.old-1" in capsys.readouterr().out
     assert (run_dir.parent / "hf.old-1" / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert exported_folder.proved(folder).facts["model"]["dtype"] == "fp32"
-
-
-def test_stock_transformers_reads_what_the_card_says(tmp_path: Path, tokenizer: Path) -> None:
-    run_dir = make_run(tmp_path, tokenizer, "gpt2")
-    assert convert(run_dir) == 0
-    from huggingface_hub import ModelCard
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = str(tmp_path / "hf")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert type(model).__name__ == "GPT2LMHeadModel" and model.dtype == torch.bfloat16
-    inputs = AutoTokenizer.from_pretrained(folder)("the model", return_tensors="pt")
-    assert model.generate(**inputs, max_new_tokens=5).shape[0] == 1
-    card = ModelCard.load(tmp_path / "hf" / "README.md")
-    assert card.data.language == ["en", "no"] and card.data.license == "apache-2.0"
-    assert "2.2500 (step 5)" in card.text and "6.0000 (step 1)" in card.text and "3.0000 (step 10)" in card.text
-
-
-def failed_proof(run_dir: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[str, dict[str, Any]]:
-    """Message and proof of an export that does not equal the model: it is kept aside."""
-    assert convert(run_dir, *options) == 1
-    said = capsys.readouterr().err
-    assert str(run_dir.parent / "hf.failed") in said and not (run_dir.parent / "hf").exists()
-    proof = json.loads((run_dir.parent / "hf.failed" / "proof.json").read_text(encoding="utf-8"))["proof"]
-    assert proof["holds"] is False
-    return said, proof
-
-
-def test_a_failed_proof_ends_with_1_and_keeps_the_folder_aside(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def swap(rule: WeightRule) -> WeightRule:
-        if "fc1" not in rule.ours:
-            return rule
-        return replace(rule, transform=Transform(lambda ours, shape: ours.flip(0).chunk(2), rule.transform.from_hf))
-
-    right = families.rules_for
-    monkeypatch.setattr(families, "rules_for", lambda shape: [swap(rule) for rule in right(shape)])
-    _, proof = failed_proof(run_dir, capsys)
-    assert proof["logits"]["faults"] and proof["logits"]["max_difference"] > proof["logits"]["tolerance"]
-    assert proof["token_ids"]["holds"] is True and proof["token_ids"]["examples"] == []
-
-
-def test_a_tokenizer_that_gives_other_ids_fails(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = tokenizer_json.content
-
-    def broken(*arguments: Any) -> object:
-        content = right(*arguments)
-        return content | {"model": content["model"] | {"merges": content["model"]["merges"][1:]}}
-
-    monkeypatch.setattr(tokenizer_json, "content", broken)
-    said, _ = failed_proof(run_dir, capsys)
-    assert "token ids:" in said
 
 
 CHAT = [{"role": "user", "content": "the model\n</s>"}, {"role": "assistant", "content": "reads a corpus"}]
@@ -176,17 +124,53 @@ def test_a_model_that_converses_is_exported_with_its_template(
     assert "its chat_template" in capsys.readouterr().err
 
 
-def test_a_template_that_gives_other_ids_fails(
-    run_dir: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def swap_gate_and_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def swapped(rule: WeightRule) -> WeightRule:
+        flipped = Transform(lambda ours, shape: ours.flip(0).chunk(2), rule.transform.from_hf)
+        return replace(rule, transform=flipped) if "fc1" in rule.ours else rule
+
+    right = families.rules_for
+    monkeypatch.setattr(families, "rules_for", lambda shape: [swapped(rule) for rule in right(shape)])
+
+
+def leave_a_merge_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = tokenizer_json.content
+
+    def broken(*arguments: Any) -> object:
+        content = right(*arguments)
+        return content | {"model": content["model"] | {"merges": content["model"]["merges"][1:]}}
+
+    monkeypatch.setattr(tokenizer_json, "content", broken)
+
+
+def let_a_message_spell_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def mended(path: Path, content: bytes | str) -> None:
         write_file(path, content.replace("< /s>", "</s>") if isinstance(content, str) else content)
 
     monkeypatch.setattr(tokenizer_json, "write_file", mended)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "failing", "words"),
+    [
+        (swap_gate_and_up, "logits", "logit"),
+        (leave_a_merge_out, "token_ids", "token ids:"),
+        (let_a_message_spell_the_end, "chat", "chat template: "),
+    ],
+)
+def test_a_failed_proof_ends_with_1_and_keeps_the_folder_aside(
+    run_dir: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    break_it: Callable[[pytest.MonkeyPatch], None], failing: str, words: str,
+) -> None:  # fmt: skip
     make_chat(run_dir, tokenizer)
-    said, proof = failed_proof(run_dir, capsys, "--set", "check_lines=300")
-    assert "chat template: " in said
-    assert proof["token_ids"]["holds"] and proof["chat"]["examples"]
+    break_it(monkeypatch)
+    assert convert(run_dir, "--set", "check_lines=300") == 1
+    said = capsys.readouterr().err
+    assert words in said and str(run_dir.parent / "hf.failed") in said and not (run_dir.parent / "hf").exists()
+    proof = json.loads((run_dir.parent / "hf.failed" / "proof.json").read_text(encoding="utf-8"))["proof"]
+    assert proof["holds"] is False and not proof[failing]["holds"]
+    assert all(proof[other]["holds"] for other in ("logits", "token_ids") if other != failing)
+    assert failing == "logits" or proof[failing]["examples"]
 
 
 @pytest.mark.parametrize(
@@ -206,18 +190,10 @@ def test_prompts_of_auto_are_those_of_the_run_or_of_its_text(
     assert tuple(found) == expected
 
 
-def test_the_optimizers_state_is_not_asked_for(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run_dir / "global_step10" / "optimizer.safetensors").unlink()
-    assert convert(run_dir, "--dry-run") == 0
-    assert "dry run" in capsys.readouterr().out and not (run_dir.parent / "hf").exists()
-    assert convert(run_dir, "--dry-run", source=run_dir / "global_step10") == 0
-    (run_dir / "global_step10" / "state.json").unlink()
-    assert convert(run_dir, "--dry-run") == 2
-
-
 def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (run_dir / "global_step10" / "optimizer.safetensors").unlink()  # which an export does without
     usage = type(shutil.disk_usage(run_dir))
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(10**9, 10**9, 5_000_000))
     assert convert(run_dir, "--dry-run") == 2
@@ -227,7 +203,8 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
     (run_dir.parent / "hf.partial").mkdir()
     with open(run_dir.parent / "hf.partial" / "model.safetensors", "wb") as file:
         file.truncate(80_000_000)
-    assert convert(run_dir, "--dry-run") == 0
+    for source in (None, run_dir / "global_step10"):
+        assert convert(run_dir, "--dry-run", source=source) == 0 and not (run_dir.parent / "hf").exists()
 
 
 def test_a_disk_that_fills_up_leaves_nothing_and_the_same_command_resumes(
@@ -277,9 +254,3 @@ def test_wrong_folders_are_refused(run_dir: Path, capsys: pytest.CaptureFixture[
     (run_dir / "global_step10" / "manifest.json").unlink()
     refused(str(run_dir / "global_step10"), source=run_dir / "global_step10")
     refused("convert.yaml:1: input_model_dir")
-
-
-def test_the_shell_script_passes_arguments_and_exit_codes_on(root: Path, tmp_path: Path) -> None:
-    command = ["bash", str(root / "4_convert_to_HF.sh"), "--config", "nothing.yaml"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 2 and "nothing.yaml: there is no such file" in run.stderr
