@@ -96,6 +96,8 @@ class Hub:
     """Paths whose hash is listed wrongly."""
     fail_put_after: int | None = None
     """Number of files outside git after which the storage breaks down (status 400, which nobody tries again)."""
+    num_stumbles: int = 0
+    """Number of files outside git that are answered with status 503, after which a client tries again."""
     drop_at: int | None = None
     """Byte of a dataset's file at which the connection breaks."""
     num_drops: int = 1_000_000
@@ -228,6 +230,9 @@ class _Handler(BaseHTTPRequestHandler):
     def put(self, body: bytes, oid: str) -> None:
         if self.hub.fail_put_after is not None and len(self.hub.storage) >= self.hub.fail_put_after:
             return self._answer(400, {"error": "the storage broke down"})
+        if self.hub.num_stumbles:
+            self.hub.num_stumbles -= 1
+            return self._answer(503)
         if hashlib.sha256(body).hexdigest() != oid:
             return self._answer(400, {"error": "other content"})
         self.hub.storage[oid] = body

@@ -146,11 +146,12 @@ def test_a_failing_upload_ends_with_1_quotes_no_secret_and_the_next_run_sends_wh
     user: User, hub: Any, switch: str, value: int, words: list[str], left: int
 ) -> None:
     """The server quotes addresses and tokens; the token is known by its form alone."""
-    hub.quotes = True
+    hub.quotes, hub.num_stumbles = True, 1
     setattr(hub, switch, value)
     user.log_in()
     first = user.run(token=None)
     assert first.returncode == 1 and "was the answer to http://127.0.0.1" in first.stderr
+    assert "HTTP Error 503" in first.stderr, "a warning of the client, which quotes the signed address"
     assert all(word in first.stderr for word in words)
     assert "X-Amz" not in first.stderr and hub_server.SIGNATURE not in first.stderr
     assert hub.repositories[NAME].commits == 0 and len(hub.storage) == 2 - left

@@ -60,5 +60,6 @@ def test_a_block_is_code(text: str) -> None:
 def test_what_does_not_print_is_spelt_out() -> None:
     assert shown(card.inline("a\n b\x1b[31m\u202egpj\udcff\u3000日本")) == "a b\\x1b[31m\\u202egpj\\udcff 日本"
     assert card.inline("日本 語.jsonl") == "日本 語.jsonl"
+    assert card.inline("www.x.org") == r"www\.x.org", "GitHub makes links of bare addresses"
     assert "\x1b" not in progress.indented("a\x1b]0;b\u2028c")
     assert "می\u200cخواهم\u3000\tb" in progress.indented("می\u200cخواهم\u3000\tb")
