@@ -52,6 +52,7 @@ def prompt_words(tokenizer: Any, prompt: Any, is_encoder_decoder: bool = False) 
         ("$A </s>", "w1 w2", "w1 w2"),
         # A control token that a prompt spells is the token, as in fine-tuning.
         ("$A", "w1 </s> w2", "w1 </s> w2"),
+        ("$A", "w1 </s>", "w1 </s>"),
         ("$A </s>", "w1 </s>", "w1 </s>"),
         ("<s> $A </s>", "w1 </s> </s>", "<s> w1 </s> </s>"),
     ],

@@ -141,6 +141,13 @@ def test_intervals_of_documents_and_of_paired_differences_hold_the_truth(monkeyp
     assert np.mean(widths) < 0.25
 
 
+def test_the_interval_of_a_mean_is_the_known_one() -> None:
+    values = np.random.default_rng(1).normal(5, 1, 400)
+    found = share("x", values, np.ones(400)).interval(3)
+    assert found is not None
+    assert np.ptp(found.as_json()) / 2 == pytest.approx(1.96 * values.std() / 20, rel=0.1)
+
+
 def test_a_seed_gives_one_interval_and_a_measure_does_not_differ_from_itself() -> None:
     measure = share("x", *documents(np.random.default_rng(3)))
     assert measure.interval(5) == measure.interval(5) != measure.interval(6)
