@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster.hosts import OWN, Host, Training, cluster
 from tiny import make_data
-
-__all__ = ["Training"]
 
 
 @pytest.fixture(scope="session")
@@ -29,13 +27,16 @@ def hosts() -> Iterator[list[Host]]:
 def train(data: dict[str, str], tmp_path: Path) -> Callable[..., Training]:
     """Start a run on hosts, in a folder that is each host's own or that all share."""
 
-    def start(on: list[Host], shared: bool = False, name: str = "run", **settings: Any) -> Training:
+    def start(
+        on: list[Host],
+        shared: bool = False,
+        name: str = "run",
+        of: Mapping[int, Mapping[str, Any]] | None = None,
+        start: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Training:
         folder = (tmp_path if shared else OWN) / name
-        environment, of, started = (settings.pop(key, given) for key, given in (
-            ("environment", {}), ("of", {}), ("start", range(len(on)))
-        ))  # fmt: skip
-        texts = {key: str(value) for key, value in settings.items()}
-        chosen = {"config": data["config"], "output_model_dir": str(folder), "num_processes": "1", **texts}
-        return Training(on, tmp_path / f"logs-{name}", chosen, of, started, **environment)
+        chosen = {"config": data["config"], "output_model_dir": folder, "num_processes": 1, **settings}
+        return Training(on, tmp_path / f"logs-{name}", chosen, of or {}, range(len(on)) if start is None else start)
 
     return start

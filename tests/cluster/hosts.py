@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tiny import ROOT
 
@@ -71,9 +72,6 @@ class Host:
     def unplug(self) -> None:
         subprocess.run(["ip", "link", "set", self.plug, "down"], check=True)
 
-    def plug_in(self) -> None:
-        subprocess.run(["ip", "link", "set", self.plug, "up"], check=True)
-
     def crash(self) -> None:
         self.unplug()
         self._process.kill()
@@ -125,31 +123,28 @@ class Training:
         self,
         hosts: Sequence[Host],
         logs: Path,
-        settings: dict[str, str],
-        of: Mapping[int, Mapping[str, object]],
-        started: Iterable[int],
-        **environment: str,
+        settings: Mapping[str, Any],
+        of: Mapping[int, Mapping[str, Any]],
+        start: Iterable[int],
     ):
         """The first of `hosts` gets ``nodes``, the others ``--join``.
 
         `of` has settings of single hosts, under ``script`` another script, under ``before`` what stands before the
-        command, and an ``environment`` of their own; `started` are those that are started.
+        command, and an ``environment`` of their own; `start` are those that are started.
         """
         logs.mkdir(parents=True, exist_ok=True)
         self.hosts, self.logs = list(hosts), [logs / f"{host.name}.log" for host in hosts]
-        self._environment = {"ZEROKARA_SHARE_CORES": "1", "OMP_NUM_THREADS": "1", **environment}
         self.started: dict[int, subprocess.Popen[str]] = {}
-        for number in started:
-            own = dict(of.get(number, {}))
-            script = str(own.pop("script", "3_train_node1.sh"))
-            before, here = (own.pop(key, empty) for key, empty in (("before", []), ("environment", {})))
-            given = {**settings, **{key: str(value) for key, value in own.items()}}
-            command = [*before, "bash", script, "--config", given.pop("config")]
+        for number in start:
+            given = {"script": "3_train_node1.sh", "before": [], "environment": {}, **settings, **of.get(number, {})}
+            before, script, config, environment = map(given.pop, ("before", "script", "config", "environment"))
+            command = [*before, "bash", str(script), "--config", config]
             if len(hosts) > 1:
-                given["nodes"] = str(len(hosts))
+                given["nodes"] = len(hosts)
                 command += ["--join" if number else "--host", hosts[0].address]
             command += [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
-            self.started[number] = hosts[number].start(*command, log=self.logs[number], **{**self._environment, **here})
+            environment = {"ZEROKARA_SHARE_CORES": "1", "OMP_NUM_THREADS": "1", **environment}
+            self.started[number] = hosts[number].start(*command, log=self.logs[number], **environment)
 
     def log(self, number: int) -> str:
         return self.logs[number].read_text(encoding="utf-8", errors="replace")
