@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from faults.running import BY_COMMAND, DATA, LEFT_OUT, SHORT, Forge, make_forge, trained_unbroken
+from faults.running import BY_COMMAND, DATA, LEFT_OUT, SHORT, Forge, trained_unbroken
 from tiny import Trained, make_data, python_path, train_runs
 
 __all__ = ["python_path", "train_runs"]
@@ -21,7 +21,9 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def forge(tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
-    yield from make_forge(tiny_data, tmp_path_factory.mktemp("forge"))
+    made = Forge(tiny_data, tmp_path_factory.mktemp("forge"))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ A job: ``step`` (``train`` or ``finetune``), its ``arguments`` (--config FILE, -
 {"wild_at": [step, …]}    the gradient of the step is infinite, its loss is not
 {"signal": {…}}           see `_signal_at`
 {"hold": [{…}, …]}        see `_hold`
-{"fill_in_save": [n, f]}  the n-th save of this start finds the disk full, by a file f, before it writes the optimizer
+{"fill_in": [[step…], f]} the saves of these steps find the disk full, by a file f, before they write the optimizer
 {"unreadable": [p, e, n]} opening files whose path holds p fails n times with the error e; a fourth number is the step
                           of the first save from which on it does
 {"nice": n}               the process starts with this niceness
@@ -154,8 +154,8 @@ def armed(fault: dict[str, Any], events: str = os.devnull) -> Iterator[None]:
             _hold(patches, events, **held)
         if "unreadable" in fault:
             _refuse_opening(patches, *fault["unreadable"])
-        if "fill_in_save" in fault:
-            _fill_in_save(patches, *fault["fill_in_save"])
+        if "fill_in" in fault:
+            _fill_in_saves(patches, *fault["fill_in"])
         for name in ("retry_seconds", "patience_seconds", "reminder_seconds"):
             _patch(patches, saving, name.upper(), fault.get(name, getattr(saving, name.upper())))
         _record_events(patches, events)  # the outermost: what a fault holds up has not happened yet
@@ -325,18 +325,18 @@ def _hold(
         _around(patches, loop.StepGuard, "skip_reason_of_loss", before=lambda *_: step() == at_step and hold())
 
 
-def _fill_in_save(patches: contextlib.ExitStack, number: int, filler: str) -> None:
-    write, saves = tensor_file.write, []
+def _fill_in_saves(patches: contextlib.ExitStack, steps: list[int], filler: str) -> None:
+    write, left, now = tensor_file.write, set(steps), {"step": 0}
 
     def filling(path: Path, tensors: Any) -> str:
-        if path.name.startswith("weights"):
-            saves.append(path)
-        elif len(saves) == number and not Path(filler).exists():
+        if path.name.startswith("optimizer") and now["step"] in left:
+            left.remove(now["step"])
             with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
                 while True:
                     file.write(b"x" * 4096)
         return write(path, tensors)
 
+    _around(patches, CheckpointStore, "save", before=lambda store, state, *_: now.update(step=state.step))
     _patch(patches, tensor_file, "write", filling)
 
 

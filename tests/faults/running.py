@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,41 @@ DATA: dict[str, Any] = {"num_documents": 46, "valid_min_documents": "4"}
 """For `tiny.make_data`: some 290 sequences to train on, and 7 micro batches to validate."""
 
 
-@dataclass
-class Forge:
-    """Training processes, one at a time."""
+DISK_BYTES = 12 * 2**20
 
-    settings: dict[str, str]
-    folder: Path
-    process: subprocess.Popen[str]
-    disk: Path | None
-    """A small disk of its own (a tmpfs of `DISK_BYTES`), as the training sees it; None where there can be none."""
-    pid: int = field(default=0)
-    """Process that was started and not waited for; 0 where there is none."""
-    step: str = "train"
-    """Whose training processes these are: of ``train`` or ``finetune``."""
+
+class Forge:
+    """Training processes, one at a time, each forked from a process that has everything imported (`forge.py`)."""
+
+    def __init__(self, settings: dict[str, str], folder: Path):
+        self.settings = settings
+        self.step = "train"
+        """Whose training processes these are: of ``train`` or ``finetune``."""
+        self.pid = 0
+        """Process that was started and not waited for; 0 where there is none."""
+        self._log_path, self._events_path = folder / "log.txt", folder / "events.jsonl"
+        self._errors_path, disk = folder / "forge.txt", folder / "disk"
+        disk.mkdir()
+        mount = f'mount -t tmpfs -o size={DISK_BYTES} none {disk} && exec "$@"'
+        prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+        try:
+            subprocess.run([*prefix, "true"], capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            prefix = []
+        self.disk = disk if prefix else None
+        """A small disk of its own, as the training sees it; None where this machine lets its users mount none."""
+        command = [*prefix, sys.executable, str(Path(__file__).with_name("forge.py"))]
+        with open(self._errors_path, "wb") as errors:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            )
+        assert self._receive() == {"ready": True}
+
+    def close(self) -> None:
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            child.kill()
+        self.process.kill()
+        self.process.wait()
 
     def start(
         self, run_dir: Path, fault: dict[str, Any] | None = None, work: tuple[str, ...] = ("train",), **settings: Any
@@ -85,14 +107,6 @@ class Forge:
         """The values of all events with this name: ``values("saved") == [2, 4]``."""
         return [event[name] for event in self.events if name in event]
 
-    @property
-    def _log_path(self) -> Path:
-        return self.folder / "log.txt"
-
-    @property
-    def _events_path(self) -> Path:
-        return self.folder / "events.jsonl"
-
     def _send(self, job: dict[str, Any]) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job) + "\n")
@@ -103,36 +117,7 @@ class Forge:
         for line in self.process.stdout:
             if line.startswith("{"):  # the libraries, too, say things when they are imported
                 return dict(json.loads(line))
-        raise AssertionError("the forge died: " + (self.folder / "forge.txt").read_text(encoding="utf-8"))
-
-
-DISK_BYTES = 12 * 2**20
-
-
-def make_forge(settings: dict[str, str], folder: Path) -> Iterator[Forge]:
-    """Start a forge, with a small disk of its own where this machine lets its users mount one; and end it."""
-    disk = folder / "disk"
-    disk.mkdir()
-    mount = f'mount -t tmpfs -o size={DISK_BYTES} none {disk} && exec "$@"'
-    prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
-    try:
-        subprocess.run([*prefix, "true"], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        prefix = []
-    command = [*prefix, sys.executable, str(Path(__file__).with_name("forge.py"))]
-    with open(folder / "forge.txt", "wb") as errors:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-        )
-    forge = Forge(settings, folder, process, disk if prefix else None)
-    try:
-        assert forge._receive() == {"ready": True}
-        yield forge
-    finally:
-        for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
-        process.kill()
-        process.wait()
+        raise AssertionError("the forge died: " + self._errors_path.read_text(encoding="utf-8"))
 
 
 COMMON: dict[str, Any] = {

@@ -36,10 +36,9 @@ LOSSES = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.6, 10: 2.7, 12: 2.8}
 """Validation loss of each save: the best is soon the oldest."""
 RESTARTS = (8, 12)
 RETENTION = Retention(keep_last=2, keep_best=True)
-
-
 NAMES = ("open", "rename", "replace", "stat", "listdir", "scandir", "mkdir", "unlink", "rmdir", "fsync", "write")
 """Functions of `os`; reading and `builtins.open` come to them."""
+_OPEN = io.open
 
 
 @dataclass
@@ -86,7 +85,7 @@ class FailingDisk:
                 real = (lambda descriptor: None) if name == "fsync" else getattr(os, name)
                 patches.enter_context(mock.patch.object(os, name, self._asking(name, real)))
             for module in (builtins, io):
-                patches.enter_context(mock.patch.object(module, "open", self._opening(io.open)))
+                patches.enter_context(mock.patch.object(module, "open", self._opening))
             yield
 
     def _asking(self, kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,31 +96,16 @@ class FailingDisk:
 
         return asking
 
-    def _opening(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def opening(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
-            if isinstance(path, int):
-                return real(path, mode, *arguments, **named)
-            self.ask("open", path)
-            return _File(real(path, mode, *arguments, **named), os.fspath(path), self)
-
-        return opening
+    def _opening(self, path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        if isinstance(path, int):
+            return _OPEN(path, mode, *arguments, **named)
+        self.ask("open", path)
+        return _File(_OPEN(path, mode, *arguments, **named), os.fspath(path), self)
 
 
 class _File:
     def __init__(self, file: Any, path: str, disk: FailingDisk):
         self._file, self._path, self._disk = file, path, disk
-
-    def read(self, *arguments: Any) -> Any:
-        self._disk.ask("read", self._path)
-        return self._file.read(*arguments)
-
-    def readinto(self, buffer: Any) -> Any:
-        self._disk.ask("read", self._path)
-        return self._file.readinto(buffer)
-
-    def write(self, content: Any) -> Any:
-        self._disk.ask("write", self._path)
-        return self._file.write(content)
 
     def __enter__(self) -> _File:
         return self
@@ -130,6 +114,8 @@ class _File:
         self._file.close()
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("read", "readinto", "write"):
+            self._disk.ask(name.removesuffix("into"), self._path)
         return getattr(self._file, name)
 
 

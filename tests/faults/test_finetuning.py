@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tuning(forge: Forge, task: Path) -> Forge:
     """Training processes of step 7, whose examples are there."""
     prepared(config_of(task))
-    return replace(forge, settings={"config": str(task)}, step="finetune")
+    made = copy.copy(forge)
+    made.settings, made.step = {"config": str(task)}, "finetune"
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -49,48 +49,34 @@ def small(forge: Forge, request: pytest.FixtureRequest) -> Iterator[Disk]:
     subprocess.run(["rm", "-rf", str(made.seen)], check=True)
 
 
-def test_no_room_before_a_save(forge: Forge, small: Disk, unbroken: Trained) -> None:
+def test_a_full_disk_ends_no_run_before_its_end(forge: Forge, small: Disk, unbroken: Trained) -> None:
+    """Full before a save, then in the middle of one and for some steps, and at the very end."""
     small.fill(left=2**20)
-    fault = {"retry_seconds": 0.1, "hold": [{"at_step": 7, "gone": str(small.filler)}]}
+    fault = {
+        "retry_seconds": 0.1, "patience_seconds": 1.5, "reminder_seconds": 0.2,
+        "fill_in": [[14, 44], str(small.filler)],
+        "hold": [{"at_step": 7, "gone": str(small.filler)}, {"at_step": 19, "event": {"saved": 18}}],
+    }  # fmt: skip
+
+    def refusals() -> list[dict[str, Any]]:
+        return [event for event in forge.events if "refused" in event]
+
     forge.start(small.run_dir, fault, **SETTINGS)
     wait_for(lambda: 6 in forge.values("step") and 4 in forge.values("refused"))
-    refusals = [event for event in forge.events if "refused" in event]  # once: there are more by the next look
-    assert [event["errno"] for event in refusals] == [errno.ENOSPC] * len(refusals)
-    assert refusals[0]["refused"] == 2 and not forge.values("saved")
+    before = refusals()  # once: there are more by the next look
+    assert {event["errno"] for event in before} == {errno.ENOSPC}
+    assert before[0]["refused"] == 2 and not forge.values("saved")
     assert "step 2  checkpoint NOT saved" in forge.log and "step 2  was not saved" in forge.log
     assert not whole_checkpoints(small.seen)
     small.clear()
-    assert forge.wait() == 0, forge.log
-    assert_equal(small.seen, unbroken)
-
-
-def test_full_in_the_middle_of_a_save(forge: Forge, small: Disk, unbroken: Trained) -> None:
-    """The disk is full before the optimizer's file is written, and stays so for some steps: nothing can be recorded."""
-    fault = {
-        "retry_seconds": 0.1,
-        "fill_in_save": [3, str(small.filler)],
-        "hold": [{"at_step": 11, "event": {"saved": 10}}],
-    }
-    forge.start(small.run_dir, fault, **SETTINGS)
-    wait_for(lambda: 10 in forge.values("refused"))
-    first = next(event for event in forge.events if "refused" in event)
-    assert first == {"refused": 6, "errno": errno.ENOSPC, "file": "optimizer.safetensors"}
+    wait_for(lambda: 18 in forge.values("refused"))  # nothing can be recorded meanwhile
+    middle = next(event for event in refusals() if event["refused"] >= 14)
+    assert middle == {"refused": 14, "errno": errno.ENOSPC, "file": "optimizer.safetensors"}
     assert not list(small.seen.glob("global_step*.partial/optimizer.safetensors"))
-    assert whole_checkpoints(small.seen) == [2, 4]
+    assert whole_checkpoints(small.seen)[-2:] == [10, 12]
     small.clear()
-    assert forge.wait() == 0, forge.log
-    assert_equal(small.seen, unbroken)
-
-
-def test_full_at_the_very_end(forge: Forge, small: Disk, unbroken: Trained) -> None:
-    fault = {
-        "retry_seconds": 0.1,
-        "patience_seconds": 1.5,
-        "reminder_seconds": 0.2,
-        "fill_in_save": [22, str(small.filler)],
-    }
-    assert forge.run(small.run_dir, fault, **SETTINGS) == 1, forge.log
-    assert forge.values("saved")[-1] == 42 and set(forge.values("refused")) == {44}
+    assert forge.wait() == 1, forge.log
+    assert forge.values("saved")[-1] == 42 and forge.values("refused")[-1] == 44
     assert "step 44  checkpoint not saved yet" in forge.log
     assert "failed: " in forge.log and f"{small.run_dir}/global_step42" in forge.log
     assert whole_checkpoints(small.seen)[-1] == 42

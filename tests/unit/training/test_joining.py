@@ -1,4 +1,4 @@
-"""Joining the processes of a run: what each gets of the machine, who does not answer, and who waits for whom."""
+"""Joining the processes of a run: memory that is freed, who does not answer, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
-import torch
 
 from zerokara.training.planning import processors
-from zerokara.training.processes import joining
 
 HELD = """
 import os, psutil, torch
@@ -76,26 +70,6 @@ def run(program: str, folder: Path) -> list[str]:
     command = [sys.executable, "-c", program, str(folder / "rendezvous")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return done.stdout.splitlines()
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_processes_share_the_cores_on_every_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under offload the optimizer's updates run on the cores beside a GPU."""
-    threads: list[int] = []
-    monkeypatch.setattr(joining, "local_device", lambda: torch.device(device))
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    for owner, name in (
-        (torch.cuda, "set_device"), (torch.distributed, "new_group"), (torch.distributed, "get_rank"),
-        (joining, "init_process_group"), (joining, "require_answers"), (joining.parallel, "start"),
-        (joining, "secure_groups"), (joining, "keep_freed_memory"),
-    ):  # fmt: skip
-        monkeypatch.setattr(owner, name, lambda *_, **__: None)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(processors, "available_cores", lambda: 16)
-    settings, forecast = SimpleNamespace(seed=1, tensor_parallel_size=1), SimpleNamespace(can_keep_freed_memory=True)
-    plan: Any = SimpleNamespace(resolved=settings, processes_per_node=4, memory=forecast)
-    joining.join(plan)
-    assert threads == [4]
 
 
 def test_freed_memory_is_kept_or_given_back(tmp_path: Path) -> None:
