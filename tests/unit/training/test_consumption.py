@@ -80,14 +80,6 @@ def test_a_part_of_a_shuffled_stream_has_shares(made) -> None:  # type: ignore[n
     assert really_read(config, owner, 320) == pytest.approx(taken, rel=0.2)
 
 
-def test_the_table_as_people_see_it(made) -> None:  # type: ignore[no-untyped-def]
-    config, _ = made(STAGES, "train_tokens=9600", "order=sequential")
-    lines = [" ".join(line.split()) for line in lines_of(config)]
-    assert "a.jsonl 803 7,200 9.000" in lines and "c.jsonl 330 0 0.000" in lines and len(lines) == 10
-    assert lines[4].startswith("stage 2 of 2: finish, sequential, sources 0 : 0.5 : 0.5")
-    assert len(lines_of(made("train_tokens=5120")[0])) == 4
-
-
 def test_a_stage_that_is_never_reached_is_a_warning_with_numbers(made) -> None:  # type: ignore[no-untyped-def]
     def warnings(*settings: str) -> list[str]:
         return [line for line in lines_of(made(*settings)[0]) if "warning" in line]

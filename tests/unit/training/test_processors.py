@@ -107,15 +107,6 @@ def test_gpus_that_torch_cannot_use_are_an_error(machine: Machine) -> None:
     check_processes(config(), 0)
 
 
-def test_the_plan_names_the_device(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    machine(NONE)
-    assert Devices().text(2) == "CPU, 4 cores, 2 threads a process"
-    gpus = Devices(("NVIDIA H200", "NVIDIA H200", "NVIDIA L4"))
-    assert gpus.text(2) == "GPU, 2 × NVIDIA H200 (1 more not used)"
-    assert gpus.text(3) == "GPU, 2 × NVIDIA H200, 1 × NVIDIA L4"
-
-
 def test_a_torch_for_the_cpu_alone_is_not_imported_to_be_asked(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from configs import config_of
-from tiny import T5
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -153,9 +152,3 @@ def test_a_run_keeps_what_it_began_with(tiny_data: dict[str, str], tmp_path: Pat
     assert other.resolved.lr != first.resolved.lr  # Muon's rate is none of AdamW's
     written = planned(tiny_data, folder, "lr=0.001", kept=kept)
     assert written.resolved.lr == 0.001 and written.resolved.weight_decay == first.resolved.weight_decay
-
-
-def test_an_encoder_decoder_has_a_recipe_too(span_data: dict[str, str], tmp_path: Path) -> None:
-    architecture = [f"{key}={value}" for key, value in T5.items()]
-    plan = planned(span_data, tmp_path / "run", *architecture)
-    assert plan.resolved.optimizer == "adamw" and plan.shape.init_std == 0.02
