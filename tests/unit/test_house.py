@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from zerokara.config.architectures import ARCHITECTURES, Name
-from zerokara.config.convert_config import ConvertConfig
-from zerokara.config.evaluate_config import EvaluateConfig
-from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.tokenizer_config import TokenizerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "original_codes"
 PACKAGE = SOURCE / "zerokara"
-MODULES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+TREES = {path: ast.parse(source) for path, source in SOURCES.items()}
+"""Modules by their path in the package."""
 
 FLOORS = {
     "steps": 7,
@@ -59,20 +55,17 @@ SLACK_LINES, SLACK_FILES = 200, 3
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80
 
-VENDOR_BORDERS = {
-    "deepspeed": re.compile(r"training/compute/zero\.py"),
-    "megatron": re.compile(r"model/megatron_core\.py"),
+BORDERS = {
+    r"deepspeed(\..*)?": r"training/compute/zero\.py",
+    r"megatron(\..*)?": r"model/megatron_core\.py",
+    r"zerokara\.(examples|config\.finetune).*": r"(?!training/).*",
 }
-"""The files that may name a vendor."""
+"""Imports, and the files that may hold them: one a vendor; training is handed what differs between tasks."""
 
 TORCH_FREE = ("corpus", "tokens", "tokenizer", "config", "samples", "examples")
 """Rooms whose modules may be imported without waiting for torch: they import it inside functions, if at all."""
 
 SHIPPED_FOLDERS = (".ci", "benchmarks", "docs", "model_configs", "original_codes", "tests")
-
-
-def relative(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
 
 
 def imported_names(tree: ast.AST) -> Iterator[str]:
@@ -85,41 +78,39 @@ def imported_names(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def floor_faults(path: str, source: str) -> list[str]:
-    """What breaks the floors in the module `path` (relative to the package)."""
-    room = Path(path).parts[0].removesuffix(".py")
+def floor_faults(path: str, tree: ast.AST) -> list[str]:
+    """Imports of the module `path` that do not go down by floors, or within training/ by chambers."""
+    room, *inner = path.removesuffix(".py").split("/")
     faults = []
-    for name in imported_names(ast.parse(source)):
-        parts = name.split(".")
-        if parts[0] != "zerokara" or len(parts) < 2 or parts[1] not in FLOORS or parts[1] == room:
+    for name in imported_names(tree):
+        package, other_room, *other_inner = [*name.split("."), ""]
+        if package != "zerokara" or other_room not in FLOORS:
             continue
-        if room == "__init__" or parts[1] == "steps" or FLOORS[parts[1]] > FLOORS[room]:
-            faults.append(f"{path} imports {name}, which stands above it")
-    return faults
-
-
-def chamber_faults(path: str, source: str) -> list[str]:
-    """What breaks the floors within training/ in the module `path` of it."""
-    chamber = path.split("/")[1] if path.count("/") == 2 else ""
-    faults = []
-    for name in imported_names(ast.parse(source)):
-        parts = name.split(".")
-        if parts[:2] != ["zerokara", "training"]:
-            continue
-        other = parts[2] if parts[2] in CHAMBERS else ""
-        if other != chamber and CHAMBERS[other] >= CHAMBERS[chamber]:
+        goes_down = room in FLOORS and FLOORS[other_room] <= FLOORS[room]
+        if room == other_room == "training":
+            own, other = (each[0] if each[0] in CHAMBERS else "" for each in (inner, other_inner))
+            goes_down = own == other or CHAMBERS[other] < CHAMBERS[own]
+        if not goes_down:
             faults.append(f"{path} imports {name}, which does not stand below it")
     return faults
 
 
-def vendor_faults(path: str, source: str) -> list[str]:
-    """Imports of a vendor outside its border in the module `path`."""
-    vendors = {name.split(".")[0] for name in imported_names(ast.parse(source))}
+def border_faults(path: str, tree: ast.AST) -> list[str]:
+    """Imports of the module `path` that belong behind another border."""
     return [
-        f"{path} imports {vendor}"
-        for vendor, border in VENDOR_BORDERS.items()
-        if vendor in vendors and not border.fullmatch(path)
+        f"{path} imports {name}"
+        for name in imported_names(tree)
+        for imports, files in BORDERS.items()
+        if re.fullmatch(imports, name) and not re.fullmatch(files, path)
     ]
+
+
+def calls() -> Iterator[tuple[str, ast.Call, str]]:
+    """Place, call and the function that is called, of all calls in the package."""
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                yield f"{path}:{node.lineno}", node, ast.unparse(node.func)
 
 
 def early_imports(tree: ast.Module) -> Iterator[str]:
@@ -135,10 +126,10 @@ def early_imports(tree: ast.Module) -> Iterator[str]:
             waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
 
 
-def long_functions(source: str) -> list[str]:
+def long_functions(tree: ast.AST) -> list[str]:
     return [
         f"{node.name} has {length} lines"
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
     ]
@@ -152,21 +143,37 @@ def shipped_files(*endings: str) -> list[Path]:
     return sorted(path for path in found if path.name.endswith(endings))
 
 
-def config_class(path: Path) -> type:
-    keys = {line.split(":")[0] for line in path.read_text(encoding="utf-8").splitlines()}
-    if "input_model_dir" in keys:
-        return ConvertConfig
-    if "models" in keys:
-        return EvaluateConfig
-    if "train_data" in keys:
-        return FinetuneConfig
-    return TokenizerConfig if "character_coverage" in keys or "output_dir" in keys else PretrainConfig
-
-
-def test_imports_go_down_by_floors() -> None:
-    assert {Path(relative(path)).parts[0].removesuffix(".py") for path in MODULES} - {"__init__"} <= FLOORS.keys()
-    faults = [fault for path in MODULES for fault in floor_faults(relative(path), path.read_text(encoding="utf-8"))]
+@pytest.mark.parametrize("faults_of", [floor_faults, border_faults])
+def test_imports_go_down_and_stay_behind_their_borders(faults_of: Callable[[str, ast.AST], list[str]]) -> None:
+    assert {path.split("/")[0].removesuffix(".py") for path in TREES} - {"__init__"} <= FLOORS.keys()
+    chambers = {path.split("/")[1] for path in TREES if path.startswith("training/") and path.count("/") == 2}
+    assert chambers == CHAMBERS.keys() - {""}
+    faults = [fault for path, tree in TREES.items() for fault in faults_of(path, tree)]
     assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "is_fault"),
+    [
+        ("model/shape.py", "from zerokara.training import engine", True),
+        ("model/shape.py", "def f():\n    import zerokara.huggingface.weight_rules", True),
+        ("config/loading.py", "from zerokara import corpus", True),
+        ("huggingface/card.py", "from zerokara.steps.convert import main", True),
+        ("errors.py", "import zerokara.config", True),
+        ("steps/train.py", "from zerokara.training.loop import train_step\nfrom zerokara import manifest", False),
+        ("training/compute/engine.py", "from zerokara.training.planning import schedule", True),
+        ("training/monitoring/step_metrics.py", "def f():\n    from zerokara.training import session", True),
+        ("training/loop.py", "from zerokara.training import compute, guards", False),
+        ("training/loop.py", "def f():\n    import deepspeed", True),
+        ("training/loop.py", "from zerokara.examples import formats", True),
+        ("huggingface/weights.py", "from megatron.core import parallel_state", True),
+        ("training/compute/zero.py", "import deepspeed", False),
+        ("model/megatron_core.py", "from megatron.core.transformer import spec_utils", False),
+    ],
+)
+def test_an_import_of_the_wrong_place_is_found(path: str, line: str, is_fault: bool) -> None:
+    tree = ast.parse(line)
+    assert len(floor_faults(path, tree) + border_faults(path, tree)) == is_fault
 
 
 def reached(rooms: dict[str, set[str]], room: str) -> set[str]:
@@ -185,19 +192,27 @@ def round_trips(rooms: dict[str, set[str]]) -> list[str]:
     return [room for room in rooms if room in reached(rooms, room)]
 
 
+def module_imports() -> dict[str, set[str]]:
+    """Each module, and those that it imports anywhere."""
+    names = {f"zerokara/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in TREES}
+    return {
+        name: {each if each in names else each.rpartition(".")[0] for each in imported_names(TREES[path])}
+        & names.keys()
+        for name, path in names.items()
+    }
+
+
 def room_imports() -> dict[str, set[str]]:
     """Each room, and those that it imports."""
     rooms: dict[str, set[str]] = {room: set() for room in FLOORS}
-    for path in MODULES:
-        room = Path(relative(path)).parts[0].removesuffix(".py")
-        names = [name.split(".") for name in imported_names(ast.parse(path.read_bytes()))]
-        rooms.setdefault(room, set()).update(name[1] for name in names if name[0] == "zerokara" and name[1] in FLOORS)
-        rooms[room].discard(room)
+    for name, others in module_imports().items():
+        room = f"{name}.".split(".")[1]
+        rooms.setdefault(room, set()).update({each.split(".")[1] for each in others - {"zerokara"}} - {room})
     return rooms
 
 
 def test_imports_never_go_round() -> None:
-    assert not round_trips(room_imports())
+    assert not round_trips(module_imports()) and not round_trips(room_imports())
     assert round_trips({"tokens": {"samples"}, "samples": {"model"}, "model": {"tokens"}, "corpus": {"model"}})
     assert not round_trips({"samples": {"tokens", "config"}, "tokens": {"config"}, "config": set()})
 
@@ -222,65 +237,6 @@ def test_the_picture_of_the_rooms_is_true() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == above
 
 
-def module_imports() -> dict[str, set[str]]:
-    """Each module, and those that it imports anywhere."""
-    modules = {path: ".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in MODULES}
-    names = {name.removesuffix(".__init__") for name in modules.values()}
-    found: dict[str, set[str]] = {}
-    for path, name in modules.items():
-        imported = {each for each in imported_names(ast.parse(path.read_bytes())) if each.startswith("zerokara.")}
-        found[name.removesuffix(".__init__")] = {
-            each if each in names else each.rpartition(".")[0] for each in imported
-        } & names
-    return found
-
-
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    assert not round_trips(module_imports())
-
-
-@pytest.mark.parametrize(
-    ("path", "line"),
-    [
-        ("model/shape.py", "from zerokara.training import engine"),
-        ("model/shape.py", "def f():\n    import zerokara.huggingface.weight_rules"),
-        ("config/loading.py", "from zerokara import corpus"),
-        ("huggingface/card.py", "from zerokara.steps.convert import main"),
-        ("errors.py", "import zerokara.config"),
-    ],
-)
-def test_an_import_upwards_is_found(path: str, line: str) -> None:
-    assert len(floor_faults(path, line)) == 1
-
-
-def test_an_import_downwards_is_fine() -> None:
-    assert not floor_faults(
-        "steps/train.py", "from zerokara.training.loop import train_step\nfrom zerokara import manifest"
-    )
-
-
-def test_imports_within_training_go_down() -> None:
-    inside = [path for path in MODULES if relative(path).startswith("training/")]
-    assert {path.parent.name for path in inside} - {"training"} == CHAMBERS.keys() - {""}
-    faults = [fault for path in inside for fault in chamber_faults(relative(path), path.read_text(encoding="utf-8"))]
-    assert not faults, "\n".join(faults)
-    assert chamber_faults("training/compute/engine.py", "from zerokara.training.planning import schedule")
-    assert chamber_faults("training/monitoring/step_metrics.py", "def f():\n    from zerokara.training import session")
-    assert not chamber_faults("training/loop.py", "from zerokara.training import compute, guards")
-
-
-def test_each_vendor_stays_behind_its_border() -> None:
-    faults = [fault for path in MODULES for fault in vendor_faults(relative(path), path.read_text(encoding="utf-8"))]
-    assert not faults, "\n".join(faults)
-
-
-def test_a_vendor_outside_its_border_is_found() -> None:
-    assert vendor_faults("training/loop.py", "def f():\n    import deepspeed")
-    assert vendor_faults("huggingface/weights.py", "from megatron.core import parallel_state")
-    assert not vendor_faults("training/compute/zero.py", "import deepspeed")
-    assert not vendor_faults("model/megatron_core.py", "from megatron.core.transformer import spec_utils")
-
-
 def test_settings_are_imported_from_their_own_modules() -> None:
     """`zerokara.config` itself holds nothing: a name that is taken from it would be missed only when it is used."""
     modules = {path.stem for path in (PACKAGE / "config").glob("*.py")}
@@ -295,46 +251,29 @@ def test_settings_are_imported_from_their_own_modules() -> None:
 
 
 def test_light_rooms_do_not_wait_for_torch() -> None:
-    faults = [
-        relative(path)
-        for path in MODULES
-        if Path(relative(path)).parts[0] in TORCH_FREE
-        and {"torch", "transformers", "deepspeed", "megatron"} & set(early_imports(ast.parse(path.read_bytes())))
-    ]
-    assert not faults, faults
+    heavy = {"torch", "transformers", "deepspeed", "megatron"}
+    light = {path: tree for path, tree in TREES.items() if path.split("/")[0] in TORCH_FREE}
+    assert not [path for path, tree in light.items() if heavy & set(early_imports(tree))]
     assert "torch" in set(early_imports(ast.parse("try:\n    import torch.nn\nexcept ImportError:\n    torch = None")))
     assert "torch" not in set(early_imports(ast.parse("def f():\n    import torch")))
 
 
 def test_the_package_does_not_grow_unnoticed() -> None:
-    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in MODULES)
+    lines = sum(source.count("\n") for source in SOURCES.values())
     assert PACKAGE_LINES - SLACK_LINES <= lines <= PACKAGE_LINES
-    assert PACKAGE_FILES - SLACK_FILES <= len(MODULES) <= PACKAGE_FILES
+    assert PACKAGE_FILES - SLACK_FILES <= len(SOURCES) <= PACKAGE_FILES
 
 
 def test_modules_and_functions_fit_in_a_readers_head() -> None:
-    faults = []
-    for path in MODULES:
-        source = path.read_text(encoding="utf-8")
-        if (lines := source.count("\n")) > MAX_MODULE_LINES:
-            faults.append(f"{relative(path)} has {lines} lines")
-        faults += [f"{relative(path)}: {fault}" for fault in long_functions(source)]
-    assert not faults, "\n".join(faults)
-    assert long_functions("def f():\n" + "    pass\n" * MAX_FUNCTION_LINES)
+    assert not {path for path, source in SOURCES.items() if source.count("\n") > MAX_MODULE_LINES}
+    functions = {path: long_functions(tree) for path, tree in TREES.items()}
+    assert not {path: names for path, names in functions.items() if names}
+    assert long_functions(ast.parse("def f():\n" + "    pass\n" * MAX_FUNCTION_LINES))
 
 
 def test_no_room_for_leftovers() -> None:
     leftovers = {"utils", "util", "common", "helpers", "helper", "misc"}
-    assert not [relative(path) for path in MODULES if leftovers & set(Path(relative(path)).with_suffix("").parts)]
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in shipped_files(".yaml") if not path.name.startswith(".")],
-    ids=lambda path: path.relative_to(ROOT).as_posix(),
-)
-def test_every_yaml_loads(path: Path) -> None:
-    load(config_class(path), path)
+    assert not [path for path in SOURCES if leftovers & set(Path(path).with_suffix("").parts)]
 
 
 def test_nothing_names_a_place_on_one_machine() -> None:
@@ -353,42 +292,29 @@ def test_nothing_names_a_place_on_one_machine() -> None:
 def test_every_text_file_is_opened_as_utf8() -> None:
     """Python's default encoding is the machine's; a text of ours must not depend on it."""
     faults = []
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if not isinstance(node, ast.Call):
-                continue
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            given = {keyword.arg for keyword in node.keywords}
-            if name in ("read_text", "write_text") and isinstance(node.func, ast.Attribute) and "encoding" not in given:
-                faults.append(f"{relative(path)}:{node.lineno}")
-            elif name == "open" and isinstance(node.func, ast.Name) and "encoding" not in given:
-                mode = next((k.value for k in node.keywords if k.arg == "mode"), None) or (node.args[1:2] or [None])[0]
-                if not (isinstance(mode, ast.Constant) and "b" in str(mode.value)):
-                    faults.append(f"{relative(path)}:{node.lineno}")
+    for place, call, function in calls():
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        mode = given.get("mode") or [*call.args, None, None][1]
+        is_binary = isinstance(mode, ast.Constant) and "b" in str(mode.value)
+        opens_text = re.fullmatch(r".*\.(read|write)_text", function) or (function == "open" and not is_binary)
+        if opens_text and "encoding" not in given:
+            faults.append(place)
     assert not faults, "\n".join(faults)
 
 
 def test_no_code_comes_with_a_model() -> None:
     """Every folder is opened without the code that it may bring, without pickles, and without the network."""
-    calls = [
-        (relative(path), node)
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_bytes()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    ]
-    opening = [(path, node) for path, node in calls if getattr(node.func, "attr", "") == "from_pretrained"]
+    opening = [(place, call) for place, call, function in calls() if function.endswith(".from_pretrained")]
     assert len(opening) >= 3
-    for path, node in opening:
-        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-        wanted = {"trust_remote_code": "False", "local_files_only": "True"}
-        assert wanted.items() <= given.items(), f"{path}:{node.lineno}"
+    for place, call in opening:
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert {"trust_remote_code": "False", "local_files_only": "True"}.items() <= given.items(), place
     unsafe = {"torch.load", "pickle.load", "pickle.loads", "joblib.load", "yaml.load"}
-    assert not [(path, node.lineno) for path, node in calls if ast.unparse(node.func) in unsafe]
+    assert not [place for place, _, function in calls() if function in unsafe]
 
 
-def pickles(source: str) -> list[str]:
+def pickles(tree: ast.AST) -> list[str]:
     """What in a module pickles, or has torch pickle for a collective: whoever reads a pickle runs what it says."""
-    tree = ast.parse(source)
     said = {str(getattr(node, key)) for node in ast.walk(tree) for key in ("id", "attr") if hasattr(node, key)}
     said |= {part for name in imported_names(tree) for part in name.split(".")}
     unsafe = re.compile(r"(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?|c?pickle|dill|cloudpickle")
@@ -396,18 +322,13 @@ def pickles(source: str) -> list[str]:
 
 
 def test_processes_send_each_other_no_pickles() -> None:
-    used = {relative(path): pickles(path.read_text(encoding="utf-8")) for path in MODULES}
-    assert not {path: names for path, names in used.items() if names}
-    assert pickles("torch.distributed.broadcast_object_list(found)") and pickles("def f():\n    import pickle")
-    assert pickles("from torch.distributed import all_gather_object")
-
-
-def test_training_knows_no_task() -> None:
-    """It is handed an objective, samples and validations."""
-    above = re.compile(r"zerokara\.(examples|evaluation|finetuning|config\.finetune)")
-    for path in sorted((PACKAGE / "training").rglob("*.py")):
-        names = [name for name in imported_names(ast.parse(path.read_bytes())) if above.match(name)]
-        assert not names, f"{relative(path)} imports {names}"
+    assert not [path for path, tree in TREES.items() if pickles(tree)]
+    for program in (
+        "torch.distributed.broadcast_object_list(found)",
+        "def f():\n    import pickle",
+        "from torch.distributed import all_gather_object",
+    ):
+        assert pickles(ast.parse(program)), program
 
 
 def test_no_task_is_told_by_its_class() -> None:
@@ -415,17 +336,17 @@ def test_no_task_is_told_by_its_class() -> None:
     asked = re.compile(
         r"isinstance\([^)]*\b(\w*RunConfig|PretrainConfig|FinetuneConfig|DataPlan|ExampleData|Causal|Pairs)\b"
     )
-    assert not [relative(path) for path in MODULES if asked.search(path.read_text(encoding="utf-8"))]
+    assert not [path for path, source in SOURCES.items() if asked.search(source)]
     assert asked.search("if isinstance(plan.resolved, FinetuneRunConfig):")
 
 
 def test_training_names_no_family() -> None:
     """What it must know of a model it asks of `config.architectures.Architecture`."""
-    for path in sorted((PACKAGE / "training").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in (path for path in TREES if path.startswith("training/")):
+        for node in ast.walk(TREES[path]):
             said = {getattr(node, "value", None), getattr(node, "id", None), getattr(node, "attr", None)}
             names = {one for one in said if isinstance(one, str)} & {*ARCHITECTURES, "Decoder", "EncoderDecoder"}
-            assert not names, f"{relative(path)}:{getattr(node, 'lineno', 0)} names {names}"
+            assert not names, f"{path}:{getattr(node, 'lineno', 0)} names {names}"
 
 
 def test_every_family_has_its_entries() -> None:
