@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import UserError
+from zerokara.errors import Fault, UserError
 
 RECIPE: dict[str, Any] = {
     "lr": 0.001,
@@ -54,3 +58,17 @@ def config_of(**overrides: Any) -> PretrainConfig:
 def typed(*pairs: str) -> list[str]:
     """Return ``key=value`` texts as options of the command line."""
     return [word for pair in pairs for word in ("--set", pair)]
+
+
+def loaded(folder: Path, text: str, *overrides: str, of: type = PretrainConfig) -> Any:
+    """Return the configuration of this text, which becomes the file `config.yaml` of the folder."""
+    path = folder / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load(of, path, overrides)
+
+
+def faults_of(folder: Path, text: str, *overrides: str, of: type = PretrainConfig) -> list[Fault]:
+    """Return the faults of a configuration that is refused; their places are relative (``:14``)."""
+    with pytest.raises(UserError) as caught:
+        loaded(folder, text, *overrides, of=of)
+    return [replace(each, where=each.where.replace(f"{folder}/config.yaml", "")) for each in caught.value.faults]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from configs import faults_of, loaded
 
 from zerokara.config.data import Stage, declared_tokens
-from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml, help_text
-from zerokara.errors import UserError
 
 GOOD = """\
 input_jsonl: [a, b]
@@ -21,19 +20,6 @@ stages:
   - {source_tokens: [1000, 0], order: sequential}
   - {name: 'finish, "now]', tokens: rest, source_weights: proportional}
 """
-
-
-def loaded(tmp_path: Path, text: str, *overrides: str) -> PretrainConfig:
-    path = tmp_path / "config.yaml"
-    path.write_text(text, encoding="utf-8")
-    return load(PretrainConfig, path, overrides)
-
-
-def faults_of(tmp_path: Path, text: str, *overrides: str) -> list[tuple[str, str | None]]:
-    """Place (``:4``, ``--set``) and key of each fault."""
-    with pytest.raises(UserError) as caught:
-        loaded(tmp_path, text, *overrides)
-    return [(fault.where.replace(f"{tmp_path}/config.yaml", ""), fault.key) for fault in caught.value.faults]
 
 
 def test_stages_are_read_and_written_again(tmp_path: Path) -> None:
@@ -58,11 +44,15 @@ def test_stages_are_shown_and_can_be_set_on_the_command_line(tmp_path: Path) -> 
     config = loaded(tmp_path, "", "stages=[{tokens: 5}, {tokens: rest, order: sequential}]", "source_weights=[2]")
     assert config.stages == (Stage(tokens=5), Stage(tokens="rest", order="sequential"))
     assert config.source_weights == (2.0,)
+    (fault,) = faults_of(tmp_path, "", "stages=[{sauce_tokens: 5}]")
+    assert (fault.where, fault.key) == ("--set", "stages[0].sauce_tokens") and "source_tokens" in fault.remedy
 
 
-def test_wrong_types_and_names_inside_a_stage_have_their_lines(tmp_path: Path) -> None:
-    text = """\
-input_jsonl: [a, b]
+@pytest.mark.parametrize(
+    ("stages", "places"),
+    [
+        (
+            """\
 source_weights: [1, -2]
 stages:
   - tokens: x
@@ -73,21 +63,19 @@ stages:
   - {name: finish, tokens: rest,
      order: sequentiall}
   - 5
-"""
-    assert faults_of(tmp_path, text) == [
-        (":2", "source_weights"),
-        (":4", "stages[0].tokens"),
-        (":5", "stages[0].source_weights"),
-        (":6", "stages[0].tokenz"),
-        (":8", "stages[0].order"),  # stands twice
-        (":10", "stages[1].order"),
-        (":11", "stages[2]"),
-    ]
-
-
-def test_rules_within_and_between_stages(tmp_path: Path) -> None:
-    text = """\
-input_jsonl: [a, b]
+""",
+            [
+                (":2", "source_weights"),
+                (":4", "stages[0].tokens"),
+                (":5", "stages[0].source_weights"),
+                (":6", "stages[0].tokenz"),
+                (":8", "stages[0].order"),  # stands twice
+                (":10", "stages[1].order"),
+                (":11", "stages[2]"),
+            ],
+        ),
+        (
+            """\
 source_weights: [1]
 stages:
   - tokens: rest
@@ -96,26 +84,27 @@ stages:
   - {source_tokens: [0, 5, 6]}
   - source_tokens: [0, 5]
     tokens: 4
-"""
-    assert faults_of(tmp_path, text) == [
-        (":2", "source_weights"),
-        (":4", "stages[0].tokens"),
-        (":5", "stages[0].source_weights"),
-        (":6", "stages[1]"),
-        (":7", "stages[2].source_tokens"),
-        (":9", "stages[3].tokens"),
-    ]
+""",
+            [
+                (":2", "source_weights"),
+                (":4", "stages[0].tokens"),
+                (":5", "stages[0].source_weights"),
+                (":6", "stages[1]"),
+                (":7", "stages[2].source_tokens"),
+                (":9", "stages[3].tokens"),
+            ],
+        ),
+    ],
+    ids=["types and names", "rules within and between stages"],
+)
+def test_every_fault_of_a_stage_has_its_line(tmp_path: Path, stages: str, places: list[tuple[str, str]]) -> None:
+    found = faults_of(tmp_path, f"input_jsonl: [a, b]\n{stages}")
+    assert [(fault.where, fault.key) for fault in found] == places
 
 
 def test_a_run_cannot_be_longer_than_its_stages(tmp_path: Path) -> None:
     text = "train_tokens: 100\nstages: [{tokens: 60}, {tokens: 30}]\n"
-    assert faults_of(tmp_path, text) == [(":1", "train_tokens")]
+    (fault,) = faults_of(tmp_path, text)
+    assert (fault.where, fault.key) == (":1", "train_tokens")
     assert loaded(tmp_path, text.replace("30}", "rest}")).train_tokens == 100
     assert loaded(tmp_path, text, "train_tokens=90").train_tokens == 90
-
-
-def test_faults_from_the_command_line_name_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        loaded(tmp_path, "", "stages=[{sauce_tokens: 5}]")
-    (fault,) = caught.value.faults
-    assert (fault.where, fault.key) == ("--set", "stages[0].sauce_tokens") and "source_tokens" in fault.remedy

@@ -8,26 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from configs import faults_of, loaded
 
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.loading import FILES, load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import Fault, UserError
+from zerokara.errors import UserError
 from zerokara.training.planning.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def faults_of(
-    tmp_path: Path, text: str, config_class: type = PretrainConfig, overrides: tuple[str, ...] = ()
-) -> list[Fault]:
-    """The faults of a file `config.yaml` with this text; their places are relative (``:14``)."""
-    path = tmp_path / "config.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        load(config_class, path, overrides)
-    return [replace(fault, where=fault.where.replace(str(path), "")) for fault in caught.value.faults]
 
 
 def test_every_fault_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -55,16 +45,8 @@ def test_tensor_parallelism_divides_what_it_shards(tmp_path: Path) -> None:
     assert "num_kv_heads = 2 and ffn_hidden_size = 100" in fault.rule
     (fault,) = faults_of(tmp_path, layers + "tensor_parallel_size: 2\nnum_processes: 3\n")
     assert (fault.where, fault.key) == (":5", "tensor_parallel_size") and "num_processes" in fault.remedy
-    text = layers + "tensor_parallel_size: 2\nnum_processes: 4\nglobal_batch_size: 8\nmicro_batch_size: 4\n"
-    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-    load(PretrainConfig, tmp_path / "config.yaml")  # two data-parallel ranks of four sequences each
-
-
-def test_global_batch_is_explained_with_numbers(tmp_path: Path) -> None:
-    text = "global_batch_size: 500\nmicro_batch_size: 8\nnum_processes: 4\n"
-    (fault,) = faults_of(tmp_path, text)
-    assert (fault.where, fault.key, fault.value) == (":1", "global_batch_size", 500)
-    assert "8 × 4 = 32" in fault.rule and "480 or 512" in fault.remedy
+    two_ranks = "tensor_parallel_size: 2\nnum_processes: 4\nglobal_batch_size: 8\nmicro_batch_size: 4\n"
+    loaded(tmp_path, layers + two_ranks)  # data-parallel, of four sequences each
 
 
 @pytest.mark.parametrize(
@@ -77,14 +59,14 @@ def test_a_micro_batch_that_cannot_fit_is_answered_with_one_that_does(
     (fault,) = faults_of(tmp_path, text)
     assert (fault.where, fault.key, fault.value) == (":2", "micro_batch_size", micro)
     assert f"try {fitting}" in fault.remedy
-    fixed = text.replace(f"micro_batch_size: {micro}", f"micro_batch_size: {fitting}")
-    (tmp_path / "config.yaml").write_text(fixed, encoding="utf-8")
-    load(PretrainConfig, tmp_path / "config.yaml")
+    loaded(tmp_path, text, f"micro_batch_size={fitting}")
 
 
 @pytest.mark.parametrize(
     ("text", "where", "key", "keyword"),
     [
+        ("global_batch_size: 500\nmicro_batch_size: 8\nnum_processes: 4\n", ":1", "global_batch_size", "8 × 4 = 32"),
+        ("global_batch_size: 500\nmicro_batch_size: 8\nnum_processes: 4\n", ":1", "global_batch_size", "480 or 512"),
         ("tie_word_embeddings: yes\n", ":1", "tie_word_embeddings", "write true"),
         ("wandb: maybe\n", ":1", "wandb", "offline"),
         ("lr: 1e-3\nmin_lr: 1\n", ":2", "min_lr", "lr = 0.001"),
@@ -127,23 +109,19 @@ def test_a_fault_names_the_line_the_setting_and_the_rule(
     ],
 )
 def test_tokenizer_and_convert_rules(tmp_path: Path, config_class: type, text: str, key: str, keyword: str) -> None:
-    (fault,) = faults_of(tmp_path, text, config_class)
+    (fault,) = faults_of(tmp_path, text, of=config_class)
     assert (fault.where, fault.key) == (":1", key) and keyword in fault.rule
 
 
 def test_overrides_win_and_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("lr: 1e-3\n", encoding="utf-8")
-    assert load(PretrainConfig, path, ["lr=6e-4", "train_tokens=1e9"]).lr == 6e-4
-    nonsense, wrong = faults_of(tmp_path, "lr: 1e-3\n", overrides=("lr=-1", "nonsense"))
+    assert loaded(tmp_path, "lr: 1e-3\n", "lr=6e-4", "train_tokens=1e9").lr == 6e-4
+    nonsense, wrong = faults_of(tmp_path, "lr: 1e-3\n", "lr=-1", "nonsense")
     assert (wrong.where, wrong.key, wrong.value) == ("--set", "lr", -1)
     assert (nonsense.where, nonsense.key, nonsense.value) == ("--set", None, "nonsense") and "lr=" in nonsense.remedy
 
 
 def test_the_shell_leaves_nothing_of_two_quotes(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("init_from: somewhere\nmodel_size: 1M\n", encoding="utf-8")
-    config = load(PretrainConfig, path, ["init_from=", "model_size= "])
+    config = loaded(tmp_path, "init_from: somewhere\nmodel_size: 1M\n", "init_from=", "model_size= ")
     assert (config.init_from, config.model_size) == ("", "")
 
 
@@ -156,41 +134,31 @@ def test_the_shell_leaves_nothing_of_two_quotes(tmp_path: Path) -> None:
         ("stages=[{tokens: 5, order: up}]", "--set", "stages[0].order"),  # stands in the file as well
         ("stages=[{tokens: 5, source_weights: [1, 2]}]", "--set", "stages[0].source_weights"),
         ("=5", "--set", None),
-        ("num_attn_heads=5", "config.yaml:1, --set num_attn_heads", "hidden_size"),
-        ("global_batch_size=4", "config.yaml, --set global_batch_size", "micro_batch_size"),
-        ("lr=1e-6", "config.yaml:2, --set lr", "min_lr"),
+        ("num_attn_heads=5", ":1, --set num_attn_heads", "hidden_size"),
+        ("global_batch_size=4", ", --set global_batch_size", "micro_batch_size"),
+        ("lr=1e-6", ":2, --set lr", "min_lr"),
     ],
 )
 def test_a_fault_that_the_command_line_made_cites_it(
     tmp_path: Path, override: str, where: str, key: str | None
 ) -> None:
-    path = tmp_path / "config.yaml"
     text = "hidden_size: 256\nmin_lr: 1e-4\nstages:\n  - {tokens: 5, source_weights: [1], order: shuffle}\n"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        load(PretrainConfig, path, [override])
-    (fault,) = caught.value.faults
-    assert (fault.where.replace(f"{tmp_path}/", ""), fault.key) == (where, key)
+    (fault,) = faults_of(tmp_path, text, override)
+    assert (fault.where, fault.key) == (where, key)
 
 
 def test_a_later_check_cites_the_command_line_too(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("warmup_steps: 50\nmax_steps: 100\nglobal_batch_size: 8\n", encoding="utf-8")
+    text, path = "warmup_steps: 50\nmax_steps: 100\nglobal_batch_size: 8\n", tmp_path / "config.yaml"
+    config = loaded(tmp_path, text, "max_steps=20")
     with pytest.raises(UserError) as caught:
-        Schedule.from_config(load(PretrainConfig, path, ["max_steps=20"]), 256, 10**6)
+        Schedule.from_config(config, 256, 10**6)
     assert caught.value.faults[0].where == f"{path}:1, --set max_steps"
-    assert (
-        load(PretrainConfig, path, ["max_steps=20"])
-        .fault("warmup_steps", "is no max_steps")
-        .where.endswith("max_steps")
-    )
-    assert load(PretrainConfig, path, ["warmup_steps=20"]).fault("warmup_steps", "is no max_steps").where == "--set"
+    assert config.fault("warmup_steps", "is no max_steps").where.endswith("max_steps")
+    assert loaded(tmp_path, text, "warmup_steps=20").fault("warmup_steps", "is no max_steps").where == "--set"
 
 
 def test_numbers_and_lists_read_as_people_write_them(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("\ufefflr: 6e-4\ntrain_tokens: 2.5e9\ninput_jsonl: one.jsonl\n", encoding="utf-8")
-    config = load(PretrainConfig, path)
+    config = loaded(tmp_path, "\ufefflr: 6e-4\ntrain_tokens: 2.5e9\ninput_jsonl: one.jsonl\n")
     assert (config.lr, config.train_tokens, config.input_jsonl) == (6e-4, 2_500_000_000, ("one.jsonl",))
 
 
@@ -198,7 +166,7 @@ def test_numbers_and_lists_read_as_people_write_them(tmp_path: Path) -> None:
 def test_a_value_that_must_be_quoted(tmp_path: Path, text: str, word: str) -> None:
     (in_file,) = faults_of(tmp_path, f"lr: 1\ninput_jsonl: {text}\n")
     assert in_file.where == ":2" and f'"{word}"' in in_file.remedy
-    (on_line,) = faults_of(tmp_path, "lr: 1\n", overrides=(f"input_jsonl={text.strip('[]')}",))
+    (on_line,) = faults_of(tmp_path, "lr: 1\n", f"input_jsonl={text.strip('[]')}")
     assert (on_line.where, on_line.key) == ("--set", "input_jsonl") and f'"{word}"' in on_line.remedy
 
 
@@ -240,7 +208,7 @@ def test_a_file_that_is_endless_or_missing_is_no_configuration(path: str, said: 
 
 @pytest.mark.parametrize("value", ["!foo 1", "2024-13-45", "[" * 9 + "1" + "]" * 9])
 def test_a_value_of_the_command_line_is_plain_too(tmp_path: Path, value: str) -> None:
-    (fault,) = faults_of(tmp_path, "", overrides=(f"lr={value}",))
+    (fault,) = faults_of(tmp_path, "", f"lr={value}")
     assert (fault.where, fault.key, fault.value) == ("--set", "lr", value) and "YAML" in fault.rule
 
 
@@ -251,16 +219,15 @@ def test_a_value_of_the_command_line_is_plain_too(tmp_path: Path, value: str) ->
         (PretrainConfig, "num_attention_heads", "num_attn_heads"),
         (PretrainConfig, "expert_ffn_hidden_size", "moe_ffn_hidden_size"),
         (PretrainConfig, "learning_rate", "lr"),
+        (PretrainConfig, "stages[1].order", "--set 'stages=["),
         (PretrainConfig, "vocab_size", "belongs in sentence_piece_config.yaml"),
         (PretrainConfig, "test_prompt_text", "belongs in convert_config.yaml"),
         (TokenizerConfig, "model_prefix", "output_dir"),
         (TokenizerConfig, "input_jsonl", "belongs in config.yaml"),
     ],
 )
-def test_a_refused_name_is_answered_with_ours(config_class: type, name: str, meant: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load(config_class, "/dev/null", [f"{name}=1"])
-    (fault,) = caught.value.faults
+def test_a_refused_name_is_answered_with_ours(tmp_path: Path, config_class: type, name: str, meant: str) -> None:
+    (fault,) = faults_of(tmp_path, "", f"{name}=1", of=config_class)
     assert (fault.where, fault.key) == ("--set", name) and meant in fault.remedy
 
 
@@ -274,11 +241,6 @@ def test_the_file_of_another_step_is_one_fault_that_names_it(name: str, read_by:
         load(FILES[read_by], ROOT / name)
     (fault,) = caught.value.faults
     assert (fault.where, name in fault.rule, read_by in fault.remedy) == (str(ROOT / name), True, True)
-
-
-def test_a_part_of_a_value_is_answered_with_how_to_set_it(tmp_path: Path) -> None:
-    (fault,) = faults_of(tmp_path, "", overrides=("stages[1].order=shuffle",))
-    assert fault.key == "stages[1].order" and "--set 'stages=[" in fault.remedy
 
 
 def test_a_run_of_an_earlier_version_may_hold_settings_that_are_gone(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from configs import config_of
+from configs import config_of, faults_of, loaded
 
 from zerokara.config.architectures import SIZES, SizeName
 from zerokara.config.data import SampleLengths, causal, with_spans
-from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
@@ -61,16 +60,15 @@ def test_a_size_is_given_once(settings: dict[str, str], key: str, said: str) -> 
 
 @pytest.mark.parametrize("typed", ["", "numbers", "name", "both"])
 def test_numbers_win_over_a_size_by_name_that_was_not_typed(tmp_path: Path, typed: str) -> None:
-    path, numbers = tmp_path / "config.yaml", ["num_layers=3", "hidden_size=96", "num_attn_heads=4"]
+    numbers = ["num_layers=3", "hidden_size=96", "num_attn_heads=4"]
     in_file = [*([] if typed in ("numbers", "both") else numbers), "model_size=1M"]
-    path.write_text("".join(each.replace("=", ": ") + "\n" for each in in_file), encoding="utf-8")
+    text = "".join(each.replace("=", ": ") + "\n" for each in in_file)
     overrides = {"": [], "numbers": numbers, "name": ["model_size=5M"], "both": [*numbers, "model_size=5M"]}[typed]
     if typed != "name":
-        assert sizes_of(load(PretrainConfig, path, overrides)) == (3, 96, 4)
-        return
-    with pytest.raises(UserError) as caught:
-        load(PretrainConfig, path, overrides)
-    assert [(fault.where, fault.key) for fault in caught.value.faults] == [("--set", "model_size")]
+        assert sizes_of(loaded(tmp_path, text, *overrides)) == (3, 96, 4)
+    else:
+        (fault,) = faults_of(tmp_path, text, *overrides)
+        assert (fault.where, fault.key) == ("--set", "model_size")
 
 
 @pytest.mark.parametrize(

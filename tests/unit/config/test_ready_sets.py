@@ -13,7 +13,7 @@ from zerokara.config.data import DataSettings
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import UserError
+from zerokara.errors import Fault, UserError
 from zerokara.steps import preflight
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,13 +35,9 @@ def files(name: str) -> list[Path]:
     return [ROOT / "model_configs" / "_".join(filter(None, (name, kind, "config.yaml"))) for kind in KINDS]
 
 
-def loaded(name: str) -> tuple[TokenizerConfig, PretrainConfig, ConvertConfig]:
-    tokenizer, training, converting = files(name)
-    return (
-        load(TokenizerConfig, tokenizer),
-        load(PretrainConfig, training),
-        load(ConvertConfig, converting),
-    )
+def loaded(name: str) -> list[Any]:
+    """The configurations of the three steps."""
+    return [load(kind, path) for kind, path in zip(KINDS.values(), files(name), strict=True)]
 
 
 @pytest.mark.parametrize("name", names())
@@ -50,10 +46,8 @@ def test_a_set_is_whole_and_its_steps_fit_together(name: str) -> None:
     tokenizer, training, converting = loaded(name)
     assert list(preflight.chain_faults(tokenizer, training, converting)) == []
     assert tokenizer.input == training.input_jsonl
-    assert (training.output_model_dir, converting.output_tokenizer_and_model_dir) == (
-        f"models/{name}",
-        f"models/{name}_hf",
-    )
+    assert training.output_model_dir == f"models/{name}"
+    assert converting.output_tokenizer_and_model_dir == f"models/{name}_hf"
     assert (tokenizer.extra_ids > 0) == training.traits.is_encoder_decoder
     prompts = [
         each for some in (converting.test_prompt_text, training.sample_prompts) if some != "auto" for each in some
@@ -74,7 +68,8 @@ def test_what_two_sets_write_to_one_place_is_the_same() -> None:
         assert all(each == made[place][0] for each in made[place]), place
 
 
-def write(folder: Path, **changed: str) -> list[str]:
+def line_faults(folder: Path, **changed: str) -> list[Fault]:
+    """The faults of three files that fit together but for what is changed."""
     texts = {
         "sentence_piece_config": "output_dir: here/tokenizer\n",
         "config": "input_tokenizer_file: ./here/tokenizer/tokenizer.model\noutput_model_dir: here/run\n",
@@ -83,37 +78,43 @@ def write(folder: Path, **changed: str) -> list[str]:
     }
     for name, text in texts.items():
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
-    return [str(folder / f"{name}.yaml") for name in texts]
+    try:
+        preflight.check_line([str(folder / f"{name}.yaml") for name in texts])
+    except UserError as error:
+        return list(error.faults)
+    return []
 
 
 def test_what_a_step_reads_is_what_the_one_before_it_wrote(tmp_path: Path) -> None:
-    preflight.check_line(write(tmp_path))
-    preflight.check_line(write(tmp_path, convert_config="input_model_dir: here/run/global_step20\n"))
-    with pytest.raises(UserError) as caught:
-        preflight.check_line(
-            write(
-                tmp_path,
-                config="output_model_dir: here/run\ninput_tokenizer_file: there/tokenizer.model\n",
-                convert_config="input_model_dir: here/another\n",
-            )
-        )
-    reported = [(fault.where, fault.key, fault.value) for fault in caught.value.faults]
-    assert reported == [
-        (f"{tmp_path}/config.yaml:2", "input_tokenizer_file", "there/tokenizer.model"),
-        (f"{tmp_path}/convert_config.yaml:1", "input_model_dir", "here/another"),
-    ]
-    assert [fault.remedy.split(",")[0] for fault in caught.value.faults] == [
-        "write here/tokenizer/tokenizer.model",
-        "write here/run",
-    ]
+    assert line_faults(tmp_path) == []
+    assert line_faults(tmp_path, convert_config="input_model_dir: here/run/global_step20\n") == []
+    first, second = line_faults(
+        tmp_path,
+        config="output_model_dir: here/run\ninput_tokenizer_file: there/tokenizer.model\n",
+        convert_config="input_model_dir: here/another\n",
+    )
+    assert (first.where, first.key) == (f"{tmp_path}/config.yaml:2", "input_tokenizer_file")
+    assert (second.where, second.key) == (f"{tmp_path}/convert_config.yaml:1", "input_model_dir")
+    assert (first.value, second.value) == ("there/tokenizer.model", "here/another")
+    assert "here/tokenizer/tokenizer.model" in first.remedy and "here/run" in second.remedy
 
 
-def test_the_faults_of_all_three_files_are_told(tmp_path: Path) -> None:
-    wrong = {
-        "sentence_piece_config": "vocab_size: many\n",
-        "config": "num_layer: 2\n",
-        "convert_config": "dtype: fp64\n",
-    }
-    with pytest.raises(UserError) as caught:
-        preflight.check_line(write(tmp_path, **wrong))
-    assert [fault.key for fault in caught.value.faults] == ["vocab_size", "num_layer", "dtype"]
+@pytest.mark.parametrize(
+    ("keys", "texts"),
+    [
+        (["vocab_size", "num_layer", "dtype"], ["vocab_size: many\n", "num_layer: 2\n", "dtype: fp64\n"]),
+        (
+            ["output_dir", "output_prefix", "output_model_dir", "output_tokenizer_and_model_dir"],
+            [
+                "output_dir: /proc/tokenizer\n",
+                "input_tokenizer_file: /proc/tokenizer/tokenizer.model\noutput_prefix: /proc/tokens\n"
+                "output_model_dir: /proc/run\n",
+                "input_model_dir: /proc/run\noutput_tokenizer_and_model_dir: /proc/hf\n",
+            ],
+        ),
+    ],
+    ids=["settings", "outputs"],
+)
+def test_the_faults_of_all_three_files_are_told_at_once(tmp_path: Path, keys: list[str], texts: list[str]) -> None:
+    wrong = dict(zip(("sentence_piece_config", "config", "convert_config"), texts, strict=True))
+    assert [fault.key for fault in line_faults(tmp_path, **wrong)] == keys

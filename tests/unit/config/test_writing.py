@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from configs import loaded
 
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.finetune_config import FinetuneConfig
@@ -40,8 +41,8 @@ def test_values_change_and_nothing_else(config: Path) -> None:
     after = config.read_text(encoding="utf-8")
     expected = before.replace("train_tokens: auto ", "train_tokens: 1234 ").replace('lr : "auto"', "lr : 0.0125")
     assert after == expected.replace("model_size: ''", "model_size: 5M") + "\nnum_layers: auto\nadam_epsilon: 1e-09\n"
-    loaded = load(PretrainConfig, config)
-    assert (loaded.train_tokens, loaded.lr, loaded.model_size, loaded.seed) == (1234, 0.0125, "5M", 7)
+    found = load(PretrainConfig, config)
+    assert (found.train_tokens, found.lr, found.model_size, found.seed) == (1234, 0.0125, "5M", 7)
     write_values(config, {"model_size": "", "num_layers": 6})
     assert load(PretrainConfig, config).model_size == ""
     assert [path.name for path in config.parent.iterdir()] == ["config.yaml"]
@@ -73,10 +74,8 @@ def test_a_value_that_breaks_a_rule_is_not_written(config: Path) -> None:
     ],
 )
 def test_saved_config_loads_to_an_equal_object(tmp_path: Path, config_class: type, override: str) -> None:
-    config = load(config_class, "/dev/null", [override])
-    path = tmp_path / "saved.yaml"
-    path.write_text(as_yaml(config), encoding="utf-8")
-    assert load(config_class, path) == config != load(config_class, "/dev/null")
+    config = loaded(tmp_path, "", override, of=config_class)
+    assert loaded(tmp_path, as_yaml(config), of=config_class) == config != config_class()
 
 
 @pytest.mark.parametrize(

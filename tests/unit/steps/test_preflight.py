@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,37 +132,6 @@ def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path) ->
         exported_folder.check_place(ConvertConfig(output_tokenizer_and_model_dir="/proc"), source)
 
 
-def test_a_line_is_told_all_of_them_at_once(tmp_path: Path) -> None:
-    texts = {
-        "sentence_piece_config": "output_dir: /proc/tokenizer\n",
-        "config": "input_tokenizer_file: /proc/tokenizer/tokenizer.model\noutput_prefix: /proc/tokens\n"
-        "output_model_dir: /proc/run\n",
-        "convert_config": "input_model_dir: /proc/run\noutput_tokenizer_and_model_dir: /proc/hf\n",
-    }
-    for name, text in texts.items():
-        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        preflight.check_line([str(tmp_path / f"{name}.yaml") for name in texts])
-    keys = ["output_dir", "output_prefix", "output_model_dir", "output_tokenizer_and_model_dir"]
-    assert [fault.key for fault in caught.value.faults] == keys
-
-
-@pytest.fixture
-def unprivileged() -> Iterator[Path]:
-    """A folder that its user may only read, and a user without privileges: root may write anywhere."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        folder = Path(name)
-        folder.chmod(0o555)
-        user = os.geteuid()
-        if user == 0:
-            os.seteuid(65534)
-        try:
-            yield folder
-        finally:
-            os.seteuid(user)
-            folder.chmod(0o755)
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -186,9 +155,18 @@ def test_what_is_in_the_way_is_named_and_nothing_is_left(tmp_path: Path, name: s
     assert (left(tmp_path), tmp_path.stat().st_mtime_ns) == before
 
 
-def test_a_folder_in_which_the_user_may_not_write_is_told(unprivileged: Path) -> None:
-    for path in (unprivileged / "file", unprivileged / "new" / "newer"):
-        assert preflight._reason_against(path) == f"{unprivileged}: {os.strerror(errno.EACCES)}"
+def test_a_folder_in_which_the_user_may_not_write_is_told() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder, user = Path(name), os.geteuid()
+        folder.chmod(0o555)
+        if user == 0:  # may write anywhere
+            os.seteuid(65534)
+        try:
+            for path in (folder / "file", folder / "new" / "newer"):
+                assert preflight._reason_against(path) == f"{folder}: {os.strerror(errno.EACCES)}"
+        finally:
+            os.seteuid(user)
+            folder.chmod(0o755)
 
 
 def test_a_missing_tokenizer_is_told_with_the_newest_that_is_there(
