@@ -10,19 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch.distributed
-from configs import config_of
-from engines import engine_of, join_alone, leave, require_backend
-from torch.testing._internal.distributed.fake_pg import FakeStore
-
-from zerokara.model import parallel
-from zerokara.model.builder import build
-from zerokara.model.shapes import ModelShape
-
-
-@pytest.fixture(scope="module")
-def benchmark(root: Path) -> ModuleType:
-    return module_of(root, "gpu")
+import torch
 
 
 def module_of(root: Path, name: str) -> ModuleType:
@@ -63,46 +51,13 @@ def test_step_3_is_measured_and_profiled(root: Path, tmp_path: Path) -> None:
 def test_the_tests_on_a_gpu_are_rehearsed(root: Path, tmp_path: Path) -> None:
     """`--tiny` leaves out those marked slow, some of which compile for a minute; here some of each file are tried."""
     chosen = "guessing or flash or known or goes_out or (once_a_step and (t5_moe or adamw))"
-    command = [
-        sys.executable,
-        "-P",
-        "benchmarks/gpu.py",
-        "tests",
-        "--tiny",
-        "--results",
-        str(tmp_path),
-        "--only",
-        chosen,
-    ]
+    options = ["--tiny", "--results", str(tmp_path), "--only", chosen]
+    command = [sys.executable, "-P", "benchmarks/gpu.py", "tests", *options]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = map(json.loads, (tmp_path / "measurements.jsonl").read_text(encoding="utf-8").splitlines())
     assert "1 skipped" in found["summary"] and "failed" not in found["summary"]
     assert found["summary"] in (tmp_path / "tests.txt").read_text(encoding="utf-8")
-
-
-def test_a_group_of_another_backend_is_left(python_path: None) -> None:
-    """As the tests on a GPU find it, where tests on a CPU have run in the same process."""
-    leave()
-    try:
-        torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-        parallel.start(seed=0)
-        require_backend("fake")
-        for _ in range(2):  # DeepSpeed's own references too: a model trains after each
-            join_alone()
-            require_backend("gloo")
-            with pytest.raises(AssertionError, match="nccl"):
-                require_backend("nccl")
-            config = config_of(num_layers=1, hidden_size=32, num_attn_heads=2, seq_len=16, zero_stage=2)
-            engine = engine_of(build(ModelShape.from_config(config, 100), seed=1), config)
-            ids = torch.ones(config.micro_batch, 16, dtype=torch.long)
-            for _ in range(config.global_batch_size // config.micro_batch):
-                engine.accumulate([ids, ids, torch.ones(ids.shape)], float(ids.numel()), len(ids))
-            assert engine.update(1e-3) > 0
-            leave()
-        assert not torch.distributed.is_initialized()
-    finally:
-        leave()
 
 
 def test_missing_packages_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +73,8 @@ def test_missing_packages_are_named(root: Path, monkeypatch: pytest.MonkeyPatch)
         assert f" {name}=={wanted[name]}" in head, f"{name}: not the version of requirements.lock"
 
 
-def test_what_no_longer_fits_is_left_out(
-    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_longer_fits_is_left_out(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = module_of(root, "gpu")
     given = benchmark.argparse.Namespace(tiny=False, minutes=1.0, results=tmp_path, only=[], set=[])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(benchmark, "make_data", lambda *_: None)
@@ -130,11 +84,11 @@ def test_what_no_longer_fits_is_left_out(
     assert [one["name"] for one in found] == list(benchmark.PARTS["dense"]) and all("left_out" in one for one in found)
 
 
-def test_the_table_shows_a_run_that_failed(root: Path, tmp_path: Path, benchmark: ModuleType) -> None:
+def test_the_table_shows_a_run_that_failed(root: Path, tmp_path: Path) -> None:
+    benchmark, table = module_of(root, "gpu"), module_of(root, "gpu_table")
     run = benchmark.Watched(12, [(1.0, "out of memory")], 10**9)
     facts = {"device": "cpu", "versions": {"torch": "2"}, "settings": [], **benchmark.facts_of(run, tmp_path)}
     plan = {"batch": "1 × 1 × 8", "precision": "bf16", "least_bytes": 10**9, "ample_bytes": 2 * 10**9}
     benchmark.add_line(tmp_path, {"name": "a", **facts, **plan, "failed": "exit code 12"})
-    table = module_of(root, "gpu_table")
     text = "\n".join(table.lines_of(table.measurements(tmp_path)))
     assert "| a | – | 1 × 1 × 8 bf16 | – | n/a |" in text and "- a: FAILED, exit code 12" in text

@@ -34,12 +34,6 @@ def candidates(
     return [candidate(name, shape, (1e9, name != "13B"), SPEED, budget, law) for name, shape in SHAPES.items()]
 
 
-def test_two_measured_sizes_give_the_speed_of_any() -> None:
-    flops = [shape.flops_per_token() for shape in (SHAPES["1M"], SHAPES["10M"])]
-    speed = Speed.of(*((each, 1e-5 + 1e-11 * each) for each in flops))
-    assert speed.seconds_of_token(SHAPES["125M"]) == pytest.approx(SPEED.seconds_of_token(SHAPES["125M"]))
-
-
 @pytest.mark.parametrize("measured", [[(1e7, 1e-4), (1e8, 2e-3)], [(1e7, 1e-4), (1e8, 0.5e-4)]])
 def test_no_part_of_a_speed_is_negative(measured: list[tuple[float, float]]) -> None:
     """Where the larger size is slower than in proportion, or faster than the smaller."""

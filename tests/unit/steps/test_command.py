@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import zerokara
 from zerokara import progress
 from zerokara.errors import Fault, RunError, UserError, guarded, shown
-from zerokara.steps import command
+from zerokara.steps import __main__
+
+PACKAGES = str(Path(zerokara.__file__).parents[1])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PACKAGES}
 
 
 def test_a_traceback_holds_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,45 +33,36 @@ def test_a_traceback_holds_no_secret(capsys: pytest.CaptureFixture[str]) -> None
     assert "ValueError: https://…@hub/f?…" in printed and "KeyError: 'hf_…'" in printed and "in broken" in printed
 
 
-def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    def raising(error: BaseException) -> int:
-        def work() -> None:
-            raise error
+def raising(error: BaseException) -> Callable[[], None]:
+    def work() -> None:
+        raise error
 
-        return guarded(work)
-
-    assert raising(UserError([Fault(where="a", rule="one"), Fault(where="b", rule="two")])) == 2
-    assert raising(RunError("broke")) == 1
-    assert raising(KeyboardInterrupt()) == 130
-    assert guarded(lambda: None) == 0
-    assert capsys.readouterr().err.splitlines()[:3] == ["error: a: one", "error: b: two", "failed: broke"]
+    return work
 
 
-def test_an_error_of_the_system_about_a_file_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def gone() -> None:
-        raise FileNotFoundError(2, "No such file or directory", "corpus/a.jsonl")
-
-    assert guarded(gone) == 1
-    assert capsys.readouterr().err == "failed: cannot read or write corpus/a.jsonl: No such file or directory\n"
-
-    def ours() -> None:
-        raise OSError("something that names no file")
-
-    assert guarded(ours) == 1
-    printed = capsys.readouterr().err
-    assert printed.startswith("Traceback") and printed.endswith("OSError: something that names no file\n")
+@pytest.mark.parametrize(
+    ("error", "code", "printed"),
+    [
+        (UserError([Fault(where="a", rule="one"), Fault(where="b", rule="two")]), 2, "error: a: one\nerror: b: two\n"),
+        (RunError("broke"), 1, "failed: broke\n"),
+        (KeyboardInterrupt(), 130, "stopped\n"),
+        (FileNotFoundError(2, "No such", "a.jsonl"), 1, "failed: cannot read or write a.jsonl: No such\n"),
+        (OSError("something that names no file"), 1, "Traceback … OSError: something that names no file\n"),
+    ],
+)
+def test_exit_codes(error: BaseException, code: int, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(raising(error)) == code
+    start, _, end = printed.rpartition(" … ")
+    found = capsys.readouterr().err
+    assert (found.startswith(start) and found.endswith(end)) if start else found == printed
 
 
 def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixture[str]) -> None:
     name = "a\x1b]0;pwned\x07\x1b[2J\r\x9b31m\udcff.jsonl\tx"
 
-    def unreadable() -> None:
-        raise PermissionError(13, "Permission denied", name)
-
-    def wrong() -> None:
-        raise UserError(Fault(where="config.yaml:3", value=name, rule="is of no format known here"))
-
-    assert (guarded(unreadable), guarded(wrong)) == (1, 2)
+    unreadable = PermissionError(13, "Permission denied", name)
+    wrong = UserError(Fault(where="config.yaml:3", value=name, rule="is of no format known here"))
+    assert (guarded(raising(unreadable)), guarded(raising(wrong))) == (1, 2)
     progress.log(name)
     progress.log(name)
     progress.summary("step 2: done", [(name, name)])
@@ -75,16 +72,13 @@ def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixtur
     assert not set("\x1b\x07\r\x9b\udcff") & set(printed)
 
 
-@pytest.mark.parametrize("step", ["count_tokens", "upload"])
-def test_help_that_nobody_reads_is_no_traceback(step: str) -> None:
-    """As in ``python count_tokens.py --help | head -1``."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    environment = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])}
-    command_line = [sys.executable, "-m", "zerokara.steps", step, "--help"]
-    done = subprocess.run(command_line, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_what_a_terminal_cannot_show_is_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding in ("ascii", "utf-8"):
+        printed = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding=encoding))
+        assert guarded(lambda: print("→", os.fsdecode(b"d\xe9\x1b[31m"))) == 0
+        sys.stdout.flush()
+        assert printed.getvalue() == "→ ".encode(encoding, "backslashreplace") + b"d\\udce9\x1b[31m\n"
 
 
 @pytest.mark.parametrize(
@@ -93,10 +87,9 @@ def test_help_that_nobody_reads_is_no_traceback(step: str) -> None:
 )
 def test_an_early_interrupt_is_one_line(imported: str, is_ignored: bool) -> None:
     """While the step is imported; a command in the background, which ignores it, goes on."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])}
     program = [sys.executable, "-X", "importtime", "-m", "zerokara.steps", "count_tokens", "--config", "nowhere.yaml"]
     ignore = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if is_ignored else None
-    with subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=ignore) as process:
+    with subprocess.Popen(program, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, preexec_fn=ignore) as process:
         assert process.stderr
         for line in process.stderr:
             if line.rstrip().endswith(f" {imported}"):
@@ -109,15 +102,40 @@ def test_an_early_interrupt_is_one_line(imported: str, is_ignored: bool) -> None
         assert (process.returncode, rest) == (130, ["stopped\n"])
 
 
-@pytest.mark.parametrize(("words", "code"), [(1, 0), (100_000, 141)])
-def test_a_reader_that_leaves_is_no_traceback(words: int, code: int) -> None:
+PRINTED = "from zerokara.errors import guarded; raise SystemExit(guarded(lambda: print('word ' * {})))"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["-c", PRINTED.format(1)], 0),
+        (["-c", PRINTED.format(100_000)], 141),
+        (["-m", "zerokara.steps", "count_tokens", "--help"], 0),
+        (["-m", "zerokara.steps", "upload", "--help"], 0),
+    ],
+)
+def test_a_reader_that_leaves_is_no_traceback(arguments: list[str], code: int) -> None:
     """As in ``bash 2_tokenize.sh | head -1``: what is done is done, what is not done stops."""
-    program = f"from zerokara.errors import guarded; raise SystemExit(guarded(lambda: print('word ' * {words})))"
     reading, writing = os.pipe()
     os.close(reading)
-    environment = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2]), "PYTHONUNBUFFERED": ""}
-    command_line = [sys.executable, "-c", program]
+    command_line = [sys.executable, *arguments]
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1" if "--help" in arguments else ""}
     done = subprocess.run(command_line, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
-    printed = done.stderr.splitlines()
-    assert (done.returncode, len(printed)) == (code, 0 if code == 0 else 1), printed
+    assert (done.returncode, done.stderr.count("\n")) == (code, 0 if code == 0 else 1), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "printed"),
+    [
+        (["--version"], 0, f"zerokara {zerokara.__version__}"),
+        ([], 0, "train_tokenizer, upload"),
+        (["nothing"], 2, "usage: zerokara STEP"),
+    ],
+)
+def test_a_step_or_the_version(
+    arguments: list[str], code: int, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["zerokara", *arguments])
+    monkeypatch.setattr(__main__, "stop_at_once", lambda: None)
+    assert __main__.main() == code and printed in capsys.readouterr().out

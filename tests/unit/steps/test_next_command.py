@@ -28,7 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def called(step: str, *argv: str, redo: bool = False) -> tuple[Any, command.Options]:
+def called(step: str, *argv: str) -> tuple[Any, command.Options]:
     """What a step has loaded that was called with `argv`."""
     options = command.parse(step, "", argv)
     return load(FILES[SCRIPTS[step]], options.config_path, options.overrides), options
@@ -55,19 +55,14 @@ def after(step: str, following: str, *argv: str) -> tuple[str, Any, command.Opti
     return text, *pasted(following, text)
 
 
-def test_with_the_files_as_shipped_there_is_nothing_to_add() -> None:
-    for step, following in (
-        (TRAIN_TOKENIZER, TOKENIZE),
-        (TOKENIZE, COUNT_TOKENS),
-        (COUNT_TOKENS, TRAIN),
-        (TRAIN, CONVERT),
-    ):
-        for name in {SCRIPTS[step], SCRIPTS[following]}:
-            write(name)
-        assert after(step, following)[0] in (f"python {following}", f"bash {following}")
-    config, options = called(CONVERT)
-    text = command.next_command(UPLOAD, options, config, flags=["--dry-run"])
-    assert text == "python 6_upload.py --dry-run" and pasted(UPLOAD, text)[1].dry_run
+@pytest.mark.parametrize(
+    ("step", "following"),
+    [(TRAIN_TOKENIZER, TOKENIZE), (TOKENIZE, COUNT_TOKENS), (COUNT_TOKENS, TRAIN), (TRAIN, CONVERT)],
+)
+def test_with_the_files_as_shipped_there_is_nothing_to_add(step: str, following: str) -> None:
+    for name in {SCRIPTS[step], SCRIPTS[following]}:
+        write(name)
+    assert after(step, following)[0] in (f"python {following}", f"bash {following}")
 
 
 def test_a_model_that_no_class_holds_is_not_sent_to_the_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,31 +76,22 @@ def test_a_model_that_no_class_holds_is_not_sent_to_the_conversion(monkeypatch: 
 @pytest.mark.parametrize("name", NASTY)
 def test_names_with_spaces_quotes_and_yaml_in_them(name: str) -> None:
     folder = f"con fig/{name}"
-    write(f"{folder}/it_sentence_piece_config.yaml")
-    write(f"{folder}/it_config.yaml")
-    yaml = value_text
-    _, tokenized, options = after(
-        TRAIN_TOKENIZER,
-        TOKENIZE,
-        "--config",
-        f"{folder}/it_sentence_piece_config.yaml",
-        "--set",
-        f"output_dir={yaml(name)}",
-    )
-    assert options.config_path == Path(f"{folder}/it_config.yaml")
+    first, second = f"{folder}/it_sentence_piece_config.yaml", f"{folder}/it_config.yaml"
+    for path in (first, second, "convert_config.yaml"):
+        write(path)
+    quoted = value_text(name)
+    _, tokenized, options = after(TRAIN_TOKENIZER, TOKENIZE, "--config", first, "--set", f"output_dir={quoted}")
+    assert options.config_path == Path(second)
     assert Path(tokenized.input_tokenizer_file) == Path(name) / "tokenizer.model"
 
-    given = ("--config", f"{folder}/it_config.yaml", "--set", f"output_model_dir={yaml(name)}", "--set", "lr=0.5")
-    _, trained, options = after(TOKENIZE, TRAIN, *given, "--set", f"text_field={yaml(name)}")
+    given = ("--config", second, "--set", f"output_model_dir={quoted}", "--set", "lr=0.5")
+    _, trained, _ = after(TOKENIZE, TRAIN, *given, "--set", f"text_field={quoted}")
     assert (trained.output_model_dir, trained.lr, trained.text_field) == (name, 0.5, name)
-    write("convert_config.yaml")
     text, converted, _ = after(TRAIN, CONVERT, *given)
     assert Path(converted.input_model_dir) == Path(name)
     assert Path(converted.output_tokenizer_and_model_dir) == Path(f"{name}_hf")
     assert "lr=" not in text and "--config" not in text
-    _, uploaded, _ = after(
-        CONVERT, UPLOAD, "--set", f"output_tokenizer_and_model_dir={yaml(name)}", "--set", "dtype=fp32"
-    )
+    _, uploaded, _ = after(CONVERT, UPLOAD, "--set", f"output_tokenizer_and_model_dir={quoted}", "--set", "dtype=fp32")
     assert uploaded.output_tokenizer_and_model_dir == name
 
 
@@ -115,6 +101,8 @@ def test_step_2_cuts_the_text_of_step_1() -> None:
     text, tokenized, _ = after(TRAIN_TOKENIZER, TOKENIZE, "--set", "txt_document=line")
     assert (tokenized.input_jsonl, tokenized.text_field) == (("it.jsonl", "più testi/*.txt"), "testo")
     assert tokenized.txt_document == "line" and text.count("txt_document") == 1
+    text, tokenized, _ = after(TRAIN_TOKENIZER, TOKENIZE, "--set", "seed=5", "--set", "text_field=body")
+    assert tokenized.text_field == "body" and "seed" not in text  # that of step 2 is another
     write("config.yaml", input_jsonl="[it.jsonl, 'più testi/*.txt']")
     assert "input_jsonl" not in after(TRAIN_TOKENIZER, TOKENIZE)[0]
 
@@ -160,6 +148,8 @@ def test_the_scripts_are_named_as_the_user_called_this_one(path: str, monkeypatc
     monkeypatch.setenv(command.COMMAND_NAME, f"bash {path}")
     write("convert_config.yaml")
     config, options = called(CONVERT, "--set", "dtype=fp32")
+    text = command.next_command(UPLOAD, options, config, flags=["--dry-run"])
+    assert command.parse(UPLOAD, "", shlex.split(text)[2:]).dry_run
     words = shlex.split(command.next_command(UPLOAD, options, config))
     assert words == ["python", str(Path(path).parent / "6_upload.py"), "--set", "dtype=fp32"]
     assert shlex.split(options.again) == ["bash", path, "--set", "dtype=fp32"]
@@ -190,10 +180,3 @@ def test_what_was_stopped_is_told_by_the_command_that_was_typed(
 def test_no_option_is_guessed_from_its_beginning() -> None:
     with pytest.raises(SystemExit):
         command.parse(TRAIN_TOKENIZER, "", ["--re"])
-
-
-def test_what_another_step_calls_by_the_same_name_is_not_passed_on() -> None:
-    write("sentence_piece_config.yaml")
-    write("config.yaml")
-    text, tokenized, _ = after(TRAIN_TOKENIZER, TOKENIZE, "--set", "seed=5", "--set", "text_field=body")
-    assert tokenized.text_field == "body" and "seed" not in text

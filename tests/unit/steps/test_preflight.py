@@ -1,8 +1,9 @@
-"""Every step refuses an output that cannot be written, in its dry run and at its start, and leaves nothing behind."""
+"""No step begins whose output cannot be written or is somebody else's: in its dry run, at its start, with --redo."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -13,58 +14,41 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from configs import config_of, typed
+from configs import typed
 
 from zerokara import manifest
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import UserError
+from zerokara.errors import Fault, UserError
 from zerokara.huggingface import exported_folder
 from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
-from zerokara.steps import preflight, tokenize, train, train_tokenizer, upload
+from zerokara.steps import preflight, tokenize, train_tokenizer, upload
+from zerokara.tokenizer import sampling
+from zerokara.tokens import encode
 from zerokara.tokens.indexed import TokenPaths
 
 ROOT = Path(__file__).resolve().parents[3]
-Main = Callable[[list[str]], int]
 
 
-def left(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture
-def blocked(tmp_path: Path) -> Path:
-    """A place below a file."""
-    (tmp_path / "file").touch()
-    return tmp_path / "file" / "out"
-
-
-@pytest.mark.parametrize("dry", [True, False])
-@pytest.mark.parametrize(
-    ("main", "key"),
-    [(train_tokenizer.main, "output_dir"), (tokenize.main, "output_prefix"), (train.main, "output_model_dir")],
-)
-def test_a_place_below_a_file_is_refused(
-    main: Main, key: str, dry: bool, tiny_data: dict[str, str], blocked: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    of_tokenizer = main is train_tokenizer.main
-    given = ["--config", "/dev/null"] if of_tokenizer else ["--config", tiny_data["config"]]
-    given += typed(*([f"input={tiny_data['input_jsonl']}"] if of_tokenizer else []), f"{key}={blocked}")
-    before = left(blocked.parents[1])
-    assert main([*given, *(["--dry-run"] if dry else [])]) == 2
-    printed = capfd.readouterr()
-    assert f"error: --set: {key} = {blocked}: " in printed.err and f"{blocked.parent}: Not a directory" in printed.err
-    assert not printed.out and left(blocked.parents[1]) == before
+def record(path: Path, step: str, *names: str, facts: Any = None) -> None:
+    """Write the manifest of a step that has made these files beside it."""
+    made = {"all": [path.parent / name for name in names]}
+    manifest.write(path, manifest.StepSpec(step, {}), made, facts or {}, 1.0)
 
 
 def test_torch_is_not_loaded_before_the_settings_and_the_outputs_are_checked(
-    tiny_data: dict[str, str], blocked: Path
+    tiny_data: dict[str, str], tmp_path: Path
 ) -> None:
     """In one process: each step refuses a wrong setting, steps 3 and 4 a place that they cannot write to or read."""
+    (tmp_path / "file").touch()
+    blocked = tmp_path / "file" / "out"
     steps = ("train_tokenizer", "tokenize", "count_tokens", "train", "convert_to_hf", "upload")
     refused = {name: [["--config", "/dev/null", *typed("no_such_key=1")]] for name in steps}
     refused["train"] += [["--config", tiny_data["config"], *typed(f"output_model_dir={blocked}")]]
@@ -82,50 +66,56 @@ def test_torch_is_not_loaded_before_the_settings_and_the_outputs_are_checked(
     assert done.stderr.count("no_such_key = 1: ") == 6 and done.stderr.count(str(blocked)) >= 2
 
 
-@pytest.mark.parametrize("dry", [True, False])
-def test_the_record_of_an_upload(tmp_path: Path, dry: bool, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_the_record_of_an_upload(tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    work, files = manifest.StepSpec(STEP, {}), {"all": [tmp_path / "config.json"]}
-    manifest.write(tmp_path / MANIFEST_NAME, work, files, {"proof": {"holds": True}}, 1.0)
+    record(tmp_path / MANIFEST_NAME, STEP, "config.json", facts={"proof": {"holds": True}})
     given = typed(f"output_tokenizer_and_model_dir={tmp_path}", "huggingface_name=ada/first")
     (tmp_path / UPLOAD_RECORD_NAME).mkdir()
-    assert upload.main(["--config", "/dev/null", *given, *(["--dry-run"] if dry else [])]) == 2
+    assert upload.main(["--config", "/dev/null", *given, *options]) == 2
     assert f"{UPLOAD_RECORD_NAME} is a folder" in capsys.readouterr().err
 
 
-def keys_of(*checks: tuple[Settings, preflight.Outputs]) -> list[str | None]:
-    return [fault.key for config, outputs in checks for fault in preflight.faults(config, outputs)]
+STEPS: dict[str, tuple[Any, Any]] = {
+    "output_dir": (TokenizerConfig, preflight.of_tokenizer),
+    "output_prefix": (PretrainConfig, preflight.of_tokens),
+    "output_model_dir": (PretrainConfig, preflight.of_run),
+    "output_tokenizer_and_model_dir": (ConvertConfig, preflight.of_export),
+}
+"""Configuration and outputs of each step, by the setting that names their place."""
+
+
+def faults_at(key: str, place: object) -> list[Fault]:
+    """The faults of a step whose outputs are at this place."""
+    config_class, outputs_of = STEPS[key]
+    config = config_class(**{key: str(place)})
+    return list(preflight.faults(config, outputs_of(config)))
 
 
 def test_each_file_that_a_step_leaves_is_asked_for(tmp_path: Path) -> None:
-    tokenizer = TokenizerConfig(output_dir=str(tmp_path))
-    training = config_of(output_prefix=tmp_path / "tokens")
-    paths = TokenPaths(training.output_prefix)
-    first, second = (tokenizer, preflight.of_tokenizer(tokenizer)), (training, preflight.of_tokens(training))
-    assert keys_of(first, second) == []
-    for path in (tmp_path / "report.html", tmp_path / preflight.LOG_NAME, tmp_path / "manifest.json"):
-        path.mkdir()
-        assert keys_of(first) == ["output_dir"], path
-        path.rmdir()
-    for path in (Path(f"{paths.train}.bin"), Path(f"{paths.valid}.idx"), paths.quarantine, paths.manifest):
-        path.mkdir()
-        assert keys_of(second) == ["output_prefix"], path
-        path.rmdir()
+    prefix = tmp_path / "tokens"
+    paths = TokenPaths(str(prefix))
+    files = {
+        "output_dir": [tmp_path / name for name in ("report.html", preflight.LOG_NAME, "manifest.json")],
+        "output_prefix": [Path(f"{paths.train}.bin"), Path(f"{paths.valid}.idx"), paths.quarantine, paths.manifest],
+    }
+    for key, place in (("output_dir", tmp_path), ("output_prefix", prefix)):
+        assert faults_at(key, place) == []
+        for path in files[key]:
+            path.mkdir()
+            assert [fault.key for fault in faults_at(key, place)] == [key], path
+            path.rmdir()
     paths.work_folder.touch()
-    assert keys_of(second) == ["output_prefix"]
-    long = config_of(output_prefix=tmp_path / ("n" * 215))
-    assert keys_of((long, preflight.of_tokens(long))) == ["output_prefix"], "its files' names are longer"
+    assert faults_at("output_prefix", prefix)
+    assert faults_at("output_prefix", tmp_path / ("n" * 215)), "its files' names are longer"
 
 
 def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path) -> None:
-    def printed(folder: Path) -> list[str | None]:
-        config = ConvertConfig(output_tokenizer_and_model_dir=str(folder))
-        return keys_of((config, preflight.of_export(config)))
-
+    key = "output_tokenizer_and_model_dir"
     (tmp_path / "file").touch()
-    assert printed(tmp_path) == printed(tmp_path / "new" / "newer") == []
-    assert printed(tmp_path / "file") == printed(tmp_path / "file" / "x") == ["output_tokenizer_and_model_dir"]
-    assert printed(Path("/proc")) == ["output_tokenizer_and_model_dir"], "a mount point"
+    assert faults_at(key, tmp_path) == faults_at(key, tmp_path / "new" / "newer") == []
+    assert faults_at(key, tmp_path / "file") and faults_at(key, tmp_path / "file" / "x")
+    assert faults_at(key, "/proc"), "a mount point"
     shape = SimpleNamespace(architecture="llama", traits=ARCHITECTURES["llama"])
     source: Any = SimpleNamespace(run_dir=tmp_path / "run", shape=shape)
     with pytest.raises(UserError, match="mount point"):
@@ -149,10 +139,10 @@ def test_what_is_in_the_way_is_named_and_nothing_is_left(tmp_path: Path, name: s
     (tmp_path / "file").write_text("text", encoding="utf-8")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    before = left(tmp_path), tmp_path.stat().st_mtime_ns
+    before = contents(tmp_path), tmp_path.stat().st_mtime_ns
     found = preflight._reason_against(tmp_path / name)
     assert reason in found and bool(found) == bool(reason)
-    assert (left(tmp_path), tmp_path.stat().st_mtime_ns) == before
+    assert (contents(tmp_path), tmp_path.stat().st_mtime_ns) == before
 
 
 def test_a_folder_in_which_the_user_may_not_write_is_told() -> None:
@@ -190,3 +180,155 @@ def test_a_missing_tokenizer_is_told_with_the_newest_that_is_there(
     assert "tokenizers/newer/tokenizer.model" in remedy("empty")
     model.write_bytes(b"a model")
     assert not list(preflight.tokenizer_file_faults(config))
+
+
+@pytest.fixture
+def run_step(tiny_data: dict[str, str], capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Return a function that runs step 1 or 2 with its outputs at a place: its exit code and its errors."""
+
+    def run(step: int, place: Path, *more: str, corpus: object = tiny_data["input_jsonl"]) -> tuple[int, str]:
+        if step == 1:
+            given = ["--config", "/dev/null", *typed(f"input={corpus}", f"output_dir={place}", "vocab_size=300")]
+        else:
+            given = ["--config", tiny_data["config"], *typed(f"input_jsonl={corpus}", f"output_prefix={place}")]
+        code = [train_tokenizer, tokenize][step - 1].main([*given, *more])
+        return code, capfd.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize("options", [[], ["--redo"], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        (1, "tokenizer.model"),
+        (1, "report.html"),
+        (1, "training.log"),
+        (2, "tokens_text_document.bin"),
+        (2, "tokens_valid_text_document.idx"),
+        (2, "tokens_quarantine.jsonl"),
+    ],
+)
+def test_a_step_leaves_others_files_alone(run_step: Any, tmp_path: Path, step: int, name: str, options: Any) -> None:
+    (tmp_path / name).write_bytes(b"mine")
+    key, place = {1: ("output_dir", tmp_path), 2: ("output_prefix", tmp_path / "tokens")}[step]
+    code, printed = run_step(step, place, *options)
+    assert code == 2 and f"{key} = {place}: " in printed and f" {name}, " in printed
+    assert contents(tmp_path) == {name: b"mine"}
+
+
+@pytest.mark.parametrize("options", [[], ["--redo"]])
+@pytest.mark.parametrize("kind", ["export", "run", "begun run", "in a run", "another program"])
+def test_another_steps_folder_is_none_of_step_1(run_step: Any, tmp_path: Path, kind: str, options: Any) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"its tokenizer")
+    if kind in ("export", "run"):
+        record(tmp_path / "manifest.json", {"export": "convert", "run": "3_train"}[kind], "tokenizer.model")
+    else:
+        name = "manifest.json" if kind == "another program" else "run.json"
+        (tmp_path / name).write_text('{"name": "a web page"}', encoding="utf-8")
+    before = contents(tmp_path)
+    folder = tmp_path / "tokenizer" if kind == "in a run" else tmp_path
+    code, printed = run_step(1, folder, *options)
+    assert (
+        code == 2
+        and printed.startswith("error: ")
+        and "Traceback" not in printed
+        and "--redo" not in printed.partition(";")[2]
+    )
+    assert contents(tmp_path) == before
+
+
+def stop(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_killed_step_knows_its_own_files(run_step: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the first name and the manifest; the next start stopped before it has finished anything."""
+    folder, paths = tmp_path / "tokenizer", TokenPaths(str(tmp_path / "tokens"))
+    folder.mkdir()
+    (folder / "tokenizer.model").touch()
+    assert faults_at("output_dir", folder)
+    (folder / preflight.WORK_NAME).mkdir()
+    Path(f"{paths.train}.bin").touch()
+    assert faults_at("output_prefix", paths.output_prefix)
+    paths.work_folder.mkdir()
+    assert faults_at("output_prefix", paths.output_prefix)
+    (paths.work_folder / "plan.json").touch()
+    for module, function in ((sampling, "draw"), (encode, "encode")):
+        monkeypatch.setattr(module, function, stop)
+    for _ in range(2):
+        assert not faults_at("output_dir", folder)
+        assert not faults_at("output_prefix", paths.output_prefix)
+        assert [run_step(1, folder)[0], run_step(2, paths.output_prefix)[0]] == [130, 130]
+
+
+def test_a_corpus_that_was_refused_and_mended_is_tokenised(
+    run_step: Any, tiny_data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refused run has left its quarantine file, which the manifest of the run before does not name."""
+    corpus, prefix = tmp_path / "corpus.jsonl", tmp_path / "out" / "tokens"
+    paths, good = TokenPaths(str(prefix)), Path(tiny_data["input_jsonl"]).read_bytes()
+
+    def code_of(content: bytes) -> int:
+        corpus.write_bytes(content)
+        return int(run_step(2, prefix, "--redo", corpus=corpus)[0])
+
+    assert (code_of(good), code_of(good + b"{broken\n" * 60)) == (0, 2)
+    assert paths.quarantine.exists()
+    with monkeypatch.context() as stopped:  # before anything is finished: the work folder goes
+        stopped.setattr(encode, "encode", stop)
+        assert code_of(good) == 130
+    assert not paths.work_folder.exists()
+    assert code_of(good) == 0
+    assert not paths.quarantine.exists()
+
+
+def test_a_file_beside_what_a_manifest_names_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").touch()
+    record(tmp_path / "manifest.json", "train_tokenizer", "tokenizer.model")
+    assert not faults_at("output_dir", tmp_path)
+    (tmp_path / "report.html").touch()
+    (tmp_path / preflight.LOG_NAME).write_text(preflight.LOG_HEADER + "of a training that failed\n", encoding="utf-8")
+    (fault,) = faults_at("output_dir", tmp_path)
+    assert " report.html, " in fault.rule and preflight.LOG_NAME not in fault.rule
+
+
+@pytest.mark.parametrize("link", ["itself", "symbolic link", "hard link"])
+def test_what_a_step_writes_is_not_its_input(run_step: Any, tmp_path: Path, link: str) -> None:
+    """The quarantine file of an earlier run of step 2, mended and given again; under whatever name."""
+    prefix = tmp_path / "tokens"
+    given = tmp_path / "tokens_quarantine.jsonl"
+    given.write_bytes(b"".join(json.dumps({"text": f"document {i}"}).encode() + b"\n" for i in range(200)))
+    record(TokenPaths(str(prefix)).manifest, "tokenize", given.name)
+    if link != "itself":
+        given = tmp_path / "input.jsonl"
+        (os.link if link == "hard link" else os.symlink)(tmp_path / "tokens_quarantine.jsonl", given)
+    before = contents(tmp_path)
+    code, printed = run_step(2, prefix, "--redo", corpus=given)
+    assert code == 2 and f" {given}, " in printed
+    assert contents(tmp_path) == before
+    report = tmp_path / "report.txt"
+    report.write_text("text\n" * 100, encoding="utf-8")
+    code, printed = run_step(1, tmp_path, "--redo", corpus=report)
+    assert code == 2 and f" {report}, " in printed
+
+
+@pytest.mark.parametrize("key", STEPS)
+def test_no_step_writes_into_a_run(tmp_path: Path, key: str) -> None:
+    (tmp_path / "run.json").touch()
+    (fault,) = faults_at(key, tmp_path / "deep" / "er")
+    assert f"run folder {tmp_path}" in fault.rule
+    assert not faults_at("output_model_dir", tmp_path), "the run itself resumes"
+
+
+def test_what_somebody_wrote_into_an_export_is_found(tmp_path: Path) -> None:
+    for name in ("README.md", "model.safetensors"):
+        (tmp_path / name).write_text("ours", encoding="utf-8")
+    record(tmp_path / "manifest.json", STEP, "README.md", "model.safetensors")
+    (tmp_path / "upload.manifest.json").touch()
+    (tmp_path / "model.safetensors").touch()  # copied: another time of change, the same content
+    assert exported_folder.to_keep(tmp_path) == exported_folder.to_keep(tmp_path / "new") == []
+    (tmp_path / "README.md").write_text("mine", encoding="utf-8")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").touch()
+    assert exported_folder.to_keep(tmp_path) == ["README.md", "notes/a.txt"]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from configs import typed
 
+from zerokara import manifest
 from zerokara.durable import made_folder
 from zerokara.errors import RunError
 from zerokara.steps import convert_to_hf, evaluate, tokenize, train, train_tokenizer, upload
 from zerokara.tokenizer import sampling
 
 STEPS = {1: train_tokenizer, 2: tokenize, 3: train, 4: convert_to_hf, 6: upload, 8: evaluate}
+RAW, SPELT = os.fsdecode(b"d\xe9\x1b[31m"), r"d\xe9\u001b[31m"
+"""A name that is no UTF-8 and would steer a terminal, and how it is printed."""
 GOOD = '{"text": "%d some words of a text"}\n'
 REFUSED: list[tuple[int, str, str]] = [
     (1, "input=nowhere.jsonl", "nowhere.jsonl: "),
@@ -46,6 +51,19 @@ REFUSED: list[tuple[int, str, str]] = [
     (8, "models=nowhere texts=empty.txt", "0 bytes"),
     (8, "models=there add_to_card=here", "add_to_card = ['here']: "),
     (8, "min_context=1", "min_context = 1: "),
+    (2, f"output_prefix={RAW}", rf"output_prefix = {SPELT}: "),
+    (2, 'output_prefix="a\\e[31m"', r"output_prefix = a\u001b[31m: "),
+    (2, 'output_prefix="a\\0"', "output_prefix = "),
+    (2, f"input_jsonl={RAW}/a.jsonl", rf"input_jsonl = {SPELT}/a.jsonl: "),
+    *(
+        (
+            step,
+            f"{key}=corpus.jsonl/out{dry_run}",
+            f"error: --set: {key} = corpus.jsonl/out: … corpus.jsonl: Not a directory",
+        )
+        for step, key in ((1, "output_dir"), (2, "output_prefix"), (3, "output_model_dir"))
+        for dry_run in ("", " --dry-run")
+    ),
 ]
 OUTPUTS = {
     1: [
@@ -89,11 +107,36 @@ def test_a_refused_step_leaves_nothing(
     step: int, settings: str, named: str, place: Path, tiny_data: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny_data["config"] if step in (2, 3) else "/dev/null"
-    given = typed(*OUTPUTS[step], *settings.split())
+    given = typed(*OUTPUTS[step], *settings.removesuffix(" --dry-run").split())
+    given += ["--dry-run"] if settings.endswith(" --dry-run") else []
     before = tree(place)
     assert STEPS[step].main(["--config", config, *given]) == 2
-    assert named in capfd.readouterr().err
+    printed = capfd.readouterr().err
+    assert all(word in printed for word in named.split(" … ")) and "\x1b" not in printed
     assert tree(place) == before
+
+
+def test_steps_1_and_2_take_any_name(
+    tiny_data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a working folder of such a name, with a corpus in such a folder and file: good documents and a bad one."""
+    corpus, file_name = tmp_path / RAW / "corpus" / RAW / f"{RAW}.jsonl", f"corpus/{SPELT}/{SPELT}.jsonl"
+    corpus.parent.mkdir(parents=True)
+    corpus.write_text("{broken\n" + Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path / RAW)
+    first = ["--config", "/dev/null", *typed("input=corpus", "output_dir=made", "vocab_size=450")]
+    second = ["--config", tiny_data["config"], *typed("input_jsonl=corpus", "output_prefix=made/tokens")]
+    for step, given, key in ((train_tokenizer, first, "input"), (tokenize, second, "input_jsonl")):
+        assert step.main(given) == 0, capfd.readouterr().err
+        record = Path("made", {"input": "manifest.json"}.get(key, "tokens_text_document.manifest.json"))
+        (named,) = manifest.read(record).inputs[key]
+        assert named.path == f"{tmp_path}/{SPELT}/{file_name}"
+        assert step.main(given) == 0 and "already" in capfd.readouterr().out
+    (bad,) = Path("made/tokens_quarantine.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(bad)["file"] == file_name
+    assert tokenize.main([*second, "--redo", "--set", "text_field=body"]) == 2
+    printed = capfd.readouterr().err
+    assert f"{file_name}:2: has no field 'body'" in printed and "\x1b" not in printed
 
 
 def test_a_tokenizer_is_not_trained_on_a_file_that_grows(
