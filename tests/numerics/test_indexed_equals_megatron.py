@@ -51,17 +51,6 @@ def test_our_files_are_megatron_s_and_each_reads_the_other_s(tmp_path: Path, dty
     assert np.array_equal(theirs.sequence_lengths, ours.lengths)
 
 
-def test_documents_of_several_sequences_are_read(tmp_path: Path) -> None:
-    builder = IndexedDatasetBuilder(str(bin_path(tmp_path / "x")), dtype=np.uint16)
-    builder.add_document(np.arange(7), [3, 4])
-    builder.add_document(np.arange(2), [2])
-    builder.finalize(str(idx_path(tmp_path / "x")))
-    ours = IndexedTokens(tmp_path / "x")
-    assert len(ours) == 3 and ours.num_documents == 2
-    assert ours.document_indices.tolist() == [0, 2, 3]
-    assert [ours[i].tolist() for i in range(3)] == [[0, 1, 2], [3, 4, 5, 6], [0, 1]]
-
-
 EXAMPLES = [[[5, 6], [7, 2]], [[8], [9, 2], [5], [2]], [[], [4, 2], [3]]]
 
 
@@ -77,6 +66,7 @@ def test_examples_are_documents_of_several_sequences(tmp_path: Path) -> None:
     for path_of in (bin_path, idx_path):
         assert path_of(tmp_path / "ours").read_bytes() == path_of(tmp_path / "theirs").read_bytes()
     theirs, ours = IndexedDataset(str(tmp_path / "ours")), ExampleTokens(tmp_path / "ours")
-    assert theirs.document_indices.tolist() == [0, 2, 6, 9]
+    assert theirs.document_indices.tolist() == ours.tokens.document_indices.tolist() == [0, 2, 6, 9]
+    assert len(ours.tokens) == 9 and ours.tokens.num_documents == 3
     assert [theirs[i].tolist() for i in range(9)] == [ids for example in EXAMPLES for ids in example]
     assert [ids.tolist() for i in range(3) for ids in ours.segments(i)] == [theirs[i].tolist() for i in range(9)]

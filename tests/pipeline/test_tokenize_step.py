@@ -1,4 +1,4 @@
-"""`2_tokenize.sh` and `count_tokens.py` as a user runs them: real processes on real files."""
+"""`2_tokenize.sh` and `count_tokens.py` as a user runs them: real processes on real files, ended at any moment."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from random import Random
 
+import psutil
 import pytest
 import sentencepiece
 import warm
@@ -137,32 +137,67 @@ def test_faults_exit_with_2_and_leave_no_bin_but_what_was_encoded(root: Path, pl
     assert not (place / "out" / "tokens_tokenizing.partial").exists()
 
 
-def test_a_step_that_is_stopped_leaves_no_half_file(root: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BASH_ENV", raising=False)  # Ctrl-C reaches all processes of a step's own
-    content = (place / "corpus.jsonl").read_bytes()
-    (place / "corpus.jsonl").write_bytes(content * 400)
-    step = subprocess.Popen(
-        ["bash", root / "2_tokenize.sh", "--set", "max_bad_fraction=1"], stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    work_folder = place / "out" / "tokens_tokenizing.partial"
-    while not list(work_folder.glob("*-*.json")):
-        assert step.poll() is None, "it ended before it could be stopped"
-        time.sleep(0.01)
-    os.killpg(step.pid, signal.SIGINT)
-    _, errors = step.communicate(timeout=20)
-    assert not list((place / "out").glob("tokens_*text*"))
-    assert step.returncode == 130 and "Traceback" not in errors
-    assert work_folder.exists() and not list(work_folder.glob("*.partial")), "finished shards only"
-    (place / "corpus.jsonl").write_bytes(content)
-    after = _step(root)
-    assert after.returncode == 0, after.stderr
-    assert (place / "out" / "tokens_text_document.bin").exists() and not work_folder.exists()
+def _token_files(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".bin", ".idx"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_starting_does_not_wait_for_torch(root: Path) -> None:
-    code = "import sys; from zerokara.steps import tokenize, count_tokens\n"
-    code += "print([name for name in ('torch', 'megatron', 'transformers') if name in sys.modules])"
-    environment = {**os.environ, "PYTHONPATH": str(root / "original_codes")}
-    started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert started.stdout.strip() == "[]"
+ENDINGS = [
+    (os.killpg, signal.SIGINT, 0.0),
+    (os.kill, signal.SIGKILL, 0.0),  # the parent alone, whose workers are then orphans
+    (os.killpg, signal.SIGKILL, 0.6),
+    (os.kill, signal.SIGKILL, 0.9),
+]
+
+
+def test_a_step_that_is_ended_at_any_moment_goes_on_and_writes_the_same_files(
+    root: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its first finished shard, or after a share of the time that it takes."""
+    monkeypatch.delenv("BASH_ENV", raising=False)  # signals reach all processes of a step's own
+    (place / "corpus.jsonl").write_bytes((place / "corpus.jsonl").read_bytes() * 150)
+    started = time.monotonic()
+    assert _step(root).returncode == 0
+    seconds, expected = time.monotonic() - started, _token_files(place / "out")
+    for number, (send, with_signal, share) in enumerate(ENDINGS):
+        out = place / f"out{number}"
+        work_folder, settings = out / "tokens_tokenizing.partial", ("--set", f"output_prefix={out}/tokens")
+        step = subprocess.Popen(
+            ["bash", root / "2_tokenize.sh", *settings], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + (share * seconds or 60)
+        while time.monotonic() < deadline and (share or not any(work_folder.glob("*-*.json"))):
+            time.sleep(0.002)
+        send(step.pid, with_signal)
+        _, errors = step.communicate(timeout=20)
+        if with_signal == signal.SIGINT:
+            assert step.returncode == 130 and "Traceback" not in errors
+            assert not list(out.glob("tokens_*text*")) and not list(work_folder.glob("*.partial"))
+        assert not (out / "tokens_text_document.manifest.json").exists() or _token_files(out) == expected
+        after = _step(root, *settings)
+        assert after.returncode == 0 and (share or "resuming" in after.stdout), after.stderr
+        assert _token_files(out) == expected and not work_folder.exists()
+
+
+def _peak_bytes(pid: int) -> int:
+    """Peak memory of a process; `getrusage` begins with the size of the process that started it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
+
+
+def test_the_memory_does_not_grow_with_the_corpus(root: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BASH_ENV", raising=False)
+    content, peaks = (place / "corpus.jsonl").read_bytes(), [0, 0]
+    for number, times in enumerate((120, 960)):
+        (place / "corpus.jsonl").write_bytes(content * times)
+        step = subprocess.Popen(["bash", root / "2_tokenize.sh", "--redo"], stdout=subprocess.DEVNULL)
+        while step.poll() is None:
+            family = [step.pid, *(child.pid for child in psutil.Process(step.pid).children(recursive=True))]
+            peaks[number] = max(peaks[number], *map(_peak_bytes, family))
+            time.sleep(0.01)
+        assert step.returncode == 0
+    assert peaks[1] < 1.1 * peaks[0], peaks

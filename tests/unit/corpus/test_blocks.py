@@ -8,14 +8,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from corpus_files import COMPRESS, compressed, found
+from corpus_files import COMPRESS, found
 
 from zerokara.corpus import documents
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import BadLine, Block, Document, Reason, blocks, read
 
 ENDINGS = [".gz", ".zst"]
-WORDS = ["a", "日本語の行", "", "bb\u2028bb", "c" * 40, "", "d", "é" * 9, "last"]
 
 Seen = list[tuple[object, ...]]
 
@@ -40,20 +39,6 @@ def _by_blocks(file: InputFile, size: int) -> Seen:
 
 def _contents(seen: Seen) -> list[object]:
     return [what for *_, what in seen]
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("kind", ["jsonl", "txt"])
-@pytest.mark.parametrize("finished", [True, False])
-def test_blocks_of_every_size_cover_each_line_once(tmp_path: Path, ending: str, kind: str, finished: bool) -> None:
-    as_lines = [word if kind == "txt" or not word else json.dumps({"text": word}) for word in WORDS]
-    content = "".join(line + "\n" for line in as_lines).encode()
-    content = content if finished else content.removesuffix(b"\n")
-    file = found(compressed(tmp_path / f"a.{kind}{ending}", content))
-    whole = _by_blocks(file, 1 << 20)
-    assert [text for text in _contents(whole) if not isinstance(text, Reason)] == [word for word in WORDS if word]
-    for size in range(1, len(content) + 3):
-        assert _by_blocks(file, size) == whole, size
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -116,14 +116,13 @@ def test_long_numbers_and_depths_beyond_a_thousand_have_a_reason(tmp_path: Path,
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.jsonl.gz", "a.txt.gz", "a.jsonl.zst", "a.txt.zst"])
 @pytest.mark.parametrize("finished", [True, False])
-def test_ranges_of_every_size_cover_each_line_once(tmp_path: Path, end: bytes, name: str, finished: bool) -> None:
+def test_parts_of_every_size_cover_each_line_once(tmp_path: Path, end: bytes, name: str, finished: bool) -> None:
     words = ["a", "日本語の行", "", "bb\u2028bb", "c" * 40, "", "d", "é" * 9, "last"]
-    as_lines = [word if name == "a.txt" or not word else json.dumps({"text": word}) for word in words]
+    as_lines = [word if "txt" in name or not word else json.dumps({"text": word}) for word in words]
     content = b"".join(line.encode() + end for line in as_lines)
-    path = tmp_path / name
-    path.write_bytes(content if finished else content.removesuffix(end))
+    path = compressed(tmp_path / name, content if finished else content.removesuffix(end))
     whole = items_of(path)
     assert [item.text for item in whole if isinstance(item, Document)] == [word for word in words if word]
     assert len(whole) == len(words)

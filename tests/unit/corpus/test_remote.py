@@ -102,9 +102,10 @@ def test_an_address_with_a_secret_is_refused_without_telling_it(entry: str) -> N
     assert "kept in files" in text and "pass-word" not in text and "0a1b" not in text
 
 
-def test_a_file_that_changed_is_not_read_as_another(store: Any) -> None:
+@pytest.mark.parametrize("changed", [POEMS[1:301], POEMS[299::-1]], ids=["other size", "same size"])
+def test_a_file_that_changed_is_not_read_as_another(store: Any, changed: list[str]) -> None:
     (file,) = find_files(["memory://poems/data/a.jsonl"], "")
-    store.pipe("/poems/data/a.jsonl", json_lines(POEMS[1:301]))
+    store.pipe("/poems/data/a.jsonl", json_lines(changed))
     with pytest.raises(OSError, match="changed since it was listed") as raised:
         _documents([file])
     assert raised.value.filename == "memory:///poems/data/a.jsonl"

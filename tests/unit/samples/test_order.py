@@ -1,4 +1,4 @@
-"""The order of one stream, the seats of a mixture, and the order of a mixture in stages."""
+"""The order of one stream, the seats of a mixture, the order of a mixture in stages, and the shares of ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from token_sources import sample_at
 
 from zerokara.config.data import OrderKind
+from zerokara.samples.batches import BatchLayout
 from zerokara.samples.order import (
     BLOCK_SAMPLES,
     GOLDEN,
@@ -222,3 +223,13 @@ def test_a_point_of_a_huge_run_costs_nothing() -> None:
     epochs, indices = order.at_many(10**13 + np.arange(16))
     assert epochs.max() == 7 and indices.max() < 10**12 + 10**15
     assert order.counts(4 * 10**13) == [3 * 10**13, 10**13]
+
+
+def test_each_rank_takes_its_share_of_every_micro_step() -> None:
+    """The example of the docstring; test_data_plan reads whole runs by several ranks."""
+    plan = BatchLayout(global_batch_size=8, micro_batch_size=2, num_ranks=2)
+    assert plan.num_micro_steps == 2
+    assert plan.positions(80, rank=0).tolist() == [[80, 81], [84, 85]]
+    assert plan.positions(80, rank=1).tolist() == [[82, 83], [86, 87]]
+    with pytest.raises(AssertionError, match="global_batch_size=8, micro_batch_size=3"):
+        BatchLayout(8, 3)

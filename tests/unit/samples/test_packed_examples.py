@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from configs import config_of
 from made_examples import conversation, pair, write_examples
 
 from zerokara.config.data import SampleLengths, packed
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
+from zerokara.training.planning.schedule import Schedule, consumption
 
 PAD, END, START = 0, 2, 0
 DECODER, BOTH = packed(32, 32, is_encoder_decoder=False), packed(32, 24, is_encoder_decoder=True)
@@ -164,19 +166,11 @@ def test_a_validation_has_room_for_longer_examples_and_takes_the_first_tokens(tm
 
 
 def test_a_run_counts_positions_as_tokens(tmp_path: Path) -> None:
-    from zerokara.training.planning.schedule import Schedule, consumption
-
     train = write_examples(tmp_path / "train", decoder_examples(200))
     data = ExampleData(train, DECODER, False, PAD, seed=1, num_valid_tokens=7)
     (source,) = data.sources
     assert source.num_tokens == data.samples_per_epoch * 32 == len(data.tokens()) * 32 and source.num_valid_tokens == 7
     assert sorted(one.document for row in range(len(data.tokens())) for one in data.documents_in(row)) == [*range(200)]
-    schedule = Schedule.from_config(finetune_settings(), data.lengths.raw, data.samples_per_epoch, [])
+    schedule = Schedule.from_config(config_of(epochs=2.0), data.lengths.raw, data.samples_per_epoch, [])
     (use,) = consumption(data, schedule).sources
     assert use.epochs == pytest.approx(schedule.num_steps * 8 / data.samples_per_epoch) and use.epochs > 1
-
-
-def finetune_settings() -> object:
-    from configs import config_of
-
-    return config_of(epochs=2.0)

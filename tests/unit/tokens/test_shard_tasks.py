@@ -81,6 +81,9 @@ def test_small_packed_files_are_read_as_a_whole_and_large_ones_of_many(
     whole = _all(files, 8 * max(file.bytes for file in files))
     assert [part.end for task in whole for part in task.parts if isinstance(part, Range)] == [None, None]
     assert len(_all(files, 1000)) > 2
+    (tmp_path / "one.txt.gz").write_bytes(files[0].path.read_bytes())
+    one = lanes(find_files([str(tmp_path / "one.txt.gz")], ""), 1000, "file", WHOLE, {})[0]
+    assert [type(part) for lane in one for task in lane for part in task.parts] == [Range], "one document"
     monkeypatch.setattr(shard_tasks, "MANY_FILES", 1)
     assert len(_all(files, 1000)) == 2
 
