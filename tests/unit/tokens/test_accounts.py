@@ -1,9 +1,16 @@
-"""What became of every document and byte: the accounts close, for any cutting, and decide on `max_bad_fraction`."""
+"""What became of every document and byte: the accounts close, for any cutting, and decide on `max_bad_fraction`.
+
+`ZEROKARA_FUZZ_FILES=1000 pytest tests/unit/tokens/test_accounts.py -s` damages a thousand files instead of a few.
+"""
 
 from __future__ import annotations
 
 import gzip
+import json
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -18,7 +25,9 @@ from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import documents
 from zerokara.corpus.compressed import CUT, zstd_module
+from zerokara.corpus.documents import Document, Reason
 from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.read import Range, read
 from zerokara.errors import UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
@@ -31,6 +40,9 @@ MakeConfig = Callable[..., PretrainConfig]
 TallyOf = Callable[[Sequence[InputFile], int], SourceTally]
 SIZES = (50, 999, 1 << 20)
 DAMAGED = "truncated or damaged file"
+CHECKED = {zstd.CompressionParameter.checksum_flag: 1}
+NUM_FILES = int(os.environ.get("ZEROKARA_FUZZ_FILES", "60"))
+LIMIT = 0.01
 
 
 def _lines(count: int) -> bytes:
@@ -199,3 +211,55 @@ def test_the_step_names_the_damaged_files_and_keeps_the_accounts(
         tokenize(make_config(**settings, max_bad_fraction=0.1), options)
     (fault,) = raised.value.faults
     assert (fault.key, fault.value) == ("max_bad_fraction", 0.1) and "cut.jsonl.gz" in fault.rule
+
+
+def _packed(random: Random, texts: Sequence[str], ending: str) -> bytes:
+    """The texts in one or several members with checksums."""
+    step = random.choice([len(texts) + 1, 150, 40])
+    lines = [json.dumps({"text": text}, ensure_ascii=random.random() < 0.5).encode() + b"\n" for text in texts]
+    members = [b"".join(lines[i : i + step]) for i in range(0, len(lines) or 1, step)]
+    pack = partial(gzip.compress, mtime=0) if ending == ".jsonl.gz" else partial(zstd.compress, options=CHECKED)
+    return b"".join(pack(member) for member in members)
+
+
+def _damaged(random: Random, content: bytes) -> tuple[str, bytes]:
+    """A kind of damage, and the content with it."""
+    kind = random.choice(["cut", "bits flipped", "range repeated", "range dropped", "range zeroed"])
+    start = random.randrange(len(content))
+    end = min(len(content), start + random.choice([1, 50, 5000]))
+    if kind == "cut":
+        return kind, content[: start + 1]
+    if kind == "bits flipped":
+        changed = bytearray(content)
+        for _ in range(random.randrange(1, 5)):
+            changed[random.randrange(len(content))] ^= 1 << random.randrange(8)
+        return kind, bytes(changed)
+    middle = {"range repeated": content[start:end] * 2, "range dropped": b""}.get(kind, bytes(end - start))
+    return kind, content[:start] + middle + content[end:]
+
+
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst"])
+def test_more_documents_than_the_limit_are_never_lost_without_a_fault(
+    tmp_path: Path, make_config: MakeConfig, tally_of: TallyOf, ending: str
+) -> None:
+    """By any damage, made at random; test_compressed has what can be read of a damaged file."""
+    config, done = make_config(max_bad_fraction=LIMIT), Counter[str]()
+    for seed in range(NUM_FILES // 2):
+        random, path = Random(f"{seed}{ending}"), tmp_path / f"a{ending}"
+        texts = [f"{i} " + "the sea 春 の 海 " * random.randrange(1, 20) for i in range(random.randrange(400))]
+        kind, content = _damaged(random, _packed(random, texts, ending))
+        path.write_bytes(content)
+        files = find_files([str(path)], "")
+        tally = tally_of(files, 1 << 20)
+        assert tally == tally_of(files, random.randrange(500, 20_000)), f"seed {seed}"
+        assert tally.bytes_in == len(content) >= tally.bytes_lost + tally.bytes_unverified
+        assert min(tally.bytes_lost, tally.bytes_unverified) >= 0
+        assert (tally.skipped[Reason.DAMAGED] > 0) == (len(tally.damaged) > 0)
+        arrived = Counter(item.text for item in read(Range(files[0])) if isinstance(item, Document)) & Counter(texts)
+        lost, at_a_members_end = len(texts) - arrived.total(), kind == "cut" and not tally.damaged
+        if lost > LIMIT * len(texts) and not at_a_members_end:
+            with pytest.raises(UserError):
+                check_bad_fraction(config, tally, TokenPaths("x"))
+        done.update({"lost": lost, "recovered": arrived.total(), "too many lost": lost > LIMIT * len(texts)})
+    print(f"\n{ending}: {dict(done)}")
+    assert done["lost"] and done["recovered"] and done["too many lost"]

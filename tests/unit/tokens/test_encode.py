@@ -6,7 +6,7 @@ import errno
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from made_tokens import discard_work, finished, run_in_this_process, write_token
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.find import find_files
 from zerokara.corpus.read import Range
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.steps.command import Options
@@ -26,7 +26,7 @@ from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, sentencepiece_itself
 from zerokara.tokens import merge
-from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, run_in_workers
+from zerokara.tokens.encode import RunTasks, encode_corpus
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, idx_path
 from zerokara.tokens.merge import SourceTally
 from zerokara.tokens.shard_tasks import ShardTask
@@ -50,11 +50,6 @@ def _fault(config: PretrainConfig) -> Fault:
     return fault
 
 
-def _encode_with_sentencepiece(config: PretrainConfig, files: Sequence[InputFile]) -> EncodedCorpus:
-    encoder = Encoder(config.input_tokenizer_file)
-    return encode_corpus(config, files, encoder, sentencepiece_itself(encoder, ""))
-
-
 def _good_texts(path: Path) -> list[str]:
     found = []
     for line in path.read_text(encoding="utf-8").split("\n"):
@@ -63,9 +58,12 @@ def _good_texts(path: Path) -> list[str]:
     return found
 
 
-def test_every_document_stands_in_one_split_with_its_end(make_config: MakeConfig, corpus: Path) -> None:
+@pytest.mark.parametrize("task_bytes", [None, 3000])
+def test_every_document_stands_in_one_split_with_its_end_or_in_the_quarantine(
+    make_config: MakeConfig, corpus: Path, task_bytes: int | None
+) -> None:
     config = make_config(valid_fraction=0.1)
-    (tally,) = _encode(config)
+    (tally,) = _encode(config, task_bytes)
     paths, encoder = TokenPaths(config.output_prefix), Encoder(config.input_tokenizer_file)
     train, valid = IndexedTokens(paths.train), IndexedTokens(paths.valid)
     expected = [[*encoder.encode(text).tolist(), encoder.eos_id] for text in _good_texts(corpus)]
@@ -79,15 +77,13 @@ def test_every_document_stands_in_one_split_with_its_end(make_config: MakeConfig
     assert tally.train.tokens == len(train.tokens) and tally.valid.tokens == len(valid.tokens)
     all_bytes = sum(len(text.encode()) for text in _good_texts(corpus))
     assert tally.train.text_bytes + tally.valid.text_bytes == all_bytes
-
-
-def test_one_worker_and_three_give_the_same_files(make_config: MakeConfig, tmp_path: Path) -> None:
-    one, three = make_config(), make_config(output_prefix=str(tmp_path / "three" / "tokens"), num_workers=3)
-    _encode(one)
-    _encode(three, 3000, run_in_workers)
-    assert written(one) == written(three)
-    names = [path.name for path in TokenPaths(one.output_prefix).outputs]
-    assert sorted(written(one)) == sorted(names) and len(names) == 5
+    assert sorted(written(config)) == sorted(path.name for path in paths.outputs) and len(paths.outputs) == 5
+    content = corpus.read_bytes().splitlines(keepends=True)
+    records = [json.loads(line) for line in paths.quarantine.read_text().splitlines()]
+    bad = [(record["line"], record["reason"]) for record in records]
+    assert bad == [(51, "broken JSON"), (52, "empty line"), (201, "empty text")]
+    assert {record["file"] for record in records} == {str(corpus)} and records[0]["excerpt"] == "{broken"
+    assert [record["offset"] for record in records] == [sum(map(len, content[: r["line"] - 1])) for r in records]
 
 
 def test_each_source_gives_validation_documents(make_config: MakeConfig, corpus: Path, tmp_path: Path) -> None:
@@ -97,21 +93,6 @@ def test_each_source_gives_validation_documents(make_config: MakeConfig, corpus:
     assert (first.valid.documents, second.valid.documents) == (7, 7)
     assert (first.train.documents, second.train.documents) == (293, 43)
     assert len(IndexedTokens(TokenPaths(config.output_prefix).valid)) == 14
-
-
-@pytest.mark.parametrize("task_bytes", [None, 3000])
-def test_the_quarantine_names_file_line_offset_and_reason(
-    make_config: MakeConfig, corpus: Path, task_bytes: int | None
-) -> None:
-    config = make_config()
-    _encode(config, task_bytes)
-    content = corpus.read_bytes().splitlines(keepends=True)
-    records = [json.loads(line) for line in TokenPaths(config.output_prefix).quarantine.read_text().splitlines()]
-    found = [(record["line"], record["reason"]) for record in records]
-    assert found == [(51, "broken JSON"), (52, "empty line"), (201, "empty text")]
-    assert {record["file"] for record in records} == {str(corpus)}
-    assert [record["offset"] for record in records] == [sum(map(len, content[: r["line"] - 1])) for r in records]
-    assert records[0]["excerpt"] == "{broken"
 
 
 def test_a_mended_corpus_leaves_no_quarantine_and_no_validation_leaves_no_files(
@@ -125,33 +106,33 @@ def test_a_mended_corpus_leaves_no_quarantine_and_no_validation_leaves_no_files(
     assert not idx_path(TokenPaths(config.output_prefix).valid).exists()
 
 
-def test_too_many_bad_lines_stop_the_step_and_are_kept(make_config: MakeConfig) -> None:
-    config = make_config(max_bad_fraction=0.005)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        # The empty line is counted among the reasons, but nothing is lost by it.
+        ({"max_bad_fraction": 0.005}, ("2 of 302", "broken JSON 1", "empty text 1", "tokens_quarantine.jsonl")),
+        ({"valid_min_documents": 151}, ("150",)),
+    ],
+)
+def test_a_limit_that_stops_the_step_leaves_the_quarantine(
+    make_config: MakeConfig, settings: dict[str, float], words: tuple[str, ...]
+) -> None:
+    config = make_config(**settings)
     fault = _fault(config)
-    assert (fault.key, fault.value) == ("max_bad_fraction", 0.005)
-    # The empty line is counted among the reasons, but nothing is lost by it.
-    assert "2 of 302" in fault.rule and "broken JSON 1" in fault.rule and "empty text 1" in fault.rule
-    assert "tokens_quarantine.jsonl" in fault.remedy
+    assert {fault.key: fault.value} == settings and all(word in fault.rule + fault.remedy for word in words)
     assert list(written(config)) == ["tokens_quarantine.jsonl"]
     _encode(make_config(max_bad_fraction=0.007))
 
 
 def test_a_corpus_without_a_document(make_config: MakeConfig, corpus: Path) -> None:
-    corpus.write_text("\n\n\n", encoding="utf-8")
-    fault = _fault(make_config())
-    assert fault.key == "input_jsonl" and "empty line 3" in fault.rule
-    corpus.write_text("{}\n{}\n", encoding="utf-8")
-    fault = _fault(make_config())
-    assert fault.key == "max_bad_fraction" and "2 of 2" in fault.rule and "text field missing 2" in fault.rule
-    fault = _fault(make_config(max_bad_fraction=1.0))
-    assert fault.key == "input_jsonl" and "text field missing 2" in fault.rule
-
-
-def test_too_few_documents_to_split(make_config: MakeConfig) -> None:
-    config = make_config(valid_min_documents=151)
-    fault = _fault(config)
-    assert (fault.key, fault.value) == ("valid_min_documents", 151) and "150" in fault.remedy
-    assert list(written(config)) == ["tokens_quarantine.jsonl"]
+    for content, settings, key, rule in (
+        ("\n\n\n", {}, "input_jsonl", "empty line 3"),
+        ("{}\n{}\n", {}, "max_bad_fraction", "2 of 2"),
+        ("{}\n{}\n", {"max_bad_fraction": 1.0}, "input_jsonl", "text field missing 2"),
+    ):
+        corpus.write_text(content, encoding="utf-8")
+        fault = _fault(make_config(**settings))
+        assert fault.key == key and rule in fault.rule
 
 
 def _failing(error: BaseException) -> Callable[..., Any]:
@@ -203,8 +184,9 @@ def test_a_file_that_grows_or_goes_meanwhile(make_config: MakeConfig, corpus: Pa
         _encode(config, run_tasks=growing)
     files = find_files(config.input_jsonl, "")
     corpus.unlink()
+    encoder = Encoder(config.input_tokenizer_file)
     with pytest.raises(RunError, match=r"cannot read or write .*corpus\.jsonl: No such file or directory"):
-        _encode_with_sentencepiece(config, files)
+        encode_corpus(config, files, encoder, sentencepiece_itself(encoder, ""))
 
 
 def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -248,24 +230,18 @@ def test_sentencepiece_takes_over_from_a_fast_encoder_that_differs(
     assert finished(config) == written(plain)
 
 
-def test_step_2_finds_nothing_left_to_do_after_write_tokens(
+def test_redo_takes_over_what_this_very_work_had_finished(
     make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So that other rooms' tests train on what step 2 writes."""
-    config = make_config(valid_fraction=0.1)
-    paths = write_tokens(config)
-    before = paths.manifest.read_bytes()
-    tokenize(config, Options(tmp_path / "config.yaml"))
-    assert "done already" in capsys.readouterr().out and paths.manifest.read_bytes() == before
-
-
-def test_redo_takes_over_what_this_very_work_had_finished(make_config: MakeConfig, tmp_path: Path) -> None:
     """A person who types an interrupted command again must not lose its hours to the --redo in it."""
     config = make_config()
-    files = find_files(config.input_jsonl, "")
-    options = Options(tmp_path / "config.yaml", redo=True)
+    before = write_tokens(config).manifest.read_bytes()
+    tokenize(config, Options(tmp_path / "config.yaml"))
+    assert "done already" in capsys.readouterr().out, "other rooms' tests train on what `write_tokens` writes"
+    paths, options = TokenPaths(config.output_prefix), Options(tmp_path / "config.yaml", redo=True)
+    assert paths.manifest.read_bytes() == before
     for stopped, resumed in ((False, 0), (True, 1)):
         if stopped:
-            _encode_with_sentencepiece(config, files)
+            made_tokens.encode(config)
         tokenize(config, options)
-        assert manifest.read(TokenPaths(config.output_prefix).manifest).facts["resumed_shards"] == resumed
+        assert manifest.read(paths.manifest).facts["resumed_shards"] == resumed
