@@ -10,6 +10,7 @@ from typing import Any
 
 import foreign_models
 import pytest
+from foreign_models import GEMMA, LLAMA, T5
 from toy_tokenizers import ALPHABETS, trainer
 
 from zerokara.huggingface import tokenizer_json, tokenizer_proof
@@ -75,6 +76,57 @@ def test_ids_are_equal_for_hard_texts_lines_and_documents(
     assert result.facts["hard_texts"] >= len(HARD_TEXTS) + 5
     counts = [result.facts[key] for key in ("lines", "whole_texts", "equal", "ties")]
     assert counts == [400, 80, 400, 0], "scores that sum without rounding leave no ties"
+
+
+FOREIGN: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "t5": T5,
+    "gemma": GEMMA,
+    "llama that drops repeated spaces": {**LLAMA, "remove_extra_whitespaces": True},
+    "t5 without prefix": {**T5, "add_dummy_prefix": False},
+}
+
+
+def _without(step: str) -> Callable[[dict[str, Any]], None]:
+    """Take the steps of a kind out of the normalizer and the decoder."""
+
+    def change(content: dict[str, Any]) -> None:
+        for steps in (content["normalizer"]["normalizers"], content["decoder"]["decoders"]):
+            steps[:] = [each for each in steps if each["type"] != step and step not in each.get("pattern", {})]
+
+    return change
+
+
+def _prefix_on_each_line(content: dict[str, Any]) -> None:
+    content["normalizer"]["normalizers"] += [{"type": "Replace", "pattern": {"Regex": r"\n(?=.)"}, "content": "\n▁"}]
+
+
+def _names_in_one(content: dict[str, Any]) -> None:
+    assert content.pop("pre_tokenizer")["type"] == "Split"
+
+
+TWINS = {
+    "llama": {_without("Prepend"): "ids", _prefix_on_each_line: "ids", _without("Strip"): "decoded text"},
+    "t5": {_without("Regex"): "ids", _names_in_one: "ids"},
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_ids_of_tokenizers_of_others_are_equal_and_broken_twins_fail(tmp_path: Path, kind: str) -> None:
+    encoder = Encoder(foreign_models.train(tmp_path / "tokenizer.model", FOREIGN[kind]))
+
+    def proved() -> tokenizer_proof.Proof:
+        return tokenizer_proof.prove(encoder, tmp_path, foreign_models.documents(60, seed=8), 200)
+
+    tokenizer_json.write(encoder, tmp_path, 64)
+    result, theirs = proved(), tokenizer_proof.load(tmp_path)
+    assert not result.faults and result.facts["lines"] == 200 and result.facts["equal"] >= 199, result.faults
+    assert (theirs.pad_token, theirs.eos_token) == ("<unk>" if "llama" in kind else "<pad>", "</s>")
+    for change, what in TWINS.get(kind, {}).items():
+        tokenizer_json.write(encoder, tmp_path, 64)
+        _break(tmp_path, change)
+        result = proved()
+        assert result.faults and result.examples[0].startswith(what), result.faults
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "t5"])
@@ -195,7 +247,7 @@ def test_a_tie_is_the_same_text_with_the_same_score_and_few_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model with exact ties: pieces へ and へへへ of scores that float32 cannot hold."""
-    settings = {**foreign_models.GEMMA, "model_type": "unigram", "user_defined_symbols": ["\n"]}
+    settings = {**GEMMA, "model_type": "unigram", "user_defined_symbols": ["\n"]}
     encoder = Encoder(foreign_models.train(tmp_path / "tokenizer.model", settings, _lines(800, 1), 600))
     number = {piece.text: i for i, piece in enumerate(encoder.model.pieces)}
     short, long, tied = number["へ"], number["へへへ"], "へへへへ"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from xml.etree.ElementTree import Element, ParseError, fromstring
 
 import pytest
 from toy_tokenizers import TrainToy
@@ -14,7 +14,6 @@ from zerokara.tokenizer import report, report_page
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.sampling import SourceTexts
 
-VOID = {"meta", "br", "col"}
 TAGS = set(
     re.findall(
         r"\w+",
@@ -25,42 +24,14 @@ TAGS = set(
 NASTY = ["<script>", "<b>&", '"onload="x', "</style>", "-->"]
 
 
-class Outline(HTMLParser):
-    """Checks that every element is closed in turn, and gathers what stands in them."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert "svg" in self.open, f"<{tag}/> outside a drawing"
-        self.tags.add(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
-            self.text.append(data)
+def outline(page: str) -> Element:
+    """Parse a page every element of which must be closed in turn, as if it were XML."""
+    page = page.removeprefix("<!DOCTYPE html>\n").replace("<details open>", "<details>")
+    return fromstring(re.sub(r"<((?:meta|br|col)\b[^>]*)>", r"<\1/>", page))
 
 
-def outline(page: str) -> Outline:
-    """Parse a page that must be well formed."""
-    parsed = Outline()
-    parsed.feed(page)
-    parsed.close()
-    assert not parsed.open, parsed.open
-    return parsed
+def text_of(page: str) -> str:
+    return "".join(outline(page).find("body").itertext())  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +51,14 @@ def page(nasty: report.Report) -> str:
 
 
 def test_the_page_is_whole_and_needs_nothing_else_and_markup_in_pieces_is_text(page: str) -> None:
-    parsed = outline(page)
-    assert parsed.tags <= TAGS, parsed.tags - TAGS
-    assert not {name for name in parsed.attributes if name.startswith("on")} | (parsed.attributes & {"src", "href"})
-    text = "".join(parsed.text)
+    elements = list(outline(page).iter())
+    tags, attributes = (
+        {each.tag.split("}")[-1] for each in elements},
+        {name for each in elements for name in each.attrib},
+    )
+    assert tags <= TAGS, tags - TAGS
+    assert not {name for name in attributes if name.startswith("on")} | (attributes & {"src", "href"})
+    text = text_of(page)
     assert all(piece in text for piece in [*NASTY, "<i>one</i>.jsonl", 'two" onclick="x.jsonl', "<i>changed</i>"])
     assert page.startswith("<!DOCTYPE html>\n<html") and '<meta charset="utf-8">' in page
     assert not re.search(r"https?:|url\(|@import|<script|<link|<img|<iframe", page)
@@ -92,13 +67,12 @@ def test_the_page_is_whole_and_needs_nothing_else_and_markup_in_pieces_is_text(p
 
 def test_the_parser_finds_what_is_broken() -> None:
     for broken in ("<div><span></div></span>", "<div>"):
-        with pytest.raises(AssertionError):
+        with pytest.raises(ParseError):
             outline(broken)
-    assert "script" in outline("<div><script>1</script></div>").tags
 
 
 def test_the_page_says_what_the_report_says(nasty: report.Report, page: str) -> None:
-    text = "".join(outline(page).text)
+    text = text_of(page)
     for m in (m for source in nasty.sources for m in source.tokenizers.values()):
         assert f"{m.rates()['bytes_per_token']:.3f}" in text and f"{m.tokens:,}" in text
     assert all(f"{count:,}" in text for _, count in nasty.most_frequent)
@@ -135,7 +109,7 @@ def test_curves_end_at_the_whole_text() -> None:
     (x0, y0), (x1, y1), (x2, y2) = (map(float, corner.split()) for corner in path.split("L"))
     assert x1 - x0 == pytest.approx(x2 - x1), "a decade is as wide as the next"
     assert (y0 - y1) / (y1 - y2) == pytest.approx(0.4 / 0.5, rel=0.01)
-    assert outline(report_page.coverage_chart([[{"pieces": 1, "share_of_text": 1.0}]])).tags
+    outline(report_page.coverage_chart([[{"pieces": 1, "share_of_text": 1.0}]]))
 
 
 def test_charts_take_the_colours_of_the_page() -> None:

@@ -20,15 +20,7 @@ from zerokara.errors import UserError
 from zerokara.tokenizer.compatibility import notes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import estimate
-from zerokara.tokens.estimate import (
-    PreparedEncoding,
-    TokenEstimate,
-    check_disk_space,
-    estimate_tokens,
-    peak_bytes,
-    prepare,
-    sample_corpus,
-)
+from zerokara.tokens.estimate import PreparedEncoding, TokenEstimate, check_disk_space, estimate_tokens, sample_corpus
 from zerokara.tokens.indexed import TokenPaths
 
 MakeConfig = Callable[..., PretrainConfig]
@@ -74,7 +66,7 @@ def test_a_disk_too_small(make_config: MakeConfig, monkeypatch: pytest.MonkeyPat
     config = make_config()
     files = find_files(config.input_jsonl, "")
     expected = TokenEstimate(0, output_bytes=5_000_000, documents=1000, bad_bytes=1000, corpus_bytes=50_000_000)
-    needed = peak_bytes(config, files, expected)
+    needed = estimate.peak_bytes(config, files, expected)
     shards, names = 17, 300 + 2 * len(files[0].name)
     assert needed == 5_000_000 + 5_000_000 // 16 + 20 * 1000 + 2 * 1000 + names + (shards + 1) * 16384
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed))
@@ -98,20 +90,19 @@ def test_a_disk_too_small(make_config: MakeConfig, monkeypatch: pytest.MonkeyPat
 
 def _prepare(make_config: MakeConfig, path: Path) -> PreparedEncoding:
     config = make_config(input_tokenizer_file=str(path))
-    return prepare(config, find_files(config.input_jsonl, ""))
+    return estimate.prepare(config, find_files(config.input_jsonl, ""))
 
 
-def test_a_tokenizer_of_step_1(make_config: MakeConfig, model_path: Path, corpus: Path) -> None:
-    prepared, encoder = _prepare(make_config, model_path), Encoder(model_path)
-    assert prepared.encoder.sha256 == encoder.sha256 and not notes(encoder)
+def test_a_tokenizer_of_step_1_and_one_of_others_with_notes(
+    make_config: MakeConfig, model_path: Path, corpus: Path, tmp_path: Path
+) -> None:
+    prepared = _prepare(make_config, model_path)
+    assert prepared.encoder.sha256 == Encoder(model_path).sha256 and not notes(prepared.encoder)
     assert prepared.choice.name.startswith("sentencepiece")
     assert prepared.expected.corpus_bytes == corpus.stat().st_size
     assert prepared.expected.documents == pytest.approx(300, rel=0.1) and prepared.expected.tokens > 10_000
-
-
-def test_notes_on_a_tokenizer_that_step_1_did_not_make(make_config: MakeConfig, tmp_path: Path) -> None:
-    prepared = _prepare(make_config, foreign_models.train(tmp_path / "llama.model", LLAMA))
-    assert prepared.encoder.eos_id == 2 and any("<0x0A>" in note for note in notes(prepared.encoder))
+    other = _prepare(make_config, foreign_models.train(tmp_path / "llama.model", LLAMA)).encoder
+    assert other.eos_id == 2 and any("<0x0A>" in note for note in notes(other))
 
 
 def test_a_tokenizer_that_cannot_be_exported_and_no_tokenizer(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -75,17 +75,21 @@ for result in run_in_workers(Job(FailingEncoder(action), folder, "text", "line")
 """
 
 
+def _begun(folder: Path, action: str, before: str = "") -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Start the program, `before` first, and wait until it works; return it and its processes."""
+    (folder / "x.txt").write_text("a line\n" * 200_000, encoding="utf-8")
+    command, pipe = [sys.executable, "-c", before + PROGRAM, str(folder), action], subprocess.PIPE
+    parent = subprocess.Popen(command, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    assert parent.stdout is not None and parent.stdout.readline()
+    return parent, psutil.Process(parent.pid).children(recursive=True)
+
+
 @pytest.mark.parametrize("action", ["slow", "stuck"])
 def test_no_process_outlives_a_killed_parent(tmp_path: Path, action: str) -> None:
-    (tmp_path / "x.txt").write_text("a line\n" * 200_000, encoding="utf-8")
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), action]
-    parent = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE)
-    assert parent.stdout is not None and parent.stdout.readline()
-    children = psutil.Process(parent.pid).children(recursive=True)
+    parent, children = _begun(tmp_path, action)
     assert len(children) == 4  # two workers, the fork server that they were forked from, and its resource tracker
     parent.kill()
-    parent.wait()
-    parent.stdout.close()
+    parent.communicate(timeout=30)
     deadline = time.monotonic() + 30
     while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
         assert time.monotonic() < deadline, "a worker outlives its parent"
@@ -93,15 +97,9 @@ def test_no_process_outlives_a_killed_parent(tmp_path: Path, action: str) -> Non
 
 
 def test_ctrl_c_reaches_the_parent_only(tmp_path: Path) -> None:
-    (tmp_path / "x.txt").write_text("a line\n" * 200_000, encoding="utf-8")
     # A shell starts what it puts in the background (`./run_tests.sh &`) with Ctrl-C ignored.
     heeding = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    command = [sys.executable, "-c", heeding + PROGRAM, str(tmp_path), "slow"]
-    parent = subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert parent.stdout is not None and parent.stdout.readline()
-    children = psutil.Process(parent.pid).children(recursive=True)
+    parent, children = _begun(tmp_path, "slow", heeding)
     for child in children:
         child.send_signal(signal.SIGINT)
     time.sleep(0.5)
