@@ -20,6 +20,13 @@ def json_lines(texts: Iterable[str]) -> bytes:
     return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts).encode()
 
 
+def write_jsonl(path: Path, records: Iterable[object]) -> str:
+    """Write a line of JSON for each record; return the path."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
 def compressed(path: Path, content: bytes) -> Path:
     """Write the content as the ending of the name says; return the path."""
     path.write_bytes(COMPRESS.get(path.suffix, bytes)(content))

@@ -9,12 +9,12 @@ from typing import Any
 
 import sentencepiece
 import torch
+from wide_weights import spread_weights
 
 from zerokara import checkpoint, manifest
 from zerokara.checkpoint import store
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml
-from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 
 WORDS = (
@@ -66,18 +66,5 @@ def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -
         step=10, samples=80, tokens=5120, seconds=12.0, shape=shape.as_json(),
         tokenizer_sha256=manifest.sha256_of(tokenizer), data_sha256="0" * 64, precision="fp32", facts={},
     )  # fmt: skip
-    store.save(run_dir, state, wide_weights(shape), {"x": torch.zeros(1)})
+    store.save(run_dir, state, spread_weights(shape), {"x": torch.zeros(1)})
     return run_dir
-
-
-def wide_weights(shape: ModelShape) -> dict[str, torch.Tensor]:
-    """Random weights with which logits spread; a T5's own initial ones are as wide as they may be."""
-    parallel.start_alone()
-    generator = torch.Generator().manual_seed(5)
-    weights = {}
-    for name, parameter in builder.build(shape, seed=5).named_parameters():
-        is_norm = name.endswith("layernorm.weight")
-        drawn = float(is_norm) + 0.2 * torch.randn(parameter.shape, generator=generator)
-        keeps = shape.traits.is_encoder_decoder and not is_norm
-        weights[name] = parameter.detach().clone() if keeps else drawn
-    return weights

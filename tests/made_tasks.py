@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 import torch
@@ -17,6 +18,8 @@ from zerokara.tokenizer.encoder import Encoder
 
 WORDS = ("sun", "moon", "star", "tree", "bird", "stone", "river", "cloud", "night", "road")
 LABELS = {"0": "bad", "1": "good"}
+SIZES: Any = {"num_layers": 2, "hidden_size": 48, "num_attn_heads": 4, "ffn_hidden_size": 96, "seq_len": 64}
+SPECIAL = families.SpecialIds(bos=1, eos=2, pad=3)
 TURN_PIECES = ("<|system|>", "<|user|>", "<|assistant|>")
 
 
@@ -34,17 +37,15 @@ def make_tokenizer(folder: Path) -> Encoder:
     return Encoder(path)
 
 
-def make_folder(folder: Path, encoder: Encoder, architecture: str = "llama") -> Path:
-    """Make a Hugging Face folder of random weights, as step 4 writes one."""
-    config = PretrainConfig(
-        architecture=architecture, num_layers=2, hidden_size=48, num_attn_heads=4, ffn_hidden_size=96, seq_len=64
-    )
+def make_folder(folder: Path, encoder: Encoder, config: PretrainConfig, shared: bool = True, **hf_values: Any) -> Path:
+    """Make a Hugging Face folder of random weights, as step 4 writes one; `hf_values` go into its config.json."""
     shape = ModelShape.from_config(config, encoder.vocab_size)
-    special = families.SpecialIds(1, encoder.eos_id, encoder.pad_id)
+    hf_config, family = families.hf_config(shape, SPECIAL, "fp32"), families.FAMILIES[shape.architecture]
+    for key, value in hf_values.items():
+        setattr(hf_config, key, value)
     torch.manual_seed(3)
-    family = families.FAMILIES[architecture]
-    model = getattr(transformers, family.auto_class).from_config(families.hf_config(shape, special, "fp32"))
-    for name in family.copies:
+    model = getattr(transformers, family.auto_class).from_config(hf_config)
+    for name in family.copies if shared else ():
         model.get_parameter(name).data.copy_(model.get_input_embeddings().weight)
     model.save_pretrained(folder)
     tokenizer_json.write(encoder, folder, shape.seq_len, shape.traits.is_encoder_decoder)

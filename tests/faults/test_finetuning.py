@@ -23,6 +23,7 @@ from zerokara import checkpoint, manifest
 from zerokara.checkpoint.folders import SELECTION_FACT
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.finetuning.task import ANSWERS_NAME, RESULT_NAME, prepared
 from zerokara.training.monitoring import step_metrics
 
@@ -47,7 +48,7 @@ def config_of(task: Path, **settings: object) -> FinetuneConfig:
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration for a task of two labels; its examples are not prepared."""
     folder = tmp_path_factory.mktemp("task")
-    made_tasks.make_folder(folder / "model", made_tasks.make_tokenizer(folder))
+    made_tasks.make_folder(folder / "model", made_tasks.make_tokenizer(folder), PretrainConfig(**made_tasks.SIZES))
     for name, count, seed in (("train", 130, 1), ("valid", 30, 2), ("test", 40, 3)):
         (folder / f"{name}.tsv").write_text(made_tasks.label_lines(count, seed), encoding="utf-8")
     named = {f"{name}_data": [str(folder / f"{name}.tsv")] for name in ("train", "valid", "test")}

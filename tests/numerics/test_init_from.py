@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import rounding
-import torch
-import transformers
 from tiny import T5
-from token_sources import data_plan
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
-from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.samples.objective import objective
 from zerokara.tokenizer.encoder import Encoder
 
 WATCHED = {"eval_interval": 1000}
 """Validated before the first step and after the last."""
 SHORT = {"train_tokens": 8 * 8 * 32, "lr": 0.002}
+# The unit tests of from_hf take every family there and back.
 FAMILY_SETTINGS = {
     "llama": {"architecture": "llama"},
-    "qwen3": {"architecture": "qwen3"},
-    "gpt2": {"architecture": "gpt2", "num_kv_heads": "auto", "tie_word_embeddings": "false"},
     "t5": T5,
-    "switch": {**T5, "architecture": "switch", "num_experts": "3"},
     "mixtral": {"architecture": "mixtral", "num_experts": "3"},
 }
 
@@ -57,29 +47,13 @@ def runs(train_runs: Callable, span_data: dict[str, str], tmp_path_factory: pyte
     return {**first, **second, **train_runs(shared, processes=2, folder=folder)}
 
 
-def loss_of_hugging_face(folder: Path, settings: PretrainConfig) -> float:
-    """Of the first batch that a training reads."""
-    reading = data_plan(settings)
-    plan = BatchLayout(settings.global_batch_size, settings.global_batch_size, 1)
-    made = objective(settings, Encoder(settings.input_tokenizer_file), settings.seed, intra_document_masking=False)
-    (read,) = Batches(reading.tokens(), reading.order(), plan, made, 0).at(0)
-    inputs, labels = torch.from_numpy(read.inputs), torch.from_numpy(read.labels)
-    family = families.FAMILIES[settings.architecture]
-    model = getattr(transformers, family.auto_class).from_pretrained(folder, dtype=torch.float32)
-    shifted = {} if family.is_encoder_decoder else {"shift_labels": labels}
-    with torch.no_grad():
-        return float(model(input_ids=inputs, labels=labels, **shifted).loss)
-
-
 @pytest.mark.parametrize("name", FAMILY_SETTINGS)
 def test_it_starts_where_the_model_stands_and_learns_on(runs: dict, name: str) -> None:
     first, second = runs[name], runs[f"{name}_on"]
     assert first.valid_losses[0] - first.valid_losses[-1] > 0.3, "nothing was learned: equality would mean nothing"
     rounding.assert_same_loss(second.valid_losses[0], first.valid_losses[-1])
-    settings = load(PretrainConfig, second.folder / "config_resolved.yaml")
-    theirs = loss_of_hugging_face(first.folder.with_name(f"{name}_hf"), settings)
-    rounding.assert_same_loss(second.losses[0], theirs)
-    assert min(second.losses[-3:]) < second.losses[0] and second.state.facts["init_from"] == settings.init_from
+    assert min(second.losses[-3:]) < second.losses[0]
+    assert second.state.facts["init_from"] == str(first.folder.with_name(f"{name}_hf"))
 
 
 def test_a_run_that_has_begun_resumes_from_its_own_checkpoint(runs: dict) -> None:

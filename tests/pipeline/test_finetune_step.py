@@ -11,6 +11,7 @@ from typing import Any
 import made_tasks
 import pytest
 
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.examples import facts
 from zerokara.steps import finetune
 from zerokara.tokenizer.encoder import Encoder
@@ -40,7 +41,7 @@ def run(*arguments: Any, **named: Any) -> subprocess.CompletedProcess[str]:
 
 def make(folder: Path, encoder: Encoder, architecture: str = "llama", **settings: object) -> Path:
     """Make a model and a configuration for it in a folder; gives the configuration."""
-    made_tasks.make_folder(folder / "model", encoder, architecture)
+    made_tasks.make_folder(folder / "model", encoder, PretrainConfig(architecture=architecture, **made_tasks.SIZES))
     names = {"init_from": "model", "output_prefix": "examples", "output_model_dir": "run"}
     settings |= {key: str(folder / name) for key, name in names.items()}
     lines = [f"{key}: {json.dumps(value)}\n" for key, value in settings.items()]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import evaluated_models
 import pytest
 import sentencepiece
+from evaluated_models import CONTEXT
 from nbclient.exceptions import CellExecutionError
 from notebooks import execute, outputs, printed
 
@@ -19,14 +21,12 @@ ENGLISH = "The model writes a text, and the text costs $5."
 JAPANESE = "吾輩は猫である。名前はまだ無い。"
 KOREAN = "나는 한국어를 읽는다."
 LINES = [ENGLISH, JAPANESE, KOREAN]
-CONTEXT = 48
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder: a Llama with random weights, and a toy tokenizer of three languages."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("hf")
     sentencepiece.SentencePieceTrainer.Train(
@@ -34,17 +34,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         user_defined_symbols=["\n"], unk_id=0, bos_id=1, eos_id=2, pad_id=3, add_dummy_prefix=False, minloglevel=2,
         remove_extra_whitespaces=False, normalization_rule_name="identity", hard_vocab_limit=False,
     )  # fmt: skip
-    encoder = Encoder(folder / "tokenizer.model")
-    tokenizer_json.write(encoder, folder, model_max_length=CONTEXT)
-
-    torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=encoder.vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.3,
-        bos_token_id=1, eos_token_id=2, pad_token_id=3,
-    )  # fmt: skip
-    LlamaForCausalLM(shape).save_pretrained(folder)
-    return folder
+    tokenizer_json.write(Encoder(folder / "tokenizer.model"), folder, model_max_length=CONTEXT)
+    return evaluated_models.save(folder, AutoTokenizer.from_pretrained(folder), "llama")
 
 
 def test_it_runs_from_top_to_bottom(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

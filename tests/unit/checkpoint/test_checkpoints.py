@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from made_checkpoints import saved
 
 from zerokara import checkpoint
 from zerokara.checkpoint import Retention, folders
 from zerokara.errors import Fault, UserError
-
-
-def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
-    folder = saved(tmp_path, 10)
-    assert folder.name == "global_step10"
-    state = checkpoint.read_state(folder)
-    assert (state.samples, state.updates, state.recent_losses) == (80, 7, (2.5, 2.25))
-    assert torch.equal(checkpoint.read_weights(folder)["a.weight"], torch.full((2, 3), 10.0))
-    assert checkpoint.read_moments(folder).keys() == {"a.weight.exp_avg", "a.weight.exp_avg_sq"}
-    assert checkpoint.newest_complete(tmp_path) == folder
 
 
 def faults_of(folder: Path) -> list[Fault]:
@@ -108,15 +95,3 @@ def test_what_is_broken_never_counts_as_kept_and_stays(tmp_path: Path) -> None:
     (tmp_path / "global_step20" / "state.json").unlink()
     assert folders.prune(tmp_path, Retention(1)) == [], "nothing whole stands"
     assert checkpoint.all_steps(tmp_path) == [20, 30]
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved(tmp_path, 10)
-
-    def refuse(descriptor: int, chunk: memoryview) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "write", refuse)
-    with pytest.raises(OSError, match=r"weights\.safetensors"):
-        saved(tmp_path, 20)
-    assert [path.name for path in tmp_path.iterdir()] == ["global_step10"]

@@ -81,6 +81,7 @@ def test_shares_are_read_as_one(tmp_path: Path, count: int) -> None:
     assert weights.shapes == {name: tuple(whole.shape) for name, whole in WEIGHTS.items()}
     assert all(torch.equal(weights[name], whole) for name, whole in WEIGHTS.items())
     assert all(torch.equal(moments[name], whole) for name, whole in MOMENTS.items())
+    assert folder.name == "global_step10" and checkpoint.read_state(folder) == state_of(10)
     record = checkpoint.check(folder)
     assert len(record.outputs["weights"]) == len(record.outputs["optimizer"]) == count
     assert len(list(folder.iterdir())) == 2 * count + 2 and checkpoint.newest_complete(tmp_path) == folder

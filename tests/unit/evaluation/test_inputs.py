@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from corpus_files import write_jsonl
 
 from zerokara.config.evaluate_config import EvaluateConfig, TextSettings
 from zerokara.config.loading import load
@@ -29,12 +29,6 @@ REVIEWS = f"""tasks:
 """
 
 
-def write_jsonl(path: Path, lines: Sequence[Any]) -> str:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return str(path)
-
-
 def read(folder: Path, texts: Sequence[str], seed: int = 1, max_bytes: int = 10**6) -> MeasuredText:
     path = write_jsonl(folder / "held_out.jsonl", [{"text": text} for text in texts])
     config = TextSettings(texts=(path,), max_text_bytes=max_bytes)
@@ -42,26 +36,22 @@ def read(folder: Path, texts: Sequence[str], seed: int = 1, max_bytes: int = 10*
     return text
 
 
-def test_documents_are_drawn_up_to_the_limit(tmp_path: Path) -> None:
-    texts = [f"{number:03d} țară" for number in range(200)]  # 10 bytes each
-    drawn, other = (read(tmp_path, texts, seed, 505) for seed in (1, 2))
-    assert len(drawn.documents) == 50 and sum(drawn.bytes) == 500 and drawn.num_found == 200
-    assert other.documents != drawn.documents and other.content != drawn.content
-    assert len(read(tmp_path, texts).documents) == 200 and len(read(tmp_path, texts, max_bytes=1).documents) == 1
-
-
 def test_the_draw_is_the_beginning_of_a_shuffled_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chance = random.Random(3)
-    documents = [f"{number:03d}" * chance.choice((2, 5, 100)) for number in range(60)]
+    chance, contents = random.Random(3), set[str]()
+    documents = [f"{number:03d}ț" * chance.choice((2, 5, 100)) for number in range(60)]
     for seed in range(8):
         numbers, prefix, total = random.Random(seed), [], 0
         for _, text in sorted((numbers.random(), text) for text in documents):
-            if (total := total + len(text)) > 900:
+            if (total := total + len(text.encode())) > 900:
                 break
             prefix.append(text)
-        assert list(read(tmp_path, documents, seed, 900).documents) == sorted(prefix), seed
+        drawn = read(tmp_path, documents, seed, 900)
+        assert list(drawn.documents) == sorted(prefix) and drawn.num_found == 60, seed
+        assert sum(drawn.bytes) == len("".join(prefix).encode())
+        contents.add(drawn.content)
+    assert len(contents) == 8 and len(read(tmp_path, documents).documents) == 60
     assert "warning" not in capsys.readouterr().err
-    read(tmp_path, documents, max_bytes=5)
+    assert len(read(tmp_path, documents, max_bytes=5).documents) == 1
     assert "max_text_bytes" in "".join(capsys.readouterr())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import random
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
+from corpus_files import write_jsonl
 from toy_tokenizers import TrainToy
 
 from zerokara.config.data import packed
@@ -32,11 +32,6 @@ def encoder(train_toy: TrainToy) -> Encoder:
     return Encoder(train_toy(vocab_size=560))
 
 
-def write(path: Path, records: Sequence[Any]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
-
-
 def prepared(
     folder: Path,
     encoder: Encoder,
@@ -49,7 +44,7 @@ def prepared(
 ) -> ExampleFiles:
     """Prepare records as training examples; without validation examples unless `settings` ask for them."""
     if records:
-        settings["train_data"] = [write(folder / "train.jsonl", records)]
+        settings["train_data"] = [write_jsonl(folder / "train.jsonl", records)]
     settings = {"valid_fraction": 0, "output_prefix": str(folder / "out" / "x"), **settings}
     config = FinetuneConfig(**settings)
     tokenizer = partial(tokenizer_of_exports, encoder, encodes)
@@ -263,7 +258,7 @@ def test_test_examples_that_were_seen_are_counted(
     tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     test = [{"source": "unseen 1", "target": "a"}, PAIRS[3], {**PAIRS[4], "target": "b"}]
-    settings = {"test_data": [write(tmp_path / "test.jsonl", test)], "valid_fraction": 0.25}
+    settings = {"test_data": [write_jsonl(tmp_path / "test.jsonl", test)], "valid_fraction": 0.25}
     files = prepared(tmp_path, encoder, PAIRS, **settings)
     assert "2 of 3 test examples" in capsys.readouterr().out
     found = read_task_examples(files.splits["test"], None, 1)

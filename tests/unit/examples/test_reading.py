@@ -71,19 +71,6 @@ def test_a_table_needs_readable_names_of_its_columns(tmp_path: Path, head: bytes
     assert caught.value.faults[0].where == f"{tmp_path / 'x.tsv'}:2" and all(part in str(caught.value) for part in said)
 
 
-def test_bad_lines_of_json_are_told(tmp_path: Path) -> None:
-    lines = [b'{"a": 1}', b"[1]", b'{"a": ', b"", b'{"a": "\\ud800"}', b'{"a": "\xff"}', b'{"a": NaN}', b"\x00"]
-    (tmp_path / "x.jsonl").write_bytes(b"\n".join(lines))
-    assert reasons(tmp_path / "x.jsonl") == {
-        2: "not a JSON object",
-        3: "broken JSON",
-        5: "lone surrogate",
-        6: "invalid UTF-8",
-        8: "NUL character",
-    }
-    assert [item.line for item in items(tmp_path / "x.jsonl") if not item.reason] == [1, 7]
-
-
 def test_rows_of_parquet_with_lists_and_broken_strings(tmp_path: Path) -> None:
     turns = [[{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]]
     pq.write_table(pa.table({"messages": turns}), tmp_path / "x.parquet")

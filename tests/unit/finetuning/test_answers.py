@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from corpus_files import write_jsonl
 from shapes import shape_of
 from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
@@ -49,8 +49,8 @@ def test_answers_are_those_of_the_export(
     weights, special = spread_weights(shape), SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
     encodes = shape.traits.is_encoder_decoder
     config = FinetuneConfig(
-        train_data=[written(tmp_path / "train.jsonl", ["one"])],
-        valid_data=[written(tmp_path / "valid.jsonl", PROMPTS)],
+        train_data=[write_jsonl(tmp_path / "train.jsonl", [{"source": "one", "target": "b"}])],
+        valid_data=[write_jsonl(tmp_path / "valid.jsonl", [{"source": prompt, "target": "b"} for prompt in PROMPTS])],
         output_prefix=str(tmp_path / "x"),
     )
     tokenizer = tokenizer_of_exports(encoder, encodes)
@@ -94,9 +94,3 @@ def stock_answer(model: Any, tokenizer: Any, prompt: str, encodes: bool) -> list
         new = model.generate(**given, do_sample=False, max_new_tokens=NEW_TOKENS)[0].tolist()
     new = new[1 if encodes else given["input_ids"].shape[1] :]
     return new[: new.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in new else new
-
-
-def written(path: Path, prompts: list[str]) -> str:
-    lines = (json.dumps({"source": prompt, "target": "b"}) + "\n" for prompt in prompts)
-    path.write_text("".join(lines), encoding="utf-8")
-    return str(path)

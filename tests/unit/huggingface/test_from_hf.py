@@ -9,21 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import made_tasks
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.huggingface import families, from_hf, to_hf, tokenizer_json
+from zerokara.huggingface import families, from_hf, to_hf
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 
-SPECIAL = families.SpecialIds(1, 2, 3)
 SIZES = ["num_layers=2", "hidden_size=24", "num_attn_heads=4", "ffn_hidden_size=40", "seq_len=16"]
 VARIANTS = {
     "llama": ["num_kv_heads=2", "rope_theta=5000.0", "head_dim=8"],
@@ -48,16 +47,7 @@ def settings_of(folder: Path, *overrides: str) -> PretrainConfig:
 def exported(folder: Path, encoder: Encoder, *overrides: str, shared: bool = True, **hf_values: Any) -> PretrainConfig:
     """Make a Hugging Face folder of random weights; gives the settings that start from it."""
     settings = settings_of(folder, *overrides)
-    shape = ModelShape.from_config(settings, encoder.vocab_size)
-    hf_config, family = families.hf_config(shape, SPECIAL, "fp32"), families.FAMILIES[shape.architecture]
-    for key, value in hf_values.items():
-        setattr(hf_config, key, value)
-    torch.manual_seed(3)
-    model = getattr(transformers, family.auto_class).from_config(hf_config)
-    for name in family.copies if shared else ():
-        model.get_parameter(name).data.copy_(model.get_input_embeddings().weight)
-    model.save_pretrained(folder)
-    tokenizer_json.write(encoder, folder, model_max_length=16)
+    made_tasks.make_folder(folder, encoder, settings, shared, **hf_values)
     return settings
 
 
@@ -103,7 +93,7 @@ def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
     parallel.start_alone()
     assert weights.keys() == dict(builder.build(shape).named_parameters()).keys()
     (tmp_path / "back").mkdir()
-    to_hf.write_model(tmp_path / "back", weights, shape, SPECIAL, "fp32", "4GB")
+    to_hf.write_model(tmp_path / "back", weights, shape, made_tasks.SPECIAL, "fp32", "4GB")
     theirs, back = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
     copies = set(families.FAMILIES[architecture].copies)  # which a file of transformers may hold as well
     assert back.keys() - copies == theirs.keys() - copies

@@ -20,16 +20,6 @@ from zerokara.huggingface import tokenizer_json, tokenizer_proof
 from zerokara.tokenizer.encoder import Encoder
 
 
-def edit_json(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        path = folder / name
-        content = json.loads(path.read_text(encoding="utf-8"))
-        change(content)
-        path.write_text(json.dumps(content), encoding="utf-8")
-
-    return edit
-
-
 def edit_template(old: str, new: str) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         path = folder / "chat_template.jinja"
@@ -40,23 +30,12 @@ def edit_template(old: str, new: str) -> Callable[[Path], None]:
     return edit
 
 
-def strip_before_turns(content: dict[str, Any]) -> None:
-    for token in content["added_tokens"]:
-        token["lstrip"] = token["content"].startswith("<|")
-
-
-def merge_less(content: dict[str, Any]) -> None:
-    content["model"]["vocab"][300:] = [[piece, score - 9] for piece, score in content["model"]["vocab"][300:]]
-
-
 BROKEN: dict[str, Callable[[Path], None]] = {
     "a message may spell </s>": edit_template("< /s>", "</s>"),
     "a line end after a turn piece": edit_template('"<|user|>" + text', '"<|user|>\\n" + text'),
     "another end": edit_template('text + "</s>"', 'text + "<|end|>"'),
     "trimmed answers": edit_template('text + "</s>"', 'text|trim + "</s>"'),
     "no prompt for generation": edit_template("if add_generation_prompt", "if false"),
-    "spaces before a turn go": edit_json("tokenizer.json", strip_before_turns),
-    "other scores": edit_json("tokenizer.json", merge_less),
 }
 
 

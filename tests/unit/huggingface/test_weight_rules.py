@@ -1,8 +1,9 @@
-"""The weight rules: transforms by hand, nothing lost on the way there and back, every offender listed."""
+"""The weight rules: one transform by hand, the order of a table, and every offender listed.
+
+tests/numerics/test_export_logits.py proves all transforms to HF, test_from_hf.py that they come back.
+"""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 import torch
@@ -29,36 +30,6 @@ def test_queries_keys_and_values_stand_kv_head_by_kv_head() -> None:
     assert torch.equal(weight_rules.QUERY_KEY_VALUE.from_hf((query, key, value), TINY), ours)
 
 
-def test_gpt2_joins_them_by_kind_and_transposes_weights_only() -> None:
-    shape = replace(TINY, architecture="gpt2", num_attn_heads=2, num_kv_heads=2, head_dim=2)
-    ours = torch.arange(12.0)  # heads of width 2: q0 k0 v0 q1 k1 v1
-    (bias,) = weight_rules.JOINED_QUERY_KEY_VALUE.to_hf(ours, shape)
-    assert bias.tolist() == [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]
-    weight = ours[:, None].repeat(1, 4)
-    (joined,) = weight_rules.JOINED_QUERY_KEY_VALUE.to_hf(weight, shape)
-    assert joined.shape == (4, 12) and joined[0].tolist() == bias.tolist()
-    assert torch.equal(weight_rules.JOINED_QUERY_KEY_VALUE.from_hf((bias,), shape), ours)
-    assert torch.equal(weight_rules.JOINED_QUERY_KEY_VALUE.from_hf((joined,), shape), weight)
-
-
-def test_keys_and_values_stand_head_by_head_and_the_gate_first() -> None:
-    ours = rows(100, 200, 101, 201, 102, 202, 103, 203)
-    shape = replace(TINY, num_kv_heads=4)
-    key, value = weight_rules.KEY_VALUE.to_hf(ours, shape)
-    assert key.flatten().tolist() == [100, 101, 102, 103] and value.flatten().tolist() == [200, 201, 202, 203]
-    assert torch.equal(weight_rules.KEY_VALUE.from_hf((key, value), shape), ours)
-    gate, up = weight_rules.GATE_AND_UP.to_hf(rows(1, 2, 3, 4), TINY)
-    assert gate.flatten().tolist() == [1, 2] and up.flatten().tolist() == [3, 4]
-
-
-def test_padding_rows_stay_behind_and_come_back_as_zeros() -> None:
-    ours = torch.ones(TINY.padded_vocab_size, 2)
-    (real,) = weight_rules.VOCABULARY.to_hf(ours, TINY)
-    assert real.shape == (5, 2)
-    back = weight_rules.VOCABULARY.from_hf((real,), TINY)
-    assert back.shape == (128, 2) and back[:5].eq(1).all() and back[5:].eq(0).all()
-
-
 def test_layers_and_experts_are_written_out_in_order() -> None:
     table = (
         WeightRule("a", ("A",)),
@@ -70,11 +41,6 @@ def test_layers_and_experts_are_written_out_in_order() -> None:
     found = weight_rules.expand(table, 2, moe_layers=[1], num_experts=2)
     assert [rule.ours for rule in found] == ["a", "l.0.d", "l.0.n", "l.1.x", "l.1.n", "z"]
     assert found[1].hf == ("L.0.d",) and found[3].hf == ("L.1.0.g", "L.1.1.g", "L.1.0.u", "L.1.1.u")
-    ours = torch.arange(2 * 4 * 3.0).view(2, 4, 3)
-    parts = weight_rules.EXPERTS_GATE_AND_UP.to_hf(ours, TINY)
-    assert torch.equal(parts[1], ours[1, :2]) and torch.equal(parts[2], ours[0, 2:])
-    assert torch.equal(weight_rules.EXPERTS_GATE_AND_UP.from_hf(parts, TINY), ours)
-    assert torch.equal(weight_rules.EXPERTS.from_hf(weight_rules.EXPERTS.to_hf(ours, TINY), TINY), ours)
 
 
 def test_all_offenders_are_listed_at_once() -> None:

@@ -1,3 +1,0 @@
-from toy_tokenizers import train_toy
-
-__all__ = ["train_toy"]
