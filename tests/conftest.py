@@ -4,6 +4,7 @@ tests came nearest to what rounding explains."""
 from __future__ import annotations
 
 import os
+import signal
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARE = "share_of_tolerance"
 """Name of the property, in the report of a test, that says how near to its tolerance it came."""
 os.environ.setdefault("ZEROKARA_SHARE_CORES", "1")  # two processes are tried on one core too (run_tests.sh pins to one)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -58,7 +58,7 @@ class Host:
         with open(log, "ab") as file:
             return subprocess.Popen(
                 [*self._enter(), *command], cwd=ROOT, stdout=file, stderr=file, text=True, start_new_session=True,
-                env={**os.environ, **environment}, preexec_fn=_heed_ctrl_c,
+                env={**os.environ, **environment},
             )  # fmt: skip
 
     def num_processes(self) -> int:
@@ -87,11 +87,6 @@ class Host:
 
     def _enter(self) -> list[str]:
         return ["nsenter", "--target", str(self.pid), "--net", "--uts", "--mount", "--pid", f"--wdns={ROOT}"]
-
-
-def _heed_ctrl_c() -> None:
-    """As a terminal's foreground does: what a shell starts in the background ignores it, with all its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 OWN = Path("/tmp/zerokara-own")

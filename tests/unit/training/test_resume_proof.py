@@ -51,16 +51,6 @@ def training(change: float, losses: dict[int, float] = LOSSES) -> Callable[..., 
     return train
 
 
-def test_equal_runs_are_proved(
-    plan: RunPlan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(resume_proof, "spawn", training(change=0.0))
-    resume_proof.prove(plan, 2)
-    told = capsys.readouterr().out
-    assert "at most 0.0e+00; 0 numbers of the state" in told and "bit for bit" in told
-    assert not list(plan.run_dir.parent.iterdir())
-
-
 @pytest.mark.parametrize(
     ("processes", "change", "loss"), [(1, 1e-6, 1.5), (1, 0.0, 1.5000001), (2, 1e-3, 1.51), (2, 3.0, 1.5)]
 )

@@ -108,14 +108,6 @@ def test_the_save_interval_that_is_advised_fits(
         assert not list(make(*settings, advised, "keep_every=0", "keep_best=false").faults())
 
 
-def test_the_table_shows_the_head_of_the_data_as_text(make: Make, tiny_data: dict[str, str]) -> None:
-    plan = make()
-    rows = dict(plan.with_settings(micro_batch_size=1).rows())
-    shown = rows["data begins"].partition(" = ")[2].strip("'")
-    assert len(shown) > 20 and shown in Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8")
-    assert plan.encoder.sha256[:12] in rows["tokenizer"]
-
-
 def test_a_longer_run_announces_that_its_learning_rate_rises(make: Make) -> None:
     plan = make("lr=1.0", "min_lr=0.1", "max_epochs_per_source=1000")
 
