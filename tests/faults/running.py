@@ -28,6 +28,17 @@ DATA: dict[str, Any] = {"num_documents": 46, "valid_min_documents": "4"}
 DISK_BYTES = 12 * 2**20
 
 
+def with_small_disk(folder: Path, num_bytes: int) -> list[str]:
+    """What a command must begin with to see a small disk (a tmpfs) there; empty where users may mount none."""
+    mount = f'mount -t tmpfs -o size={num_bytes} none {folder} && exec "$@"'
+    prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    try:
+        subprocess.run([*prefix, "true"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return prefix
+
+
 class Forge:
     """Training processes, one at a time, each forked from a process that has everything imported (`forge.py`)."""
 
@@ -40,12 +51,7 @@ class Forge:
         self._log_path, self._events_path = folder / "log.txt", folder / "events.jsonl"
         self._errors_path, disk = folder / "forge.txt", folder / "disk"
         disk.mkdir()
-        mount = f'mount -t tmpfs -o size={DISK_BYTES} none {disk} && exec "$@"'
-        prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
-        try:
-            subprocess.run([*prefix, "true"], capture_output=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            prefix = []
+        prefix = with_small_disk(disk, DISK_BYTES)
         self.disk = disk if prefix else None
         """A small disk of its own, as the training sees it; None where this machine lets its users mount none."""
         command = [*prefix, sys.executable, str(Path(__file__).with_name("forge.py"))]

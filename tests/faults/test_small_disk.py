@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from faults.running import with_small_disk
 
 from zerokara.steps import tokenize
 
@@ -70,11 +71,7 @@ def test_the_estimated_space_is_enough_and_less_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("disk").mkdir()
-    mount = 'mount -t tmpfs -o size=48m none disk && exec "$@"'
-    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
-    try:
-        subprocess.run([*inside, "true"], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+    if not (inside := with_small_disk(Path("disk"), 48 * 2**20)):
         pytest.skip("this machine gives its users no mounts of their own (unshare --user --mount)")
     chance = random.Random(7)
     words = json.loads(Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8").splitlines()[0])["text"].split()
