@@ -64,7 +64,7 @@ further() {
 
 # Two halves that take about as long, side by side, each on cores of its own: most tests keep one core busy. The checks
 # of the source come before the first; what CI tries besides comes after the second.
-numerics=(tests/numerics/test_{compilation,export_logits,hf_tokenizer_equals_sentencepiece,memory}.py)
+numerics=(tests/numerics/test_{export_logits,hf_tokenizer_equals_sentencepiece,memory}.py)
 cores=$($python -c 'import os
 cores = sorted(os.sched_getaffinity(0))
 print(*(",".join(map(str, part)) for part in (cores[::2], cores[1::2])))')
