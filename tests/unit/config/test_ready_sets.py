@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,9 @@ STEP_2 = DataSettings.model_fields.keys() - {"num_workers"}
 
 
 def names() -> list[str]:
-    """Whatever a file in model_configs/ begins with, before its kind."""
-    endings = sorted((f"{kind}_config.yaml".lstrip("_") for kind in KINDS), key=len, reverse=True)
-    found = set()
-    for path in (ROOT / "model_configs").iterdir():
-        ending = next(ending for ending in endings if path.name.endswith(f"_{ending}"))
-        found.add(path.name.removesuffix(f"_{ending}"))
-    return sorted(found)
+    """What the files in model_configs/ begin with, before the kind."""
+    ending = re.compile(r"_(sentence_piece_|convert_)?config\.yaml")
+    return sorted({ending.sub("", path.name) for path in (ROOT / "model_configs").iterdir()})
 
 
 def files(name: str) -> list[Path]:

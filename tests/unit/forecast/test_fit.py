@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import subprocess
 import sys
@@ -33,12 +34,8 @@ def bottleneck(parameters: float, tokens: float) -> float:
 
 
 def runs(noise: float, seed: int = 0, of: Callable[[float, float], float] = truth) -> list[MeasuredRun]:
-    chance = np.random.default_rng(seed)
-    return [
-        MeasuredRun(size, length, of(size, length) * chance.normal(1, noise))
-        for size in PARAMETERS
-        for length in LENGTHS
-    ]
+    chance, sizes = np.random.default_rng(seed), itertools.product(PARAMETERS, LENGTHS)
+    return [MeasuredRun(*each, of(*each) * chance.normal(1, noise)) for each in sizes]
 
 
 @pytest.mark.parametrize("law_of", [truth, bottleneck])
@@ -77,7 +74,7 @@ def test_more_of_anything_never_costs_bits() -> None:
 
 
 def test_three_runs_are_enough_and_two_are_none() -> None:
-    few = [MeasuredRun(size, length, truth(size, length)) for size, length in ((4e5, 4e6), (1e6, 12e6), (3e6, 40e6))]
+    few = [MeasuredRun(*each, truth(*each)) for each in zip(PARAMETERS, LENGTHS, strict=True)]
     assert fit(few).predict(12e6, 160e6).value == pytest.approx(truth(12e6, 160e6), rel=0.1)
     with pytest.raises(AssertionError, match="2 runs"):
         fit(few[:2])

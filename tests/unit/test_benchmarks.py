@@ -1,8 +1,9 @@
-"""`benchmarks/recipe.py`: what its independent measure counts, what nanochat reads, what a table says."""
+"""Programs of benchmarks/: what the measure of recipe.py counts, what nanochat reads, what tables and pages say."""
 
 import importlib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,14 +18,15 @@ from zerokara.tokenizer.encoder import Encoder
 
 
 @pytest.fixture
-def module_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A file of benchmarks/ by its name."""
+def module_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Return a function that imports a file of benchmarks/ by its name."""
     monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    return importlib.import_module
 
-    def module(name: str) -> ModuleType:
-        return importlib.import_module(name)
 
-    return module
+def test_the_page_about_many_machines_has_the_numbers_of_its_program(module_of: Any, root: Path) -> None:
+    scale, page = module_of("scale"), (root / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert scale.filled(page) == page, "run: python benchmarks/scale.py --write"
 
 
 @pytest.mark.parametrize("num_ids", [1, 3, 4, 5, 6, 7, 8, 30])
@@ -91,28 +93,20 @@ def test_the_table_compares_means_with_the_best_other_system(module_of: Any, tmp
     assert "5.00% below litgpt" in lines[-1]
 
 
-def test_everybody_gets_the_documents_of_step_2(module_of: Any, tmp_path: Path) -> None:
+def test_everybody_gets_the_documents_of_step_2_and_nanochat_loses_no_token(module_of: Any, tmp_path: Path) -> None:
     data = make_data(tmp_path)
     corpus = module_of("recipe_corpus").prepare(Path(data["config"]), tmp_path / "prepared", 64)
 
     def texts(path: Path) -> list[str]:
         return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
-    raw = texts(Path(data["input_jsonl"]))
     train, heldout = texts(corpus.train_texts), texts(corpus.heldout_texts)
     assert heldout == texts(corpus.heldout) and train and heldout
-    assert sorted(train + heldout) == sorted(raw)
-
-    encoder = Encoder(corpus.tokenizer)
+    assert sorted(train + heldout) == sorted(texts(Path(data["input_jsonl"])))
+    encoder, ids = Encoder(corpus.tokenizer), np.load(corpus.train_ids)
     expected = [number for text in train for number in (*encoder.encode(text), corpus.eos_id)]
-    assert sorted(np.load(corpus.train_ids).tolist()) == sorted(expected)
+    assert sorted(ids.tolist()) == sorted(expected)
 
-
-def test_nanochat_loses_no_token(module_of: Any, tmp_path: Path) -> None:
-    data = make_data(tmp_path)
-    corpus = module_of("recipe_corpus").prepare(Path(data["config"]), tmp_path / "prepared", 64)
-    nanochat = module_of("recipe_nanochat")
-    pieces = nanochat.pieces_of(corpus, 64)
-    ids = np.load(corpus.train_ids)
+    pieces = module_of("recipe_nanochat").pieces_of(corpus, 64)
     assert np.concatenate(pieces).tolist() == ids[ids != corpus.eos_id].tolist()
     assert max(map(len, pieces)) <= 64 and min(map(len, pieces)) > 0

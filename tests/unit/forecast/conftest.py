@@ -1,5 +1,0 @@
-from __future__ import annotations
-
-from tiny import tiny_data
-
-__all__ = ["tiny_data"]
