@@ -63,18 +63,12 @@ REFUSED: list[tuple[int, str, str]] = [
     ),
 ]
 OUTPUTS = {
-    1: [
-        "input=corpus.jsonl",
-        "output_dir=new/deep/tokenizer",
-        "vocab_size=400",
-        "num_threads=1",
-        "sample_bytes=100000",
-    ],
-    2: ["output_prefix=new/deep/tokens", "num_workers=1"],
-    3: ["output_model_dir=new/deep/run"],
-    4: ["output_tokenizer_and_model_dir=new/deep/hf"],
-    6: ["output_tokenizer_and_model_dir=new/deep/hf"],
-    8: ["output_dir=new/deep/evaluation"],
+    1: "input=corpus.jsonl output_dir=new/deep/tokenizer vocab_size=400 num_threads=1 sample_bytes=100000",
+    2: "output_prefix=new/deep/tokens num_workers=1",
+    3: "output_model_dir=new/deep/run",
+    4: "output_tokenizer_and_model_dir=new/deep/hf",
+    6: "output_tokenizer_and_model_dir=new/deep/hf",
+    8: "output_dir=new/deep/evaluation",
 }
 
 
@@ -104,7 +98,7 @@ def test_a_refused_step_leaves_nothing(
     step: int, settings: str, named: str, place: Path, tiny_data: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny_data["config"] if step in (2, 3) else "/dev/null"
-    given = typed(*OUTPUTS[step], *settings.removesuffix(" --dry-run").split())
+    given = typed(*OUTPUTS[step].split(), *settings.removesuffix(" --dry-run").split())
     given += ["--dry-run"] if settings.endswith(" --dry-run") else []
     before = tree(place)
     assert STEPS[step].main(["--config", config, *given]) == 2
@@ -148,7 +142,7 @@ def test_a_tokenizer_is_not_trained_on_a_file_that_grows(
         return drawn
 
     monkeypatch.setattr(sampling, "draw", growing)
-    assert train_tokenizer.main(["--config", "/dev/null", *typed(*OUTPUTS[1])]) == 1
+    assert train_tokenizer.main(["--config", "/dev/null", *typed(*OUTPUTS[1].split())]) == 1
     assert "corpus.jsonl" in capfd.readouterr().err
     assert not (place / "new").exists()
 
