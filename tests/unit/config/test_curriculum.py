@@ -48,58 +48,38 @@ def test_stages_are_shown_and_can_be_set_on_the_command_line(tmp_path: Path) -> 
     assert (fault.where, fault.key) == ("--set", "stages[0].sauce_tokens") and "source_tokens" in fault.remedy
 
 
-@pytest.mark.parametrize(
-    ("stages", "places"),
-    [
-        (
-            """\
-source_weights: [1, -2]
+TYPES_AND_NAMES = """\
+input_jsonl: [a, b]
+source_weights: [1, -2]  # source_weights
 stages:
-  - tokens: x
-    source_weights: [3, y]
-    tokenz: 4
+  - tokens: x  # stages[0].tokens
+    source_weights: [3, y]  # stages[0].source_weights
+    tokenz: 4  # stages[0].tokenz
     order: shuffle
-    order: sequential
+    order: sequential  # stages[0].order
   - {name: finish, tokens: rest,
-     order: sequentiall}
-  - 5
-""",
-            [
-                (":2", "source_weights"),
-                (":4", "stages[0].tokens"),
-                (":5", "stages[0].source_weights"),
-                (":6", "stages[0].tokenz"),
-                (":8", "stages[0].order"),  # stands twice
-                (":10", "stages[1].order"),
-                (":11", "stages[2]"),
-            ],
-        ),
-        (
-            """\
-source_weights: [1]
+     order: sequentiall}  # stages[1].order
+  - 5  # stages[2]
+"""
+RULES = """\
+input_jsonl: [a, b]
+source_weights: [1]  # source_weights
 stages:
-  - tokens: rest
-    source_weights: [0, 0]
-  - {name: finish}
-  - {source_tokens: [0, 5, 6]}
+  - tokens: rest  # stages[0].tokens
+    source_weights: [0, 0]  # stages[0].source_weights
+  - {name: finish}  # stages[1]
+  - {source_tokens: [0, 5, 6]}  # stages[2].source_tokens
   - source_tokens: [0, 5]
-    tokens: 4
-""",
-            [
-                (":2", "source_weights"),
-                (":4", "stages[0].tokens"),
-                (":5", "stages[0].source_weights"),
-                (":6", "stages[1]"),
-                (":7", "stages[2].source_tokens"),
-                (":9", "stages[3].tokens"),
-            ],
-        ),
-    ],
-    ids=["types and names", "rules within and between stages"],
-)
-def test_every_fault_of_a_stage_has_its_line(tmp_path: Path, stages: str, places: list[tuple[str, str]]) -> None:
-    found = faults_of(tmp_path, f"input_jsonl: [a, b]\n{stages}")
-    assert [(fault.where, fault.key) for fault in found] == places
+    tokens: 4  # stages[3].tokens
+"""
+
+
+@pytest.mark.parametrize("text", [TYPES_AND_NAMES, RULES], ids=["types and names", "rules"])
+def test_every_fault_of_a_stage_has_its_line(tmp_path: Path, text: str) -> None:
+    """Each line with a fault has its key as a comment."""
+    lines = [line.partition("  # ")[2] for line in text.splitlines()]
+    expected = [(f":{number}", key) for number, key in enumerate(lines, 1) if key]
+    assert [(fault.where, fault.key) for fault in faults_of(tmp_path, text)] == expected
 
 
 def test_a_run_cannot_be_longer_than_its_stages(tmp_path: Path) -> None:

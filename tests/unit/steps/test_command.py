@@ -17,8 +17,7 @@ from zerokara import progress
 from zerokara.errors import Fault, RunError, UserError, guarded, shown
 from zerokara.steps import __main__
 
-PACKAGES = str(Path(zerokara.__file__).parents[1])
-ENVIRONMENT = {**os.environ, "PYTHONPATH": PACKAGES}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(zerokara.__file__).parents[1])}
 
 
 def test_a_traceback_holds_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +44,7 @@ def raising(error: BaseException) -> Callable[[], None]:
     [
         (UserError([Fault(where="a", rule="one"), Fault(where="b", rule="two")]), 2, "error: a: one\nerror: b: two\n"),
         (RunError("broke"), 1, "failed: broke\n"),
-        (KeyboardInterrupt(), 130, "stopped\n"),
+        (KeyboardInterrupt(), 130, "stopped\n"),  # a training process: nobody typed its command
         (FileNotFoundError(2, "No such", "a.jsonl"), 1, "failed: cannot read or write a.jsonl: No such\n"),
         (OSError("something that names no file"), 1, "Traceback … OSError: something that names no file\n"),
     ],

@@ -12,7 +12,6 @@ import pytest
 from zerokara.config.loading import FILES, load
 from zerokara.config.settings import Settings
 from zerokara.config.writing import value_text
-from zerokara.errors import guarded
 from zerokara.steps import command, train, train_tokenizer
 from zerokara.steps.command import SCRIPTS
 
@@ -173,8 +172,6 @@ def test_what_was_stopped_is_told_by_the_command_that_was_typed(
     config, _ = pasted(TRAIN, capsys.readouterr().err.partition("to resume: ")[2])
     assert config.output_model_dir == "it's"
     assert shlex.split(command.again(["--redo", *argv], without=("--redo",)))[2:] == argv
-    assert guarded(lambda: stop(config, command.Options(Path("config.yaml"))), again="") == 130
-    assert capsys.readouterr().err == "stopped\n"  # a training process: it was not typed by anybody
 
 
 def test_no_option_is_guessed_from_its_beginning() -> None:

@@ -98,8 +98,8 @@ def test_a_refused_step_leaves_nothing(
     step: int, settings: str, named: str, place: Path, tiny_data: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny_data["config"] if step in (2, 3) else "/dev/null"
-    given = typed(*OUTPUTS[step].split(), *settings.removesuffix(" --dry-run").split())
-    given += ["--dry-run"] if settings.endswith(" --dry-run") else []
+    settings, dry_run, _ = settings.partition(" --dry-run")
+    given = [*typed(*OUTPUTS[step].split(), *settings.split()), *dry_run.split()]
     before = tree(place)
     assert STEPS[step].main(["--config", config, *given]) == 2
     printed = capfd.readouterr().err
