@@ -34,7 +34,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Files by their name, and empty bytes for folders."""
+    found = {path.relative_to(folder): path for path in folder.rglob("*")}
+    return {str(name): path.read_bytes() if path.is_file() else b"" for name, path in found.items()}
 
 
 def record(path: Path, step: str, *names: str, facts: Any = None) -> None:
