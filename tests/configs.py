@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,3 +73,11 @@ def faults_of(folder: Path, text: str, *overrides: str, of: type = PretrainConfi
     with pytest.raises(UserError) as caught:
         loaded(folder, text, *overrides, of=of)
     return [replace(each, where=each.where.replace(f"{folder}/config.yaml", "")) for each in caught.value.faults]
+
+
+def fault_of(call: Callable[..., object], *arguments: object, **named: object) -> Fault:
+    """Return the one fault for which this call is refused."""
+    with pytest.raises(UserError) as caught:
+        call(*arguments, **named)
+    (fault,) = caught.value.faults
+    return fault

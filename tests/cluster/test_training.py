@@ -85,21 +85,6 @@ def test_what_is_lost_ends_the_others(hosts: list[Host], train: Callable[..., Tr
     assert "host-1" in run.log(0) and (not is_cut or "first machine" in run.log(1))
 
 
-def test_a_killed_process_is_started_again_and_nothing_differs(
-    hosts: list[Host], train: Callable[..., Training], tmp_path: Path
-) -> None:
-    unbroken = train(hosts, name="unbroken", **LONG)
-    assert unbroken.wait() == [0, 0], unbroken.log(0)
-    run = train(hosts, name="killed", max_restarts=1, **LONG)
-    run.wait_for("step 60/")
-    hosts[1].run("pkill", "-KILL", "-f", "zerokara.training.worker")
-    assert run.wait() == [0, 0], run.log(0) + run.log(1)
-    assert "resuming from" in run.log(0)
-    one, other = (left_by(hosts[0], OWN / name, tmp_path / name) for name in ("unbroken", "killed"))
-    assert one.losses == other.losses
-    assert all(torch.equal(other.weights[name], whole) for name, whole in one.weights.items())
-
-
 def test_the_machine_that_is_left_goes_on_alone(hosts: list[Host], train: Callable[..., Training]) -> None:
     run = train(hosts, min_nodes=1, **LONG)
     run.wait_for("step 60/")
@@ -148,22 +133,30 @@ def test_ctrl_c_on_a_first_machine_that_waits_ends_the_other_with_one_message(tr
         assert "Traceback" not in run.log(0) + run.log(1) and run.log(1).count("failed: ") == 1, run.log(1)
 
 
-def test_a_machine_that_lost_its_disk_gets_the_checkpoint_from_the_other(
+def test_what_is_lost_is_made_again_and_nothing_differs(
     hosts: list[Host], train: Callable[..., Training], tmp_path: Path
 ) -> None:
+    """A killed process is started again; a machine that lost its disk gets the checkpoint from the other."""
     unbroken = train(hosts, name="unbroken", **LONG)
     assert unbroken.wait() == [0, 0], unbroken.log(0)
-    run = train(hosts, name="broken", **LONG)
-    run.wait_for("step 120/")
-    run.started[0].send_signal(signal.SIGKILL)
+    killed = train(hosts, name="killed", max_restarts=1, **LONG)
+    killed.wait_for("step 60/")
+    hosts[1].run("pkill", "-KILL", "-f", "zerokara.training.worker")
+    assert killed.wait() == [0, 0], killed.log(0) + killed.log(1)
+    assert "resuming from" in killed.log(0)
+    broken = train(hosts, name="broken", **LONG)
+    broken.wait_for("step 120/")
+    broken.started[0].send_signal(signal.SIGKILL)
     hosts[0].run("pkill", "-KILL", "-f", "zerokara.(steps.train|training.worker)")
-    run.wait(60)
+    broken.wait(60)
     shutil.rmtree(hosts[0].seen(OWN / "broken"))
     again = train(hosts, name="broken", **LONG)
     assert again.wait() == [0, 0], again.log(0) + again.log(1)
     assert "sends the checkpoint" in again.log(0)
-    one, other = (left_by(hosts[1], OWN / name, tmp_path / name) for name in ("unbroken", "broken"))
-    assert all(torch.equal(other.weights[name], whole) for name, whole in one.weights.items())
+    for host, name in ((hosts[0], "killed"), (hosts[1], "broken")):
+        one, other = (left_by(host, OWN / each, tmp_path / f"{host.name}-{each}") for each in ("unbroken", name))
+        assert all(torch.equal(other.weights[each], whole) for each, whole in one.weights.items())
+        assert name == "broken" or one.losses == other.losses
 
 
 def test_what_a_killed_command_leaves_behind_saves_and_ends(hosts: list[Host], train: Callable[..., Training]) -> None:

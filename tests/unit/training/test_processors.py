@@ -10,13 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from configs import config_of
+from configs import config_of, fault_of
 from programs import launch
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 from zerokara import resources
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import Fault, UserError
 from zerokara.training.planning import processors
 from zerokara.training.planning.processors import Devices
 
@@ -55,13 +54,6 @@ def config(processes: int | str = "auto") -> PretrainConfig:
 def check_processes(config: PretrainConfig, seen: int) -> None:
     """Check the number of processes where torch sees so many GPUs."""
     Devices(("NVIDIA H200",) * seen).process_counts(config, 0)
-
-
-def fault_of(check: Callable[..., None], *arguments: object) -> Fault:
-    with pytest.raises(UserError) as caught:
-        check(*arguments)
-    (fault,) = caught.value.faults
-    return fault
 
 
 @pytest.mark.parametrize(("named", "seen"), [("2", 0), ("0,7,8", 1), ("GPU-00", 0), ("1,1", 0)])

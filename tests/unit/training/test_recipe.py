@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from configs import config_of
+from configs import config_of, fault_of
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -105,9 +105,7 @@ def test_max_steps_counts() -> None:
 )
 def test_what_does_not_go_together(settings: dict[str, Any], key: str, said: str) -> None:
     config = config_of(**{**AUTO, **settings})
-    with pytest.raises(UserError) as caught:
-        recipe.resolve(config, ModelShape.from_config(config, 500), 1000)
-    (fault,) = caught.value.faults
+    fault = fault_of(recipe.resolve, config, ModelShape.from_config(config, 500), 1000)
     assert fault.key == key and said in fault.rule and fault.remedy
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from configs import fault_of
 
 from zerokara.checkpoint import TrainingState, store
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError
 from zerokara.training import resume_proof
 from zerokara.training.planning.run_plan import RunPlan, make_plan
 
@@ -77,9 +78,7 @@ def test_the_tolerance_of_several_processes_is_printed(
 
 
 def test_a_run_that_is_too_short_is_told(plan: RunPlan) -> None:
-    with pytest.raises(UserError) as caught:
-        resume_proof.prove(plan, 11)
-    (fault,) = caught.value.faults
+    fault = fault_of(resume_proof.prove, plan, 11)
     assert (fault.where, fault.value) == ("--verify-resume", 11) and "20" in fault.rule and "10" in fault.remedy
 
 

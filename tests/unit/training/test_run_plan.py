@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
+from configs import fault_of
 from tiny import T5
 
 from zerokara import resources
@@ -44,9 +45,7 @@ def make(tiny_data: dict[str, str], tmp_path: Path) -> Make:
 
 def test_the_vocabulary_must_be_shared_in_whole_rows(make: Make) -> None:
     heads = ("hidden_size=60", "num_attn_heads=6", "num_kv_heads=3", "ffn_hidden_size=96", "tensor_parallel_size=3")
-    with pytest.raises(UserError) as caught:
-        make(*heads, processes=3)
-    (fault,) = caught.value.faults
+    fault = fault_of(make, *heads, processes=3)
     assert (fault.key, fault.value) == ("tensor_parallel_size", 3) and "512" in fault.rule
 
 
@@ -54,9 +53,7 @@ def test_tokens_of_another_tokenizer_are_refused(make: Make, tiny_data: dict[str
     other = tmp_path / "other.model"
     # The same pieces, one more field at the end of the file: another content.
     other.write_bytes(Path(tiny_data["input_tokenizer_file"]).read_bytes() + b"\x3a\x00")
-    with pytest.raises(UserError) as caught:
-        make(f"input_tokenizer_file={other}")
-    (fault,) = caught.value.faults
+    fault = fault_of(make, f"input_tokenizer_file={other}")
     assert "sha256" in fault.rule and "--redo" in fault.remedy
 
 
