@@ -11,53 +11,43 @@ import pytest
 from zerokara import progress
 
 
-def test_plain_progress_lines_tell_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("tqdm.std.time", lambda: now)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, as progress sees it."""
+    now = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    return now
+
+
+def test_plain_progress_lines_tell_rate_and_time_left(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with progress.Progress("encoding", total=4_000_000, unit="B") as bar:
         bar.set_postfix(docs=3, refresh=False)
-        now = 9.0
+        clock[0] = 9.0
         bar.advance(500_000)
         assert not stream.getvalue(), "short work shows none"
-        now = 20.0
+        clock[0] = 20.0
         bar.advance(500_000)
     assert stream.getvalue() == "encoding:  25% 1.00M/4.00M [00:20<01:00, 50.0kB/s, docs=3]\n"
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
 def test_an_estimated_total_is_never_passed_and_what_was_done_before_has_no_rate(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal, raising=False)
     monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with progress.Progress("training", total=10, unit="round", done=5) as bar:
-        bar.advance(0)
-        assert "50% 5/10 [00:00<?" in stream.getvalue().splitlines()[-1], "nothing is done yet"
-        now = 2.0
-        bar.advance(2)
-        assert "70% 7/10 [00:02<00:03" in stream.getvalue().splitlines()[-1]
-        bar.advance(4)
-    assert "100% 11/11 [00:02<00:00" in stream.getvalue().splitlines()[-1]
-
-
-def test_on_a_terminal_too_what_was_done_before_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("tqdm.std.time", lambda: now)
-    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-    with progress.Progress("pruning", total=4, unit="round", done=1) as bar:
-        assert not stream.getvalue(), "short work shows none"
-        now = 0.6
-        bar.advance(0)
-        assert re.search(r"pruning: +25%.* 1/4 \[00:00<\?", stream.getvalue())
-        now = 0.9
-        bar.advance(1)
-        assert re.search(r"pruning: +50%.* 2/4 \[00:00<00:0\d", stream.getvalue())
-        now = 2.0
-        bar.advance(3)
-        assert "5/5" in stream.getvalue()
+        assert not (is_terminal and stream.getvalue()), "short work shows none"
+        for seconds, amount, expected in (
+            (0.6, 0, r"50%.* 5/10 \[00:00<\?"),  # nothing is done yet
+            (2.0, 2, r"70%.* 7/10 \[00:02<00:0[1-4]"),  # (5 + 2) / 2 s would leave none
+            (3.0, 4, r"100%.* 11/11 \[00:03<00:00"),
+        ):
+            clock[0] = seconds
+            bar.advance(amount)
+            assert re.search(expected, stream.getvalue()), stream.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,6 @@ def test_without_a_readable_configuration_curves_are_numbered(tmp_path: Path) ->
     assert [name for name, _ in plots._named(([5.0], [[1.5, 2.0]]), ["layer 1"])] == ["layer 1", "2"]
 
 
-def test_counts_are_labelled_briefly() -> None:
-    labels = {0: "0", 0.25: "0.25", 500: "500", 2500: "2.5k", 1e7: "10M", 1.5e9: "1.5B"}
-    assert {count: plots._count_text(count) for count in labels} == labels
-
-
 def drawing_recorder(run_dir: Path) -> Recorder:
     return Recorder(run_dir, 60, {"plots": lambda: Plots(run_dir)})
 
