@@ -12,7 +12,6 @@ from pathlib import Path
 
 import foreign_models
 import pytest
-import sentencepiece
 import torch
 import transformers
 from foreign_models import LLAMA, T5, documents
@@ -29,7 +28,6 @@ from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import objective
 from zerokara.steps import convert_to_hf, tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.indexed import IndexedTokens, TokenPaths
 
 
 @dataclass(frozen=True)
@@ -108,18 +106,6 @@ def continued(
         settings = load(PretrainConfig, run.folder / "config_resolved.yaml")
         made[name] = Continued(place / name, Path(given[name]["input_tokenizer_file"]), settings, run, hf)
     return made
-
-
-@pytest.mark.parametrize("name", FAMILY)
-def test_token_files_hold_sentencepieces_ids(continued: dict[str, Continued], name: str) -> None:
-    made = continued[name]
-    bare, paths = (
-        sentencepiece.SentencePieceProcessor(model_file=str(made.tokenizer)),
-        TokenPaths(made.settings.output_prefix),
-    )
-    expected = [[*bare.encode(text), bare.eos_id()] for text in documents(120)]
-    found = [document.tolist() for path in (paths.train, paths.valid) for document in IndexedTokens(path)]
-    assert sorted(found) == sorted(expected)
 
 
 @pytest.mark.parametrize("name", FAMILY)

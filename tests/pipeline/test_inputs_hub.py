@@ -183,16 +183,14 @@ def test_what_is_not_there_is_told_with_its_remedy(user: User, hub: Any) -> None
     assert len(both["documents"]) == 1 + 400
 
 
-def test_a_connection_that_breaks_for_a_moment_is_gone_on_with(user: User, hub: Any) -> None:
+def test_a_connection_that_breaks_for_a_moment_and_a_hub_that_is_asked_too_often_are_waited_for(
+    user: User, hub: Any
+) -> None:
     hub.drop_at, hub.num_drops = 6000, 2
-    assert user.read(f"hf://datasets/{NAME}/data/train")["documents"] == TRAIN
-    assert hub.num_drops == 0
-
-
-def test_a_hub_that_is_asked_too_often_is_waited_for(user: User, hub: Any) -> None:
+    assert user.read(f"hf://datasets/{NAME}/data/train")["documents"] == TRAIN and hub.num_drops == 0
     hub.too_often = 2
-    read = user.read(f"hf://datasets/{NAME}/data/test")
-    assert read["documents"] == _texts(5000, 3) and hub.too_often == 0 and user.seconds > 2
+    assert user.read(f"hf://datasets/{NAME}/data/test")["documents"] == _texts(5000, 3)
+    assert hub.too_often == 0 and user.seconds > 2
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "c.parquet"])
@@ -225,20 +223,13 @@ def test_a_server_that_sends_no_ranges(user: User, hub: Any) -> None:
     assert told.startswith("RunError: cannot read hf://") and "bytes where 1,024 were asked for" in told
 
 
-def test_no_network_and_offline_mode_are_told_within_seconds(user: User) -> None:
+def test_no_network_offline_mode_and_a_server_that_never_answers_are_told_within_seconds(user: User) -> None:
     told = user.read(f"hf://datasets/{NAME}", HF_HUB_OFFLINE="1")
     assert "RunError: config.yaml:3: hf://" in told and "HF_HUB_OFFLINE is set" in told
-    with socket.socket() as unused:  # bound and not listening: nothing else can take the port
-        unused.bind(("127.0.0.1", 0))
-        user.url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        told = user.read(f"hf://datasets/{NAME}")
-    assert "cannot be reached" in told and user.seconds < 10
-
-
-def test_a_server_that_never_answers_is_given_up(user: User) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        user.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    with socket.socket() as server:  # bound and not listening: nothing else can take the port
+        server.bind(("127.0.0.1", 0))
+        user.url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert "cannot be reached" in user.read(f"hf://datasets/{NAME}") and user.seconds < 10
+        server.listen()
         told = user.read(f"hf://datasets/{NAME}", PATIENCE="1")
     assert "cannot be reached (ReadTimeout" in told and user.seconds < 8

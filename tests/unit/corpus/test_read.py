@@ -8,15 +8,13 @@ import tracemalloc
 from pathlib import Path
 from random import Random
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from corpus_files import COMPRESS, compressed, found, items_of, json_lines
 
 from zerokara.corpus import documents
 from zerokara.corpus.documents import TxtDocument
 from zerokara.corpus.find import find_files
-from zerokara.corpus.read import BadLine, Document, Range, Reason, bytes_before, parts, ranges, read, total_plain_bytes
+from zerokara.corpus.read import BadLine, Document, Range, Reason, bytes_before, read, total_plain_bytes
 
 Item = Document | BadLine
 
@@ -161,33 +159,6 @@ def test_txt_as_one_document(
         path.write_bytes(path.read_bytes()[:-3])
         (item,) = items_of(path, 1, "file")
         assert isinstance(item, BadLine) and item.reason in (Reason.DAMAGED, Reason.TOO_LONG)
-
-
-TEXTS = [
-    "one",
-    "日本語の文。",
-    " spaces\tand tabs ",
-    "한국어 \u2028 separators \u0085",
-    "😀" * 50,
-    "\ufeffmark inside",
-] * 50
-NAMES = ["a.jsonl", "a.json", "a.ndjson.gz", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.txt", "a.txt.gz", "a.txt.zst"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_text_in_any_format_gives_the_same_documents(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table({"text": TEXTS}), path, row_group_size=30)
-    else:
-        as_text = "".join(text + "\n" for text in TEXTS).encode()
-        compressed(path, as_text if name.startswith("a.txt") else json_lines(TEXTS))
-    for size in (1000, 1 << 30):
-        cut = list(parts([found(path)], size, "line"))
-        for some in (cut, ranges([found(path)], size, "line")):
-            items = [item for part in some for item in read(part, "text", "line")]
-            assert [item.text for item in items if isinstance(item, Document)] == TEXTS and len(items) == len(TEXTS)
-        assert sum(part.disk_bytes for part in cut) == found(path).bytes
 
 
 @pytest.mark.parametrize("ending", COMPRESS)

@@ -93,20 +93,6 @@ def test_a_column_with_a_point_in_its_name_and_one_inside_another(tmp_path: Path
     assert _seen(list(read(Range(file), "a.b"))) == [(0, "by name")]
 
 
-def test_a_damaged_row_group_is_told_once_and_the_others_are_read(tmp_path: Path) -> None:
-    texts = [f"{i} {os.urandom(40).hex()}" for i in range(300)]
-    path = tmp_path / "a.parquet"
-    file = _file(path, pa.table({"text": texts}), row_group_size=100, data_page_size=1000, write_page_checksum=True)
-    column = pq.ParquetFile(path).metadata.row_group(1).column(0)
-    content = bytearray(path.read_bytes())
-    place = column.data_page_offset
-    content[place : place + 40] = b"\xff" * 40
-    path.write_bytes(content)
-    seen = _seen(_items(file))
-    assert seen == [*enumerate(texts[:100]), (100, Reason.DAMAGED), *list(enumerate(texts))[200:]]
-    assert _seen(_items(file, 1)) == seen
-
-
 @pytest.mark.parametrize("spoil", ["cut", "no footer", "text"])
 def test_a_file_that_is_no_parquet_is_told_as_one_bad_line(tmp_path: Path, spoil: str) -> None:
     path = tmp_path / "a.parquet"

@@ -12,11 +12,9 @@ from toy_tokenizers import TrainToy
 
 from zerokara.errors import Fault, UserError
 from zerokara.huggingface import tokenizer_json
-from zerokara.tokenizer import report
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.report_tokenizers import TokenKind, find_file, open_tokenizer
-from zerokara.tokenizer.sampling import SourceTexts
 
 LINES = ["the quick fox", "今日はよい天気です。", "rare 龘 靐", "", " The  dogs<|end|> [UNK]", "None", "오늘 42"]
 TRAINED_ON = ["None of the fox and the dogs", "今日は公園でとてもよい天気", "오늘 날씨가 좋아서"] * 20
@@ -75,6 +73,7 @@ def test_a_word_piece_equals_a_count_by_hand(tmp_path: Path) -> None:
     tokenizer = open_tokenizer(word_piece(tmp_path))
     measures = measuring.measure(tokenizer, ["The 龘靐 fox", "the fox"])[0]
     assert (measures.unknown_tokens, measures.unknown_characters) == (1, 2), "one token hides a word"
+    assert tokenizer.description == "Hugging Face WordPiece"
     assert measures.tokens == 5 and measures.round_trip_failures == 1
     assert measures.failure_examples == ["The 龘靐 fox"]
     assert tokenizer.kinds[tokenizer.pieces.index("##o")] == TokenKind.CHARACTER
@@ -110,18 +109,6 @@ def test_cells_of_every_kind_join_to_the_line(tmp_path: Path, toy: Encoder) -> N
     assert not [cell for cell in spaced if cell.kind == "dropped"], "the space belongs to the piece"
     rare = measuring.Cell("龘", ["<0xE9>", "<0xBE>", "<0x98>"], "byte")
     assert rare in measuring.cells(open_tokenizer(toy.model_path), "rare 龘")
-
-
-def test_a_report_beside_others(toy: Encoder, tmp_path: Path) -> None:
-    sentences = tmp_path / "sentences.txt"
-    sentences.write_text("the fox\n", encoding="utf-8")
-    names = [str(byte_level(tmp_path).parent), str(word_piece(tmp_path)), str(toy.model_path.parent)]
-    made = report.make(toy.model_path, ["a"], [SourceTexts([*LINES], True)], sentences, {}, names)
-    measures = made.sources[0].tokenizers
-    assert list(measures) == ["this one", *names] and len({m.bytes for m in measures.values()}) == 1
-    assert measures[names[2]] == measures["this one"], "the folder holds our own model"
-    descriptions = [one["description"] for one in made.tokenizers.values()]
-    assert descriptions[1:3] == ["Hugging Face BPE, byte-level", "Hugging Face WordPiece"]
 
 
 def _fault(path: str | Path) -> Fault:
