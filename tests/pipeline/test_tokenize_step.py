@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -13,7 +14,6 @@ from random import Random
 
 import psutil
 import pytest
-import sentencepiece
 import warm
 
 from zerokara import manifest
@@ -35,18 +35,14 @@ lr: 6e-4
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tiny_data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a corpus of 200 documents, a tokenizer and a configuration, as the working directory."""
     random = Random(5)
     words = "a line of words that tell about the sea and the wind 海 と 風".split()  # noqa: SIM905
     texts = ["\n".join(" ".join(random.choices(words, k=8)) for _ in range(5)) for _ in range(200)]
     content = "".join(json.dumps({"text": text}) + "\n" for text in texts) + "{broken\n"
     (tmp_path / "corpus.jsonl").write_text(content, encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter("\n".join(texts).split("\n")), model_prefix=str(tmp_path / "tokenizer"), vocab_size=350,
-        byte_fallback=True, pad_id=3, user_defined_symbols=["\n"], normalization_rule_name="identity",
-        add_dummy_prefix=False, hard_vocab_limit=False, num_threads=1, minloglevel=2,
-    )  # fmt: skip
+    shutil.copy(tiny_data["input_tokenizer_file"], tmp_path / "tokenizer.model")
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
