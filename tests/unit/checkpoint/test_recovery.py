@@ -8,6 +8,7 @@ import io
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,35 +24,30 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "RETRY_PAUSES_SECONDS", (0.0, 0.0))
 
 
-class Unreadable:
-    """Lets opening some files fail, a number of times."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.parts: tuple[str, ...] = ()
-        self.errno, self.times, self.failed = errno.ESTALE, 10**9, 0
-        real = io.open
-
-        def opening(path: Any, *arguments: Any, **named: Any) -> Any:
-            if any(part in str(path) for part in self.parts) and self.times > 0:
-                self.times -= 1
-                self.failed += 1
-                raise OSError(self.errno, os.strerror(self.errno), str(path))
-            return real(path, *arguments, **named)
-
-        for module in (builtins, io):
-            monkeypatch.setattr(module, "open", opening)
-
-
 @pytest.fixture
-def unreadable(monkeypatch: pytest.MonkeyPatch) -> Unreadable:
-    return Unreadable(monkeypatch)
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Lets opening files whose paths hold one of `parts` fail, a number of times."""
+    faults, real = SimpleNamespace(parts=(), errno=errno.ESTALE, times=10**9, failed=0), io.open
+
+    def opening(path: Any, *arguments: Any, **named: Any) -> Any:
+        if any(part in str(path) for part in faults.parts) and faults.times > 0:
+            faults.times -= 1
+            faults.failed += 1
+            raise OSError(faults.errno, os.strerror(faults.errno), str(path))
+        return real(path, *arguments, **named)
+
+    for module in (builtins, io):
+        monkeypatch.setattr(module, "open", opening)
+    return faults
 
 
 def left(run_dir: Path) -> list[str]:
     return sorted(path.name for path in run_dir.iterdir())
 
 
-def test_a_manifest_that_cannot_be_read_just_now_costs_no_checkpoint(tmp_path: Path, unreadable: Unreadable) -> None:
+def test_a_manifest_that_cannot_be_read_just_now_costs_no_checkpoint(
+    tmp_path: Path, unreadable: SimpleNamespace
+) -> None:
     """The best, and the newest but one: each is kept by the rule, and nobody knows it just now."""
     for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)):
         saved(tmp_path, step, loss)
@@ -62,7 +58,7 @@ def test_a_manifest_that_cannot_be_read_just_now_costs_no_checkpoint(tmp_path: P
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
-def test_transient_errors_are_retried(tmp_path: Path, unreadable: Unreadable, code: int) -> None:
+def test_transient_errors_are_retried(tmp_path: Path, unreadable: SimpleNamespace, code: int) -> None:
     newest = saved(tmp_path, 10)
     log: list[str] = []
     unreadable.parts, unreadable.errno, unreadable.times = ("weights.safetensors",), code, 2
@@ -73,7 +69,7 @@ def test_transient_errors_are_retried(tmp_path: Path, unreadable: Unreadable, co
 
 
 def test_an_error_that_lasts_sets_it_aside_at_a_start_and_stops_a_reader(
-    tmp_path: Path, unreadable: Unreadable
+    tmp_path: Path, unreadable: SimpleNamespace
 ) -> None:
     older, newer = saved(tmp_path, 10), saved(tmp_path, 20)
     unreadable.parts = ("global_step20/optimizer",)
@@ -93,7 +89,7 @@ def test_an_error_that_lasts_sets_it_aside_at_a_start_and_stops_a_reader(
 
 @pytest.mark.parametrize(("harm", "failed"), [("unreadable", 6), ("forbidden", 1), ("broken", 0)])
 def test_a_run_never_starts_over_because_its_checkpoints_cannot_be_read(
-    tmp_path: Path, unreadable: Unreadable, harm: str, failed: int
+    tmp_path: Path, unreadable: SimpleNamespace, harm: str, failed: int
 ) -> None:
     for step in (10, 20):
         (saved(tmp_path, step) / "weights.safetensors").write_bytes(b"x")

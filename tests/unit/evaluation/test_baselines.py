@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from zerokara.evaluation import baselines
@@ -45,30 +43,6 @@ def test_baselines_of_texts() -> None:
     translated = [("one two three", "unu"), ("two", "doi doi"), ("three", "trei")]
     assert dict(baselines.for_texts(translated, sources)).keys() == {"copy"}
     assert dict(baselines.for_texts([], sources)).keys() == {"copy"}
-
-
-def reviews(num: int, seed: int) -> list[tuple[str, str]]:
-    """Texts whose label a word tells, now and then misspelt so that only its characters do."""
-    chance = random.Random(seed)
-    pairs = []
-    for _ in range(num):
-        label, word = chance.choice([("positive", "wonderful"), ("negative", "terrible")])
-        if chance.random() < 0.5:
-            word += chance.choice("abcdefgh") * chance.randint(1, 4)
-        text = [word, *chance.choices(["film", "seen", "today", "again", "actor"], k=4)]
-        chance.shuffle(text)
-        pairs.append((" ".join(text), label))
-    return pairs
-
-
-def test_baselines_of_labels() -> None:
-    train, test = reviews(150, 1), reviews(100, 2)
-    references = [target for _, target in test]
-    found = dict(baselines.for_labels(train, [source for source, _ in test], references))
-    right = {name: sum(map(str.__eq__, outputs, references)) for name, outputs in found.items()}
-    assert list(right) == ["majority", "bag_of_words", "character_ngrams"]
-    assert right["majority"] == max(references.count(label) for label in set(references))
-    assert right["majority"] + 10 < right["bag_of_words"] < right["character_ngrams"] == 100
 
 
 def test_without_training_pairs_or_with_one_label_only_the_majority_is_left() -> None:

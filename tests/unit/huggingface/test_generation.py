@@ -42,14 +42,9 @@ def generated(
     return found
 
 
-def common_id(architecture: str) -> int:
-    """An id that the model writes somewhere in the middle; as end token it ends some rows before others."""
-    return generated(architecture, prompts())[1].ids[4]
-
-
 @pytest.mark.parametrize("architecture", sorted(families.FAMILIES))
 def test_a_batch_gives_what_each_prompt_gives_alone(architecture: str) -> None:
-    end = common_id(architecture)
+    end = generated(architecture, prompts())[1].ids[4]  # as end token it ends some rows before others
     together = generated(architecture, prompts(), end)
     assert together == [generated(architecture, [prompt], end)[0] for prompt in prompts()]
     assert together[1].stopped and len(together[1].ids) < NEW_TOKENS
@@ -57,19 +52,14 @@ def test_a_batch_gives_what_each_prompt_gives_alone(architecture: str) -> None:
     assert not any(end in each.ids for each in together)
 
 
-def on_the_right(rows: list[list[int]], pad_id: int, left: bool) -> tuple[Tensor, Tensor]:
-    return PADDED(rows, pad_id, left=False)
-
-
-def unmasked(rows: list[list[int]], pad_id: int, left: bool) -> tuple[Tensor, Tensor]:
-    tokens_BS, mask_BS = PADDED(rows, pad_id, left)
-    return tokens_BS, torch.ones_like(mask_BS)
-
-
 @pytest.mark.parametrize(
-    ("architecture", "wrong"), [("llama", on_the_right), ("gpt2", on_the_right), ("llama", unmasked), ("t5", unmasked)]
+    ("architecture", "harm"), [("llama", "side"), ("gpt2", "side"), ("llama", "mask"), ("t5", "mask")]
 )
-def test_wrong_padding_is_found(architecture: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_padding_is_found(architecture: str, harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(rows: list[list[int]], pad_id: int, left: bool) -> tuple[Tensor, Tensor]:
+        tokens_BS, mask_BS = PADDED(rows, pad_id, left and harm != "side")
+        return tokens_BS, torch.ones_like(mask_BS) if harm == "mask" else mask_BS
+
     alone = [generated(architecture, [prompt])[0] for prompt in prompts()]
     monkeypatch.setattr(generation, "padded", wrong)
     assert generated(architecture, prompts()) != alone
