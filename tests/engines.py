@@ -14,6 +14,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loopback, parallel
 from zerokara.model.builder import Model
 from zerokara.model.megatron_core import parallel_state
+from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater
 from zerokara.training.compute.engine import Engine
 from zerokara.training.compute.updater import load_template
@@ -68,6 +69,14 @@ def open_with_weights(model: Model, settings: PretrainConfig, template: dict[str
         engine.write(name, None, weight)
     engine.sync_from_master(num_updates=0)
     return engine
+
+
+def random_batch(shape: ModelShape, size: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Arguments of a model: ids, labels, loss mask, and a decoder's input."""
+    ids = torch.randint(0, shape.vocab_size, (size, shape.seq_len), generator=generator)
+    labels = torch.randint(0, shape.vocab_size, (size, shape.target_len), generator=generator)
+    batch = [ids, labels, torch.ones(labels.shape)]
+    return [*batch, labels.roll(1, dims=1)] if shape.traits.is_encoder_decoder else batch
 
 
 def chains(num_steps: int, batch: int, length: int, vocab_size: int) -> list[torch.Tensor]:

@@ -1,7 +1,8 @@
-"""Programs of the tests, started as training processes."""
+"""Programs of the tests, started as training processes: ``python -m programs MODULE PROCESSES FILE``."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,3 +21,8 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     )
     first, *others = arguments or ["none"]
     return spawn(cast(RunPlan, plan), *others, path=Path(first))
+
+
+if __name__ == "__main__":
+    module, processes, *arguments = sys.argv[1:]
+    sys.exit(launch(module, arguments, int(processes)))

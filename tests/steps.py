@@ -1,13 +1,19 @@
-"""Kinds of training steps, and random batches for them, for tests that watch what a step asks of its device."""
+"""Kinds of training steps on random batches, for tests that watch what a step asks of its device."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.model import parallel
 from zerokara.samples.objective import Causal
+from zerokara.training.compute.engine import Engine
+from zerokara.training.guards import StepGuard
+from zerokara.training.loop import train_step
+from zerokara.training.processes.joining import Processes
 from zerokara.training.run import StepBatches, as_tensors
 
 VOCABULARY, END = 1000, 2
@@ -26,8 +32,20 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def batches_of(config: PretrainConfig, generator: torch.Generator, ranks: int = 1, pins: bool = False) -> StepBatches:
-    """The micro batches of one of `ranks` data-parallel ranks for a step: random ids, pinned as the loader's."""
+def stepper(
+    config: PretrainConfig, engine: Engine, processes: Processes, seed: int, pins: bool = False
+) -> Callable[[int], None]:
+    """Return a function that trains the step of a number, on batches pinned as the loader's if `pins`."""
+    generator, guard = torch.Generator().manual_seed(seed), StepGuard(config.spike_sigmas, config.max_skipped_steps)
+
+    def step(number: int) -> None:
+        loader = iter([_batches_of(config, generator, parallel.data_size(), pins)])
+        train_step(engine, processes, loader, number, 1e-3, guard, lambda: False)
+
+    return step
+
+
+def _batches_of(config: PretrainConfig, generator: torch.Generator, ranks: int, pins: bool) -> StepBatches:
     micro_batches = []
     for index in range(config.global_batch_size // config.micro_batch // ranks):
         inputs, labels = (

@@ -171,7 +171,7 @@ def train_runs(
             job_file.write_text(json.dumps({"config": tiny_data["config"], "jobs": jobs}), encoding="utf-8")
             done_file = job_file.with_suffix(".done")
             done_file.write_text("", encoding="utf-8")
-            command = [warm.python_of(warm_server), "-m", "launch_sessions", str(processes), str(job_file)]
+            command = [warm.python_of(warm_server), "-m", "programs", "run_sessions", str(processes), str(job_file)]
             code = subprocess.run(command, check=False).returncode
             num_done = done_file.read_text(encoding="utf-8").count("\n")
             assert code == 0 or num_done < len(jobs), f"all runs are done, but the processes ended with {code}"

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_device import DEVICE, DTYPE, REHEARSED
+from shapes import shape_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import compilation, loss
 from zerokara.model.builder import Decoder, build
-from zerokara.model.shapes import ModelShape
 from zerokara.training.logbook import peak_flops
 
 pytestmark = pytest.mark.gpu
@@ -29,8 +27,7 @@ def _eager_afterwards() -> Iterator[None]:
 
 
 def a_model(dtype: torch.dtype) -> Decoder:
-    given = ["num_layers=2", "hidden_size=256", "num_attn_heads=4", "num_kv_heads=2", "seq_len=256", "init_std=0.1"]
-    shape = ModelShape.from_config(load(PretrainConfig, "/dev/null", given), VOCAB)
+    shape = shape_of(VOCAB, hidden_size=256, num_kv_heads=2, seq_len=256, init_std=0.1)
     return build(shape, seed=1).to(DEVICE, dtype)
 
 

@@ -15,28 +15,25 @@ from unittest import mock
 
 import pytest
 import torch
+from configs import RECIPE
 from engines import engine_of
+from forked import config_from
 from gpu_device import DEVICE, PRECISION, REHEARSED
-from steps import KINDS, VOCABULARY, batches_of
+from steps import KINDS, VOCABULARY, stepper
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import compilation, loss
 from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import engine, zero
-from zerokara.training.guards import StepGuard
-from zerokara.training.loop import train_step
 from zerokara.training.processes.joining import Processes
 
 pytestmark = pytest.mark.gpu
 
 SYNCHRONIZE = "synchronize"
-COMMON = {
+COMMON = RECIPE | {
     "num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 64, "global_batch_size": 4,
-    "micro_batch_size": 2, "precision": PRECISION, "optimizer": "adamw", "lr": 0.001,
-    "muon_momentum": 0.95, "weight_decay": 0.1,
+    "micro_batch_size": 2, "precision": PRECISION,
 }  # fmt: skip
 
 
@@ -82,18 +79,12 @@ def set_mode(mode: str) -> None:
 
 def check_third_step(settings: dict[str, Any], compiles: bool = False) -> None:
     """Two steps may wait (kernels are chosen, memory is taken); the third is watched, with its edge."""
-    config = load(PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in (COMMON | settings).items()])
+    config = config_from(COMMON | settings)
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
     trained = engine_of(model, config, chosen_for=2)
     if compiles:
         assert compilation.start(model, config.micro_batch, config.intra_document_masking, log=print)
-    guard = StepGuard(0.0, 0)
-    processes, generator = Processes(DEVICE, 0, host_group()), torch.Generator().manual_seed(2)
-
-    def step(number: int) -> None:
-        loader = iter([batches_of(config, generator, pins=not REHEARSED)])
-        train_step(trained, processes, loader, number, 1e-3, guard, lambda: False)
-
+    step = stepper(config, trained, Processes(DEVICE, 0, host_group()), seed=2, pins=not REHEARSED)
     step(1)
     step(2)
     with waits_refused() as waits:

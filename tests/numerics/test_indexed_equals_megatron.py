@@ -70,3 +70,7 @@ def test_examples_are_documents_of_several_sequences(tmp_path: Path) -> None:
     assert len(ours.tokens) == 9 and ours.tokens.num_documents == 3
     assert [theirs[i].tolist() for i in range(9)] == [ids for example in EXAMPLES for ids in example]
     assert [ids.tolist() for i in range(3) for ids in ours.segments(i)] == [theirs[i].tolist() for i in range(9)]
+    as_documents = IndexedTokens(tmp_path / "theirs")
+    assert len(as_documents) == 9 and as_documents.num_documents == 3
+    assert as_documents.document_indices.tolist() == [0, 2, 6, 9]
+    assert [as_documents[i].tolist() for i in range(9)] == [theirs[i].tolist() for i in range(9)]

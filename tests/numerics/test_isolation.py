@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import flash
 import numpy as np
@@ -76,18 +77,13 @@ def test_each_document_is_computed_as_alone(family: str) -> None:
             assert rounding.tensor_times_tolerance(together[span], expected) > rounding.BROKEN
 
 
-def test_by_default_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_nothing_is_masked() -> None:
     """The fast path runs: attention gets the causal flag, and no mask."""
-    calls = []
-    plain = attention.scaled_dot_product_attention
-
-    def watched(*arrays: torch.Tensor, **settings: object) -> torch.Tensor:
-        calls.append((settings["attn_mask"] is None, settings["is_causal"]))
-        return plain(*arrays, **settings)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
-    model_of("llama")(*batch_of(*ENDS, isolates=False))
-    assert calls == [(True, True)] * 2
+    name = "scaled_dot_product_attention"
+    with mock.patch.object(attention, name, wraps=getattr(attention, name)) as watched:
+        model_of("llama")(*batch_of(*ENDS, isolates=False))
+    calls = [(call.kwargs["attn_mask"], call.kwargs["is_causal"]) for call in watched.call_args_list]
+    assert calls == [(None, True)] * 2
 
 
 def nats_and_gradients(model: Decoder, batch: list[torch.Tensor]) -> tuple[float, dict[str, torch.Tensor]]:

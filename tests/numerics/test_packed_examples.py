@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from wide_weights import spread_weights
 
 from zerokara.config.data import packed
 from zerokara.huggingface.families import SpecialIds, stock_model_of
-from zerokara.model import language_model, parallel
+from zerokara.model import parallel
 from zerokara.model.builder import Model, build
 from zerokara.samples.objective import Batch
 from zerokara.samples.packed_examples import PackedExamples, Pairs
@@ -58,7 +57,7 @@ class Case:
         """Nats of each position, whether it is learned or not."""
         batch = self.objective(rows, np.zeros(len(rows.inputs), np.int64))
         if not isolated:
-            batch = without_segments(batch)
+            batch = replace(batch, segments=None, decoder_segments=None, document_offsets=None, num_examples=None)
         inputs, labels, mask, *others = as_tensors(batch)
         with torch.no_grad():
             return self.model(inputs, labels, mask, *others, per_token=True)
@@ -69,15 +68,6 @@ class Case:
         lengths = packed(*tokens, True) if self.is_pair else packed(sum(tokens) - 1, sum(tokens) - 1, False)
         written = write_examples(folder / f"alone_{example}", [self.examples[example]])
         return PackedExamples(written, lengths, self.is_pair, PAD).many([0])
-
-    def places(self) -> Iterator[tuple[int, int, int]]:
-        """Row, number in the row, and number of each example."""
-        for row in range(len(self.rows)):
-            yield from ((row, number, example) for number, example in enumerate(self.rows.examples(row)))
-
-
-def without_segments(batch: Batch) -> Batch:
-    return replace(batch, segments=None, decoder_segments=None, document_offsets=None, num_examples=None)
 
 
 def case_of(family: str, folder: Path) -> Case:
@@ -101,10 +91,11 @@ def largest_difference(case: Case, folder: Path, isolated: bool = True) -> float
     made = case.rows.many(np.arange(len(case.rows)))
     segments = torch.from_numpy(made.segments if made.decoder_segments is None else made.decoder_segments)
     differences, spread = [], []
-    for row, number, example in case.places():
-        found, expected = together[row][segments[row] == number], case.nats(case.alone(example, folder))[0]
-        differences.append((found - expected).abs().max())
-        spread.append(expected)
+    for row in range(len(case.rows)):
+        for number, example in enumerate(case.rows.examples(row)):
+            found, expected = together[row][segments[row] == number], case.nats(case.alone(example, folder))[0]
+            differences.append((found - expected).abs().max())
+            spread.append(expected)
     assert torch.cat(spread).std() > 0.5
     return float(torch.stack(differences).max())
 
@@ -114,32 +105,6 @@ def test_a_packed_example_has_the_losses_that_it_has_alone(family: str, tmp_path
     case = case_of(family, tmp_path)
     assert largest_difference(case, tmp_path) < 1e-5
     assert largest_difference(case, tmp_path, isolated=False) > 0.1  # the twin: attention crosses examples
-
-
-def test_learned_positions_must_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    masked = language_model.intra_document_mask
-    monkeypatch.setattr(
-        language_model,
-        "intra_document_mask",
-        lambda segments: (torch.arange(segments.size(1)).expand_as(segments), masked(segments)[1]),
-    )
-    assert largest_difference(case_of("gpt2", tmp_path), tmp_path) > 0.1
-
-
-@pytest.mark.parametrize("part", ["encoder", "across", "decoder"])
-def test_each_of_the_three_masks_matters(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_examples, of_decoder = language_model._mask_of_examples, language_model.intra_document_mask
-
-    def broken(*segments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        within, across = of_examples(*segments)
-        return (torch.ones_like(within), across) if part == "encoder" else (within, torch.ones_like(across))
-
-    if part == "decoder":
-        causal = lambda segments: (segments, torch.ones_like(of_decoder(segments)[1]).tril())  # noqa: E731
-        monkeypatch.setattr(language_model, "intra_document_mask", causal)
-    else:
-        monkeypatch.setattr(language_model, "_mask_of_examples", broken)
-    assert largest_difference(case_of("t5", tmp_path), tmp_path) > 0.01
 
 
 @pytest.mark.parametrize("family", ["t5", "switch"])

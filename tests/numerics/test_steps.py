@@ -15,7 +15,7 @@ from configs import RECIPE
 from engines import open_with_weights
 from forked import answers_of
 from grouped import plain_grouped_mm
-from steps import KINDS, VOCABULARY, batches_of
+from steps import KINDS, VOCABULARY, stepper
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.pretrain_config import PretrainConfig
@@ -24,8 +24,6 @@ from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.updater import load_template
-from zerokara.training.guards import StepGuard
-from zerokara.training.loop import train_step
 from zerokara.training.processes.joining import Processes
 
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 32}
@@ -101,14 +99,8 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
     template = load_template(config.deepspeed_template)
     engine = open_with_weights(model, config, template, torch.device("cpu"))
-    generator = torch.Generator().manual_seed(parallel.data_rank())
-    guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)
     processes = Processes(torch.device("cpu"), torch.distributed.get_rank())
-
-    def step(number: int) -> None:
-        batches = iter([batches_of(config, generator, parallel.data_size())])
-        train_step(engine, processes, batches, number, 1e-3, guard, lambda: False)
-
+    step = stepper(config, engine, processes, seed=parallel.data_rank())
     seen, to_list = Watch(), torch.Tensor.tolist
 
     # A list is read from a CPU's memory without the dispatcher; on a GPU it waits.

@@ -1,8 +1,6 @@
-"""What rounding explains, and the table of kernels: both are what other tests are judged by."""
+"""What rounding explains, by which other tests are judged, and the settings that choose kernels."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import kernels
 import pytest
@@ -47,26 +45,6 @@ def test_tensors_and_weights_are_measured_by_the_largest_and_by_all() -> None:
     assert rounding.weights_times_tolerance(moved, model, at_step=1) > 1
     with pytest.raises(AssertionError):
         rounding.assert_same_weights({"matrix": model["matrix"]}, model, at_step=1)
-
-
-JUNIT = """<testsuites><testsuite>
-<testcase classname="tests.numerics.test_a" name="test_equal[1]">
-<properties><property name="share_of_tolerance" value="0.25"/></properties></testcase>
-<testcase classname="tests.numerics.test_a" name="test_equal[2]">
-<properties><property name="share_of_tolerance" value="1.5"/></properties><failure message="no"/></testcase>
-<testcase classname="tests.numerics.test_b" name="test_setup"><error message="no"/></testcase>
-<testcase classname="tests.numerics.test_b" name="test_gpu"><skipped/></testcase>
-<testcase classname="tests.numerics.test_b" name="test_bits"/>
-</testsuite></testsuites>"""
-
-
-def test_the_table_counts_what_pytest_reported(tmp_path: Path) -> None:
-    report = tmp_path / "junit.xml"
-    report.write_text(JUNIT, encoding="utf-8")
-    found = kernels.Outcome.read(report)
-    assert (found.passed, len(found.failed), found.nearest) == (2, 2, 1.5)
-    assert found.nearest_test == found.failed[0] == "tests/numerics/test_a.py::test_equal[2]"
-    assert kernels.row("oldest", found, 61.2).split()[:4] == ["oldest", "2", "2", "61"]
 
 
 def test_only_the_setting_chooses_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,60 +47,36 @@ def test_where_layers_and_functions_are_compiled(
 
 
 def test_a_function_runs_compiled_at_sizes_that_it_was_shown() -> None:
-    fused, calls = fused_double()
+    compiled = mock.Mock(side_effect=lambda values: 2 * values)
+    with mock.patch.object(torch, "compile", return_value=compiled):
+        fused = Fused(lambda values: 2 * values, num_differentiable=1)
     with torch.no_grad():
         fused(torch.ones(3))  # in evaluation, and forward and backward on a copy
-    assert calls == ["compiled"] * 3
+    assert compiled.call_count == 3
     fused.stop_learning()
     assert torch.equal(fused(torch.ones(3, requires_grad=True)), torch.full((3,), 2.0))
     assert torch.equal(fused(torch.ones(4)), torch.full((4,), 2.0))
-    assert calls == ["compiled"] * 4 and fused.error is None
+    assert compiled.call_count == 4 and fused.error is None
 
 
-def test_a_function_that_does_not_compile_runs_eagerly(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", failing_compile)
+@pytest.mark.parametrize("whole_layers", [True, False])
+def test_what_does_not_compile_is_logged_and_runs_eagerly(
+    model: Decoder, whole_layers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = mock.Mock(side_effect=RuntimeError("no C++ compiler\nand a long story"))
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: compiled)  # fails at the first call
     ids = torch.zeros(2, 16, dtype=torch.int64)
     expected, lines = model(ids, ids), []
-    assert not compilation.start(model, 2, intra_document_masking=False, log=lines.append, whole_layers=False)
-    assert [line.split(": ")[1:3] for line in lines[1:-1]] == [
-        [name, "RuntimeError"] for name in ("softmax_times_mask", "plain_activate", "apply_rotary_pos_emb_bshd")
-    ]
+    assert not compilation.start(model, 2, intra_document_masking=False, log=lines.append, whole_layers=whole_layers)
+    if whole_layers:
+        assert lines[-1].endswith("RuntimeError: no C++ compiler"), "the first line of the error"
+    else:
+        assert [line.split(": ")[1:3] for line in lines[1:-1]] == [
+            [name, "RuntimeError"] for name in ("softmax_times_mask", "plain_activate", "apply_rotary_pos_emb_bshd")
+        ]
     found = model(ids, ids)
     found.backward()
     rounding.assert_same_loss(found.item(), expected.item())
-
-
-def fused_double() -> tuple[Fused, list[str]]:
-    """Twice a tensor, and a list of how it was computed."""
-    calls: list[str] = []
-
-    def compile_(function: Callable, **_: Any) -> Callable:
-        def compiled(values: torch.Tensor) -> Any:
-            calls.append("compiled")
-            return function(values)
-
-        return compiled
-
-    with mock.patch.object(torch, "compile", compile_):
-        return Fused(lambda values: 2 * values, num_differentiable=1), calls
-
-
-def failing_compile(function: Callable, **_: Any) -> Callable:
-    """A compiler that fails at the first call."""
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no C++ compiler\nand a long story")
-
-    return fail
-
-
-def test_a_failure_is_logged_and_the_layers_run_eagerly(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", failing_compile)
-    lines: list[str] = []
-    assert not compilation.start(model, 2, intra_document_masking=False, log=lines.append)
-    assert lines[-1].endswith("RuntimeError: no C++ compiler"), "the first line of the error"
-    ids = torch.zeros(2, 16, dtype=torch.int64)
-    model(ids, ids).backward()
 
 
 def test_only_training_at_the_first_shape_is_compiled(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import rounding
 import torch
+from engines import random_batch
 from grouped import plain_grouped_mm
 from made_examples import conversation, pair, write_examples
 from shapes import shape_of
@@ -153,12 +154,7 @@ def losses_by_hand(layer: MixtureOfExperts, tokens_SBD: Tensor) -> tuple[Tensor,
 def test_gradients_are_those_of_the_loss_and_the_auxiliary_losses(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean nats over the tokens, plus the weighted means over the sequences: computed here, and as training does."""
     shape = shape_of(**FAMILIES[family])
-    generator = torch.Generator().manual_seed(4)
-    ids = torch.randint(0, 300, (3, 24), generator=generator)
-    labels = torch.randint(0, 300, (3, shape.target_len), generator=generator)
-    arguments = [ids, labels, torch.ones(labels.shape)]
-    if shape.traits.is_encoder_decoder:
-        arguments.append(labels.roll(1, dims=1))
+    arguments = random_batch(shape, 3, torch.Generator().manual_seed(4))
 
     def gradients(whole: bool) -> tuple[float, dict[str, Tensor]]:
         model = build(shape, seed=2, routing=ROUTING)
@@ -167,7 +163,7 @@ def test_gradients_are_those_of_the_loss_and_the_auxiliary_losses(family: str, m
             monkeypatch.setattr(AuxiliaryLoss, "attach", lambda _, weights, loss: collected.append(loss) or weights)
         model.auxiliary.set_weight(1 / 3 if whole else 0, torch.device("cpu"))
         nats = model(*arguments)
-        total = nats / labels.numel()
+        total = nats / arguments[1].numel()
         (total if whole else total + sum(collected) / 3).backward()
         monkeypatch.undo()
         return nats.item(), {name: part.grad.clone() for name, part in model.named_parameters()}

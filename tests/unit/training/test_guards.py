@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from shapes import shape_of
 
 from zerokara.checkpoint import TrainingState
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.builder import build
-from zerokara.model.shapes import ModelShape
 from zerokara.training.guards import (
     FEWEST_STEPS,
     WINDOW_STEPS,
@@ -25,7 +23,6 @@ from zerokara.training.guards import (
 )
 
 START = TrainingState(0, 0, 0, 0.0, {}, "t", "d", "fp32", {})
-SMALL = ["num_layers=1", "hidden_size=16", "num_attn_heads=2", "seq_len=8"]
 MATRIX, NORM = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.final_layernorm.weight"
 
 
@@ -79,8 +76,7 @@ def test_a_resumed_guard_judges_as_the_one_before() -> None:
 @pytest.fixture
 def check() -> DivergenceCheck:
     parallel.start_alone()
-    shape = ModelShape.from_config(load(PretrainConfig, "/dev/null", SMALL), 100)
-    return DivergenceCheck(build(shape, torch.float32), step=20)
+    return DivergenceCheck(build(shape_of(100, num_layers=1, hidden_size=16), torch.float32), step=20)
 
 
 def pretend(

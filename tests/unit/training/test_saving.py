@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,17 +37,16 @@ class Cuda:
         return torch.ones(1)
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Cuda]:
-    made = Cuda(refuses=request.param)
+def install_cuda(monkeypatch: pytest.MonkeyPatch, refuses: bool) -> Cuda:
+    made = Cuda(refuses)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(torch, "zeros", made.launch)
     return made
 
 
-@pytest.mark.parametrize("cuda", [False], indirect=True)
-def test_memory_is_pinned_in_a_thread_before_the_first_save(cuda: Cuda) -> None:
+def test_memory_is_pinned_in_a_thread_before_the_first_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = install_cuda(monkeypatch, refuses=False)
     copy, weight, moment = HostCopy(GPU, 1006), torch.arange(6.0).view(2, 3), torch.ones(1000)
     copies = copy.fill({"weights": [("w", weight)], "optimizer": [("w.exp_avg", moment)]})
     kept, other = copies["weights"]["w"], copies["optimizer"]["w.exp_avg"]
@@ -58,8 +56,8 @@ def test_memory_is_pinned_in_a_thread_before_the_first_save(cuda: Cuda) -> None:
     assert replaced.data_ptr() == kept.data_ptr(), "the next copy replaces it"
 
 
-@pytest.mark.parametrize("cuda", [True], indirect=True)
-def test_a_refusal_to_pin_leaves_no_error_for_the_next_kernel(cuda: Cuda) -> None:
+def test_a_refusal_to_pin_leaves_no_error_for_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = install_cuda(monkeypatch, refuses=True)
     copies = HostCopy(GPU, 3).fill({"weights": [("w", torch.ones(3))]})
     assert torch.equal(copies["weights"]["w"], torch.ones(3)) and not cuda.pending_error
     cuda.launch()

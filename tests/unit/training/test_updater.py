@@ -56,24 +56,19 @@ def test_what_crosses_machines_is_said() -> None:
     assert "each 8 ranks" in hierarchical and f"{HIERARCHY_KEY}: 1" in off
 
 
-def test_our_settings_are_merged_into_the_template() -> None:
-    config = config_of(zero_stage=2, precision="fp32", global_batch_size=32, micro_batch_size=8)
-    settings = updater.settings_for(config, 2, {"zero_optimization": {"overlap_comm": True}, "x": 1})
-    assert settings["zero_optimization"] == {"overlap_comm": True, "stage": 2}
-    assert (settings["train_batch_size"], settings["gradient_accumulation_steps"], settings["x"]) == (32, 2, 1)
-    assert settings["bf16"] == {"enabled": False}
-
-
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_gradients_are_summed_beside_the_backward_pass_on_a_gpu(stage: int, device: str) -> None:
-    config = config_of(zero_stage=stage, precision="fp32")
-    shipped = updater.load_template("auto")
-    found = updater.settings_for(config, 2, shipped, device)["zero_optimization"]
+def test_our_settings_are_merged_into_the_template(stage: int, device: str) -> None:
+    """Gradients are summed beside the backward pass on a GPU, unless the template says otherwise."""
+    config = config_of(zero_stage=stage, precision="fp32", global_batch_size=32, micro_batch_size=8)
+    found = updater.settings_for(config, 2, updater.load_template("auto"), device)["zero_optimization"]
     assert found["overlap_comm"] is (stage > 1 and device == "cuda")
     for stated in (True, False):
-        theirs = shipped | {"zero_optimization": {"overlap_comm": stated}}
-        assert updater.settings_for(config, 2, theirs, device)["zero_optimization"]["overlap_comm"] is stated
+        template = {"zero_optimization": {"overlap_comm": stated}, "x": 1}
+        settings = updater.settings_for(config, 2, template, device)
+        assert settings["zero_optimization"] == {"overlap_comm": stated, "stage": stage}
+        assert (settings["train_batch_size"], settings["gradient_accumulation_steps"], settings["x"]) == (32, 2, 1)
+        assert settings["bf16"] == {"enabled": False}
 
 
 def test_a_template_that_sets_what_the_config_owns_is_refused_with_every_key(tmp_path: Path) -> None:

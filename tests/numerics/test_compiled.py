@@ -1,0 +1,187 @@
+"""Compiled layers train as eager ones, in every family, from the first step of a start and of a resume on.
+
+Where layers cannot be compiled, functions are: they train as eager ones, and training calls what was compiled. What
+torch.compile captures is what counts here (``aot_eager``); one run has the code that it generates. The experts take the
+way that they take on a GPU, their kernel in plain operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import rounding
+import torch
+import torch.distributed
+from configs import RECIPE, config_of
+from engines import engine_of, join_alone, open_with_weights, random_batch
+from forked import answers_of
+from grouped import plain_grouped_mm
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.model import compilation, experts, parallel
+from zerokara.model.builder import build
+from zerokara.model.experts import AuxiliaryLoss, Routing
+from zerokara.model.shapes import ModelShape
+from zerokara.training.compute.engine import Engine, load_state, master_weights, optimizer_state
+
+FAMILIES = ["qwen3", "gpt2", "t5", "qwen3_moe", "t5_moe"]
+MICRO_BATCHES, MICRO_BATCH, VOCAB = 2, 2, 300
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    join_alone()
+    monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(experts, "has_kernel", lambda _: True)
+    monkeypatch.setattr(experts, "grouped_mm", plain_grouped_mm)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+
+
+def engine_for(family: str, compiled: bool) -> tuple[Engine, ModelShape]:
+    layers = {"moe_layers": [1]} if family == "t5_moe" else {}
+    config = config_of(
+        **layers, architecture=family, num_layers=2, seq_len=24, global_batch_size=MICRO_BATCHES * MICRO_BATCH,
+        micro_batch_size=MICRO_BATCH, router_aux_loss_coef=0.3, router_z_loss_coef=0.2, compile="on",
+    )  # fmt: skip
+    shape = ModelShape.from_config(config, VOCAB)
+    model = build(shape, seed=2, routing=Routing.from_config(config))
+    engine = engine_of(model, config)
+    if compiled:
+        assert compilation.start(model, MICRO_BATCH, intra_document_masking=False, log=lambda _: None)
+    return engine, shape
+
+
+def train(
+    engine: Engine, shape: ModelShape, num_steps: int, seed: int, micro_batches: int = MICRO_BATCHES
+) -> list[float]:
+    """Mean nats of each step, and the gradient norm: the norm alone tells of a gradient that no loss is made of."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    tokens = micro_batches * MICRO_BATCH * shape.target_len
+    for _ in range(num_steps):
+        nats = 0.0
+        for _ in range(micro_batches):
+            batch = random_batch(shape, MICRO_BATCH, generator)
+            nats += engine.accumulate(batch, float(tokens), micro_batches * MICRO_BATCH).item()
+        found += [nats / tokens, engine.update(1e-2)]
+    return found
+
+
+def state(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    weights, moments = (
+        {name: tensor.clone() for name, tensor in part(engine)} for part in (master_weights, optimizer_state)
+    )
+    return weights, moments
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_layers_train_as_eager_ones(family: str) -> None:
+    eager, shape = engine_for(family, compiled=False)
+    compiled, _ = engine_for(family, compiled=True)
+    expected = train(eager, shape, 2, seed=3)
+    rounding.assert_same_curve(train(compiled, shape, 2, seed=3), expected, quantity="grad_norm")
+    weights, moments = state(eager)
+    rounding.assert_same_weights(state(compiled)[0], weights, at_step=2)
+    resumed, _ = engine_for(family, compiled=True)
+    for engine in (eager, resumed):
+        load_state(engine, weights.items(), moments, eager.num_updates)
+    expected = train(eager, shape, 1, seed=4)
+    rounding.assert_same_curve(train(resumed, shape, 1, seed=4), expected, quantity="grad_norm")
+
+
+def test_generated_code_trains_as_eager_layers(train_runs: Callable) -> None:
+    short = {"zero_stage": 1, "train_tokens": 10 * 8 * 32}
+    runs = train_runs({"eager": short, "compiled": {**short, "compile": "on"}})
+    eager, compiled = runs["eager"].losses, runs["compiled"].losses
+    assert len(eager) == 10 and eager[0] - eager[-1] > 0.3
+    rounding.assert_same_curve(compiled, eager)
+    assert compiled != eager  # or nothing was compiled
+
+
+def test_auxiliary_losses_without_their_weight_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin."""
+    expected = train(*engine_for("mixtral", compiled=False), 1, seed=3)
+    monkeypatch.setattr(AuxiliaryLoss, "set_weight", lambda *_: None)
+    found = train(*engine_for("mixtral", compiled=False), 1, seed=3)
+    assert rounding.times_tolerance(found, expected, quantity="grad_norm") > rounding.BROKEN
+
+
+COMMON = RECIPE | {
+    "num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 24, "micro_batch_size": 2,
+    "global_batch_size": 4, "precision": "fp32",
+}  # fmt: skip
+ZERO_3 = {"zero_stage": 3}
+SHARED = {"zero_stage": 0, "tensor_parallel_size": 2, "global_batch_size": 2}
+RUNS: dict[str, dict[str, Any]] = {
+    "llama, ZeRO 3": {**ZERO_3, "num_kv_heads": 2},
+    "gpt2, ZeRO 3, checkpointing": {**ZERO_3, "architecture": "gpt2", "activation_checkpointing": "full"},
+    "qwen3, tensor parallel": {**SHARED, "architecture": "qwen3"},
+}
+ROTATED = ("llama", "qwen3")
+PARALLEL = {"largest_logits", "sums_of_exponentials", "exponentials_times_mask"}
+
+
+def train_functions(config: PretrainConfig, compiled: bool) -> dict[str, Any]:
+    """Train three steps on the same random ids; nothing is compiled after the start."""
+    shape = ModelShape.from_config(config, VOCAB + 1)  # the last rank has rows of the vocabulary that are padding
+    model = build(
+        shape, seed=1, activation_checkpointing=config.activation_checkpointing, routing=Routing.from_config(config)
+    )
+    engine = open_with_weights(model, config, {}, torch.device("cpu"))
+    calls: dict[str, mock.Mock] = {}
+    errors: list[str] = []
+    if compiled:
+        batch = config.micro_batch, config.intra_document_masking, errors.append
+        compilation.start(model, *batch, whole_layers=False)
+        for fused in compilation.fused_functions():
+            name = fused.function.__name__.strip("_")
+            calls[name] = fused._compiled = mock.Mock(wraps=fused._compiled)
+        torch.compiler.set_stance("fail_on_recompile")
+    nats = [train(engine, shape, 1, seed=parallel.data_rank(), micro_batches=1)[0] for _ in range(3)]
+    counts = {name: watched.call_count for name, watched in calls.items() if watched.called}
+    return {"nats": nats, "calls": counts, "log": errors}
+
+
+def compare(config: PretrainConfig) -> dict[str, Any]:
+    """Train eagerly, then compiled: nats of each step, calls of each compiled function, and captured graphs."""
+    torch.compile = partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
+    experts.has_kernel, experts.grouped_mm = lambda hidden: True, plain_grouped_mm  # as on a GPU
+    eager, compiled = train_functions(config, compiled=False), train_functions(config, compiled=True)
+    return {
+        "rank": torch.distributed.get_rank(), "eager": eager["nats"], "compiled": compiled["nats"],
+        "calls": compiled["calls"], "log": compiled["log"], "captured": counters["stats"]["unique_graphs"],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory, python_path: None, warm_server: Path | None) -> dict[str, Any]:
+    jobs = {name: COMMON | settings for name, settings in RUNS.items()}
+    found = answers_of(compare, jobs, tmp_path_factory.mktemp("functions"), warm_server)
+    return {name: min(ranks, key=lambda answer: answer["rank"]) for name, ranks in found.items()}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_compiled_functions_train_as_eager_ones(seen: dict[str, Any], name: str) -> None:
+    rounding.assert_same_curve(seen[name]["compiled"], seen[name]["eager"])
+    assert seen[name]["compiled"][0] > seen[name]["compiled"][-1], "they train"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_training_calls_what_was_compiled(seen: dict[str, Any], name: str) -> None:
+    calls, settings = seen[name]["calls"], RUNS[name]
+    softmax = PARALLEL if "tensor_parallel_size" in settings else {"softmax_times_mask"}
+    rotates = {"apply_rotary_pos_emb_bshd"} if name.split(",")[0] in ROTATED else set()
+    assert set(calls) == softmax | rotates | {"plain_activate"}, seen[name]["log"]
+    times = 2 if "checkpointing" in name else 1  # computed again
+    assert calls["plain_activate"] == 3 * 2 * times, "steps, layers"
+    # Those of the loss once; the others for training and evaluation; rotation of queries and of fewer keys.
+    sizes = 1 + len(rotates) * (2 if "num_kv_heads" in settings else 1)
+    assert seen[name]["captured"] == len(softmax) + 2 * sizes
