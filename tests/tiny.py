@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
+import torch
 import warm
 from configs import RECIPE
 from made_tokens import write_tokens
@@ -127,9 +128,10 @@ class Trained:
         """The norm of each step's gradient, before clipping."""
         return [line["grad_norm"] for line in step_metrics.read(self.folder) if "loss" in line]
 
-    def optimizer_bytes(self, rank: int) -> int:
-        """What the optimizer's state took in one process."""
-        return int((self.folder / f"optimizer_bytes_{rank}.txt").read_text(encoding="utf-8"))
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        """Each process's memory and connections, as run_sessions.py describes them."""
+        return [json.loads(path.read_text(encoding="utf-8")) for path in self.folder.glob("seen_*.json")]
 
     @property
     def weights(self) -> dict[str, Any]:
@@ -149,6 +151,16 @@ class Trained:
     @property
     def _newest(self) -> Path:
         return self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
+
+
+def assert_same_bits(found: Trained, expected: Trained) -> None:
+    """Assert that two runs have the same losses, weights and optimizer state, bit for bit."""
+    assert found.losses == expected.losses and found.valid_losses == expected.valid_losses
+    for part in ("weights", "moments"):
+        tensors, others = getattr(found, part), getattr(expected, part)
+        assert tensors.keys() == others.keys()
+        for name, tensor in others.items():
+            assert tensor.dtype == torch.float32 and torch.equal(tensors[name], tensor), name
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,9 @@
 
 Beside its settings a run may name ``stop_at``, a step to stop before, and ``spoil_at``, a step after whose update the
 last process's weights are changed in one place; the message that this must lead to is then written to spoilt.txt. And
-``fault``, which befalls it in every process (tests/faults/forge.py). Each process writes how many bytes of optimizer
-state it holds to optimizer_bytes_<rank>.txt, the addresses at which it listens to listening_<rank>.json, and the
-time-outs of its process groups, in seconds, to timeouts_<rank>.json. Each run that is done adds a line to the JSON
-file's neighbour that ends in .done.
+``fault``, which befalls it in every process (tests/faults/forge.py). Each process writes to seen_<rank>.json how many
+bytes of optimizer state it holds, the addresses at which it listens, and its process groups' time-outs in seconds.
+Each run that is done adds a line to the JSON file's neighbour that ends in .done.
 
 Nothing that the processes send each other may be a pickle, whoever sends it.
 """
@@ -87,14 +86,13 @@ def train(config_path: str, job: dict[str, Any]) -> None:
 
         trainer.after_step = stopping  # type: ignore[method-assign]
     place, rank = Path(job["output_model_dir"]), trainer.run.processes.rank
-    (place / f"optimizer_bytes_{rank}.txt").write_text(str(optimizer_bytes(trainer)), encoding="utf-8")
     listening = [each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
-    (place / f"listening_{rank}.json").write_text(json.dumps(listening), encoding="utf-8")
     timeouts = [
         group._get_backend(torch.device("cpu")).options._timeout.total_seconds()  # type: ignore[attr-defined]
         for group in torch.distributed.distributed_c10d._world.pg_map
     ]
-    (place / f"timeouts_{rank}.json").write_text(json.dumps(timeouts), encoding="utf-8")
+    seen = {"optimizer_bytes": optimizer_bytes(trainer), "listening": listening, "timeouts": timeouts}
+    (place / f"seen_{rank}.json").write_text(json.dumps(seen), encoding="utf-8")
     if spoil_at is None:
         trainer.train()
     else:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rounding
-import torch
+from tiny import assert_same_bits
 from token_sources import consumption_of
 
 from zerokara.config.loading import load
@@ -22,20 +23,7 @@ STAGES = (
 """100 and 252 sequences of 32: the first ends within step 13, the second with step 44."""
 
 
-@pytest.fixture(scope="module")
-def two_sources(tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Settings that name the tiny corpus as two sources, of which the first is read more than once."""
-    folder = tmp_path_factory.mktemp("sources")
-    return tokenized(tiny_data, folder, {"a": slice(30), "b": slice(30, None)})
-
-
-@pytest.fixture(scope="module")
-def few_documents(tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Settings that name so little of the tiny corpus that a run of `STEPS` reads all of it and begins again."""
-    return tokenized(tiny_data, tmp_path_factory.mktemp("few"), {"a": slice(25)}, valid_min_documents="4")
-
-
-def tokenized(tiny_data: dict[str, str], folder: Path, sources: dict[str, slice], **more: str) -> dict[str, str]:
+def tokenized(tiny_data: dict[str, str], folder: Path, sources: dict[str, slice], **more: str) -> dict[str, Any]:
     """Make token files of parts of the tiny corpus, each a source, and give the settings that name them."""
     lines = Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8").splitlines(keepends=True)
     for name, part in sources.items():
@@ -68,19 +56,16 @@ SMALLER = {name: {"micro_batch_size": 8, "num_layers": 1} for name in KINDS if n
 
 
 @pytest.fixture(scope="module")
-def runs(
-    train_runs: Callable,
-    two_sources: dict[str, str],
-    few_documents: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict:
-    folder = tmp_path_factory.mktemp("resume")
+def runs(train_runs: Callable, tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder, few, sources = (tmp_path_factory.mktemp(name) for name in ("resume", "few", "sources"))
     trained, again = {}, {}
-    plain = {"train_tokens": STEPS * 8 * 32}
-    staged = {"train_tokens": CURRICULUM_STEPS * 8 * 32, **two_sources}
+    # So little of the corpus that a run reads all of it and begins again; and two sources, the first read repeatedly.
+    plain = tokenized(tiny_data, few, {"a": slice(25)}, valid_min_documents="4")
+    plain |= {"train_tokens": STEPS * 8 * 32}
+    staged = tokenized(tiny_data, sources, {"a": slice(30), "b": slice(30, None)})
+    staged |= {"train_tokens": CURRICULUM_STEPS * 8 * 32}
     for name, kind in KINDS.items():
-        data = staged if "stages" in kind else {**plain, **few_documents}
-        common = {**data, **SMALLER.get(name, {}), **kind}
+        common = {**(staged if "stages" in kind else plain), **SMALLER.get(name, {}), **kind}
         first, second = CURRICULUM_STOPS if "stages" in kind else STOPS
         trained[f"{name}_unbroken"] = common
         trained[f"{name}_broken"] = {**common, "stop_at": first}
@@ -95,12 +80,7 @@ def runs(
 def test_resumed_twice_equals_unbroken_bit_for_bit(runs: dict, name: str) -> None:
     unbroken, broken = runs[f"{name}_unbroken"], runs[f"{name}_broken"]
     assert len(unbroken.losses) == (CURRICULUM_STEPS if "stages" in KINDS[name] else STEPS)
-    assert broken.losses == unbroken.losses
-    for part in ("weights", "moments"):
-        expected, got = getattr(unbroken, part), getattr(broken, part)
-        assert expected.keys() == got.keys()
-        for key, tensor in expected.items():
-            assert tensor.dtype == torch.float32 and torch.equal(got[key], tensor), key
+    assert_same_bits(broken, unbroken)
 
 
 def test_every_step_is_recorded_once(runs: dict) -> None:
@@ -141,13 +121,12 @@ def moved(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dic
         "odd": {"zero_stage": 3, **ODD},
         "changed": {"zero_stage": 1},
     }
-    after = {
-        "adamw": {"zero_stage": 3, "micro_batch_size": 4},
-        "adafactor": {**ADAFACTOR, "zero_stage": 1, "micro_batch_size": 2},
-        "muon": {"optimizer": "muon", "zero_stage": 1, "micro_batch_size": 2},
-        "odd": {"zero_stage": 3, **ODD},
-        "changed": {"optimizer": "muon", "zero_stage": 1},
+    changes = {
+        "adamw": {"zero_stage": 3},
+        **{name: {"zero_stage": 1, "micro_batch_size": 2} for name in ("adafactor", "muon")},
+        "changed": {"optimizer": "muon"},
     }
+    after = {name: settings | changes.get(name, {}) for name, settings in before.items()}
     stopped = {name: {**settings, "stop_at": 10} for name, settings in before.items()}
     alone = train_runs(
         {**stopped, **{f"{name}_unbroken": settings for name, settings in before.items()}}, folder=folder
@@ -163,11 +142,8 @@ def moved(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 def test_two_processes_resume_bit_for_bit(moved: dict) -> None:
-    unbroken, broken = moved["shared_unbroken"], moved["shared_broken"]
-    assert len(unbroken.losses) == 20 and broken.losses == unbroken.losses
-    for part in ("weights", "moments"):
-        got = getattr(broken, part)
-        assert all(torch.equal(got[key], tensor) for key, tensor in getattr(unbroken, part).items()), part
+    assert len(moved["shared_unbroken"].losses) == 20
+    assert_same_bits(moved["shared_broken"], moved["shared_unbroken"])
 
 
 @pytest.mark.parametrize("name", ["adamw", "odd", "adafactor", "muon"])
