@@ -53,7 +53,7 @@ def sections(task: TaskData) -> list[Section]:
 def test_models_and_baselines_stand_beside_each_other_in_per_cent(task: TaskData, sections: list[Section]) -> None:
     found = sections[0]
     assert (found.metric, found.unit, found.higher_is_better) == ("accuracy", "%", True)
-    assert {row.model: row.value for row in found.ranked()} == {"sure": 100.0, "half": 50.0}
+    assert [(row.model, row.value) for row in found.ranked()] == [("sure", 100.0), ("half", 50.0)]
     baselines = {each.name: each.value for each in found.baselines}
     assert list(baselines) == ["majority", "bag_of_words", "character_ngrams"]
     references = task.references
