@@ -36,7 +36,8 @@ try:
     sys.exit(any(version(name) != pin for name, pin in (line.split("==") for line in sys.argv[1:])))
 except PackageNotFoundError:
     sys.exit(1)' $(grep -oE '^[^ ]+==[^ ]+' <<<"$wanted") ||
-        $python -m pip install --disable-pip-version-check --quiet --require-hashes --no-deps -r <(echo "$wanted")
+        $python -m pip install --disable-pip-version-check --quiet --require-hashes --no-deps -r <(echo "$wanted") \
+            2> >(grep --line-buffered -v 'is ignored: it is neither a file nor a directory' >&2)
 }
 checks() {
     part "lint" $python -m ruff check

@@ -77,8 +77,11 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     except ValidationError as error:
         by_key: dict[str, list[ErrorDetails]] = {}
         for detail in error.errors():
-            by_key.setdefault(_key_of(detail), []).append(detail)
-            wrong.add(str(detail["loc"][0]))
+            key, *inner = map(str, detail["loc"])
+            wrong.add(key)
+            if inner and inner[0].isdecimal() and (inner[1:] or detail["type"] == "model_type"):
+                key = ".".join([f"{key}[{inner[0]}]", *inner[1:2]])  # stages[1].order, or stages[1]
+            by_key.setdefault(key, []).append(detail)
         faults += [_invalid(key, details, origin, config_class) for key, details in by_key.items()]
         # Every setting has a default: with it in place of the wrong values, the rules can check the valid ones.
         config = config_class(**{key: value for key, value in values.items() if key not in wrong})
@@ -252,14 +255,6 @@ def _unknown(key: str, value: object, config_class: type[Settings], origin: Orig
 def _nearest(key: str, known: Iterable[str], otherwise: str) -> str:
     near = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {near[0]}?" if near else otherwise
-
-
-def _key_of(detail: ErrorDetails) -> str:
-    """Return ``lr``, or for a fault inside an item of a list ``stages[1].order`` or ``stages[1]``."""
-    key, *inner = map(str, detail["loc"])
-    if inner and inner[0].isdecimal() and (inner[1:] or detail["type"] == "model_type"):
-        return ".".join([f"{key}[{inner[0]}]", *inner[1:2]])
-    return key
 
 
 def _invalid(key: str, details: list[ErrorDetails], origin: Origin, config_class: type[Settings]) -> Fault:
