@@ -66,5 +66,5 @@ def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -
         step=10, samples=80, tokens=5120, seconds=12.0, shape=shape.as_json(),
         tokenizer_sha256=manifest.sha256_of(tokenizer), data_sha256="0" * 64, precision="fp32", facts={},
     )  # fmt: skip
-    store.save(run_dir, state, spread_weights(shape), {"x": torch.zeros(1)})
+    store.save(run_dir, state, spread_weights(shape, seed=5), {"x": torch.zeros(1)})
     return run_dir
