@@ -109,7 +109,7 @@ def windows(documents: Iterable[Sequence[int]], shape: ModelShape, training: Obj
     if len(stream) < 2:
         raise RunError("the proof has no text: check_corpus gave no document of at least two tokens")
     keys = np.arange(-(-len(stream) // length))
-    batch = training(np.resize(stream, (len(keys), length)), keys)  # a last sample that is cut short begins anew
+    batch = training(np.resize(stream, (len(keys), length)), keys)  # a last sample that is cut short restarts
     if batch.decoder_inputs is None:
         return _first([Prompt([], ids) for ids in batch.inputs.tolist()], budget)
     pairs = zip(batch.inputs.tolist(), batch.decoder_inputs.tolist(), strict=True)
