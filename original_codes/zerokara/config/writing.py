@@ -93,8 +93,10 @@ def value_text(value: Any) -> str:
     return stream.getvalue().strip()[1:-1]
 
 
-def write_values(config_path: Path, values: Mapping[str, int | float | str]) -> None:
+def write_values(config_path: Path, values: Mapping[str, int | float | str], is_dry_run: bool = False) -> str:
     """Change the values of these keys in a YAML file of step 3, append those that it lacks, and nothing else.
+
+    Returns what was done, or in a dry run would be, for display.
 
     Raises:
         RunError: the file would not hold the same settings with just these values; it is left as it was.
@@ -117,7 +119,9 @@ def write_values(config_path: Path, values: Mapping[str, int | float | str]) -> 
         by_hand = "; ".join(f"{key}: {text}" for key, text in texts.items())
         what = f"cannot change {', '.join(values)} without touching something else"
         raise RunError(f"{config_path}: {what}; write by hand: {by_hand}")
-    write_file(config_path, after)
+    if not is_dry_run:
+        write_file(config_path, after)
+    return f"{'dry run: would write' if is_dry_run else 'written:'} {config_path}"
 
 
 if __name__ == "__main__":

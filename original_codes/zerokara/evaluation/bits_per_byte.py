@@ -110,6 +110,15 @@ def measure(models: Sequence[LoadedModel], text: MeasuredText, settings: BitsPer
     return section(text, [measure_model(model, text, settings) for model in models], settings)
 
 
+def measure_texts(
+    texts: Sequence[MeasuredText], models: Sequence[LoadedModel], settings: BitsPerByteSettings
+) -> Iterator[Section]:
+    """Yield the section of each text; each model is loaded once for all."""
+    of_models = [[measure_model(model, text, settings) for text in texts] for model in models]
+    for number, text in enumerate(texts):
+        yield section(text, [measured[number] for measured in of_models], settings)
+
+
 def measure_model(model: LoadedModel, text: MeasuredText, settings: BitsPerByteSettings) -> Measured:
     """Measure one model on the documents of one text."""
     reading = reading_of(model, settings)

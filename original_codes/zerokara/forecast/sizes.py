@@ -10,13 +10,14 @@ R* = 15.4 (Muennighoff et al., 2023, arXiv 2305.16264).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zerokara.config.architectures import SizeName
 from zerokara.forecast.fit import Prediction, ScalingLaw, effective_parameters
 from zerokara.forecast.speed import Speed
 from zerokara.model.shapes import ModelShape
+from zerokara.progress import bytes_text, count_text, seconds_text
 
 REPETITIONS_WORTH = 15.4  # R*
 RULE_OF_THUMB = 20  # tokens per parameter where nothing better is known (Hoffmann et al., 2022)
@@ -89,3 +90,17 @@ def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
         return (ample[-1] if ample else fitting[0]) if fitting else None
     best = min(values.values())
     return next(each for each in fitting if values[each.name] <= GOOD_ENOUGH * best)
+
+
+def table(shown: Mapping[Candidate, int], chosen: Candidate) -> list[str]:
+    """Format the table: each size with its optimizer steps."""
+    last = "bits per byte (95 %)" if chosen.prediction else "tokens a parameter"
+    columns = f"{'parameters':>10} {'tokens':>8} {'epochs':>7} {'steps':>9} {'memory':>9} {'time':>14}"
+    lines = [f"  {'size':<6} {columns}  {last}"]
+    for each, steps in shown.items():
+        lines.append(
+            f"{'→' if each is chosen else ' '} {each.name:<6} {count_text(each.shape.num_parameters()):>10} "
+            f"{count_text(each.tokens):>8} {each.epochs:>7.2f} {steps:>9,} {bytes_text(each.memory_bytes):>9} "
+            f"{seconds_text(3600 * each.hours):>14}  {each.prediction or f'{each.tokens_per_parameter:.1f}'}"
+        )
+    return lines

@@ -22,13 +22,7 @@ def enter(root: str) -> None:
 
 
 def stop_at_once() -> None:
-    """Let Ctrl-C end the process with a line until work begins: inside an import it would be a traceback."""
+    """Let Ctrl-C end the process at once until work begins: inside an import it would be a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in the background
-        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def stop(*_: object) -> None:
-    """Handle SIGINT."""
-    os.write(2, b"stopped\n")
-    os._exit(130)

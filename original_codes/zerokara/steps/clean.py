@@ -50,10 +50,8 @@ def clean(folders: Sequence[Path], is_deleting: bool) -> None:
                 for child in sorted(path.iterdir(), key=lambda child: child.name == mark):
                     shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
                 path.rmdir()
-    verb = "were" if is_deleting else "can be"
-    log(f"{plural(len(found), 'folder')} set aside; {bytes_text(freed)} {verb} freed")
-    if freed and not is_deleting:
-        print("to delete all but those that are kept: the same command with --delete")
+    outcome = "freed" if is_deleting else "to free: the same command with --delete deletes all but those that are kept"
+    log(f"{plural(len(found), 'folder')} set aside; {bytes_text(freed)} {outcome}")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -21,7 +21,6 @@ from zerokara.config.loading import FILES, load
 from zerokara.config.settings import Settings
 from zerokara.config.writing import help_text, overrides
 from zerokara.errors import UserError, guarded
-from zerokara.steps import stop
 
 COMMAND_NAME = "ZEROKARA_COMMAND"  # environment variable with the name by which the user called a shell script
 FIT_MINUTES = 10.0  # default of --fit
@@ -124,7 +123,7 @@ def run(script: str, work: Callable[[Any, Options], None], doc: str | None, argv
     config_class, path = FILES[SCRIPTS[script]], options.config_path
 
     def begin() -> None:
-        if signal.getsignal(signal.SIGINT) is stop:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of `stop_at_once`
             signal.signal(signal.SIGINT, signal.default_int_handler)
         work(load(config_class, path, options.overrides), options)
 

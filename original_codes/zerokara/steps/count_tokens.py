@@ -9,13 +9,10 @@ from zerokara.config.data import SampleLengths
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import write_values
 from zerokara.errors import UserError
-from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, log, summary
-from zerokara.samples.data_plan import DataPlan
 from zerokara.steps import command
-from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import SplitCount, TokenPaths, bin_path, count
-from zerokara.training.planning import recipe, run_folder, schedule
+from zerokara.training.planning import run_folder, run_plan, schedule
 
 WRITE_HELP = "write the tokens of `epochs` epochs into the configuration file as train_tokens, keeping its comments"
 
@@ -23,28 +20,15 @@ WRITE_HELP = "write the tokens of `epochs` epochs into the configuration file as
 def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     """Print the table; with --write, set `train_tokens` in the configuration file."""
     counts, lengths, paths = count(config.output_prefix), config.lengths, TokenPaths(config.output_prefix)
-    epoch_tokens = lengths.samples_in(counts.train.tokens) * lengths.raw
-    if epoch_tokens == 0:
-        rule = f"is longer than the whole training text, which has {counts.train.tokens:,} tokens"
-        raise UserError(config.fault("seq_len", rule, f"set it below {counts.train.tokens:,}, or use more text"))
-    extent: tuple[int, int, list[int | None]] = (lengths.raw, lengths.samples_in(counts.train.tokens), [])
-    # Only these ask for what step 2 leaves beside the token files, which may be somebody else's.
-    if config.is_mixture or recipe.left_to_rules(config):
-        plan = DataPlan.from_config(config, config, lengths, config.seed)
-        extent = schedule.extent_of(plan)
-    if recipe.left_to_rules(config):
-        shape = ModelShape.from_config(config, Encoder(config.input_tokenizer_file).vocab_size)
-        samples = schedule.num_samples(config, *extent)
-        earlier = run_folder.look(config)
-        config, _ = recipe.resolve(config, shape, samples, earlier.requested if earlier else None)
-    course = schedule.Schedule.from_config(config, *extent)
+    earlier = run_folder.look(config)
+    plan = run_plan.make_plan(config, kept=earlier.requested if earlier else None)
+    course, epoch_tokens = plan.schedule, lengths.samples_in(counts.train.tokens) * lengths.raw
     train_tokens, epochs = round(config.epochs * epoch_tokens), f"{config.epochs:g} epochs of {epoch_tokens:,}"
     if config.is_mixture:
         train_tokens, epochs = course.num_tokens, "as in the table above"
-        table = schedule.consumption(plan, course)
-        if faults := list(schedule.epochs_faults(config, table.sources)):
+        if faults := list(schedule.epochs_faults(config, plan.consumption.sources)):
             raise UserError(faults)
-        log("\n".join(schedule.table_lines(plan, course, table)))
+        log("\n".join(schedule.table_lines(plan.data.reading, course, plan.consumption)))
     length = f"auto: {train_tokens:,} tokens, {epochs}"
     if config.train_tokens != "auto":
         length = f"{config.train_tokens:,} tokens: {config.train_tokens / epoch_tokens:.3f} epochs of {epoch_tokens:,}"
@@ -61,10 +45,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         ("run", f"{steps}: {course.num_tokens:,} tokens, {course.epochs_at(course.num_steps):.3f} epochs"),
     ]
     if options.write:
-        if not options.dry_run:
-            write_values(options.config_path, {"train_tokens": train_tokens})
-        action = "dry run: would write" if options.dry_run else "written:"
-        rows.append(("config", f"{action} train_tokens: {train_tokens} into {options.config_path}"))
+        rows.append(("config", write_values(options.config_path, {"train_tokens": train_tokens}, options.dry_run)))
     summary(f"{bin_path(paths.train)}", rows, command.next_command("3_train_node1.sh", options, config))
 
 

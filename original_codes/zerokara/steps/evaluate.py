@@ -7,11 +7,10 @@ folder, by content: a stopped run continues, and a further model costs only its 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerokara import manifest
 from zerokara.config.evaluate_config import EvaluateConfig
@@ -19,23 +18,18 @@ from zerokara.corpus.find import find_files, for_manifest
 from zerokara.durable import write_file, write_json
 from zerokara.errors import UserError
 from zerokara.evaluation import inputs
-from zerokara.evaluation.inputs import MeasuredText, TaskData
-from zerokara.evaluation.results import Section, page, table
+from zerokara.evaluation.results import page, table
 from zerokara.evaluation.scoring import LEVEL
 from zerokara.evaluation.tasks import measure_tasks
 from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
-
-if TYPE_CHECKING:
-    from zerokara.evaluation.models import LoadedModel
-    from zerokara.evaluation.overlap import Overlap
 
 _PLACES: dict[str, Any] = {
     **dict.fromkeys(("models", "output_dir", "texts", "pretraining_data", "device", "batch_tokens"), True),
     "tasks": {"__all__": {"test_data", "train_data"}},
 }
 """Settings that name inputs and outputs, or change no result."""
-HELP = {"redo": "replace the results of an earlier run (what was measured stays in the cache, by content)"}
+REDO_HELP = "replace the results of an earlier run (what was measured stays in the cache, by content)"
 
 
 def evaluate(config: EvaluateConfig, options: command.Options) -> None:
@@ -79,12 +73,22 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         return
     overlaps = inputs.overlaps(config, tasks)
     # This is the border: the configuration has been checked, and torch and transformers are imported.
-    from zerokara.evaluation import model_index
+    from zerokara.evaluation import bits_per_byte, model_index
     from zerokara.evaluation.models import open_models
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
+    settings = bits_per_byte.BitsPerByteSettings(
+        context_length=None if config.context_length == "auto" else config.context_length,
+        min_context=config.min_context,
+        batch_tokens=None if config.batch_tokens == "auto" else config.batch_tokens,
+        seed=config.seed,
+        cache=folder / "cache" / "bits_per_byte",
+    )
+    of_texts = bits_per_byte.measure_texts(read, models, settings)
+    with_overlaps = zip(tasks, overlaps, strict=True)
+    of_tasks = measure_tasks(with_overlaps, models, seed=config.seed, cache=folder / "cache" / "answers")
     sections = []
-    for section in measured(config, read, zip(tasks, overlaps, strict=True), models):
+    for section in chain(of_texts, of_tasks):
         log("\n".join(table(section)))
         sections.append(section)
     rows = [("results", str(results_path)), ("page", str(page_path))]
@@ -102,29 +106,4 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     summary("step 8 evaluate: done", [*rows, ("time", seconds_text(seconds))])
 
 
-def measured(
-    config: EvaluateConfig,
-    read: Sequence[MeasuredText],
-    tasks: Iterable[tuple[TaskData, dict[str, Overlap]]],
-    models: Sequence[LoadedModel],
-) -> Iterator[Section]:
-    """Yield every section that the configuration asks for, as soon as it is measured."""
-    from zerokara.evaluation import bits_per_byte
-
-    settings = bits_per_byte.BitsPerByteSettings(
-        context_length=None if config.context_length == "auto" else config.context_length,
-        min_context=config.min_context,
-        batch_tokens=None if config.batch_tokens == "auto" else config.batch_tokens,
-        seed=config.seed,
-        cache=Path(config.output_dir, "cache", "bits_per_byte"),
-    )
-    losses: list[list[bits_per_byte.Measured]] = [[] for _ in read]
-    for model in models:  # each is loaded once for all texts
-        for number, text in enumerate(read):
-            losses[number].append(bits_per_byte.measure_model(model, text, settings))
-    for text, of_text in zip(read, losses, strict=True):
-        yield bits_per_byte.section(text, of_text, settings)
-    yield from measure_tasks(tasks, models, seed=config.seed, cache=Path(config.output_dir, "cache", "answers"))
-
-
-main = partial(command.run, "8_evaluate.py", evaluate, __doc__, **HELP)
+main = partial(command.run, "8_evaluate.py", evaluate, __doc__, redo=REDO_HELP)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +18,10 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import overrides, write_values
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.forecast import fit
-from zerokara.forecast.sizes import Budget, Candidate, candidate, recommended
+from zerokara.forecast.sizes import Budget, candidate, recommended, table
 from zerokara.forecast.speed import LEFT_TO_RECIPE, Planner, size_settings
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import bytes_text, count_text, log, seconds_text, summary
+from zerokara.progress import count_text, log, seconds_text, summary
 from zerokara.steps import command
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import Counts, count
@@ -78,9 +77,8 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     values = {**LEFT_TO_RECIPE, **size_settings(chosen.name), "train_tokens": tokens}
     named = {"model_size", "train_tokens", *(key for key in values if getattr(config, key) != values[key])}
     if options.write:
-        rows.append(("config", f"{'dry run: would write' if options.dry_run else 'written:'} {options.config_path}"))
+        rows.append(("config", write_values(options.config_path, values, options.dry_run)))
         if not options.dry_run:
-            write_values(options.config_path, values)
             named.clear()
     kept = [each for each in options.overrides if each.partition("=")[0].strip() not in values]
     advised = overrides({key: value for key, value in values.items() if key in named})
@@ -113,20 +111,6 @@ def _small_runs(
         small.train(runs, speed, free)
     results = small.results()
     return results if len(results) >= fit.NUM_RUNS else []
-
-
-def table(shown: Mapping[Candidate, int], chosen: Candidate) -> list[str]:
-    """Format the table: each size with its optimizer steps."""
-    last = "bits per byte (95 %)" if chosen.prediction else "tokens a parameter"
-    columns = f"{'parameters':>10} {'tokens':>8} {'epochs':>7} {'steps':>9} {'memory':>9} {'time':>14}"
-    lines = [f"  {'size':<6} {columns}  {last}"]
-    for each, steps in shown.items():
-        lines.append(
-            f"{'→' if each is chosen else ' '} {each.name:<6} {count_text(each.shape.num_parameters()):>10} "
-            f"{count_text(each.tokens):>8} {each.epochs:>7.2f} {steps:>9,} {bytes_text(each.memory_bytes):>9} "
-            f"{seconds_text(3600 * each.hours):>14}  {each.prediction or f'{each.tokens_per_parameter:.1f}'}"
-        )
-    return lines
 
 
 main = partial(command.run, "0_plan.py", plan, __doc__, **HELP)

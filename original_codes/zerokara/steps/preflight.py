@@ -15,11 +15,10 @@ from typing import Any
 
 from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
-from zerokara.config.convert_config import ConvertConfig, ConvertSettings
+from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data import DataSettings
 from zerokara.config.loading import FILES, load
 from zerokara.config.optim import ScheduleSettings
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile
@@ -134,36 +133,8 @@ def _is_left_by_us(path: Path) -> bool:
         return file.read(max(map(len, _MARKS))).startswith(_MARKS)
 
 
-def tokenizer_file_faults(config: DataSettings) -> Iterator[Fault]:
-    """Check that `input_tokenizer_file` names a file with content; the remedy names the newest tokenizer beside."""
-    path = Path(config.input_tokenizer_file)
-    if not path.is_file() or not path.stat().st_size:
-        rule = "the tokenizer file is empty" if path.is_file() else "there is no such tokenizer file"
-        beside = [model for model in path.parent.parent.glob(f"*/{MODEL_NAME}") if model.stat().st_size]
-        newest = max(beside, key=os.path.getmtime, default=None)
-        remedy = f"write input_tokenizer_file: {newest}" if newest else "make one with step 1: name its tokenizer.model"
-        yield config.fault("input_tokenizer_file", rule, remedy)
-
-
-def chain_faults(tokenizer: TokenizerConfig, training: PretrainConfig, converting: ConvertConfig) -> Iterator[Fault]:
-    """Check that each step reads what the step before it writes."""
-    made, run = os.path.join(tokenizer.output_dir, MODEL_NAME), training.output_model_dir
-    if os.path.abspath(training.input_tokenizer_file) != os.path.abspath(made):
-        rule = f"is not the tokenizer of step 1, {made} ({tokenizer.where('output_dir')})"
-        yield training.fault("input_tokenizer_file", rule, f"write {made}, or run the steps one by one")
-    checkpoint = os.path.abspath(converting.input_model_dir)
-    if os.path.abspath(run) not in (checkpoint, os.path.dirname(checkpoint)):
-        rule = f"is not the run of step 3, {run} ({training.where('output_model_dir')})"
-        yield converting.fault("input_model_dir", rule, f"write {run}, or run the steps one by one")
-
-
-def main(paths: Sequence[str]) -> int:
-    """Do `check_line`; returns the exit code."""
-    return guarded(lambda: check_line(paths))
-
-
 def check_line(paths: Sequence[str]) -> None:
-    """Check the configuration files of steps 1, 2 to 3, and 4 to 6; print that they are in order.
+    """Check the configuration files of steps 1, 2 to 3, and 4 to 6: each step reads what the one before it writes.
 
     Raises:
         UserError: with the faults of all three.
@@ -177,9 +148,21 @@ def check_line(paths: Sequence[str]) -> None:
             found += error.faults
     if not found:
         first, second, last = loaded
-        found += chain_faults(first, second, last)
+        made, run = os.path.join(first.output_dir, MODEL_NAME), second.output_model_dir
+        if os.path.abspath(second.input_tokenizer_file) != os.path.abspath(made):
+            rule = f"is not the tokenizer of step 1, {made} ({first.where('output_dir')})"
+            found.append(second.fault("input_tokenizer_file", rule, f"write {made}, or run the steps one by one"))
+        checkpoint = os.path.abspath(last.input_model_dir)
+        if os.path.abspath(run) not in (checkpoint, os.path.dirname(checkpoint)):
+            rule = f"is not the run of step 3, {run} ({second.where('output_model_dir')})"
+            found.append(last.fault("input_model_dir", rule, f"write {run}, or run the steps one by one"))
         steps = ((first, of_tokenizer), (second, of_tokens), (second, of_run), (last, of_export))
         found += [fault for config, of in steps for fault in faults(config, of(config))]
     if found:
         raise UserError(found)
     print("\n".join(f"{path}: in order" for path in paths))
+
+
+def main(paths: Sequence[str]) -> int:
+    """Do `check_line`; returns the exit code."""
+    return guarded(lambda: check_line(paths))

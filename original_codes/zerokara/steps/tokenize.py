@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from zerokara import manifest
-from zerokara.config.data import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile, find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
@@ -18,6 +16,7 @@ from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text, count_text, log, plural, summary
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.compatibility import notes
+from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
 from zerokara.tokens.encode import encode_corpus, manifest_facts, start_fork_server, summary_rows
@@ -34,7 +33,11 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         raise UserError(Fault("--part and --merge", "are two steps", remedy="merge when all parts are done"))
     if share := part or (merging if merging != WHOLE else None):
         name += f", {'part' if part else 'merge'} {share.number}/{share.of}"
-    files, faults = list[InputFile](), list(preflight.tokenizer_file_faults(config))
+    files, faults = list[InputFile](), list[Fault]()
+    try:
+        Encoder(config.input_tokenizer_file)
+    except UserError as error:
+        faults += [config.fault("input_tokenizer_file", fault.rule, fault.remedy) for fault in error.faults]
     try:
         files = find_files(config.input_jsonl, config.where("input_jsonl"))
     except UserError as error:
@@ -77,7 +80,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     summary(f"{name}: done", summary_rows(config, encoded, time.monotonic() - started), following)
 
 
-def manifest_work(config: DataSettings, files: Sequence[InputFile]) -> manifest.StepSpec:
+def manifest_work(config: PretrainConfig, files: list[InputFile]) -> manifest.StepSpec:
     """Return the settings and inputs that the token files depend on."""
     names = ("text_field", "txt_document", "valid_fraction", "valid_min_documents", "split_seed")
     settings = {name: getattr(config, name) for name in names}

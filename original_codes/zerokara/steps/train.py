@@ -14,10 +14,8 @@ from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.steps import command, preflight
 from zerokara.training import launching, resume_proof
-from zerokara.training.launching import Commands
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import run_folder, run_plan
-from zerokara.training.planning.run_plan import PRETRAINING, RunTask
 
 HELP = {
     "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",
@@ -28,7 +26,7 @@ HELP = {
 }
 
 
-def step(config: RunConfig, options: command.Options, task: RunTask = PRETRAINING) -> None:
+def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = run_plan.PRETRAINING) -> None:
     """Do what the options ask for: train, or evaluate a checkpoint, or prove that the run would resume."""
     # A second --redo would set the new run aside itself.
     options = replace(options, again=command.again(options.argv, without=("--redo",)))
@@ -43,7 +41,7 @@ def step(config: RunConfig, options: command.Options, task: RunTask = PRETRAININ
         launching.evaluate(config, task, options.evaluate)
     else:
         machines = Machines.of(config, options.join, options.host, command.again(options.argv))
-        commands = Commands(options.again, _next(config, options))
+        commands = launching.Commands(options.again, _next(config, options))
         try:
             launching.train(config, task, commands, machines, options.redo, options.dry_run)
         except UserError as error:

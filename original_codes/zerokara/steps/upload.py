@@ -43,9 +43,8 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
         prompts = ", ".join(json.dumps(sample["prompt"], ensure_ascii=False) for sample in samples)
         log(f"  the card's samples continue {prompts}: if that quotes text of yours, set test_prompt_text, then step 4")
     if options.dry_run:
-        width = max(len(record.path) for record in files)
         for record in files:
-            print(f"  {record.path:<{width}}  {record.bytes:>15,} bytes")
+            print(f"  {record.bytes:>15,} bytes  {record.path}")
         print(f"dry run: nothing was sent; an upload would send {total:,} bytes in {len(files)} files")
         named = "" if name else f"write huggingface_name: user/name into {options.config_path}, then "
         print(f"next: {named}{command.next_command('6_upload.py', options, config)}")

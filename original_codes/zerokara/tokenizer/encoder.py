@@ -13,6 +13,7 @@ other only through rounding. Source: sentencepiece 0.2.3, `SentencePieceProcesso
 """
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -25,6 +26,7 @@ import numpy.typing as npt
 import sentencepiece
 
 from zerokara.errors import Fault, UserError
+from zerokara.tokenizer import MODEL_NAME
 from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile, PieceType
 
 Ids = npt.NDArray[np.int32]
@@ -240,8 +242,11 @@ def _opened(content: bytes, where: str) -> tuple[Any, bytes]:
     A model needs an end-of-document piece and ids for line ends: a piece, bytes (Llama 2: <0x0A>), or the space that
     normalisation makes of a line end (T5). A missing <pad> is no fault (`Encoder.pad_id`).
     """
-    remedy = "make one with step 1"
+    remedy = "make one with step 1, and name its tokenizer.model"
     if not content:
+        beside = [model for model in Path(where).parent.parent.glob(f"*/{MODEL_NAME}") if model.stat().st_size]
+        if newest := max(beside, key=os.path.getmtime, default=None):
+            remedy = f"name the newest one there, {newest}, or make one with step 1"
         raise UserError(Fault(where, "there is no such tokenizer file, or it is empty", remedy=remedy))
     processor = sentencepiece.SentencePieceProcessor()
     try:

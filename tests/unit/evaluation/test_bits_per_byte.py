@@ -15,7 +15,6 @@ import torch
 import transformers
 from evaluated_models import CONTEXT, save
 
-from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation import models as models_module
@@ -24,7 +23,6 @@ from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
 from zerokara.progress import Progress
-from zerokara.steps import evaluate
 
 SHORT, LONG = "The naïve fox.", "the fox 日本語 \n  Größe " * 3
 TEXT = MeasuredText("text", (SHORT, LONG, "țară 🦊 </s> <|endoftext|>", "a" * 70), 4)
@@ -201,7 +199,7 @@ def test_progress_adds_up(models: dict[str, LoadedModel], monkeypatch: pytest.Mo
 
 
 def test_the_step_loads_each_model_once_for_all_texts_and_holds_one_at_a_time(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[str] = []
     load_weights = models_module._load
@@ -212,10 +210,9 @@ def test_the_step_loads_each_model_once_for_all_texts_and_holds_one_at_a_time(
         return load_weights(folder, *others)
 
     monkeypatch.setattr(models_module, "_load", counts)
-    config = EvaluateConfig(output_dir=str(tmp_path), texts=("a", "b"))
     texts = [MeasuredText(name, TEXT.documents[:number], 4) for number, name in enumerate(("a", "b"), 2)]
     opened = open_models([folders["gpt2"], folders["llama"]], "cpu")
-    sections = list(evaluate.measured(config, texts, [], opened))
+    sections = list(bits_per_byte.measure_texts(texts, opened, bits_per_byte.BitsPerByteSettings()))
     assert [section.name for section in sections] == ["bits per byte: a", "bits per byte: b"]
     assert loaded == ["gpt2", "llama"]
 

@@ -19,7 +19,6 @@ from configs import typed
 from zerokara import manifest
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.convert_config import ConvertConfig
-from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault, UserError
@@ -159,29 +158,6 @@ def test_a_folder_in_which_the_user_may_not_write_is_told() -> None:
         finally:
             os.seteuid(user)
             folder.chmod(0o755)
-
-
-def test_a_missing_tokenizer_is_told_with_the_newest_that_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("config.yaml").write_text("lr: 1e-3\ninput_tokenizer_file: tokenizers/it/tokenizer.model\n", "utf-8")
-    config = load(PretrainConfig, "config.yaml")
-
-    def remedy(rule: str) -> str:
-        (fault,) = preflight.tokenizer_file_faults(config)
-        assert (fault.where, fault.key) == ("config.yaml:2", "input_tokenizer_file") and rule in fault.rule
-        return fault.remedy
-
-    assert "step 1" in remedy("no such")
-    for age, name in enumerate(["newer", "older", "it"]):
-        Path("tokenizers", name).mkdir(parents=True)
-        model = Path("tokenizers", name, "tokenizer.model")
-        model.write_bytes(b"" if name == "it" else b"a model")
-        os.utime(model, (1e9 - age, 1e9 - age))
-    assert "tokenizers/newer/tokenizer.model" in remedy("empty")
-    model.write_bytes(b"a model")
-    assert not list(preflight.tokenizer_file_faults(config))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sentencepiece
+from configs import fault_of
 from toy_tokenizers import TrainToy, byte_ids, toy_lines
 
 from zerokara.errors import UserError
@@ -135,3 +137,17 @@ def test_runs_only_where_sums_are_exact(train_toy: TrainToy, tmp_path: Path) -> 
     for path in [tmp_path / "uneven.model", *others]:
         encoder = Encoder(path)
         assert encoder.run_characters == 0 and encoder.runs("a\nb") == ["a", "b"]
+
+
+def test_a_missing_tokenizer_is_told_with_the_newest_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = Path("tokenizers/it/tokenizer.model")
+    assert "step 1" in fault_of(Encoder, wanted).remedy
+    for age, name in enumerate(["newer", "older", "it"]):
+        model = Path("tokenizers", name, "tokenizer.model")
+        model.parent.mkdir(parents=True)
+        model.write_bytes(b"" if name == "it" else b"a model")
+        os.utime(model, (1e9 - age, 1e9 - age))
+    assert "tokenizers/newer/tokenizer.model" in fault_of(Encoder, wanted).remedy
