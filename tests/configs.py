@@ -70,14 +70,18 @@ def loaded(folder: Path, text: str, *overrides: str, of: type = PretrainConfig) 
 
 def faults_of(folder: Path, text: str, *overrides: str, of: type = PretrainConfig) -> list[Fault]:
     """Return the faults of a configuration that is refused; their places are relative (``:14``)."""
+    found = refused(loaded, folder, text, *overrides, of=of)
+    return [replace(each, where=each.where.replace(f"{folder}/config.yaml", "")) for each in found]
+
+
+def refused(call: Callable[..., object], *arguments: object, **named: object) -> list[Fault]:
+    """Return the faults for which this call is refused."""
     with pytest.raises(UserError) as caught:
-        loaded(folder, text, *overrides, of=of)
-    return [replace(each, where=each.where.replace(f"{folder}/config.yaml", "")) for each in caught.value.faults]
+        call(*arguments, **named)
+    return caught.value.faults
 
 
 def fault_of(call: Callable[..., object], *arguments: object, **named: object) -> Fault:
     """Return the one fault for which this call is refused."""
-    with pytest.raises(UserError) as caught:
-        call(*arguments, **named)
-    (fault,) = caught.value.faults
+    (fault,) = refused(call, *arguments, **named)
     return fault
