@@ -3,10 +3,13 @@ tests came nearest to what rounding explains."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import rounding
@@ -62,3 +65,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def root() -> Path:
     """The repository."""
     return ROOT
+
+
+@pytest.fixture
+def module_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Return a function that imports a file of benchmarks/, which is no package, by its name."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module

@@ -18,8 +18,6 @@ A job: ``step`` (``train`` or ``finetune``), its ``arguments`` (--config FILE, -
 {"signal": {…}}           see `_signal_at`
 {"hold": [{…}, …]}        see `_hold`
 {"fill_in": [[step…], f]} the saves of these steps find the disk full, by a file f, before they write the optimizer
-{"unreadable": [p, e, n]} opening files whose path holds p fails n times with the error e; a fourth number is the step
-                          of the first save from which on it does
 {"nice": n}               the process starts with this niceness
 {"retry_seconds": …, …}   other values for the waiting times of `saving`
 ========================  ============================================================================================
@@ -29,11 +27,9 @@ All of it goes through public functions and methods, so that what lies below the
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import gc
 import importlib
-import io
 import json
 import math
 import os
@@ -50,7 +46,7 @@ import numpy as np
 
 import zerokara
 from zerokara import checkpoint
-from zerokara.checkpoint import folders, tensor_file
+from zerokara.checkpoint import tensor_file
 from zerokara.checkpoint.store import CheckpointStore
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
@@ -152,8 +148,6 @@ def armed(fault: dict[str, Any], events: str = os.devnull) -> Iterator[None]:
             os.nice(fault["nice"])
         for held in fault.get("hold", ()):
             _hold(patches, events, **held)
-        if "unreadable" in fault:
-            _refuse_opening(patches, *fault["unreadable"])
         if "fill_in" in fault:
             _fill_in_saves(patches, *fault["fill_in"])
         for name in ("retry_seconds", "patience_seconds", "reminder_seconds"):
@@ -338,28 +332,6 @@ def _fill_in_saves(patches: contextlib.ExitStack, steps: list[int], filler: str)
 
     _around(patches, CheckpointStore, "save", before=lambda store, state, *_: now.update(step=state.step))
     _patch(patches, tensor_file, "write", filling)
-
-
-def _refuse_opening(
-    patches: contextlib.ExitStack, part: str, code: int, times: int, from_step: int | None = None
-) -> None:
-    real, left = io.open, [times if from_step is None else 0]
-
-    def opening(path: Any, *arguments: Any, **named: Any) -> Any:
-        if left[0] > 0 and part in str(path):
-            left[0] -= 1
-            raise OSError(code, os.strerror(code), str(path))
-        return real(path, *arguments, **named)
-
-    _patch(patches, folders, "RETRY_PAUSES_SECONDS", (0.1, 0.1))
-    _around(
-        patches,
-        CheckpointStore,
-        "save",
-        before=lambda store, state, *_: state.step == from_step and left.insert(0, times),
-    )
-    for module in (builtins, io):
-        _patch(patches, module, "open", opening)
 
 
 def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: int = 6, again: bool = False) -> None:

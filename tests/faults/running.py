@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tiny import Trained
+from configs import typed
+from tiny import Trained, assert_same_bits
 
 from zerokara import checkpoint
 from zerokara.training.monitoring import step_metrics
@@ -73,9 +74,8 @@ class Forge:
         """Start training in `run_dir`; `settings` are those of config.yaml."""
         if self.pid:  # of a test that failed
             self.kill()
-        arguments = ["--config", self.settings["config"]]
-        for key, value in {**settings, "output_model_dir": run_dir}.items():
-            arguments += ["--set", f"{key}={value}"]
+        given = {**settings, "output_model_dir": run_dir}
+        arguments = ["--config", self.settings["config"], *typed(*(f"{key}={value}" for key, value in given.items()))]
         for path in (self._log_path, self._events_path):
             path.write_bytes(b"")
         job = {"step": self.step, "arguments": arguments, "work": work, "fault": fault or {}}
@@ -161,8 +161,6 @@ def trained_unbroken(
 
 def assert_equal(run_dir: Path, expected: Trained) -> None:
     """See that a run ended as another: each loss, each validation, each weight and moment, bit for bit."""
-    import torch
-
     got = Trained(run_dir)
 
     def series(trained: Trained, key: str) -> list[tuple[int, float]]:
@@ -170,9 +168,7 @@ def assert_equal(run_dir: Path, expected: Trained) -> None:
 
     for key in ("loss", "grad_norm", "learning_rate", "epoch", "valid_loss", "valid_accuracy", "skipped"):
         assert series(got, key) == series(expected, key), key
-    for ours, others in ((got.weights, expected.weights), (got.moments, expected.moments)):
-        assert ours.keys() == others.keys()
-        assert all(torch.equal(tensor, others[name]) for name, tensor in ours.items())
+    assert_same_bits(got, expected)
     assert replace(got.state, seconds=0.0) == replace(expected.state, seconds=0.0)
 
 

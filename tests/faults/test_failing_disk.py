@@ -13,7 +13,6 @@ import errno
 import io
 import os
 import shutil
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,11 +22,10 @@ from unittest import mock
 
 import pytest
 import torch
-from faults.running import COMMON, Forge, assert_equal, whole_checkpoints
-from tiny import Trained
+from made_checkpoints import state_of
 
 from zerokara import checkpoint
-from zerokara.checkpoint import Retention, TrainingState, folders
+from zerokara.checkpoint import Retention, folders
 from zerokara.checkpoint.store import CheckpointStore
 from zerokara.errors import RunError
 
@@ -119,13 +117,6 @@ class _File:
         return getattr(self._file, name)
 
 
-def state_at(step: int) -> TrainingState:
-    return TrainingState(
-        step=step, samples=step, tokens=step, seconds=1.0, shape={}, tokenizer_sha256="t", data_sha256="d",
-        precision="fp32", facts={"valid_loss": LOSSES[step], "valid_step": step},
-    )  # fmt: skip
-
-
 class Life:
     """A run's checkpoints, and what was promised of them."""
 
@@ -148,10 +139,11 @@ class Life:
 
     def save(self, step: int) -> None:
         store = CheckpointStore(self.run_dir, RETENTION, self.log.append, self.resumed)
+        state, weights = state_of(step, LOSSES[step]), {"a": torch.full((2,), float(step))}
         for attempt in range(6):  # as the thread that writes does, every few seconds
             try:
                 with self.disk.inserted():
-                    store.save(state_at(step), {"a": torch.full((2,), float(step))}, {"a.exp_avg": torch.zeros(2)})
+                    store.save(state, weights, {"a.exp_avg": torch.zeros(2)})
                 break
             except OSError:
                 self.require_nothing_lost()
@@ -222,23 +214,3 @@ def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path) -> None:
         left = {path.name for path in disk.folder.iterdir()} - kept
         assert not [name for name in left if ".broken" not in name and not name.startswith("global_step")], left
         shutil.rmtree(disk.folder)
-
-
-def test_a_run_resumes_through_a_disk_that_fails_to_read(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
-    """For a moment: from the newest checkpoint. For good: from the one before, and the newest is kept."""
-    run_dir, stale = tmp_path / "run", errno.ESTALE
-    assert forge.run(run_dir, {"save": 4, "at_line": 1}, **COMMON) == -signal.SIGKILL
-    fault: dict[str, Any] = {"unreadable": ["global_step6/optimizer", stale, 2], "save": 2, "at_line": 1}
-    assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
-    assert forge.log.count("retrying in") == 2 and forge.values("resumed") == [6]
-    assert whole_checkpoints(run_dir) == [6, 8]
-    fault = {"unreadable": ["global_step8/weights", stale, 99], "save": 3, "at_line": 1}
-    assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
-    assert forge.values("resumed") == [6]
-    checkpoint.check(run_dir / "global_step8.broken")
-    assert whole_checkpoints(run_dir) == [8, 10]
-    fault = {"unreadable": ["global_step10/manifest.json", errno.EIO, 99, 12], "save": 5, "at_line": 1}
-    assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
-    assert whole_checkpoints(run_dir)[-3:] == [10, 16, 18]
-    assert forge.run(run_dir, **COMMON) == 0, forge.log
-    assert_equal(run_dir, unbroken)

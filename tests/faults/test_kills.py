@@ -10,13 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from faults.running import COMMON, Forge, Kills, assert_equal, wait_for, whole_checkpoints
+from faults.running import COMMON, Forge, Kills, assert_equal, whole_checkpoints
 from tiny import Trained
 
 from zerokara import checkpoint
-from zerokara.errors import RunError
 from zerokara.training.monitoring import step_metrics
-from zerokara.training.planning import run_folder
 
 
 @pytest.fixture
@@ -74,61 +72,6 @@ def test_broken_newest_checkpoints(forge: Forge, unbroken: Trained, tmp_path: Pa
         assert len(checkpoint.broken_names(run_dir)) == len(broken) + len(PARTS)
         assert whole_checkpoints(run_dir)[-6:] == [*before[-5:], before[-1] + 2]
     assert forge.run(run_dir, **COMMON) == 0, forge.log
-    assert_equal(run_dir, unbroken)
-
-
-def test_the_only_good_checkpoint_is_never_pruned(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
-    run_dir, settings = tmp_path / "run", {**COMMON, "keep_last": 1, "keep_best": False}
-    assert forge.run(run_dir, {"save": 5, "at_line": 1}, **{**settings, "keep_last": 2}) == -signal.SIGKILL
-    _flip(run_dir / "global_step8" / "weights.safetensors")
-    # Saved at every step now: the first new one is older than the broken one.
-    sooner = {**settings, "save_interval": 1}
-    assert forge.run(run_dir, {"save": 1, "at_line": 1}, **sooner) == -signal.SIGKILL
-    assert checkpoint.all_steps(run_dir) == [6]  # nothing new stands, so nothing goes
-    assert forge.run(run_dir, {"save": 2, "at_line": 1}, **sooner) == -signal.SIGKILL
-    assert whole_checkpoints(run_dir) == [7] and (run_dir / "global_step8.broken").is_dir()
-    assert forge.run(run_dir, **settings) == 0, forge.log
-    assert_equal(run_dir, unbroken)
-
-
-def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
-    """Each start finds what another fault has left, and is killed after a save."""
-    run_dir = tmp_path / "run"
-    assert forge.run(run_dir, {"save": 4, "at_line": 1}, **COMMON) == -signal.SIGKILL
-    for leftover in ("latest names nothing", "latest is missing", "partial folders", "half a deletion"):
-        older, newest = whole_checkpoints(run_dir)[-2:]
-        if leftover == "latest names nothing":
-            (run_dir / "latest").write_text("global_step999\n", encoding="utf-8")
-        elif leftover == "latest is missing":
-            (run_dir / "latest").unlink()
-        elif leftover == "partial folders":
-            for name in (f"global_step{newest + 2}.partial", "global_step2.deleted.partial"):
-                (run_dir / name).mkdir()
-                (run_dir / name / "weights.safetensors").write_bytes(b"x")
-            (run_dir / "metrics.jsonl.123.partial").write_bytes(b"x")
-        else:
-            (checkpoint.folder_of(run_dir, older) / "manifest.json").unlink()
-        assert forge.run(run_dir, {"save": 2, "at_line": 1}, **COMMON) == -signal.SIGKILL
-        assert forge.values("resumed") == [newest]
-        assert (run_dir / "latest").read_text(encoding="utf-8") == f"global_step{newest + 2}\n"
-        assert not list(run_dir.glob("*.partial")) and whole_checkpoints(run_dir)[-2:] == [newest, newest + 2]
-        assert (run_dir / f"global_step{older}.broken").is_dir() == (leftover == "half a deletion")
-    assert forge.run(run_dir, **COMMON) == 0, forge.log
-    assert_equal(run_dir, unbroken)
-
-
-def test_a_lock_dies_with_its_owner(
-    forge: Forge, unbroken: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
-    run_dir = tmp_path / "run"
-    forge.start(run_dir, {"hold": [{"at_step": 3, "exists": "/never"}]}, **COMMON)
-    wait_for(lambda: 2 in forge.values("step"))
-    with pytest.raises(RunError, match="another process is training here"), run_folder.training_lock(run_dir):
-        raise AssertionError("it must not begin")
-    assert forge.kill() == -signal.SIGKILL
-    # no user but root may make the thread that saves less nice
-    assert forge.run(run_dir, {"nice": 19}, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)
 
 

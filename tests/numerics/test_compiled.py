@@ -21,6 +21,7 @@ from configs import RECIPE, config_of
 from engines import engine_of, join_alone, open_with_weights, random_batch
 from forked import answers_of
 from grouped import plain_grouped_mm
+from tiny import assert_same_bits
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -97,9 +98,12 @@ def test_compiled_layers_train_as_eager_ones(family: str) -> None:
     rounding.assert_same_curve(train(resumed, shape, 1, seed=4), expected, quantity="grad_norm")
 
 
-def test_generated_code_trains_as_eager_layers(train_runs: Callable) -> None:
+def test_generated_code_trains_as_eager_layers_and_resumes_bit_for_bit(train_runs: Callable, tmp_path: Path) -> None:
     short = {"zero_stage": 1, "train_tokens": 10 * 8 * 32}
-    runs = train_runs({"eager": short, "compiled": {**short, "compile": "on"}})
+    on = {**short, "compile": "on"}
+    runs = train_runs({"eager": short, "compiled": on, "resumed": {**on, "stop_at": 6}}, folder=tmp_path)
+    runs |= train_runs({"resumed": on}, folder=tmp_path)
+    assert_same_bits(runs["resumed"], runs["compiled"])
     eager, compiled = runs["eager"].losses, runs["compiled"].losses
     assert len(eager) == 10 and eager[0] - eager[-1] > 0.3
     rounding.assert_same_curve(compiled, eager)

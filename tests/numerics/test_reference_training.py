@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import rounding
 import torch
-import transformers
 from configs import config_of
 from engines import chains, engine_of, join_alone
-from safetensors.torch import save_file
 from torch import Tensor
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.huggingface import families, weight_rules
+from zerokara.huggingface.families import SpecialIds, stock_model_of
 from zerokara.model import parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
@@ -73,27 +70,6 @@ def losses_of_ours(settings: PretrainConfig, shape: ModelShape, batches: list[Te
         engine.update(schedule.learning_rate(step))
         losses.append(nats.item() / count)
     return losses
-
-
-def hugging_face_model(shape: ModelShape) -> torch.nn.Module:
-    """The stock class with the initial weights of ours."""
-    ours = dict(build(shape, seed=1).named_parameters())
-    special = families.SpecialIds(bos=1, eos=2, pad=3)
-    hf_config = families.hf_config(shape, special, "fp32")
-    family = families.FAMILIES[shape.architecture]
-    model = getattr(transformers, family.auto_class).from_config(hf_config)
-    assert type(model).__name__ == family.class_name
-    converted = dict(weight_rules.to_hf(families.rules_for(shape), {k: v.detach() for k, v in ours.items()}, shape))
-    if shape.tie_word_embeddings:
-        converted["lm_head.weight"] = next(iter(converted.values()))
-    if family.is_encoder_decoder or shape.moe_layers:  # files hold less and other tensors than the class in memory
-        converted.pop("lm_head.weight") if shape.tie_word_embeddings else None
-        folder = tempfile.mkdtemp()
-        save_file({name: tensor.clone() for name, tensor in converted.items()}, f"{folder}/model.safetensors")
-        hf_config.save_pretrained(folder)
-        return type(model).from_pretrained(folder).train()
-    model.load_state_dict(converted, strict=True)
-    return model
 
 
 def torch_adamw(model: torch.nn.Module, weight_decay: float) -> Update:
@@ -173,7 +149,10 @@ def losses_of_reference(
     settings: PretrainConfig, shape: ModelShape, batches: list[Tensor], scale: float = 0.2, exponent: float = 0.8
 ) -> list[float]:
     decay, is_ours = settings.weight_decay, settings.optimizer == "adafactor"
-    model = build(shape, seed=1) if is_ours else hugging_face_model(shape)
+    model = build(shape, seed=1)
+    if not is_ours:
+        special = SpecialIds(bos=1, eos=2, pad=3)
+        model = stock_model_of(shape, model.named_parameters(), special).train().requires_grad_()
     update = {
         "adamw": lambda: torch_adamw(model, decay),
         "muon": lambda: plain_muon(model, settings.muon_momentum, decay, scale),
@@ -295,12 +274,3 @@ def test_zero_3_gets_a_partitioned_model(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(KeyboardInterrupt):
         engine_of(build(ModelShape.from_config(settings, VOCAB)), settings)
     assert whole and not any(whole)
-
-
-def test_what_is_offloaded_is_pinned() -> None:
-    """By DeepSpeed's own default, which a template may change: pinned memory is what copies to a GPU need."""
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
-    settings = config_of(**{**SETTINGS, "zero_stage": 3, "offload": "all", "precision": "bf16"})
-    zero = DeepSpeedZeroConfig(**settings_for(settings, 1, {}, "cuda")["zero_optimization"])
-    assert zero.offload_optimizer.pin_memory and zero.offload_param.pin_memory

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-
-
-def module_of(root: Path, name: str) -> ModuleType:
-    """A file of benchmarks/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, root / "benchmarks" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    path = list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = path
-    return module
 
 
 def test_step_3_is_measured_and_profiled(root: Path, tmp_path: Path) -> None:
@@ -60,8 +48,8 @@ def test_the_tests_on_a_gpu_are_rehearsed(root: Path, tmp_path: Path) -> None:
     assert found["summary"] in (tmp_path / "tests.txt").read_text(encoding="utf-8")
 
 
-def test_missing_packages_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = module_of(root, "gpu_needs")
+def test_missing_packages_are_named(module_of: Any, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = module_of("gpu_needs")
     wanted = needs.needed()
     assert {"hjson", "annotated-types", "pydantic-core", "httpcore2"} <= wanted.keys() and "wandb" not in wanted
     monkeypatch.setattr(needs, "installed", lambda name: None if name == "hjson" else "1")
@@ -73,8 +61,8 @@ def test_missing_packages_are_named(root: Path, monkeypatch: pytest.MonkeyPatch)
         assert f" {name}=={wanted[name]}" in head, f"{name}: not the version of requirements.lock"
 
 
-def test_what_no_longer_fits_is_left_out(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    benchmark = module_of(root, "gpu")
+def test_what_no_longer_fits_is_left_out(module_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = module_of("gpu")
     given = benchmark.argparse.Namespace(tiny=False, minutes=1.0, results=tmp_path, only=[], set=[])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(benchmark, "make_data", lambda *_: None)
@@ -84,8 +72,8 @@ def test_what_no_longer_fits_is_left_out(root: Path, tmp_path: Path, monkeypatch
     assert [one["name"] for one in found] == list(benchmark.PARTS["dense"]) and all("left_out" in one for one in found)
 
 
-def test_the_table_shows_a_run_that_failed(root: Path, tmp_path: Path) -> None:
-    benchmark, table = module_of(root, "gpu"), module_of(root, "gpu_table")
+def test_the_table_shows_a_run_that_failed(module_of: Any, tmp_path: Path) -> None:
+    benchmark, table = module_of("gpu"), module_of("gpu_table")
     run = benchmark.Watched(12, [(1.0, "out of memory")], 10**9)
     facts = {"device": "cpu", "versions": {"torch": "2"}, "settings": [], **benchmark.facts_of(run, tmp_path)}
     plan = {"batch": "1 × 1 × 8", "precision": "bf16", "least_bytes": 10**9, "ample_bytes": 2 * 10**9}

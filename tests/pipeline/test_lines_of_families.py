@@ -11,6 +11,7 @@ import notebooks
 import pytest
 import torch
 import warm
+from configs import typed
 
 from zerokara.training.monitoring import step_metrics
 
@@ -46,21 +47,17 @@ def run(*command: str) -> str:
 
 def through_all_steps(place: Path, corpus: Path, name: str, *small: str) -> str:
     """Steps 1 to 4 and 6 from a set of model_configs/, made small; gives their output."""
-
-    def settings(*values: str) -> list[str]:
-        return [word for value in values for word in ("--set", value)]
-
     kinds = "sentence_piece_config", "config", "convert_config"
     tokenizer, training, converting = (f"model_configs/{name}_{kind}.yaml" for kind in kinds)
-    train = settings(
+    train = typed(
         f"input_jsonl=[{corpus}]", f"input_tokenizer_file={place}/tokenizer/tokenizer.model",
         f"output_prefix={place}/tokens", f"output_model_dir={place}/run", *SMALL, *small,
     )  # fmt: skip
-    first = settings(
+    first = typed(
         f"input=[{corpus}]", f"output_dir={place}/tokenizer", "vocab_size=400", "reserved_pieces=[]", "num_threads=1"
     )
-    convert = settings(f"input_model_dir={place}/run", f"output_tokenizer_and_model_dir={place}/hf", "check_lines=50")
-    upload = settings("huggingface_name=somebody/tiny")
+    convert = typed(f"input_model_dir={place}/run", f"output_tokenizer_and_model_dir={place}/hf", "check_lines=50")
+    upload = typed("huggingface_name=somebody/tiny")
     said = run(warm.python(), "1_train_sentencepiece_tokenizer.py", "--config", tokenizer, *first)
     said += run("bash", "2_tokenize.sh", "--config", training, *train)
     said += run(warm.python(), "count_tokens.py", "--config", training, *train)
@@ -113,10 +110,9 @@ def test_experts_are_trained_and_exported(corpus: Path, tmp_path: Path) -> None:
 
 def test_what_no_class_holds_is_refused_plainly(tmp_path: Path, span_data: dict[str, str]) -> None:
     settings = ["architecture=t5_moe", "num_kv_heads=auto", "moe_layers=[1]", f"output_model_dir={tmp_path}/run"]
-    options = [word for setting in (*settings, "max_steps=2") for word in ("--set", setting)]
-    run("bash", "3_train_node1.sh", "--config", span_data["config"], *options)
+    run("bash", "3_train_node1.sh", "--config", span_data["config"], *typed(*settings, "max_steps=2"))
     made = (f"input_model_dir={tmp_path}/run", f"output_tokenizer_and_model_dir={tmp_path}/hf")
-    command = ["bash", "4_convert_to_HF.sh", *(word for setting in made for word in ("--set", setting))]
+    command = ["bash", "4_convert_to_HF.sh", *typed(*made)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 2 and not (tmp_path / "hf").exists()
     assert "t5_moe" in done.stderr and "SwitchTransformersFor" in done.stderr, "the class that comes nearest"

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from configs import typed
+
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS_SPACE = 3_400_000_000
 """Limit of each process: enough to load torch and to train with small micro batches, not for 262,144 tokens at once."""
@@ -22,7 +24,7 @@ def test_too_large_a_micro_batch_is_answered_with_what_fits(tiny_data: dict[str,
     )  # fmt: skip
     command = [sys.executable, "-m", "zerokara.steps", "train", "--config", tiny_data["config"]]
     process = subprocess.Popen(
-        [*command, *(word for setting in settings for word in ("--set", setting))],
+        [*command, *typed(*settings)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "original_codes")},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE)),

@@ -1,11 +1,8 @@
 """Programs of benchmarks/: what the measure of recipe.py counts, what nanochat reads, what tables and pages say."""
 
-import importlib
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,13 +12,6 @@ from tiny import make_data
 from torch import Tensor
 
 from zerokara.tokenizer.encoder import Encoder
-
-
-@pytest.fixture
-def module_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Return a function that imports a file of benchmarks/ by its name."""
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
-    return importlib.import_module
 
 
 def test_the_page_about_many_machines_has_the_numbers_of_its_program(module_of: Any, root: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import orjson
 import pytest
+from configs import fault_of, refused
 
 from zerokara import manifest, progress
-from zerokara.errors import Fault, UserError
 from zerokara.manifest import StepSpec
 
 
@@ -23,12 +23,6 @@ def done(tmp_path: Path) -> tuple[Path, StepSpec]:
     spec = StepSpec("step", {"size": 3, "list": ("a",)}, {"source": source})
     manifest.write(tmp_path / "manifest.json", spec, {"result": output}, {"tokens": 7}, 1.0)
     return tmp_path / "manifest.json", spec
-
-
-def faults(path: Path, spec: StepSpec) -> list[Fault]:
-    with pytest.raises(UserError) as refused:
-        manifest.already_done(path, spec)
-    return refused.value.faults
 
 
 def test_an_unchanged_step_is_done_wherever_its_input_is(done: tuple[Path, StepSpec]) -> None:
@@ -44,12 +38,12 @@ def test_every_difference_is_a_fault_with_key_and_value(done: tuple[Path, StepSp
     path, spec = done
     path.with_name("in.txt").write_text("changed", encoding="utf-8")
     other = StepSpec("step", {**spec.settings, "size": 4}, spec.inputs)
-    size, source = faults(path, other)
+    size, source = refused(manifest.already_done, path, other)
     assert (size.where, size.key, size.value) == (str(path), "size", 4) and "3" in size.rule
     assert source.key == "source" and "7 bytes" in str(source.value) and "2 bytes" in source.rule
     assert "--redo" in size.remedy and "--redo" in source.remedy
     assert manifest.already_done(path, other, redo=True) is None
-    assert len(faults(path, StepSpec("another", spec.settings, spec.inputs))) == 1
+    assert fault_of(manifest.already_done, path, StepSpec("another", spec.settings, spec.inputs))
 
 
 def test_a_missing_or_changed_output_has_to_be_made_again(done: tuple[Path, StepSpec]) -> None:
@@ -82,7 +76,7 @@ def test_files_are_hashed_once_and_unchanged_ones_never_again(tmp_path: Path, ha
     assert [record.sha256 for record in made.inputs["corpus"][:40]] == [manifest.sha256_of(path) for path in paths]
     assert made.inputs["corpus"][40] == made.inputs["corpus"][3] and len(hashed) == 40
     paths[7].write_bytes(b"other")
-    (fault,) = faults(tmp_path / "manifest.json", spec)
+    fault = fault_of(manifest.already_done, tmp_path / "manifest.json", spec)
     assert fault.key == "corpus" and hashed[40:] == [paths[7]]
 
 
@@ -105,7 +99,7 @@ def test_a_file_on_the_hub_is_known_by_its_content_id(tmp_path: Path) -> None:
     made = manifest.write(path, spec("git:abc"), {}, {}, 1.0)
     assert made.inputs["corpus"] == [manifest.FileRecord("hf://datasets/o/n@c/f.jsonl", 7, "git:abc", 0)]
     assert manifest.already_done(path, spec("git:abc", "hf://datasets/o/n@d/g.jsonl")) is not None
-    assert [fault.key for fault in faults(path, spec("git:abd"))] == ["corpus"]
+    assert fault_of(manifest.already_done, path, spec("git:abd")).key == "corpus"
 
 
 @pytest.mark.parametrize("content", [None, b"{}", b"[]", b"not JSON"])
@@ -113,9 +107,7 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes | None) -
     path = tmp_path / "manifest.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UserError) as refused:
-        manifest.read(path)
-    assert refused.value.faults[0].where == str(path)
+    assert fault_of(manifest.read, path).where == str(path)
 
 
 def test_a_newer_format_is_refused_as_such_and_a_further_field_is_not(done: tuple[Path, StepSpec]) -> None:

@@ -8,17 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from configs import fault_of
 from made_checkpoints import saved
 
 from zerokara import checkpoint
 from zerokara.checkpoint import Retention, folders
-from zerokara.errors import Fault, UserError
-
-
-def faults_of(folder: Path) -> list[Fault]:
-    with pytest.raises(UserError) as refused:
-        checkpoint.check(folder)
-    return refused.value.faults
 
 
 def _flip_last_byte(path: Path) -> None:
@@ -41,7 +35,7 @@ def test_a_broken_newest_is_skipped_and_logged(
 ) -> None:
     older, newest = saved(tmp_path, 10), saved(tmp_path, 20)
     harm(newest)
-    (fault,) = faults_of(newest)
+    fault = fault_of(checkpoint.check, newest)
     assert fault.where == str(newest / file) and word in fault.rule and "checkpoint" in fault.remedy
     log: list[str] = []
     assert checkpoint.newest_complete(tmp_path, log.append) == older
@@ -52,10 +46,10 @@ def test_a_manifest_that_leaves_a_file_out_is_broken(tmp_path: Path) -> None:
     manifest = saved(tmp_path, 10) / "manifest.json"
     content = json.loads(manifest.read_text(encoding="utf-8"))
     manifest.write_text(json.dumps({**content, "outputs": {"state": content["outputs"]["state"]}}), encoding="utf-8")
-    (fault,) = faults_of(manifest.parent)
+    fault = fault_of(checkpoint.check, manifest.parent)
     assert fault.where == str(manifest) and "weights, optimizer" in fault.rule
     assert checkpoint.newest_complete(tmp_path / "nowhere") is None
-    assert [fault.where for fault in faults_of(tmp_path / "global_step5")] == [str(tmp_path / "global_step5")]
+    assert fault_of(checkpoint.check, tmp_path / "global_step5").where == str(tmp_path / "global_step5")
 
 
 def names(folders: list[Path]) -> list[str]:

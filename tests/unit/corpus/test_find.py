@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from configs import fault_of, refused
 from corpus_files import compressed
 
 from zerokara.corpus import find
 from zerokara.corpus.find import check_unchanged, find_files
-from zerokara.errors import Fault, RunError, UserError, shown
+from zerokara.errors import RunError, shown
 
 
 @pytest.fixture
@@ -38,17 +39,6 @@ def names(*entries: str) -> list[str]:
 
 def by_source(*entries: str) -> list[tuple[int, str]]:
     return [(file.source, file.name) for file in find_files(entries, "config.yaml:3")]
-
-
-def faults_of(*entries: str) -> list[Fault]:
-    with pytest.raises(UserError) as raised:
-        find_files(entries, "config.yaml:3")
-    return raised.value.faults
-
-
-def fault_of(*entries: str) -> Fault:
-    (fault,) = faults_of(*entries)
-    return fault
 
 
 def test_a_folder_gives_its_corpus_files_sorted_and_below(here: Path) -> None:
@@ -88,22 +78,22 @@ def test_every_entry_without_a_file_is_named_with_what_was_looked_for(here: Path
     write(here, "corpus.jsonl", "a.docx")
     (here / "empty").mkdir()
     entries = ["korpus.jsonl", "nowhere/*.txt", "empty", "a.docx", "~nobody_of_this_name/a.txt", " "]
-    missing, pattern, empty, other, no_user, blank = faults = faults_of(*entries)
+    missing, pattern, empty, other, no_user, blank = faults = refused(names, *entries)
     assert {fault.where for fault in faults} == {"config.yaml:3"}
     assert [fault.value for fault in faults[:-1]] == entries[:-1] and "empty" in blank.rule
     assert ".jsonl" in missing.rule and f"{tmp_path}/here holds a.docx, corpus.jsonl, empty" in missing.remedy
     assert "no folder" in pattern.remedy and "is empty" in empty.remedy and ".jsonl" in other.rule and no_user.rule
-    embedded = fault_of("data/embedded/corpus.jsonl").remedy
+    embedded = fault_of(names, "data/embedded/corpus.jsonl").remedy
     assert embedded.endswith(".venv/bin/python -m zerokara.corpus.embedded data/embedded/corpus.jsonl")
     (here / "a.jsonl").touch()
-    assert "0 bytes" in fault_of("a.jsonl").rule
+    assert "0 bytes" in fault_of(names, "a.jsonl").rule
 
 
 def test_a_file_named_twice_is_a_fault(here: Path) -> None:
     write(here, "in/a.jsonl", "in/b.jsonl")
     (here / "again").symlink_to("in")
     for second, first_name in (("in/a.jsonl", "in/a.jsonl"), ("again", "again/a.jsonl and 1 more")):
-        fault = fault_of("in/*", second)
+        fault = fault_of(names, "in/*", second)
         assert (fault.where, fault.value) == ("config.yaml:3", second)
         assert first_name in fault.rule and " in/* " in fault.rule
 
@@ -124,7 +114,7 @@ def test_faults_in_a_list_are_told_with_their_lines(here: Path) -> None:
     (here / "none.txt").write_text("# nothing yet\n\n", encoding="utf-8")
     (here / "latin.txt").write_bytes(b"caf\xe9.txt\n")
     entries = [f"@{name}.txt" for name in ("bad", "none", "latin", "gone")]
-    second_file, nested, empty, latin, gone = faults_of(*entries)
+    second_file, nested, empty, latin, gone = refused(names, *entries)
     assert (second_file.where, second_file.value) == ("bad.txt:3", "./b.jsonl")
     assert (nested.where, nested.value) == ("bad.txt:4", "@other.txt")
     assert [fault.value for fault in (empty, latin, gone)] == entries[1:]
@@ -192,7 +182,7 @@ def test_loops_of_links_end(here: Path, entry: str) -> None:
 def test_a_link_to_nothing_with_a_corpus_file_s_name_is_a_fault(here: Path, entry: str) -> None:
     write(here, "in/a.jsonl")
     (here / "in/gone.jsonl").symlink_to("/nowhere/b.jsonl")
-    fault = fault_of(entry)
+    fault = fault_of(names, entry)
     assert (fault.where, fault.value) == ("config.yaml:3", "in/gone.jsonl") and "link" in fault.rule
 
 
@@ -216,7 +206,7 @@ def test_pipes_and_sockets_are_not_opened(here: Path, capsys: pytest.CaptureFixt
     for entry in ("in", "in/**/*"):
         assert names(entry) == ["in/a.jsonl"]
         assert "note: in/linked.txt and 2 more: a pipe, a socket or a device; left out\n" in capsys.readouterr().out
-    fault = fault_of("in/pipe.txt")
+    fault = fault_of(names, "in/pipe.txt")
     assert fault.value == "in/pipe.txt" and "pipe" in fault.rule and fault.remedy
 
 
@@ -236,10 +226,10 @@ def nobody(here: Path) -> Iterator[None]:
 def test_what_may_not_be_read_is_told_before_anything_is_done(here: Path) -> None:
     write(here, "in/a.jsonl", "in/closed.jsonl", "in/sub/b.jsonl")
     (here / "in/closed.jsonl").chmod(0)
-    assert fault_of("in").where == "in/closed.jsonl"
+    assert fault_of(names, "in").where == "in/closed.jsonl"
     (here / "in/sub").chmod(0)
     for entry in ("in", "in/**/*.jsonl"):
-        fault = fault_of(entry)
+        fault = fault_of(names, entry)
         assert str(fault.value).rstrip("/") == "in/sub" and "Permission denied" in fault.rule
     (here / "in/sub").chmod(0o700)
 
@@ -248,7 +238,7 @@ def test_files_in_the_making_are_no_corpus(here: Path) -> None:
     write(here, "data/a.jsonl", "data/tokens_tokenizing.partial/0000000-000000000000000.json")
     for entry in ("data", "data/**", "data/**/*.json*"):
         assert names(entry) == ["data/a.jsonl"]
-    assert fault_of("data/*/*.json").value == "data/*/*.json"
+    assert fault_of(names, "data/*/*.json").value == "data/*/*.json"
 
 
 NAMES = {

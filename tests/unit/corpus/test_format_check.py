@@ -5,34 +5,23 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from configs import fault_of
 from corpus_files import COMPRESS, compressed
 
 from zerokara.corpus import documents, format_check
 from zerokara.corpus.find import find_files
 from zerokara.corpus.format_check import check_formats
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import RunError
 
 GOOD = b'{"text": "x"}\n' * 20
 
 
 def _check(*paths: Path, text_field: str = "text", txt_document: format_check.TxtDocument = "line") -> None:
     check_formats(find_files([str(path) for path in paths], ""), text_field, txt_document, "config.yaml:5")
-
-
-def _faults(*paths: Path, **settings: Any) -> list[Fault]:
-    with pytest.raises(UserError) as raised:
-        _check(*paths, **settings)
-    return raised.value.faults
-
-
-def _fault(*paths: Path, **settings: Any) -> Fault:
-    (fault,) = _faults(*paths, **settings)
-    return fault
 
 
 def _jsonl(path: Path, *records: object) -> Path:
@@ -65,7 +54,7 @@ def test_a_wrong_format_is_recognised_even_among_good_files(
     compressed(tmp_path / name, content)
     (tmp_path / "good.jsonl").write_bytes(GOOD)
     for entry in (tmp_path / name, tmp_path):
-        fault = _fault(entry)
+        fault = fault_of(_check, entry)
         assert fault.where == f"{tmp_path / name}:1" and hint in fault.remedy
 
 
@@ -78,7 +67,7 @@ def test_empty_texts_tell_nothing_about_the_format(tmp_path: Path, values: list[
     _check(tmp_path / "a.parquet")
     path = _jsonl(tmp_path / "a.jsonl", *head, *[{"body": "x"}] * 50, {"text": "x"})
     line = len(head) + 1
-    fault = _fault(path)
+    fault = fault_of(_check, path)
     assert fault.where == f"{path}:{line}" and "49 lines" in fault.rule and "body" in fault.remedy
 
 
@@ -90,7 +79,7 @@ def test_not_all_empty_lines_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
             path.write_bytes(b"\n" * lines + b"no JSON\n" * 50)
             _check(path) if limit == "MAX_LINES" else None
             path.write_bytes(b"\n" * (lines - 60) + b"no JSON\n" * 50)
-            assert "one object a line" in _fault(path).remedy
+            assert "one object a line" in fault_of(_check, path).remedy
 
 
 @pytest.mark.parametrize(
@@ -112,7 +101,7 @@ def test_a_misnamed_file_is_reported_even_among_good_ones(
     (tmp_path / "good.jsonl").write_bytes(GOOD)
     _check(tmp_path)
     (tmp_path / name).write_bytes(content)
-    fault = _fault(tmp_path)
+    fault = fault_of(_check, tmp_path)
     assert fault.where == str(tmp_path / name) and f"the file is {found}" in fault.rule and wanted in fault.remedy
 
 
@@ -129,7 +118,7 @@ def test_a_missing_field_names_the_other_fields(tmp_path: Path, name: str) -> No
     path = _any_format(tmp_path / name, "body")
     (tmp_path / "good").mkdir()
     for entries in ([path], [path, _any_format(tmp_path / "good" / name, "text")]):
-        fault = _fault(*entries)
+        fault = fault_of(_check, *entries)
         assert fault.where == f"{path}:1" and "'text'" in fault.rule and "next 29 " in fault.rule
         assert "body, id" in fault.remedy and "text_field (config.yaml:5)" in fault.remedy
     _check(path, text_field="body")
@@ -138,7 +127,7 @@ def test_a_missing_field_names_the_other_fields(tmp_path: Path, name: str) -> No
 
 def test_a_parquet_column_of_another_type_names_the_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [[1]] * 30, "body": ["x"] * 30}), tmp_path / "a.parquet")
-    fault = _fault(tmp_path / "a.parquet")
+    fault = fault_of(_check, tmp_path / "a.parquet")
     assert "a column of list" in fault.rule and "text, body" in fault.remedy
 
 
@@ -147,7 +136,7 @@ def test_a_damaged_head_fails_alone_and_is_the_quarantine_s_business_among_other
     path = _any_format(tmp_path / name, "text")
     content = path.read_bytes()
     path.write_bytes(content[:6] + b"\xff" * (len(content) - 6))
-    assert "truncated or damaged file" in _fault(path).rule
+    assert "truncated or damaged file" in fault_of(_check, path).rule
     (tmp_path / "good.jsonl").write_bytes(GOOD)
     _check(tmp_path)
 
@@ -163,6 +152,6 @@ def test_a_disk_that_fails_is_reported(tmp_path: Path) -> None:
 def test_a_large_txt_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 10)
     (tmp_path / "a.txt").write_text("line one\nline two\n", encoding="utf-8")
-    fault = _fault(tmp_path / "a.txt", txt_document="file")
+    fault = fault_of(_check, tmp_path / "a.txt", txt_document="file")
     assert "18 bytes" in fault.rule and "txt_document: line" in fault.remedy
     _check(tmp_path / "a.txt", txt_document="line")

@@ -13,6 +13,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from configs import fault_of
 from corpus_files import json_lines
 from fsspec.registry import known_implementations
 
@@ -56,10 +57,7 @@ def _documents(files: list[InputFile], size: int = 1000) -> list[str]:
 
 
 def _fault(entry: str) -> Fault:
-    with pytest.raises(UserError) as raised:
-        find_files([entry], "config.yaml:3")
-    (fault,) = raised.value.faults
-    return fault
+    return fault_of(find_files, [entry], "config.yaml:3")
 
 
 @pytest.mark.usefixtures("store")

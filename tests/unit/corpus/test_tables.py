@@ -156,24 +156,18 @@ def _peak_mb(path: Path) -> tuple[int, float]:
     return characters, peak / 1024
 
 
-def test_memory_stays_small_for_a_large_row_group(tmp_path: Path) -> None:
-    """Two files whose row groups differ ten times in size take the same memory to read."""
-    peaks = []
-    for rows in (2000, 20_000):
-        texts = [f"{i} " + f"word {i % 100} " * 500 for i in range(rows)]
-        _file(tmp_path / "a.parquet", pa.table({"text": texts}), row_group_size=rows, use_dictionary=False)
-        peaks.append(_peak_mb(tmp_path / "a.parquet"))
-    assert peaks[1][0] > 70_000_000 and peaks[1][1] < peaks[0][1] + 30, peaks
-
-
-@pytest.mark.parametrize("of_dictionary_type", [False, True])
-def test_memory_stays_small_where_texts_repeat(tmp_path: Path, of_dictionary_type: bool) -> None:
+@pytest.mark.parametrize("kind", ["a large row group", "repeated texts", "texts of dictionary type"])
+def test_memory_stays_small(tmp_path: Path, kind: str) -> None:
     """A dictionary-encoded page of a few bytes can stand for any amount of text, as a hundred megabytes here."""
+    is_large = kind == "a large row group"
     texts = [f"{i} " + "wörter " * 4000 for i in range(10)] * 400
+    if is_large:
+        texts = [f"{i} " + f"word {i % 100} " * 500 for i in range(20_000)]
+    options = {"row_group_size": len(texts), "use_dictionary": not is_large}
     column = pa.array(texts, pa.string())
-    small = _file(tmp_path / "small.parquet", pa.table({"text": texts[:50]}))
-    large = tmp_path / "large.parquet"
-    file = _file(large, pa.table({"text": column.dictionary_encode() if of_dictionary_type else column}))
-    assert [item.text for item in read(Range(file)) if isinstance(item, Document)][-5:] == texts[-5:]
-    (_, low), (characters, high) = _peak_mb(small.path), _peak_mb(large)
-    assert characters == sum(map(len, texts)) and high < low + 45, (low, high)
+    column = column.dictionary_encode() if kind == "texts of dictionary type" else column
+    small = _file(tmp_path / "small.parquet", pa.table({"text": texts[: 2000 if is_large else 50]}), **options)
+    large = _file(tmp_path / "large.parquet", pa.table({"text": column}), **options)
+    assert [item.text for item in read(Range(large)) if isinstance(item, Document)][-5:] == texts[-5:]
+    (_, low), (characters, high) = _peak_mb(small.path), _peak_mb(large.path)
+    assert characters == sum(map(len, texts)) and high < low + (30 if is_large else 45), (low, high)

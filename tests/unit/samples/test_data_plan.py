@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from configs import config_of
+from configs import config_of, fault_of
 from token_sources import data_plan, settings, some_lengths, write_sources
 
-from zerokara.errors import Fault, UserError
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Causal
@@ -112,20 +111,13 @@ def test_without_weights_the_stream_is_one(tmp_path: Path, owner: dict) -> None:
     assert plan_of(tmp_path, "stages=[{tokens: rest}]").stages[0].weights == (100, 500, 41), "proportional is by length"
 
 
-def fault_of(folder: Path, *overrides: str, num_sources: int = 3) -> Fault:
-    with pytest.raises(UserError) as caught:
-        plan_of(folder, *overrides, num_sources=num_sources)
-    (fault,) = caught.value.faults
-    return fault
-
-
 def test_a_mixture_of_other_sources_is_refused(tmp_path: Path, owner: dict) -> None:
-    fault = fault_of(tmp_path, "source_weights=[1, 1]", num_sources=2)
+    fault = fault_of(plan_of, tmp_path, "source_weights=[1, 1]", num_sources=2)
     assert (fault.where, fault.key, fault.value) == ("--set", "input_jsonl", ["a.jsonl", "b.jsonl"])
     assert "a.jsonl, b.jsonl, c.jsonl" in fault.rule and "--redo" in fault.remedy
-    fault = fault_of(tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[b.jsonl, a.jsonl, c.jsonl]")
+    fault = fault_of(plan_of, tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[b.jsonl, a.jsonl, c.jsonl]")
     assert fault.key == "input_jsonl" and "a.jsonl, b.jsonl, c.jsonl" in fault.rule
-    fault = fault_of(tmp_path, "source_weights=[1, 0, 2]", "seq_len=400")
+    fault = fault_of(plan_of, tmp_path, "source_weights=[1, 0, 2]", "seq_len=400")
     assert (fault.where, fault.key, fault.value) == ("--set", "source_weights", [1.0, 0.0, 2.0])
     assert "c.jsonl" in fault.rule and "330" in fault.rule and "401" in fault.rule
     moved = plan_of(tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[x/a.jsonl, x/b.jsonl, x/c.jsonl]")
@@ -154,7 +146,5 @@ def test_a_stage_of_another_order_restarts_its_sources(tmp_path: Path, owner: di
 def test_sources_that_are_not_the_tokens_are_refused(tmp_path: Path, owner: dict) -> None:
     manifest_path = tmp_path / "tokens_text_document.manifest.json"
     manifest_path.write_text(manifest_path.read_text(encoding="utf-8").replace("4005", "4004"), encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        data_plan(config_of(output_prefix=tmp_path / "tokens"))
-    (fault,) = caught.value.faults
+    fault = fault_of(data_plan, config_of(output_prefix=tmp_path / "tokens"))
     assert fault.where == str(manifest_path) and "5,137" in fault.rule and "5,138" in fault.rule

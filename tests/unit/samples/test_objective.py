@@ -7,14 +7,13 @@ from math import comb
 
 import numpy as np
 import pytest
-from configs import config_of
+from configs import config_of, fault_of
 from span_texts import merged
 
 from zerokara.config.data import SampleLengths, causal, with_spans
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import UserError
 from zerokara.manifest import Manifest
 from zerokara.samples.objective import (
     Causal,
@@ -111,9 +110,7 @@ def test_prompts_are_padded_to_one_length() -> None:
 def test_too_few_sentinels_are_an_error_with_numbers(span_data: dict[str, str]) -> None:
     encoder = Encoder(span_data["input_tokenizer_file"])
     settings = config_of(architecture="t5", seq_len=512)
-    with pytest.raises(UserError) as caught:
-        objective(settings, encoder, seed=1, intra_document_masking=False)
-    (fault,) = caught.value.faults
+    fault = fault_of(objective, settings, encoder, seed=1, intra_document_masking=False)
     assert fault.key == "input_tokenizer_file" and "extra_ids: 100" in fault.remedy
     assert {"10", "568", "28"} <= set(fault.rule.split())
     tuned = FinetuneRunConfig(architecture="t5", seq_len=64, packed_length=32)  # it is proved on running text, too

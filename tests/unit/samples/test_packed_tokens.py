@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from configs import fault_of
 from made_tokens import write_documents
 from token_sources import some_lengths, write_sources
 
 from zerokara.config.data import causal
 from zerokara.durable import atomic_file
-from zerokara.errors import UserError
 from zerokara.samples.packed_tokens import DocumentId, PackedTokens, TokenSource, read_sources
 from zerokara.tokens.indexed import HEADER, MAGIC, TokenPaths, bin_path, idx_path
 
@@ -46,15 +46,11 @@ def test_parts_are_cut_each_by_itself(prefix: Path) -> None:
 
 
 def test_a_corpus_shorter_than_a_sequence_is_refused_with_numbers(prefix: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as raised:
-        PackedTokens(prefix, causal(17), where="config.yaml:31")
-    (fault,) = raised.value.faults
+    fault = fault_of(PackedTokens, prefix, causal(17), where="config.yaml:31")
     assert (fault.where, fault.key, fault.value) == ("config.yaml:31", "seq_len", 17)
     assert f"{prefix}.bin holds 17 tokens" in fault.rule and "= 18" in fault.rule and "at most 16" in fault.remedy
     write_documents(tmp_path / "none", [], np.dtype(np.uint16))
-    with pytest.raises(UserError) as raised:
-        PackedTokens(tmp_path / "none", causal(4))
-    (fault,) = raised.value.faults
+    fault = fault_of(PackedTokens, tmp_path / "none", causal(4))
     assert fault.where == f"{tmp_path}/none.bin" and "0 tokens" in fault.rule and "seq_len" not in fault.remedy
 
 

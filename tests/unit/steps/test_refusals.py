@@ -41,6 +41,8 @@ REFUSED: list[tuple[int, str, str]] = [
     (2, "text_field=body", "'body'"),
     (3, "output_prefix=nowhere/tokens", "nowhere/tokens"),
     (3, "seq_len=0", "seq_len = 0: "),
+    (3, "num_processes=3", "4 × 3 = 12"),
+    (3, "init_from=nowhere", "init_from = nowhere: "),
     (4, "input_model_dir=nowhere", "input_model_dir = nowhere: "),
     (6, "output_tokenizer_and_model_dir=there huggingface_name=a/b", "there"),
     (8, "models=nowhere texts=corpus.jsonl", "nowhere: "),

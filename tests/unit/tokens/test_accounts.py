@@ -18,6 +18,7 @@ from types import ModuleType
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from configs import fault_of
 from made_tokens import discard_work, encode, written
 from pydantic import TypeAdapter
 
@@ -97,9 +98,7 @@ def test_a_packed_file_that_is_cut_off_counts_whole(
     assert (file.name, file.damage, file.documents) == (str(path), CUT, 1)
     assert tally.bad_documents[0] == 1 and tally.documents > 4000
     assert tally.bad_bytes == (len(packed) // 2, len(packed) // 2) and tally.bytes_unverified
-    with pytest.raises(UserError) as raised:
-        check_bad_fraction(make_config(max_bad_fraction=0.5), tally, TokenPaths("x"))
-    (fault,) = raised.value.faults
+    fault = fault_of(check_bad_fraction, make_config(max_bad_fraction=0.5), tally, TokenPaths("x"))
     documents_bad, size = tally.bad_documents, f"{path.stat().st_size:,}"
     assert fault.key == "max_bad_fraction" and fault.value == 0.5
     assert f"{documents_bad[0]:,} of {documents_bad[1]:,} documents are bad" in fault.rule
@@ -207,9 +206,7 @@ def test_the_step_names_the_damaged_files_and_keeps_the_accounts(
     assert facts["damaged_files"] == len(facts["damaged"]) == 4
     assert TypeAdapter(SourceTally).validate_python(facts).bad_bytes[0] >= (tmp_path / "cut.jsonl.gz").stat().st_size
     # What was written stays, and a stricter limit says what is wrong with it.
-    with pytest.raises(UserError) as raised:
-        tokenize(make_config(**settings, max_bad_fraction=0.1), options)
-    (fault,) = raised.value.faults
+    fault = fault_of(tokenize, make_config(**settings, max_bad_fraction=0.1), options)
     assert (fault.key, fault.value) == ("max_bad_fraction", 0.1) and "cut.jsonl.gz" in fault.rule
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import made_tokens
 import numpy as np
 import pytest
+from configs import fault_of
 from failing_encoder import LyingEncoder
 from made_tokens import discard_work, finished, run_in_this_process, write_tokens, written
 
@@ -20,7 +21,7 @@ from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
 from zerokara.corpus.read import Range
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import RunError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
@@ -41,13 +42,6 @@ def _encode(
     encoded = made_tokens.encode(config, task_bytes, run_tasks)
     discard_work(config)
     return encoded.sources
-
-
-def _fault(config: PretrainConfig) -> Fault:
-    with pytest.raises(UserError) as raised:
-        _encode(config)
-    (fault,) = raised.value.faults
-    return fault
 
 
 def _good_texts(path: Path) -> list[str]:
@@ -118,7 +112,7 @@ def test_a_limit_that_stops_the_step_leaves_the_quarantine(
     make_config: MakeConfig, settings: dict[str, float], words: tuple[str, ...]
 ) -> None:
     config = make_config(**settings)
-    fault = _fault(config)
+    fault = fault_of(_encode, config)
     assert {fault.key: fault.value} == settings and all(word in fault.rule + fault.remedy for word in words)
     assert list(written(config)) == ["tokens_quarantine.jsonl"]
     _encode(make_config(max_bad_fraction=0.007))
@@ -131,7 +125,7 @@ def test_a_corpus_without_a_document(make_config: MakeConfig, corpus: Path) -> N
         ("{}\n{}\n", {"max_bad_fraction": 1.0}, "input_jsonl", "text field missing 2"),
     ):
         corpus.write_text(content, encoding="utf-8")
-        fault = _fault(make_config(**settings))
+        fault = fault_of(_encode, make_config(**settings))
         assert fault.key == key and rule in fault.rule
 
 

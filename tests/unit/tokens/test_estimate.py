@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import foreign_models
 import pytest
+from configs import fault_of
 from foreign_models import LLAMA
 from made_tokens import encode
 
@@ -72,9 +73,7 @@ def test_a_disk_too_small(make_config: MakeConfig, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed))
     check_disk_space(config, files, expected)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 100_000))
-    with pytest.raises(UserError) as raised:
-        check_disk_space(config, files, expected)
-    (fault,) = raised.value.faults
+    fault = fault_of(check_disk_space, config, files, expected)
     assert (fault.key, fault.value) == ("output_prefix", config.output_prefix)
     assert "5.6 MB" in fault.rule and "5.5 MB" in fault.rule
     folder = TokenPaths(config.output_prefix).work_folder
@@ -109,7 +108,5 @@ def test_a_tokenizer_that_cannot_be_exported_and_no_tokenizer(make_config: MakeC
     path = foreign_models.train(tmp_path / "llama.model", {**LLAMA, "user_defined_symbols": ["<a>"]})
     (tmp_path / "x.model").write_bytes(b"no model")
     for each, text in ((path, "'<a>'"), (tmp_path / "x.model", "step 1")):
-        with pytest.raises(UserError) as caught:
-            _prepare(make_config, each)
-        (fault,) = caught.value.faults
+        fault = fault_of(_prepare, make_config, each)
         assert fault.where == str(each) and text in f"{fault.rule} {fault.remedy}"

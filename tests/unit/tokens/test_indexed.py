@@ -20,7 +20,6 @@ from zerokara.tokens.indexed import (
     bin_path,
     check_belongs,
     count,
-    dtype_for,
     entropy,
     idx_path,
     read_header,
@@ -53,7 +52,6 @@ def test_nothing_at_all(tmp_path: Path) -> None:
     write_documents(tmp_path / "x", [], np.dtype(np.uint16))
     tokens = IndexedTokens(tmp_path / "x")
     assert len(tokens) == 0 and tokens.tokens.size == 0 and tokens.document_indices.tolist() == [0]
-    assert dtype_for(65499) == np.uint16 and dtype_for(65500) == np.int32
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from configs import fault_of
 from made_tokens import discard_work, encode, finished, stopping_after
 
 from zerokara.config.pretrain_config import PretrainConfig
@@ -77,9 +78,7 @@ def test_a_part_of_other_work_is_refused(config: PretrainConfig, make_config: Ma
     os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
     other = config.model_copy(update={"text_field": "body"})
     for of_work in ({"part": Part(1, 2)}, {"merging": WHOLE}):
-        with pytest.raises(UserError) as raised:
-            encode(other, TASK_BYTES, **of_work)
-        text = str(raised.value)
+        text = str(fault_of(encode, other, TASK_BYTES, **of_work))
         assert "text_field was text, here it is body" in text and "cp -p" in text
         assert f"a file was ['{corpus.name}', {times.st_size}, {times.st_mtime_ns}, 0], here it is [" in text
     os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns))
