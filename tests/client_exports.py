@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import typed
 from made_conversations import made_conversations
 from made_runs import corpus_lines, make_run
 
@@ -116,13 +118,9 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
         if name in DECODERS:  # as step 7 leaves it, whatever the weights
             source = auto_source(Encoder(tokenizers[kind]))
             (made / "chat_template.jinja").write_text(source, encoding="utf-8")
-        config = run / "convert.yaml"
-        config.write_text(
-            f"input_model_dir: {made}\noutput_tokenizer_and_model_dir: {folder / name}\n"
-            f"dtype: bf16\ncheck_lines: 500\ntest_prompt_text: ['{prompt}']\n",
-            encoding="utf-8",
-        )
-        assert convert_to_hf.main(["--config", str(config)]) == 0, name
+        given = {"input_model_dir": made, "output_tokenizer_and_model_dir": folder / name}
+        given |= {"dtype": "bf16", "check_lines": 500, "test_prompt_text": f"['{prompt}']"}
+        assert convert_to_hf.main(["--config", "/dev/null", *typed(**given)]) == 0, name
     chance = random.Random(7)
     questions = {
         "lines": hard_lines(chance),
@@ -149,11 +147,13 @@ def hard_lines(chance: random.Random) -> list[str]:
     return [*HARD_TEXTS, *("".join(chance.choices(pieces, k=chance.randint(1, 12))) for _ in range(190))]
 
 
-def client(program: Path | str, packages: str, *arguments: Path | str, fails: bool = False) -> str:
+def client(
+    program: Path | str, packages: str, *arguments: Path | str, fails: bool = False, cwd: Path | None = None, **own: str
+) -> str:
     """Run a program, one of `PROGRAMS` by its name, with packages of clients before our own; gives what it said.
 
     `packages` are names of folders in `PACKAGES`, with "+" between; none for our own alone. It must end well, or badly
-    where it `fails`.
+    where it `fails`; it runs in the folder `cwd`, with `own` environment variables.
     """
     folders = [PACKAGES / name for name in packages.split("+") if name]
     missing = [str(folder) for folder in folders if not folder.is_dir()]
@@ -161,31 +161,28 @@ def client(program: Path | str, packages: str, *arguments: Path | str, fails: bo
         pytest.fail(f"{' and '.join(missing)}: not there; run: bash tests/clients/run.sh")
     # Modules of a program's own lie beside it, where Python does not look by itself (PYTHONSAFEPATH).
     folders.append((PROGRAMS / program).parent)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, folders)),
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = [sys.executable, str(PROGRAMS / program), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "HF_HUB_OFFLINE": "1"} | own
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    starter = "node" if Path(program).suffix == ".mjs" else sys.executable
+    command = [starter, str(PROGRAMS / program), *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
     assert (done.returncode != 0) is fails, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def ask(program: str, packages: str, exports: Path, questions: dict[str, Any], place: Path) -> dict[str, Any]:
+def ask(program: str, packages: str, exports: Path, questions: dict[str, Any]) -> dict[str, Any]:
     """What a program says of an export, or of a folder of exports; it reads the questions and writes a file."""
-    asked, answered = place / "questions.json", place / "answers.json"
-    asked.write_text(json.dumps(questions), encoding="utf-8")
-    client(program, packages, exports, asked, answered)
-    return json.loads(answered.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as place:
+        asked, answered = Path(place, "questions.json"), Path(place, "answers.json")
+        asked.write_text(json.dumps(questions), encoding="utf-8")
+        client(program, packages, exports, asked, answered)
+        return json.loads(answered.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="session")
-def new(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def new(exports: Exports) -> dict[str, Any]:
     """What our own transformers says, which step 4 has proved."""
-    place = tmp_path_factory.mktemp("new")
-    answers = ask("with_transformers.py", "", exports.folder, exports.questions, place)
+    answers = ask("with_transformers.py", "", exports.folder, exports.questions)
     assert answers["version"].startswith("5.")
     return answers
 

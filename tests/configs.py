@@ -56,9 +56,10 @@ def config_of(**overrides: Any) -> PretrainConfig:
     return config
 
 
-def typed(*pairs: str) -> list[str]:
-    """Return ``key=value`` texts as options of the command line."""
-    return [word for pair in pairs for word in ("--set", pair)]
+def typed(*pairs: str, **settings: object) -> list[str]:
+    """Return ``key=value`` texts, and settings by name, as options of the command line."""
+    named = (f"{key}={value}" for key, value in settings.items())
+    return [word for pair in (*pairs, *named) for word in ("--set", pair)]
 
 
 def loaded(folder: Path, text: str, *overrides: str, of: type = PretrainConfig) -> Any:

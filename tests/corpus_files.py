@@ -27,6 +27,11 @@ def write_jsonl(path: Path, records: Iterable[object]) -> str:
     return str(path)
 
 
+def write_texts(path: Path, texts: Iterable[str]) -> str:
+    """Write a line of JSON for each text; return the path."""
+    return write_jsonl(path, ({"text": text} for text in texts))
+
+
 def compressed(path: Path, content: bytes) -> Path:
     """Write the content as the ending of the name says; return the path."""
     path.write_bytes(COMPRESS.get(path.suffix, bytes)(content))

@@ -7,7 +7,7 @@ from the trainer's settings, which their files record.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ def documents(count: int, seed: int = 4) -> list[str]:
     return ["\n".join(line() for _ in range(chance.randint(1, 9))) for _ in range(count)]
 
 
+STEP_1 = {
+    "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity", "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False, "user_defined_symbols": ["\n"], "pad_id": 3,
+}  # fmt: skip
+"""What step 1 sets."""
 _BPE = {
     "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
     "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True, "split_digits": True,
@@ -50,13 +55,10 @@ GEMMA = {
 def train(path: Path, settings: dict[str, Any], texts: Sequence[str] = (), vocab_size: int = 420) -> Path:
     """Train a tokenizer and write it to `path`."""
 
-    def lines() -> Iterator[str]:
-        for text in texts or documents(150):
-            yield from text.split("\n")
-
-    with open(path, "wb") as file:
+    lines = (line for text in texts or documents(150) for line in text.split("\n"))
+    with open(path, "wb") as file:  # with `model_prefix` the folder would stand in the model
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines(), model_writer=file, vocab_size=vocab_size, hard_vocab_limit=False,
+            sentence_iterator=lines, model_writer=file, vocab_size=vocab_size, hard_vocab_limit=False,
             character_coverage=1.0, num_threads=1, minloglevel=2, **settings,
         )  # fmt: skip
     return path

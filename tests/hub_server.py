@@ -11,12 +11,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -92,8 +95,6 @@ class Hub:
     fail_storage: int | None = None
     """Status with which the other host answers when a dataset's file is asked of it."""
     hide_from_listing: set[str] = field(default_factory=set)
-    spoil_in_listing: set[str] = field(default_factory=set)
-    """Paths whose hash is listed wrongly."""
     fail_put_after: int | None = None
     """Number of files outside git after which the storage breaks down (status 400, which nobody tries again)."""
     num_stumbles: int = 0
@@ -108,13 +109,20 @@ class Hub:
     """Another host that the listing of a dataset goes on at."""
     too_often: int = 0
     """Number of requests for a part of a file, but for its first byte, that are answered with status 429."""
-    ignore_ranges: bool = False
-    """Send whole files whatever part is asked for."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, beginning: str) -> int:
         return sum(request.startswith(beginning) for request in self.requests)
+
+
+def run(command: Sequence[str], place: Path, url: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, as someone whose Hub is at `url` and who has no other settings than `environment`."""
+    clean = {key: text for key, text in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
+    clean |= {"HF_ENDPOINT": url, "HF_HOME": str(place / "home"), "NO_PROXY": "127.0.0.1,localhost"}
+    done = subprocess.run(command, cwd=place, env=clean | environment, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    return done
 
 
 @contextmanager
@@ -270,11 +278,8 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self.hub.repositories[name]
         entries = []
         for path, content in sorted(repository.files.items()):
-            entry = _entry(path, content, path in repository.outside_git)
-            if path in self.hub.spoil_in_listing:
-                entry["oid"] = "0" * 40
             if path not in self.hub.hide_from_listing:
-                entries.append(entry)
+                entries.append(_entry(path, content, path in repository.outside_git))
         self._answer(200, entries)
 
     def _dataset(self, name: str, revision: str) -> Dataset | None:
@@ -344,8 +349,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.too_often and last != "0":
             self.hub.too_often -= 1
             return self._answer(429, {"error": "too many requests"}, {"Retry-After": "1"})
-        start, end = (0, len(content)) if self.hub.ignore_ranges else (start, end)
-        self.send_response(200 if self.hub.ignore_ranges else 206)
+        self.send_response(206)
         self.send_header("Content-Length", str(end - start))
         self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
         self.end_headers()

@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import foreign_models
 import sentencepiece
 import torch
+from corpus_files import write_texts
 from wide_weights import spread_weights
 
 from zerokara import checkpoint, manifest
@@ -30,24 +32,16 @@ def corpus_lines(count: int) -> list[str]:
 
 def make_tokenizer(folder: Path) -> Path:
     """A small BPE tokenizer of `corpus_lines`; gives its model file."""
-    path = folder / "tokenizer.model"
-    with open(path, "wb") as file:  # with `model_prefix` the folder would stand in the model
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(corpus_lines(500)), model_writer=file, vocab_size=330, model_type="bpe",
-            byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False, split_by_whitespace=True,
-            remove_extra_whitespaces=False, user_defined_symbols=["\n"], pad_id=3, minloglevel=2,
-        )  # fmt: skip
-    return path
+    return foreign_models.train(folder / "tokenizer.model", foreign_models.STEP_1, corpus_lines(500), vocab_size=330)
 
 
 def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -> Path:
     """A run folder in `place`, with its corpus beside it and one checkpoint of wide random weights."""
-    corpus = place / "corpus.jsonl"
-    texts = ["\n".join(corpus_lines(40)[i : i + 4]) for i in range(30)]
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    texts = ("\n".join(corpus_lines(40)[i : i + 4]) for i in range(30))
+    corpus = write_texts(place / "corpus.jsonl", texts)
     sizes = {"num_layers": 2, "hidden_size": 48, "num_attn_heads": 6, "seq_len": 64}
     config = PretrainConfig(
-        input_jsonl=(str(corpus),), output_prefix=str(place / "tokens"), architecture=architecture, **(sizes | settings)
+        input_jsonl=(corpus,), output_prefix=str(place / "tokens"), architecture=architecture, **(sizes | settings)
     )
     run_dir = place / "run"
     run_dir.mkdir()
@@ -57,7 +51,7 @@ def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -
     shape = ModelShape.from_config(config, vocab_size)
     lines = [
         {"step": 1, "loss": 6.0}, {"step": 5, "valid_loss": 5.5, "valid_bits_per_byte": 2.25},
-        {"step": 10, "loss": 3.0, "bad_samples": [{"documents": [{"source": str(corpus), "first": 0, "last": 1}]}]},
+        {"step": 10, "loss": 3.0, "bad_samples": [{"documents": [{"source": corpus, "first": 0, "last": 1}]}]},
         {"step": 20, "loss": 1.0},
     ]  # fmt: skip
     metrics = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2'

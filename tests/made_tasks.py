@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
+import foreign_models
 import torch
 import transformers
 
@@ -25,16 +25,9 @@ TURN_PIECES = ("<|system|>", "<|user|>", "<|assistant|>")
 
 def make_tokenizer(folder: Path) -> Encoder:
     """Train a tokenizer that has the control pieces for turns."""
-    path, chance = folder / "tokenizer.model", random.Random(1)
+    chance, settings = random.Random(1), {**foreign_models.STEP_1, "control_symbols": list(TURN_PIECES)}
     lines = [" ".join(chance.choices([*WORDS, *LABELS.values(), *map(str.upper, WORDS)], k=6)) for _ in range(400)]
-    with open(path, "wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_writer=file, vocab_size=420, model_type="bpe",
-            byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False,
-            remove_extra_whitespaces=False, user_defined_symbols=["\n"], control_symbols=list(TURN_PIECES), pad_id=3,
-            minloglevel=2,
-        )  # fmt: skip
-    return Encoder(path)
+    return Encoder(foreign_models.train(folder / "tokenizer.model", settings, lines, vocab_size=420))
 
 
 def make_folder(folder: Path, encoder: Encoder, config: PretrainConfig, shared: bool = True, **hf_values: Any) -> Path:

@@ -1,13 +1,11 @@
 """Token files and their manifest as step 2 leaves them, written in this process: no worker processes, no command line.
 
-`write_tokens` takes a configuration whose corpus and tokenizer exist; `write_documents_as_corpus` makes the corpus from
-texts. The shards, the split, the merge, and the manifest are the library's own, so that step 2 finds nothing to do
-and step 3 takes the files as any others.
+`write_tokens` takes a configuration whose corpus and tokenizer exist. The shards, the split, the merge and the manifest
+are the library's own, so that step 2 finds nothing to do and step 3 takes the files as any others.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -28,12 +26,6 @@ from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, manif
 from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path, write_index
 from zerokara.tokens.shard_tasks import Part, ShardTask
 from zerokara.tokens.shards import Job, ShardResult, write_shard
-
-
-def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
-    """Write a JSON line for each text; return the path."""
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return path
 
 
 def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from client_exports import PACKAGES, ROOT, Exports
+from client_exports import PACKAGES, ROOT, Exports, client
+from corpus_files import write_texts
 from made_runs import corpus_lines
 
 from zerokara.evaluation import bits_per_byte
@@ -25,13 +23,12 @@ def test_the_documented_command_gives_our_bits_per_byte(
 ) -> None:
     documents = tuple(corpus_lines(20))
     page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
-    for folder in ("models", "tasks", "data"):
+    for folder in ("models", "tasks"):
         (tmp_path / folder).mkdir()
     (tmp_path / "models" / "my_model_hf").symlink_to(exports["llama"])
     (task,) = re.findall(r"```yaml\n(# tasks/held_out.yaml\n.*?)```", page, flags=re.DOTALL)
     (tmp_path / "tasks" / "held_out.yaml").write_text(task, encoding="utf-8")
-    lines = (json.dumps({"text": document}) + "\n" for document in documents)
-    (tmp_path / "data" / "held_out.jsonl").write_text("".join(lines), encoding="utf-8")
+    write_texts(tmp_path / "data" / "held_out.jsonl", documents)
     (model,) = open_models([exports["llama"]], "cpu")
     text, settings = MeasuredText("text", documents, 20), bits_per_byte.BitsPerByteSettings()
     (row,) = bits_per_byte.measure([model], text, settings).rows
@@ -49,14 +46,7 @@ def test_the_documented_command_gives_our_bits_per_byte(
 
 def harness(command: str, place: Path) -> float:
     """The bits per byte that the harness finds, without network."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(PACKAGES / "harness"),
-        "HF_HOME": str(place / "cache"),
-        "HF_HUB_OFFLINE": "1",
-    }
-    words = [sys.executable, "-m", "lm_eval", *shlex.split(command.replace("\\\n", ""))]
-    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = shlex.split(command.replace("\\\n", ""))
+    client(PACKAGES / "harness/bin/lm_eval", "harness", *words, cwd=place, HF_HOME=str(place / "cache"))
     (results,) = (place / "evaluation" / "harness").rglob("results_*.json")
     return float(json.loads(results.read_text(encoding="utf-8"))["results"]["held_out"]["bits_per_byte,none"])

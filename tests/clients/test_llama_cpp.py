@@ -25,7 +25,7 @@ def test_ids_probabilities_and_greedy_tokens_are_equal(
     exports: Exports, new: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
     convert(exports[name], tmp_path / "model.gguf")
-    found = ask("with_llama_cpp.py", "inference", tmp_path / "model.gguf", exports.questions, tmp_path)
+    found = ask("with_llama_cpp.py", "inference", tmp_path / "model.gguf", exports.questions)
     encoder, lines = exports.encoder(name), exports.questions["lines"]
     assert len(lines) >= 200
     assert found["ids"] == [encoder.encode(line).tolist() for line in lines]
@@ -52,7 +52,7 @@ def test_a_unigram_tokenizer_is_refused_loudly(exports: Exports, tmp_path: Path)
 def test_of_a_qwen3_it_puts_a_space_before_every_text(exports: Exports, tmp_path: Path) -> None:
     """Its converter reads a SentencePiece model for this family without the setting that says otherwise."""
     convert(exports["qwen3-bpe"], tmp_path / "model.gguf")
-    found = ask("with_llama_cpp.py", "inference", tmp_path / "model.gguf", exports.questions, tmp_path)
+    found = ask("with_llama_cpp.py", "inference", tmp_path / "model.gguf", exports.questions)
     encoder, lines = exports.encoder("qwen3-bpe"), exports.questions["lines"]
     spaced = [encoder.encode(f" {line}" if line else "").tolist() for line in lines]
     assert found["ids"] == spaced
@@ -62,7 +62,7 @@ def twin(exports: Exports, place: Path, file: str, change: Callable[[dict[str, A
     """What llama.cpp says of an export in which one thing was changed."""
     changed_copy(exports["llama-bpe"], place / "twin", file, change)
     convert(place / "twin", place / "model.gguf")
-    return ask("with_llama_cpp.py", "inference", place / "model.gguf", exports.questions, place)
+    return ask("with_llama_cpp.py", "inference", place / "model.gguf", exports.questions)
 
 
 def test_without_the_word_on_spaces_it_puts_one_before_every_text(exports: Exports, tmp_path: Path) -> None:

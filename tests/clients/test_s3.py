@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 import socket
 import subprocess
@@ -19,13 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from client_exports import PACKAGES, ROOT
+from configs import typed
+from corpus_files import json_lines
 from made_runs import corpus_lines, make_tokenizer
 
 SECRET = "aSecretThatMustShowUpNowhere0123456789"
 
 
 def _jsonl(first: int, count: int) -> bytes:
-    return b"".join(json.dumps({"text": line}).encode() + b"\n" for line in corpus_lines(first + count)[first:])
+    return json_lines(corpus_lines(first + count)[first:])
 
 
 def _parquet() -> bytes:
@@ -75,12 +76,11 @@ def _put(address: str, content: bytes) -> None:
 
 
 def _step(place: Path, store: str, entry: str, prefix: str) -> subprocess.CompletedProcess[str]:
-    settings = f"input_jsonl: {entry}\ninput_tokenizer_file: tokenizer.model\noutput_prefix: {prefix}\nnum_workers: 2\n"
-    (place / f"{prefix}.yaml").write_text(settings, encoding="utf-8")
+    settings = {"input_jsonl": entry, "input_tokenizer_file": "tokenizer.model", "output_prefix": prefix}
     own = {"AWS_ENDPOINT_URL": store, "AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": SECRET}
     packages = os.pathsep.join(filter(None, [str(PACKAGES / "s3"), os.environ.get("PYTHONPATH")]))
     environment = os.environ | own | {"AWS_DEFAULT_REGION": "us-east-1", "PYTHONPATH": packages}
-    command = ["bash", str(ROOT / "2_tokenize.sh"), "--config", f"{prefix}.yaml"]
+    command = ["bash", str(ROOT / "2_tokenize.sh"), "--config", "/dev/null", *typed(**settings, num_workers=2)]
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 

@@ -15,9 +15,8 @@ SPREAD = 0.5
 
 
 @pytest.fixture(scope="module")
-def old(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    place = tmp_path_factory.mktemp("old")
-    answers = ask("with_transformers.py", "transformers4", exports.folder, exports.questions, place)
+def old(exports: Exports) -> dict[str, Any]:
+    answers = ask("with_transformers.py", "transformers4", exports.folder, exports.questions)
     assert answers["version"] == "4.57.6"
     return answers
 
@@ -93,11 +92,10 @@ BROKEN = {
 @pytest.fixture(scope="module")
 def broken(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """transformers 4 on exports each of which lacks one older name, by what is missing."""
-    place = tmp_path_factory.mktemp("broken")
-    folder = place / "exports"
+    folder = tmp_path_factory.mktemp("broken")
     for what, (name, file, change) in BROKEN.items():
         changed_copy(exports[name], folder / what, file, change)
-    return ask("with_transformers.py", "transformers4", folder, exports.questions, place)
+    return ask("with_transformers.py", "transformers4", folder, exports.questions)
 
 
 @pytest.mark.parametrize("what", BROKEN)

@@ -14,6 +14,8 @@ import foreign_models
 import pytest
 import torch
 import transformers
+from configs import fault_of, typed
+from corpus_files import write_texts
 from foreign_models import LLAMA, T5, documents
 from tiny import T5 as T5_SETTINGS
 from tiny import Trained
@@ -21,7 +23,6 @@ from token_sources import data_plan
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import UserError
 from zerokara.huggingface import exported_folder, families, from_hf
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
@@ -79,14 +80,13 @@ def continued(
 ) -> dict[str, Continued]:
     """Steps 2, 3 and 4, from a folder of each family."""
     place, texts = tmp_path_factory.mktemp("continued"), documents(120)
-    corpus = place / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    corpus = write_texts(place / "corpus.jsonl", texts)
     given: dict[str, dict[str, str]] = {}
     for name, (_, family, _, file_name, *_) in FAMILY.items():
         start = place / name
         given[name] = {
             **{key: value for key, value in tiny_data.items() if key != "config"},
-            "input_jsonl": str(corpus),
+            "input_jsonl": corpus,
             "output_prefix": str(place / f"{name}_tokens"),
             "input_tokenizer_file": str(start / file_name),
             "init_from": str(start),
@@ -95,14 +95,13 @@ def continued(
             **family,
         }
         make_start(start, name, texts, given[name])
-        assert tokenize.main([word for key, value in given[name].items() for word in ("--set", f"{key}={value}")]) == 0
+        assert tokenize.main(typed(**given[name])) == 0
     (place / "runs").mkdir()
     made = {}
     for name, run in train_runs(given, folder=place / "runs").items():
         hf = place / f"{name}_hf"
         asked = {"input_model_dir": run.folder, "output_tokenizer_and_model_dir": hf, "check_lines": 300}
-        asked |= {"test_prompt_text": "[the fox]"}
-        assert convert_to_hf.main([word for k, v in asked.items() for word in ("--set", f"{k}={v}")]) == 0
+        assert convert_to_hf.main(typed(**asked, test_prompt_text="[the fox]")) == 0
         settings = load(PretrainConfig, run.folder / "config_resolved.yaml")
         made[name] = Continued(place / name, Path(given[name]["input_tokenizer_file"]), settings, run, hf)
     return made
@@ -155,7 +154,5 @@ def test_surplus_rows_are_left_out_where_no_token_has_them(continued: dict[str, 
     tokenizer = transformers.AutoTokenizer.from_pretrained(named)
     tokenizer.add_tokens(["<further>"])
     tokenizer.save_pretrained(named)
-    with pytest.raises(UserError) as caught:
-        from_hf.check_source(named, shape, encoder, extends_vocabulary=False, fault=settings.fault)
-    (fault,) = caught.value.faults
+    fault = fault_of(from_hf.check_source, named, shape, encoder, extends_vocabulary=False, fault=settings.fault)
     assert fault.key == "input_tokenizer_file" and f"{encoder.vocab_size} is '<further>'" in fault.rule

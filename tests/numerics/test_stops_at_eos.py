@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
+import foreign_models
+from configs import typed
+from corpus_files import write_texts
+from foreign_models import STEP_1
 
 from zerokara.steps import convert_to_hf, tokenize
 
@@ -26,27 +28,16 @@ def test_it_stops_by_itself_and_only_because_it_knows_the_end(
     # Two first words tell each document from the others.
     beginnings = chance.sample([f"{one} {other}" for one in WORDS for other in WORDS], NUM_DOCUMENTS)
     documents = [" ".join([each, *chance.choices(WORDS, k=chance.randint(1, 4))]) for each in beginnings]
-    corpus = place / "short.jsonl"
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(documents), model_prefix=str(place / "tokenizer"), vocab_size=320, model_type="bpe",
-        byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False,
-        user_defined_symbols=["\n"], pad_id=3, minloglevel=2, hard_vocab_limit=False,
-    )  # fmt: skip
+    tokenizer_path = foreign_models.train(place / "tokenizer.model", STEP_1, documents, vocab_size=320)
     settings = {
-        "input_jsonl": str(corpus), "input_tokenizer_file": str(place / "tokenizer.model"),
+        "input_jsonl": write_texts(place / "short.jsonl", documents), "input_tokenizer_file": str(tokenizer_path),
         "output_prefix": str(place / "tokens"), "valid_fraction": 0,
     }  # fmt: skip
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    assert tokenize.main(["--config", tiny_data["config"], *words]) == 0
+    assert tokenize.main(["--config", tiny_data["config"], *typed(**settings)]) == 0
     longer = {"train_tokens": 220 * 8 * 32, "max_epochs_per_source": 1000, "intra_document_masking": "true"}
     run = train_runs({"short": {**settings, **longer}})["short"]
-    config = place / "convert.yaml"
-    config.write_text(
-        f"input_model_dir: {run.folder}\noutput_tokenizer_and_model_dir: {place / 'hf'}\ntest_prompt_text: [ba]\n",
-        encoding="utf-8",
-    )
-    assert convert_to_hf.main(["--config", str(config)]) == 0
+    folders = {"input_model_dir": run.folder, "output_tokenizer_and_model_dir": place / "hf"}
+    assert convert_to_hf.main(typed(**folders, test_prompt_text="[ba]")) == 0
     tokenizer = AutoTokenizer.from_pretrained(place / "hf", padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(place / "hf")
     prompts = [" ".join(text.split(" ")[:PROMPT_WORDS]) for text in documents]

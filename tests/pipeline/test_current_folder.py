@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from made_tokens import write_documents_as_corpus
+from corpus_files import write_texts
 from programs import launch
 
 NAMES = (
@@ -60,7 +60,7 @@ def test_a_script_takes_packages_for_packages(folder: Path, script: str) -> None
 def test_the_processes_of_steps_1_and_2_do_too(folder: Path) -> None:
     random = Random(5)
     words = "a line of words that tell about the sea and the wind 海 と 風".split()  # noqa: SIM905
-    write_documents_as_corpus(folder / "corpus.jsonl", [" ".join(random.choices(words, k=40)) for _ in range(200)])
+    write_texts(folder / "corpus.jsonl", [" ".join(random.choices(words, k=40)) for _ in range(200)])
     first = {"input": "corpus.jsonl", "output_dir": "made", "vocab_size": 320, "num_threads": 2}
     second = {"input_jsonl": "corpus.jsonl", "input_tokenizer_file": "made/tokenizer.model", "output_prefix": "out"}
     for name, settings in (("first", first), ("second", second | {"num_workers": 2})):

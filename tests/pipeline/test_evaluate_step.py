@@ -11,6 +11,8 @@ from typing import Any
 import evaluated_models
 import pytest
 import warm
+from configs import typed
+from corpus_files import write_texts
 from foreign_models import documents
 from huggingface_hub import ModelCard
 
@@ -22,8 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluate")
     evaluated_models.save(folder / "bytes", evaluated_models.byte_level(), "gpt2")
     evaluated_models.save(folder / "prefix", evaluated_models.dummy_prefix(), "llama")
-    lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(40, seed=9))
-    (folder / "held_out.jsonl").write_text("".join(lines), encoding="utf-8")
+    write_texts(folder / "held_out.jsonl", documents(40, seed=9))
     config = "models: [bytes, prefix]\ntexts: [held_out.jsonl]\noutput_dir: out\nadd_to_card: [prefix]\ndevice: cpu\n"
     (folder / "evaluate_config.yaml").write_text(config, encoding="utf-8")
     return folder
@@ -53,16 +54,15 @@ def test_two_models_side_by_side(root: Path, place: Path) -> None:
 
 
 def test_the_same_files_are_done_wherever_they_lie_but_not_as_other_texts(root: Path, place: Path) -> None:
-    (place / "two").mkdir()
     for name in ("a", "b"):
-        (place / "two" / f"{name}.jsonl").write_text(json.dumps({"text": f"Text {name}."}), encoding="utf-8")
+        write_texts(place / "two" / f"{name}.jsonl", [f"Text {name}."])
     (place / "test.tsv").write_text("text\tlabel\na\t1\nb\t0\n", encoding="utf-8")
     (place / "bad.tsv").write_text("text\tlabel\nno label\n", encoding="utf-8")
 
     def run(test: str, texts: str, output: str = "small") -> Any:
         task = f"tasks=[{{name: t, test_data: {test}, max_new_tokens: 2}}]"
         settings = ("models=[bytes]", "add_to_card=[]", f"output_dir={output}", f"texts=[{texts}]", task)
-        return step(root, place, *(word for setting in settings for word in ("--set", setting)))
+        return step(root, place, *typed(*settings))
 
     first = run("test.tsv", "two/a.jsonl, two/b.jsonl")
     assert first.returncode == 0, first.stderr
@@ -73,9 +73,3 @@ def test_the_same_files_are_done_wherever_they_lie_but_not_as_other_texts(root: 
     assert one.returncode == 2 and "texts[1]" in one.stderr
     bad = run("bad.tsv", "two", "bad")
     assert bad.returncode == 2 and "bits per byte" not in bad.stdout and "bad.tsv" in bad.stderr
-
-
-def test_what_is_wrong_is_said_before_anything_is_loaded(root: Path, place: Path) -> None:
-    wrong = step(root, place, "--set", "models=[nowhere, prefix]", "--set", "output_dir=other", "--set", "texts=[]")
-    assert wrong.returncode == 2 and "nowhere" in wrong.stderr and "texts" in wrong.stderr
-    assert not (place / "other").exists()

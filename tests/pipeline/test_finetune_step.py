@@ -10,6 +10,7 @@ from typing import Any
 
 import made_tasks
 import pytest
+from configs import typed
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.examples import facts
@@ -31,8 +32,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
 
 
 def command(config: Path, *settings: str, script: str = "7_finetune.sh") -> list[str]:
-    chosen = [word for setting in settings for word in ("--set", setting)]
-    return ["bash", str(ROOT / script), "--config", str(config), *chosen]
+    return ["bash", str(ROOT / script), "--config", str(config), *typed(*settings)]
 
 
 def run(*arguments: Any, **named: Any) -> subprocess.CompletedProcess[str]:

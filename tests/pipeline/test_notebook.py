@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import evaluated_models
+import foreign_models
 import pytest
-import sentencepiece
 from evaluated_models import CONTEXT
+from foreign_models import STEP_1
 from nbclient.exceptions import CellExecutionError
 from notebooks import execute, outputs, printed
 
@@ -29,12 +30,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("hf")
-    sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(20 * LINES), model_prefix=str(folder / "tokenizer"), vocab_size=340, byte_fallback=True,
-        user_defined_symbols=["\n"], unk_id=0, bos_id=1, eos_id=2, pad_id=3, add_dummy_prefix=False, minloglevel=2,
-        remove_extra_whitespaces=False, normalization_rule_name="identity", hard_vocab_limit=False,
-    )  # fmt: skip
-    tokenizer_json.write(Encoder(folder / "tokenizer.model"), folder, model_max_length=CONTEXT)
+    encoder = Encoder(foreign_models.train(folder / "tokenizer.model", STEP_1, 20 * LINES, vocab_size=340))
+    tokenizer_json.write(encoder, folder, model_max_length=CONTEXT)
     return evaluated_models.save(folder, AutoTokenizer.from_pretrained(folder), "llama")
 
 

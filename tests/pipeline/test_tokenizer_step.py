@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from configs import typed
+from corpus_files import write_texts
 
 from zerokara import manifest
 from zerokara.progress import bytes_text
@@ -32,15 +34,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     alphabets = ("etaoinshrdlucm", "のはがをにとでた今日天気公園友達本", "오늘날씨가좋아서공원에", "țșăâîmunți")
     words = ["".join(rng.choices(rng.choice(alphabets), k=rng.randint(2, 5))) for _ in range(400)]
     texts = ["\n".join(" ".join(rng.choices(words, k=9)) for _ in range(4)) for _ in range(150)]
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    (tmp_path / "corpus.jsonl").write_text(lines + '{"text": ""}\n', encoding="utf-8")
+    write_texts(tmp_path / "corpus.jsonl", [*texts, ""])
     (tmp_path / "sentence_piece_config.yaml").write_text(CONFIG, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def _set(**settings: object) -> list[str]:
-    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
 def test_the_step_from_text_to_tokenizer(root: Path, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +75,7 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path, capfd: pytest.
     assert record.outputs["tokenizer"][0].sha256 == encoder.sha256
 
     assert train_tokenizer.main([]) == 0 and "done already" in capfd.readouterr().out
-    assert train_tokenizer.main(_set(vocab_size=480)) == 2
+    assert train_tokenizer.main(typed(vocab_size=480)) == 2
     shown = capfd.readouterr().err
     assert "vocab_size = 480: was 500" in shown and "--redo" in shown
     assert (folder / "tokenizer.model").read_bytes() == encoder.model_bytes
@@ -90,8 +87,8 @@ def test_pieces_lie_within_morphemes_and_the_tokenizer_needs_no_analyser(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["昨日は東京へ行きました。今日も東京で会いましょう。", "学校には 先生と学生が います。"] * 200
-    (place / "corpus.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), "utf-8")
-    assert train_tokenizer.main(_set(pre_segment="sudachi", vocab_size=334)) == 0, capfd.readouterr().err
+    write_texts(place / "corpus.jsonl", lines)
+    assert train_tokenizer.main(typed(pre_segment="sudachi", vocab_size=334)) == 0, capfd.readouterr().err
     shown = capfd.readouterr().out
     assert "SudachiPy" in shown and " 0 of " in shown
     record = manifest.read(place / "tokenizer" / "manifest.json")
@@ -99,30 +96,3 @@ def test_pieces_lie_within_morphemes_and_the_tokenizer_needs_no_analyser(
     encoder = Encoder(place / "tokenizer" / "tokenizer.model")
     assert encoder.decode(encoder.encode(lines[1])) == lines[1]
     assert not list((place / "tokenizer").glob("work*"))
-
-
-def test_faults_end_with_exit_2_and_leave_nothing(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for settings, *needed in (
-        ({"vocab_size": 200_000}, "vocab_size = 200000"),
-        ({"input": "nowhere.jsonl"}, "nowhere.jsonl"),
-        ({"text_field": "content"}, "'content'", ": text"),
-        ({"add_dummy_prefix": "true", "user_defined_symbols": "[<x>]"}, "user_defined_symbols"),
-        ({"compare_with": "corpus.jsonl"}, "is not a SentencePiece model"),
-    ):
-        assert train_tokenizer.main(_set(**settings)) == 2
-        shown = capfd.readouterr().err
-        assert all(words in shown for words in needed)
-        assert not (place / "tokenizer").exists()
-
-
-def test_the_step_answers_in_under_a_second_and_imports_nothing_heavy(root: Path, place: Path) -> None:
-    code = (
-        "import sys, time; from zerokara.steps import train_tokenizer;"
-        "print(train_tokenizer.main(['--set', 'vocab_sise=1']), time.process_time());"
-        "from zerokara.tokenizer import fast_encoder, sample_budget, training;"
-        "print(sorted({'torch', 'transformers', 'matplotlib'} & set(sys.modules)))"
-    )
-    command, environment = [sys.executable, "-c", code], {"PYTHONPATH": str(root / "original_codes")}
-    shown = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=True)
-    code, seconds, heavy = shown.stdout.split()
-    assert (code, heavy) == ("2", "[]") and "vocab_size" in shown.stderr and float(seconds) < 1.5

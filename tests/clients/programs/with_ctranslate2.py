@@ -1,4 +1,4 @@
-"""What CTranslate2 makes of exports: log-probabilities and greedy tokens, after its own conversion.
+"""What CTranslate2 makes of exports: logits or log-probabilities and greedy tokens, after its own conversion.
 
     python with_ctranslate2.py EXPORTS QUESTIONS ANSWERS
 
@@ -17,14 +17,8 @@ import transformers
 from ctranslate2.converters import TransformersConverter
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-
-
 def answer(export: Path, converted: Path, questions: dict) -> dict:
-    """Log-probabilities of given tokens, and greedy continuations."""
+    """Logits of given tokens (of an encoder-decoder log-probabilities), and greedy continuations."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(export)
     pieces = [tokenizer.convert_ids_to_tokens(ids) for ids in questions["ids"]]
     prompts = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in questions["prompts"]]
@@ -42,7 +36,7 @@ def answer(export: Path, converted: Path, questions: dict) -> dict:
         generator.generate_batch([prompt], max_length=12, include_prompt_in_result=False, **greedy)[0]
         for prompt in prompts
     ]
-    return {"log_probs": log_softmax(logits).tolist(), "greedy": [one.sequences_ids[0] for one in made]}
+    return {"logits": logits.tolist(), "greedy": [one.sequences_ids[0] for one in made]}
 
 
 def converted_and_asked(export: Path, questions: dict) -> dict:

@@ -8,7 +8,7 @@ from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
-from configs import faults_of, loaded
+from configs import fault_of, faults_of, loaded, refused
 
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.loading import FILES, load
@@ -151,11 +151,9 @@ def test_a_fault_that_the_command_line_made_cites_it(
 
 
 def test_a_later_check_cites_the_command_line_too(tmp_path: Path) -> None:
-    text, path = "warmup_steps: 50\nmax_steps: 100\nglobal_batch_size: 8\n", tmp_path / "config.yaml"
+    text = "warmup_steps: 50\nmax_steps: 100\nglobal_batch_size: 8\n"
     config = loaded(tmp_path, text, "max_steps=20")
-    with pytest.raises(UserError) as caught:
-        Schedule.from_config(config, 256, 10**6)
-    assert caught.value.faults[0].where == f"{path}:1, --set max_steps"
+    assert refused(Schedule.from_config, config, 256, 10**6)[0].where == f"{tmp_path}/config.yaml:1, --set max_steps"
     assert config.fault("warmup_steps", "is no max_steps").where.endswith("max_steps")
     assert loaded(tmp_path, text, "warmup_steps=20").fault("warmup_steps", "is no max_steps").where == "--set"
 
@@ -228,9 +226,7 @@ def test_a_refused_name_is_answered_with_ours(tmp_path: Path, config_class: type
 
 @pytest.mark.parametrize(("name", "read_by"), permutations(FILES, 2))
 def test_the_file_of_another_step_is_one_fault_that_names_it(name: str, read_by: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load(FILES[read_by], ROOT / name)
-    (fault,) = caught.value.faults
+    fault = fault_of(load, FILES[read_by], ROOT / name)
     assert (fault.where, name in fault.rule, read_by in fault.remedy) == (str(ROOT / name), True, True)
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from configs import config_of, faults_of, loaded
+from configs import config_of, fault_of, faults_of, loaded
 
 from zerokara.config.architectures import SIZES, SizeName
 from zerokara.config.data import SampleLengths, causal, with_spans
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 
 AUTO = {"num_layers": "auto", "hidden_size": "auto", "num_attn_heads": "auto"}
@@ -52,9 +51,7 @@ def test_what_is_given_stands() -> None:
     ],
 )
 def test_a_size_is_given_once(settings: dict[str, str], key: str, said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        config_of(**settings)
-    (fault,) = caught.value.faults
+    fault = fault_of(config_of, **settings)
     assert fault.key == key and said in fault.rule
 
 

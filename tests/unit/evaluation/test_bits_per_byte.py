@@ -137,16 +137,13 @@ def test_a_killed_run_continues(
     monkeypatch.setattr(bits_per_byte, "losses_of", counts)
     with pytest.raises(KeyboardInterrupt):
         row_of(model, cache=tmp_path)
-    (block,) = tmp_path.glob("*/*.json")
     measured.append(0)
     assert row_of(model, cache=tmp_path) == whole and sum(measured) == len(TEXT.documents)
     measured.clear()
     assert row_of(model, cache=tmp_path) == whole and not measured
-    block.write_text("{", encoding="utf-8")  # as a disk may leave it
-    assert row_of(model, cache=tmp_path) == whole and len(measured) == 1
     measured.append(0)
     row_of(model, cache=tmp_path, min_context=0.0)  # another reading is another measurement
-    assert sum(measured) == 1 + len(TEXT.documents)
+    assert sum(measured) == len(TEXT.documents)
 
 
 def test_a_model_that_sees_what_comes_after_is_not_measured(tmp_path: Path) -> None:

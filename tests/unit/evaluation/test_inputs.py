@@ -6,15 +6,13 @@ import gzip
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from corpus_files import write_jsonl
+from configs import fault_of, loaded, refused
+from corpus_files import write_jsonl, write_texts
 
 from zerokara.config.evaluate_config import EvaluateConfig, TextSettings
-from zerokara.config.loading import load
 from zerokara.corpus.find import find_files
-from zerokara.errors import UserError
 from zerokara.evaluation import inputs
 from zerokara.evaluation.inputs import MeasuredText, TaskData
 
@@ -30,7 +28,7 @@ REVIEWS = f"""tasks:
 
 
 def read(folder: Path, texts: Sequence[str], seed: int = 1, max_bytes: int = 10**6) -> MeasuredText:
-    path = write_jsonl(folder / "held_out.jsonl", [{"text": text} for text in texts])
+    path = write_texts(folder / "held_out.jsonl", texts)
     config = TextSettings(texts=(path,), max_text_bytes=max_bytes)
     (text,) = inputs.read_texts(config, find_files(config.texts, "here"), seed)
     return text
@@ -62,25 +60,16 @@ def test_files_of_one_name_are_told_apart_and_a_text_without_documents_is_refuse
     assert [text.name for text in texts] == ["a/x.jsonl", "b/x.jsonl"]
     assert texts[0].documents == ("one",) and sum(texts[0].bad_lines.values()) == 1
     write_jsonl(tmp_path / "b" / "x.jsonl", [{"body": "two"}])
-    with pytest.raises(UserError) as refused:
-        list(inputs.read_texts(config, find_files(paths, "here"), 1))
-    assert refused.value.faults[0].key == "texts[1]"
+    assert fault_of(lambda: list(inputs.read_texts(config, find_files(paths, "here"), 1))).key == "texts[1]"
 
 
 def config_of(folder: Path, text: str) -> EvaluateConfig:
-    path = folder / "evaluate_config.yaml"
-    path.write_text(text.replace("FOLDER", str(folder)), encoding="utf-8")
-    return load(EvaluateConfig, path)
+    return loaded(folder, text.replace("FOLDER", str(folder)), of=EvaluateConfig)
 
 
-def tasks_of(config: EvaluateConfig) -> list[TaskData]:
+def tasks_of(folder: Path, text: str) -> list[TaskData]:
+    config = config_of(folder, text)
     return [inputs.read_task(config, files, seed=1) for files in inputs.find_task_files(config)]
-
-
-def faults_of(folder: Path, text: str) -> list[Any]:
-    with pytest.raises(UserError) as caught:
-        tasks_of(config_of(folder, text))
-    return caught.value.faults
 
 
 def reviews(folder: Path, test: str = "".join(f"{n}\tfilm number {n}\t{n % 2}\n" for n in range(6, 12))) -> None:
@@ -91,13 +80,12 @@ def reviews(folder: Path, test: str = "".join(f"{n}\tfilm number {n}\t{n % 2}\n"
 
 def test_texts_with_labels(tmp_path: Path) -> None:
     reviews(tmp_path)
-    config = config_of(tmp_path, REVIEWS)
-    (task,) = tasks_of(config)
+    (task,) = tasks_of(tmp_path, REVIEWS)
     assert (task.name, task.metric, task.labels) == ("reviews", "accuracy", ("bad", "good"))
     assert task.sources[0] == "film number 6" and task.references == ["bad", "good"] * 3
     assert task.train[1] == ("film number 1", "good") and len(task.train) == 8
     assert task.warnings == () and task.max_new_tokens is None
-    (found,) = inputs.overlaps(config, [task])
+    (found,) = inputs.overlaps(config_of(tmp_path, REVIEWS), [task])
     assert found[inputs.TRAINING].exact == [0, 1] and len(found) == 1
 
 
@@ -111,21 +99,20 @@ def test_pairs_conversations_and_a_corpus(tmp_path: Path) -> None:
   - {name: chat, test_data: [FOLDER/chat.jsonl]}
 pretraining_data: [FOLDER/corpus.jsonl]
 """
-    pairs, chat = tasks_of(config_of(tmp_path, text))
+    pairs, chat = tasks_of(tmp_path, text)
     assert (pairs.metric, chat.metric) == ("chrf", "exact_match") and pairs.max_new_tokens == 9
     assert pairs.prompts(False) == ["Fix: sta", "Fix: x"] and pairs.labels == ()
     assert [turn["content"] for turn in chat.prompts(False)[0]] == ["be brief", "one", "1", "two"]  # type: ignore[index]
     assert chat.references == ["2"]
     found = inputs.overlaps(config_of(tmp_path, text + "text_field: body\n"), [chat, pairs])
     assert [each[inputs.PRETRAINING].found for each in found] == [[], [1]]
-    with pytest.raises(UserError) as caught:
-        inputs.overlaps(config_of(tmp_path, text), [chat, pairs])
-    assert caught.value.faults[0].key == "pretraining_data", "a corpus without documents is an error"
+    fault = fault_of(inputs.overlaps, config_of(tmp_path, text), [chat, pairs])
+    assert fault.key == "pretraining_data", "a corpus without documents is an error"
 
 
 def test_some_of_the_test_examples(tmp_path: Path) -> None:
     reviews(tmp_path)
-    (task,), (again,) = (tasks_of(config_of(tmp_path, REVIEWS + "max_task_examples: 4\n")) for _ in range(2))
+    (task,), (again,) = (tasks_of(tmp_path, REVIEWS + "max_task_examples: 4\n") for _ in range(2))
     numbers = [int(source.split()[-1]) for source in task.sources]
     assert len(numbers) == 4 and numbers == sorted(numbers) and len(task.warnings) == 1
     assert again.sources == task.sources
@@ -134,11 +121,10 @@ def test_some_of_the_test_examples(tmp_path: Path) -> None:
 def test_a_few_bad_lines_are_left_out_and_counted_many_are_an_error(tmp_path: Path) -> None:
     good = "".join(f"{n}\tfilm {n}\t1\n" for n in range(200))
     reviews(tmp_path, f"{good}x\t\t1\ny\n")
-    (task,) = tasks_of(config_of(tmp_path, REVIEWS))
+    (task,) = tasks_of(tmp_path, REVIEWS)
     assert len(task.sources) == 200 and len(task.warnings) == 1 and task.warnings[0].startswith("2 lines")
     reviews(tmp_path, good + "x\t\t1\n" * 9)
-    (fault,) = faults_of(tmp_path, REVIEWS)
-    assert "9 of 209" in fault.rule
+    assert "9 of 209" in fault_of(tasks_of, tmp_path, REVIEWS).rule
 
 
 @pytest.mark.parametrize(
@@ -157,5 +143,5 @@ def test_a_few_bad_lines_are_left_out_and_counted_many_are_an_error(tmp_path: Pa
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, old: str, new: str, key: str, line: str) -> None:
     reviews(tmp_path)
-    fault = faults_of(tmp_path, REVIEWS.replace(old, new))[0]
+    fault = refused(tasks_of, tmp_path, REVIEWS.replace(old, new))[0]
     assert fault.key == key and fault.where.endswith(line), str(fault)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import fault_of, refused
 from made_conversations import made_conversations
 from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoTokenizer
 
-from zerokara.errors import UserError
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Message, Unlearnable
 from zerokara.huggingface import tokenizer_json
@@ -103,9 +103,7 @@ def test_ids_and_labels_are_those_of_the_export(kind: str, encodes: bool, train_
 def test_an_encoders_input_ends_with_the_end(encoder: Encoder) -> None:
     read, learned = encoded(template_of(encoder, encodes=True), TWO_TURNS)
     assert read[-1] == learned[-1] == encoder.eos_id
-    with pytest.raises(UserError) as caught:
-        template_of(encoder, GOOD, encodes=True)
-    assert "</s>" in caught.value.faults[0].rule
+    assert "</s>" in refused(template_of, encoder, GOOD, encodes=True)[0].rule
 
 
 def test_another_end_ends_generation_too(encoder: Encoder) -> None:
@@ -134,9 +132,7 @@ def test_another_end_ends_generation_too(encoder: Encoder) -> None:
     ],
 )
 def test_a_bad_template_is_refused(source: str, wrong: str, encoder: Encoder) -> None:
-    with pytest.raises(UserError) as caught:
-        template_of(encoder, source)
-    (fault,) = caught.value.faults
+    fault = fault_of(template_of, encoder, source)
     assert fault.where.startswith("t.jinja") and wrong in str(fault)
     assert template_of(encoder, GOOD), "and it is the change that is refused"
 

@@ -8,13 +8,10 @@ from typing import Any
 
 import foreign_models
 import pytest
-from foreign_models import GEMMA, LLAMA, T5
+from foreign_models import GEMMA, LLAMA, STEP_1, T5
 
 from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
-
-STEP_1 = {**LLAMA, "pad_id": 3, "user_defined_symbols": ["\n"]}
-"""The first pieces of a tokenizer of step 1, by which its dummy prefix is one of every line."""
 
 
 @pytest.mark.parametrize(
@@ -24,8 +21,8 @@ STEP_1 = {**LLAMA, "pad_id": 3, "user_defined_symbols": ["\n"]}
         (GEMMA, True),
         (T5, False),
         ({**LLAMA, "remove_extra_whitespaces": True}, False),
-        (STEP_1, False),
-        ({**STEP_1, "add_dummy_prefix": False}, True),
+        ({**STEP_1, "add_dummy_prefix": True}, False),
+        (STEP_1, True),
     ],
     ids=["llama", "gemma", "t5", "trimming", "step 1 with a prefix", "step 1"],
 )
@@ -38,7 +35,7 @@ def test_the_model_is_exported_for_llama_cpp_where_it_gives_the_same_ids(
     assert tokenizer_json.is_for_llama_cpp(encoder) == same_ids
     exported = tmp_path / "exported"
     exported.mkdir()
-    if settings is STEP_1:
+    if settings == {**STEP_1, "add_dummy_prefix": True}:
         return  # A prefix and a symbol together: no Hugging Face tokenizer either.
     written = tokenizer_json.write(encoder, exported, 64)
     assert {one.name for one in written} == {one.name for one in exported.iterdir()}

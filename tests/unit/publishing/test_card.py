@@ -12,10 +12,10 @@ from typing import Any
 
 import jinja2
 import pytest
+from configs import fault_of
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from zerokara.errors import UserError
 from zerokara.examples import facts as finetuning
 from zerokara.examples.facts import FinetuneFacts, SplitCounts, read
 from zerokara.publishing import card
@@ -194,6 +194,4 @@ def test_the_hub_reads_the_result(finetuned: dict[str, Any]) -> None:
 )
 def test_facts_of_another_form_are_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "finetune.json").write_text(content, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        read(tmp_path)
-    assert caught.value.faults[0].where == str(tmp_path / "finetune.json")
+    assert fault_of(read, tmp_path).where == str(tmp_path / "finetune.json")

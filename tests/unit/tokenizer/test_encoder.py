@@ -14,7 +14,6 @@ import sentencepiece
 from configs import fault_of
 from toy_tokenizers import TrainToy, byte_ids, toy_lines
 
-from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile
 
@@ -103,9 +102,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, content: bytes | N
     path = tmp_path / "tokenizer.model"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UserError) as caught:
-        Encoder(path)
-    (fault,) = caught.value.faults
+    fault = fault_of(Encoder, path)
     assert fault.where == str(path) and "step 1" in fault.remedy
 
 

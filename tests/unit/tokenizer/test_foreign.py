@@ -12,9 +12,9 @@ import foreign_models
 import numpy as np
 import pytest
 import sentencepiece
+from configs import refused
 from foreign_models import GEMMA, LLAMA, T5, documents
 
-from zerokara.errors import UserError
 from zerokara.tokenizer import compatibility, fast_encoder
 from zerokara.tokenizer import encoder as encoding
 from zerokara.tokenizer.encoder import Encoder
@@ -108,9 +108,7 @@ def test_the_notes_name_what_is_special(made: Made, toy: Encoder) -> None:
 
 def test_a_model_without_an_end_or_line_ends_is_refused_with_every_fault(made: Made) -> None:
     path = made("llama", byte_fallback=False, eos_id=-1)
-    with pytest.raises(UserError) as caught:
-        Encoder(path)
-    end, line_end = caught.value.faults
+    end, line_end = refused(Encoder, path)
     assert end.where == line_end.where == str(path)
     assert "</s>" in end.rule and '"\\n"' in line_end.rule and "byte_fallback" in line_end.rule
     assert "step 1" in end.remedy and "step 1" in line_end.remedy
@@ -130,9 +128,7 @@ def test_what_could_not_be_exported_is_refused_at_once(made: Made, tmp_path: Pat
         (made("llama", treat_whitespace_as_suffix=True), ["treat_whitespace_as_suffix"]),
         (tmp_path / "unused.model", [re.escape(repr(model.pieces[-1].text))]),
     ):
-        with pytest.raises(UserError) as caught:
-            compatibility.check_exportable(Encoder(path))
-        found = [fault.rule for fault in caught.value.faults]
+        found = [fault.rule for fault in refused(compatibility.check_exportable, Encoder(path))]
         assert all(re.search(*pair) for pair in zip(rules, found, strict=True)), found
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import fault_of
 
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError
 from zerokara.tokenizer import morphemes, training
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile, PieceType
@@ -205,9 +206,7 @@ def test_a_missing_analyser_is_named_with_the_command_that_installs_it(
     name: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata, "distributions", lambda **_: [])
-    with pytest.raises(UserError) as caught:
-        morphemes.analyser_of(TokenizerConfig(pre_segment=name))
-    (fault,) = caught.value.faults
+    fault = fault_of(morphemes.analyser_of, TokenizerConfig(pre_segment=name))
     assert (fault.key, fault.value) == ("pre_segment", name)
     assert fault.remedy.endswith(".venv/bin/pip install " + ANALYSERS[name].requirements)
     assert morphemes.analyser_of(PLAIN) is None

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from configs import fault_of
 from huggingface_hub import constants
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from toy_tokenizers import TrainToy
 
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault
 from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
@@ -112,9 +113,7 @@ def test_cells_of_every_kind_join_to_the_line(tmp_path: Path, toy: Encoder) -> N
 
 
 def _fault(path: str | Path) -> Fault:
-    with pytest.raises(UserError) as caught:
-        open_tokenizer(path)
-    (fault,) = caught.value.faults
+    fault = fault_of(open_tokenizer, path)
     assert fault.where == str(path)
     return fault
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import fault_of
+from corpus_files import write_texts
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile, find_files
-from zerokara.errors import UserError
 from zerokara.tokenizer import sample_budget, training
 
 WRITTEN = 2_000_000
@@ -30,8 +31,7 @@ def _made_up(rng: random.Random, letters: str, number: int, longest: int) -> lis
 def _corpus(path: Path, text: str, line: int) -> list[InputFile]:
     lines = [text[i : i + line] for i in range(0, len(text), line)]
     documents = ["\n".join(lines[i : i + 8]) for i in range(0, len(lines), 8)]
-    path.write_text("".join(json.dumps({"text": one}, ensure_ascii=False) + "\n" for one in documents), "utf-8")
-    return find_files([str(path)], "config.yaml:1")
+    return find_files([write_texts(path, documents)], "config.yaml:1")
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +84,8 @@ def test_spaces_lines_and_different_words_all_count(japanese: list[InputFile], e
 
 
 def test_the_corpus_is_looked_at_and_not_read_whole(tmp_path: Path) -> None:
-    lines = "".join(json.dumps({"text": "a text of some words"}) + "\n" for _ in range(50))
     for i in range(40):
-        (tmp_path / f"{i:02}.jsonl").write_text(lines, "utf-8")
+        write_texts(tmp_path / f"{i:02}.jsonl", ["a text of some words"] * 50)
     (tmp_path / "large.txt").write_text("words of a long text\n" * 700_000, "utf-8")
     statistics = sample_budget.statistics_of(find_files([str(tmp_path)], "config.yaml:1"), "text", "line")
     assert statistics.offered_bytes == pytest.approx(14_040_000, rel=0.1)
@@ -113,9 +112,7 @@ def test_a_sample_too_large_for_the_machine_is_refused_with_what_fits(
     monkeypatch.setattr(sample_budget, "available_memory", lambda: 50_000_000)
     config = TokenizerConfig(sample_bytes=400_000_000)
     made = sample_budget.estimate(config, japanese)
-    with pytest.raises(UserError) as caught:
-        sample_budget.check(config, made)
-    (fault,) = caught.value.faults
+    fault = fault_of(sample_budget.check, config, made)
     assert fault.key == "sample_bytes" and str(made.largest_bytes) in fault.remedy
     assert 1_000_000 <= made.largest_bytes < 1_300_000
     monkeypatch.setattr(sample_budget, "available_memory", lambda: 500_000_000)

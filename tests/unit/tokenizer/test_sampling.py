@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
-import pytest
+from configs import fault_of
+from corpus_files import write_texts
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import find_files
-from zerokara.errors import UserError
 from zerokara.tokenizer import sampling
 from zerokara.tokenizer.sampling import SENTENCE_BYTES, SampleReport, SourceTexts, sentences_of, split_line
-
-
-def _jsonl(path: Path, texts: list[str]) -> str:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return str(path)
 
 
 def _draw(
@@ -33,7 +27,7 @@ def _documents(count: int, size: int = 400) -> list[str]:
 
 
 def test_json_is_decoded(tmp_path: Path) -> None:
-    entry = _jsonl(tmp_path / "a.jsonl", ['日本語 "quoted" \\ back\tslash', "two\nlines"])
+    entry = write_texts(tmp_path / "a.jsonl", ['日本語 "quoted" \\ back\tslash', "two\nlines"])
     _draw([entry], tmp_path / "s.txt")
     assert (tmp_path / "s.txt").read_text(encoding="utf-8") == '日本語 "quoted" \\ back\tslash\ntwo\nlines\n'
 
@@ -41,7 +35,7 @@ def test_json_is_decoded(tmp_path: Path) -> None:
 def test_long_documents_are_split_and_not_dropped(tmp_path: Path) -> None:
     without_ends = "語" * 50_000
     texts = ["これは長い文です。" * 3000, "word " * 20_000, without_ends, "Is it? Yes! It is. " * 2000]
-    _, report = _draw([_jsonl(tmp_path / "a.jsonl", texts)], tmp_path / "s.txt")
+    _, report = _draw([write_texts(tmp_path / "a.jsonl", texts)], tmp_path / "s.txt")
     sentences = (tmp_path / "s.txt").read_text(encoding="utf-8").split("\n")[:-1]
     assert max(len(sentence.encode()) for sentence in sentences) <= SENTENCE_BYTES
     assert "".join(sentences) == "".join(texts)
@@ -60,13 +54,13 @@ def test_a_line_is_cut_at_sentence_ends_then_spaces_then_anywhere() -> None:
 
 def test_reserved_characters_are_left_out_and_counted(tmp_path: Path) -> None:
     assert list(sentences_of("ab▅cd\n▅\n\nef")) == ["ab", "cd", "ef"]
-    _, report = _draw([_jsonl(tmp_path / "a.jsonl", ["chart ▁▂▅▇ end"])], tmp_path / "s.txt")
+    _, report = _draw([write_texts(tmp_path / "a.jsonl", ["chart ▁▂▅▇ end"])], tmp_path / "s.txt")
     assert sum(report.dropped_bytes.values()) == 3
     assert report.bytes_used + 3 == report.bytes_chosen
 
 
 def test_the_budget_is_kept_and_every_part_of_the_corpus_is_drawn(tmp_path: Path) -> None:
-    entries = [_jsonl(tmp_path / f"{name}.jsonl", _documents(1000)) for name in "ab"]
+    entries = [write_texts(tmp_path / f"{name}.jsonl", _documents(1000)) for name in "ab"]
     _, report = _draw(entries, tmp_path / "s.txt", sample_bytes=100_000)
     drawn = (tmp_path / "s.txt").read_text(encoding="utf-8").split("\n")[:-1]
     assert 98_000 < report.bytes_chosen <= 100_000
@@ -77,7 +71,7 @@ def test_the_budget_is_kept_and_every_part_of_the_corpus_is_drawn(tmp_path: Path
 
 
 def test_the_seed_decides_and_nothing_else(tmp_path: Path) -> None:
-    entry = _jsonl(tmp_path / "a.jsonl", _documents(600))
+    entry = write_texts(tmp_path / "a.jsonl", _documents(600))
     contents = []
     for name, seed in (("1", 1), ("2", 1), ("3", 2)):
         _draw([entry], tmp_path / name, sample_bytes=50_000, seed=seed)
@@ -90,8 +84,8 @@ def test_the_seed_decides_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_held_out_text_is_not_trained_on_and_a_small_source_is_told(tmp_path: Path) -> None:
-    large = _jsonl(tmp_path / "large.jsonl", _documents(9000))
-    small = _jsonl(tmp_path / "small.jsonl", ["the only text here"])
+    large = write_texts(tmp_path / "large.jsonl", _documents(9000))
+    small = write_texts(tmp_path / "small.jsonl", ["the only text here"])
     (of_large, of_small), report = _draw([large, small], tmp_path / "s.txt")
     assert of_large.held_out and len(of_large.texts) > 40
     assert not set(of_large.texts) & set((tmp_path / "s.txt").read_text(encoding="utf-8").split("\n"))
@@ -103,14 +97,10 @@ def test_held_out_text_is_not_trained_on_and_a_small_source_is_told(tmp_path: Pa
 def test_too_many_bad_lines_are_refused_with_examples(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "good"}\n{"text": 1}\n' * 10, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        _draw([str(path)], tmp_path / "s.txt")
-    (fault,) = caught.value.faults
+    fault = fault_of(_draw, [str(path)], tmp_path / "s.txt")
     assert fault.key == "input" and "10 of 20" in fault.rule and "byte 17" in fault.rule
     assert "max_bad_fraction" in fault.remedy
     _, report = _draw([str(path)], tmp_path / "s.txt", max_bad_fraction=0.6)
     assert report.bad_lines == {"text field is not a string": 10}
     path.write_text('{"text": ""}\n', encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        _draw([str(path)], tmp_path / "s.txt", max_bad_fraction=1.0)
-    assert [fault.key for fault in caught.value.faults] == ["input"]
+    assert fault_of(_draw, [str(path)], tmp_path / "s.txt", max_bad_fraction=1.0).key == "input"

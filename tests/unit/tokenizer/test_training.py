@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import fault_of
 from toy_tokenizers import TrainToy, byte_ids
 
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError
 from zerokara.tokenizer import trainer_process, training
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import SCORE_STEP, ModelFile, PieceType
@@ -25,9 +26,7 @@ def test_the_same_sentences_and_threads_give_the_same_bytes(train_toy: TrainToy,
 
 def _size_that_works(train_toy: TrainToy, **settings: Any) -> int:
     """The size that the fault of `vocab_size` recommends."""
-    with pytest.raises(UserError) as caught:
-        train_toy(**settings)
-    (fault,) = caught.value.faults
+    fault = fault_of(train_toy, **settings)
     assert fault.key == "vocab_size" and fault.value == settings["vocab_size"]
     (number,) = re.findall(r"set (\d+) or", fault.remedy)
     return int(number)
@@ -64,9 +63,8 @@ def test_too_small_a_vocabulary_names_the_smallest_that_works(train_toy: TrainTo
 
 def test_nothing_to_train_on_is_a_fault_of_the_input(tmp_path: Path) -> None:
     (tmp_path / "sentences.txt").write_bytes(b"")
-    with pytest.raises(UserError) as caught:
-        training.train(TokenizerConfig(), tmp_path / "sentences.txt", tmp_path, tmp_path / "training.log")
-    assert [fault.key for fault in caught.value.faults] == ["input"]
+    paths = (tmp_path / "sentences.txt", tmp_path, tmp_path / "training.log")
+    assert fault_of(training.train, TokenizerConfig(), *paths).key == "input"
 
 
 def test_digits_are_single_and_symbols_whole(train_toy: TrainToy) -> None:

@@ -1,4 +1,4 @@
-"""The copy of a checkpoint in main memory: pinned ahead of the first save, and what a refusal leaves behind."""
+"""The copy of a checkpoint in main memory: pinned ahead of the first save, and what a refused leaves behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Cuda:
         self.threads: set[str] = set()
 
     def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # CUDA's name
-        """1 for a refusal, as CUDA has it."""
+        """1 for a refused, as CUDA has it."""
         self.threads.add(threading.current_thread().name)
         self.pending_error |= self.refuses
         self.registered += [] if self.refuses else [(address, num_bytes)]
