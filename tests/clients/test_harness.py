@@ -45,7 +45,6 @@ def test_the_documented_command_gives_our_bits_per_byte(
 
 
 def harness(command: str, place: Path) -> float:
-    """The bits per byte that the harness finds, without network."""
     words = shlex.split(command.replace("\\\n", ""))
     client(PACKAGES / "harness/bin/lm_eval", "harness", *words, cwd=place, HF_HOME=str(place / "cache"))
     (results,) = (place / "evaluation" / "harness").rglob("results_*.json")

@@ -59,7 +59,6 @@ def test_of_a_qwen3_it_puts_a_space_before_every_text(exports: Exports, tmp_path
 
 
 def twin(exports: Exports, place: Path, file: str, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """What llama.cpp says of an export in which one thing was changed."""
     changed_copy(exports["llama-bpe"], place / "twin", file, change)
     convert(place / "twin", place / "model.gguf")
     return ask("with_llama_cpp.py", "inference", place / "model.gguf", exports.questions)

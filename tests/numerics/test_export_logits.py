@@ -119,11 +119,6 @@ def _dropped(ours: Tensor, shape: ModelShape) -> Parts:
     return (torch.zeros_like(ours),)
 
 
-def _one_expert_drawn(ours: Tensor, shape: ModelShape) -> Parts:
-    generator = torch.Generator().manual_seed(9)
-    return (*ours[:-1].unbind(), ours.std() * torch.randn(ours[-1].shape, generator=generator))
-
-
 def _with_to_hf(to_hf: Callable[[Tensor, ModelShape], Parts]) -> Callable[[WeightRule], WeightRule]:
     return lambda rule: replace(rule, transform=Transform(to_hf, rule.transform.from_hf))
 
@@ -134,10 +129,8 @@ TWINS = {
     "heads not grouped": (LLAMA, "linear_qkv.weight", _with_to_hf(_ungrouped)),
     "rotary halves against neighbours": (LLAMA, "linear_qkv.weight", _with_to_hf(_interleaved)),
     "gate and up swapped": (LLAMA, "linear_fc1.weight", _swapped_names),
-    "t5 key and value swapped": (T5, "cross_attention.linear_kv.weight", _swapped_names),
     "t5 relative position bias dropped": (T5, _BIAS, _with_to_hf(_dropped)),
     "experts in another order": (MIXTRAL, "layers.1.mlp.experts_fc2.weight", _swapped_names),
-    "one expert as it was drawn": (SWITCH, "layers.1.mlp.experts_fc1.weight", _with_to_hf(_one_expert_drawn)),
     "one bias dropped": (GPT2, "layers.1.mlp.linear_fc2.bias", _with_to_hf(_dropped)),
 }
 

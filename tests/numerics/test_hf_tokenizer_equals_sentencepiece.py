@@ -11,25 +11,11 @@ from typing import Any
 import foreign_models
 import pytest
 from foreign_models import GEMMA, LLAMA, T5
-from toy_tokenizers import ALPHABETS, trainer
+from toy_tokenizers import toy_lines, trainer
 
 from zerokara.huggingface import tokenizer_json, tokenizer_proof
 from zerokara.tokenizer.compatibility import HARD_TEXTS
 from zerokara.tokenizer.encoder import Encoder
-
-
-def _words() -> list[str]:
-    rng, alphabets = random.Random(0), list(ALPHABETS.values())
-    made_up = ["".join(rng.choices(rng.choice(alphabets), k=rng.randint(2, 6))) for _ in range(500)]
-    return [*made_up, *["the", "fox", "42", "。", "、", "へへへ", "へ", "ーーー", "---", "==="] * 20]
-
-
-WORDS = _words()
-
-
-def _lines(count: int, seed: int) -> list[str]:
-    rng = random.Random(seed)
-    return [rng.choice(["", " ", "  "]).join(rng.choices(WORDS, k=rng.randint(2, 14))) for _ in range(count)]
 
 
 def _runs(count: int, seed: int) -> list[str]:
@@ -40,7 +26,7 @@ def _runs(count: int, seed: int) -> list[str]:
 
 
 def _documents() -> list[str]:
-    lines = _lines(200, 7) + _runs(200, 8)
+    lines = toy_lines(200, 7) + _runs(200, 8)
     return ["\n".join(lines[i : i + 5]) for i in range(0, len(lines), 5)]
 
 
@@ -49,7 +35,7 @@ Train = Callable[..., Encoder]
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
-    make = trainer(tmp_path_factory, _lines(800, 1) + _runs(200, 2))
+    make = trainer(tmp_path_factory, toy_lines(800) + _runs(200, 2))
     return lambda **settings: Encoder(make(vocab_size=650, **settings))
 
 
@@ -248,7 +234,8 @@ def test_a_tie_is_the_same_text_with_the_same_score_and_few_are_accepted(
 ) -> None:
     """Of a model with exact ties: pieces へ and へへへ of scores that float32 cannot hold."""
     settings = {**GEMMA, "model_type": "unigram", "user_defined_symbols": ["\n"]}
-    encoder = Encoder(foreign_models.train(tmp_path / "tokenizer.model", settings, _lines(800, 1), 600))
+    texts = [*toy_lines(800), *["へ", "への", "へへへ"] * 100]
+    encoder = Encoder(foreign_models.train(tmp_path / "tokenizer.model", settings, texts, 600))
     number = {piece.text: i for i, piece in enumerate(encoder.model.pieces)}
     short, long, tied = number["へ"], number["へへへ"], "へへへへ"
     lines = [f"{i} の" for i in range(2000)]

@@ -33,7 +33,6 @@ def files(name: str) -> list[Path]:
 
 
 def loaded(name: str) -> list[Any]:
-    """The configurations of the three steps."""
     return [load(kind, path) for kind, path in zip(KINDS.values(), files(name), strict=True)]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from made_conversations import made_conversations
 from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoTokenizer
 
+from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Message, Unlearnable
+from zerokara.examples.preparation import prepare
 from zerokara.huggingface import tokenizer_json
-from zerokara.huggingface.tokenizer_proof import tokenizer_of_exports
+from zerokara.huggingface.tokenizer_proof import Proof, prove_chat, tokenizer_of_exports
 from zerokara.tokenizer.encoder import Encoder
 
 HELLO = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "42 dogs"}]
@@ -145,3 +149,36 @@ def test_a_conversation_that_the_template_refuses_is_refused_alone(encoder: Enco
     refused, *taken = template_of(encoder).encode([tool, HELLO, spelling])
     assert isinstance(refused, Unlearnable) and "tool" in str(refused)
     assert not any(isinstance(each, Unlearnable) for each in taken)
+
+
+BROKEN = {
+    "a message may spell </s>": ("< /s>", "</s>"),
+    "a line end after a turn piece": ('"<|user|>" + text', '"<|user|>\\n" + text'),
+    "another end": ('text + "</s>"', 'text + "<|end|>"'),
+    "trimmed answers": ('text + "</s>"', 'text|trim + "</s>"'),
+    "no prompt for generation": ("if add_generation_prompt", "if false"),
+}
+
+
+@pytest.mark.parametrize("encodes", [False, True], ids=["decoder", "encoder-decoder"])
+def test_an_exports_template_is_held_to_what_was_trained(encodes: bool, encoder: Encoder, tmp_path: Path) -> None:
+    conversations = islice(made_conversations(encoder, toy_lines(50)), 60)
+    lines = "".join(json.dumps({"messages": each}) + "\n" for each in conversations).replace("\\u0000", "0")
+    (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
+    settings = {"train_data": [str(tmp_path / "train.jsonl")], "output_prefix": str(tmp_path / "out" / "x")}
+    tokenizer = partial(tokenizer_of_exports, encoder, encodes)
+    config = FinetuneConfig(**settings, valid_fraction=0)
+    files = prepare(config, encoder, tokenizer, is_encoder_decoder=encodes, packed_length=9999)
+    trained = [json.loads(line) for line in files.train.texts_path.read_bytes().splitlines()]
+
+    def proved(template: str) -> Proof:
+        tokenizer_json.write(encoder, tmp_path, 64, encodes, template)
+        return prove_chat(tmp_path, trained)
+
+    proof = proved(files.chat_template)
+    assert proof.facts == {"compared": 60, "failures": 0} and not proof.faults, proof.faults
+    for name, (old, new) in ({} if encodes else BROKEN).items():
+        assert old in files.chat_template
+        proof = proved(files.chat_template.replace(old, new))
+        assert "at token" in proof.faults[0], name
+        assert name != "another end" or proof.facts["failures"] == 60, "after a first answer no prompt tells it"

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
+from configs import refusal
 from corpus_files import write_jsonl
 from toy_tokenizers import TrainToy
 
@@ -55,15 +56,10 @@ def segments(files: ExampleFiles, number: int = 0) -> list[list[int]]:
     return [ids.tolist() for ids in ExampleTokens(files.train.prefix).segments(number)]
 
 
-def fault(folder: Path, encoder: Encoder, records: Sequence[Any], **settings: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        prepared(folder, encoder, records, **settings)
+def refused(folder: Path, encoder: Encoder, records: Sequence[Any], **settings: Any) -> list[str]:
+    faults = refusal(prepared, folder, encoder, records, **settings)
     assert not list((folder / "out").glob("*.manifest.json")) and not list((folder / "out").glob("*.partial"))
-    return str(caught.value)
-
-
-def bad_lines(message: str) -> list[str]:
-    return [line.split(":")[1] for line in message.splitlines()]
+    return list(map(str, faults))
 
 
 def test_borders_are_those_of_generation(tmp_path: Path, train_toy: TrainToy) -> None:
@@ -119,10 +115,6 @@ def test_conversations_alternate(tmp_path: Path, encoder: Encoder) -> None:
     assert "Be kind." in encoder.decode(found[0])
     assert [encoder.decode(ids).strip() for ids in found[1::2]] == ["two", "four"]
     assert files.train.counts.learned_tokens == sum(map(len, found[1::2])) + len(segments(files, 1)[1])
-    encodes = prepared(tmp_path, encoder, records, encodes=True, output_prefix=str(tmp_path / "t5"))
-    read, learned = segments(encodes)
-    assert read[-1] == learned[-1] == encoder.eos_id
-    assert "two" in encoder.decode(read) and encoder.decode(learned).strip() == "four"
 
 
 PAIR, TOO_LONG = {"source": "a", "target": "b"}, {"source": "a", "target": "b " * 90}
@@ -144,16 +136,16 @@ LABEL = {"text": "a", "label": 0}
 def test_a_line_that_cannot_be_learned_is_an_error(
     tmp_path: Path, encoder: Encoder, good: Any, record: Any, settings: dict[str, Any], said: list[str]
 ) -> None:
-    message = fault(tmp_path, encoder, [good, record], length=40, **settings)
+    (message,) = refused(tmp_path, encoder, [good, record], length=40, **settings)
     assert message.startswith(f"{tmp_path / 'train.jsonl'}:2: ") and all(part in message for part in said), message
-    assert len(message.splitlines()) == 1
 
 
 def test_several_such_lines_are_told_at_once_and_a_label_without_a_word_once(tmp_path: Path, encoder: Encoder) -> None:
     records = [{"source": "a", "target": text} for text in ["b", "", "c", *[""] * 9]]
-    assert bad_lines(fault(tmp_path, encoder, records)) == ["2", "4", "5", "6", "7"]
+    assert [each.split(":")[1] for each in refused(tmp_path, encoder, records)] == ["2", "4", "5", "6", "7"]
     records = [{"text": "a", "label": label} for label in [0, 1, 1, 2, 1, 0]]
-    assert bad_lines(fault(tmp_path, encoder, records, label_words={0: "bad"})) == ["2", "4"]
+    told = refused(tmp_path, encoder, records, label_words={0: "bad"})
+    assert [each.split(":")[1] for each in told] == ["2", "4"]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +168,7 @@ def test_settings_that_do_not_fit_the_examples(
 ) -> None:
     if "test_data" in settings:
         settings = {"test_data": [str(tmp_path / "train.jsonl")]}
-    message = fault(tmp_path, encoder, [record, record], **settings)
+    (message,) = refused(tmp_path, encoder, [record, record], **settings)
     assert all(part in message for part in said), message
 
 
@@ -296,7 +288,7 @@ def test_what_auto_comes_to_is_what_counts(tmp_path: Path, encoder: Encoder) -> 
 
 
 def test_too_many_bad_lines_by_what_is_asked_for_now(tmp_path: Path, encoder: Encoder) -> None:
-    message = fault(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.05)
+    (message,) = refused(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.05)
     assert "4 of 44" in message and "x_quarantine.jsonl" in message and "0.091" in message
     assert (tmp_path / "out" / "x_quarantine.jsonl").exists()
     prepared(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.2)
@@ -305,7 +297,6 @@ def test_too_many_bad_lines_by_what_is_asked_for_now(tmp_path: Path, encoder: En
 
 
 def test_validation_examples_of_before_are_gone(tmp_path: Path, encoder: Encoder) -> None:
-    """They are among the training examples now."""
     assert "valid" in prepared(tmp_path, encoder, PAIRS, valid_fraction=0.25).splits
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"x_valid.bin", "x_valid.idx", "x_valid_examples.jsonl"} <= left

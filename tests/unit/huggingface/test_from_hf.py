@@ -63,7 +63,6 @@ def fault_of(settings: PretrainConfig, encoder: Encoder, key: str | None = "init
 
 
 def edit(path: Path, **values: Any) -> None:
-    """Change values of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
 
 

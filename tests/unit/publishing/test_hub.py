@@ -24,7 +24,6 @@ def local(tmp_path: Path) -> tuple[Path, list[FileRecord]]:
 
 
 def remote_file(size: int, oid: str, sha256: str | None = None) -> RepoFile:
-    """A file as the Hub lists it."""
     outside_git = {"size": size, "oid": sha256, "pointerSize": 1} if sha256 else None
     return RepoFile(path="", size=size, oid=oid, lfs=outside_git)
 

@@ -19,16 +19,11 @@ NASTY = [
 
 
 def tokens(text: str) -> list[Token]:
-    """All tokens, those within lines too."""
     parser = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
-    found = []
-    for token in parser.parse(text):
-        found += [token, *(token.children or [])]
-    return found
+    return [each for token in parser.parse(text) for each in (token, *(token.children or []))]
 
 
 def shown(text: str) -> str:
-    """What a reader sees of the lines."""
     return "".join(token.content for token in tokens(text) if token.type in ("text", "text_special"))
 
 

@@ -14,28 +14,11 @@ import sentencepiece
 from configs import fault_of
 from toy_tokenizers import TrainToy, byte_ids, toy_lines
 
+from zerokara.tokenizer.compatibility import HARD_TEXTS
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.model_file import ModelFile
+from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile
 
-TEXTS = [
-    "",
-    "\n",
-    "\n\nthe fox\n",
-    " ",
-    "   leading and trailing   ",
-    "a\tb\t\tc",
-    "first\r\nsecond\r\n",
-    "null\0byte",
-    "</s><s><pad><unk></s><EOD>",
-    "<0x41>",
-    "今日はとても\nよい天気です。",
-    "오늘 날씨가 좋아서",
-    "țară\u2028\u0085\x0c",
-    "e\u0301 か\u3099 ＡＢＣ１２３",
-    "👩‍👩‍👧‍👦 🏳️‍🌈 𠮷 \U0010ffff",
-    "a" * 5000,
-    " " * 300,
-]
+TEXTS = [*(text for text in HARD_TEXTS if SPACE_MARK not in text), "</s><s><pad><unk></s><EOD>", "a" * 5000]
 
 
 @pytest.fixture(

@@ -116,7 +116,6 @@ def test_a_model_without_an_end_or_line_ends_is_refused_with_every_fault(made: M
 
 
 def test_what_could_not_be_exported_is_refused_at_once(made: Made, tmp_path: Path) -> None:
-    """Every rule, with the pieces that are concerned."""
     compatibility.check_exportable(Encoder(made("gemma")))
     model = ModelFile(made("llama").read_bytes())
     model._proto.pieces[-1].type = int(PieceType.UNUSED)

@@ -25,7 +25,6 @@ def test_the_same_sentences_and_threads_give_the_same_bytes(train_toy: TrainToy,
 
 
 def _size_that_works(train_toy: TrainToy, **settings: Any) -> int:
-    """The size that the fault of `vocab_size` recommends."""
     fault = fault_of(train_toy, **settings)
     assert fault.key == "vocab_size" and fault.value == settings["vocab_size"]
     (number,) = re.findall(r"set (\d+) or", fault.remedy)
