@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from configs import refusal
+from configs import refused
 from corpus_files import write_jsonl
 from toy_tokenizers import TrainToy
 
@@ -56,8 +56,8 @@ def segments(files: ExampleFiles, number: int = 0) -> list[list[int]]:
     return [ids.tolist() for ids in ExampleTokens(files.train.prefix).segments(number)]
 
 
-def refused(folder: Path, encoder: Encoder, records: Sequence[Any], **settings: Any) -> list[str]:
-    faults = refusal(prepared, folder, encoder, records, **settings)
+def told(folder: Path, encoder: Encoder, records: Sequence[Any], **settings: Any) -> list[str]:
+    faults = refused(prepared, folder, encoder, records, **settings)
     assert not list((folder / "out").glob("*.manifest.json")) and not list((folder / "out").glob("*.partial"))
     return list(map(str, faults))
 
@@ -136,16 +136,16 @@ LABEL = {"text": "a", "label": 0}
 def test_a_line_that_cannot_be_learned_is_an_error(
     tmp_path: Path, encoder: Encoder, good: Any, record: Any, settings: dict[str, Any], said: list[str]
 ) -> None:
-    (message,) = refused(tmp_path, encoder, [good, record], length=40, **settings)
+    (message,) = told(tmp_path, encoder, [good, record], length=40, **settings)
     assert message.startswith(f"{tmp_path / 'train.jsonl'}:2: ") and all(part in message for part in said), message
 
 
 def test_several_such_lines_are_told_at_once_and_a_label_without_a_word_once(tmp_path: Path, encoder: Encoder) -> None:
     records = [{"source": "a", "target": text} for text in ["b", "", "c", *[""] * 9]]
-    assert [each.split(":")[1] for each in refused(tmp_path, encoder, records)] == ["2", "4", "5", "6", "7"]
+    assert [each.split(":")[1] for each in told(tmp_path, encoder, records)] == ["2", "4", "5", "6", "7"]
     records = [{"text": "a", "label": label} for label in [0, 1, 1, 2, 1, 0]]
-    told = refused(tmp_path, encoder, records, label_words={0: "bad"})
-    assert [each.split(":")[1] for each in told] == ["2", "4"]
+    faults = told(tmp_path, encoder, records, label_words={0: "bad"})
+    assert [each.split(":")[1] for each in faults] == ["2", "4"]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_settings_that_do_not_fit_the_examples(
 ) -> None:
     if "test_data" in settings:
         settings = {"test_data": [str(tmp_path / "train.jsonl")]}
-    (message,) = refused(tmp_path, encoder, [record, record], **settings)
+    (message,) = told(tmp_path, encoder, [record, record], **settings)
     assert all(part in message for part in said), message
 
 
@@ -288,7 +288,7 @@ def test_what_auto_comes_to_is_what_counts(tmp_path: Path, encoder: Encoder) -> 
 
 
 def test_too_many_bad_lines_by_what_is_asked_for_now(tmp_path: Path, encoder: Encoder) -> None:
-    (message,) = refused(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.05)
+    (message,) = told(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.05)
     assert "4 of 44" in message and "x_quarantine.jsonl" in message and "0.091" in message
     assert (tmp_path / "out" / "x_quarantine.jsonl").exists()
     prepared(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.2)
