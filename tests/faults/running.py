@@ -93,10 +93,9 @@ class Forge:
         os.kill(self.pid, signal.SIGKILL)
         return self.wait()
 
-    def run(
-        self, run_dir: Path, fault: dict[str, Any] | None = None, work: tuple[str, ...] = ("train",), **settings: Any
-    ) -> int:
-        self.start(run_dir, fault, work, **settings)
+    def run(self, *arguments: Any, **named: Any) -> int:
+        """Start as `start` does, and wait; the exit code."""
+        self.start(*arguments, **named)
         return self.wait()
 
     @property

@@ -52,6 +52,7 @@ def test_a_manifest_that_cannot_be_read_just_now_costs_no_checkpoint(
     for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)):
         saved(tmp_path, step, loss)
     unreadable.parts = ("global_step10/", "global_step30/")
+    assert checkpoint.newest_to_resume(tmp_path) == tmp_path / "global_step40" and len(left(tmp_path)) == 4
     assert folders.prune(tmp_path, Retention(2, keep_best=True)) == []
     unreadable.parts = ()
     assert folders.prune(tmp_path, Retention(2, keep_best=True)) == [tmp_path / "global_step20"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from configs import config_of
+from configs import config_of, fault_of
 
 from zerokara.errors import RunError, UserError
 from zerokara.forecast import fit as module
@@ -115,10 +115,7 @@ def test_more_time_makes_the_runs_longer_and_the_sizes_larger() -> None:
 
 def test_too_little_time_or_text_for_any() -> None:
     assert max(run.tokens for run in planned(60, unique_tokens=2e6)) <= 2e6  # no token is read twice
-    with pytest.raises(UserError, match="too short") as error:
-        planned(1)
-    (fault,) = error.value.faults
-    least = float(fault.remedy.removeprefix("give "))
+    least = float(fault_of(planned, 1).remedy.removeprefix("give "))
     assert planned(least)
     with pytest.raises(UserError, match="too short"):
         planned(0.8 * least)

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from configs import fault_of
+from made_examples import write_examples
 from made_tokens import write_documents
 from token_sources import some_lengths, write_sources
 
 from zerokara.config.data import causal
-from zerokara.durable import atomic_file
 from zerokara.samples.packed_tokens import DocumentId, PackedTokens, TokenSource, read_sources
-from zerokara.tokens.indexed import HEADER, MAGIC, TokenPaths, bin_path, idx_path
 
 
 def test_samples_are_slices_across_documents(prefix: Path) -> None:
@@ -67,15 +66,7 @@ def test_the_documents_of_every_sample(tmp_path: Path, totals: tuple[int, ...], 
 
 def test_a_document_of_several_sequences(tmp_path: Path) -> None:
     """As other makers of token files may write them: lengths 2, 3 and 4; the first document is the first two."""
-    paths = TokenPaths(str(tmp_path / "t"))
-    with atomic_file(bin_path(paths.train)) as file:
-        file.write(np.arange(9, dtype="<u2").data)
-    with atomic_file(idx_path(paths.train)) as file:
-        file.write(HEADER.pack(MAGIC, 1, 8, 3, 3))
-        file.write(np.array([2, 3, 4], "<i4").data)
-        file.write(np.array([0, 4, 10], "<i8").data)
-        file.write(np.array([0, 2, 3], "<i8").data)
-    samples = PackedTokens(paths.train, causal(2))
+    samples = PackedTokens(write_examples(tmp_path / "t", [[[0, 1], [2, 3, 4]], [[5, 6, 7, 8]]]), causal(2))
     touched = [samples.documents(index, [TokenSource("a", 0, 9)]) for index in range(4)]
     first, second = DocumentId(0, 0), DocumentId(0, 1)
     assert touched == [[first], [first], [first, second], [second]]

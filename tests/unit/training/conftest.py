@@ -1,11 +1,29 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from tiny import span_data, tiny_data
 
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.monitoring import step_metrics
+from zerokara.training.planning.run_plan import RunPlan, make_plan
 
 __all__ = ["span_data", "tiny_data"]
+
+
+@pytest.fixture
+def plan_of(tiny_data: dict[str, str], tmp_path: Path) -> Callable[..., RunPlan]:
+    """Return a function that plans a run of the tiny model in the folder `run`."""
+
+    def make(*overrides: str, processes: int | None = 1, **how: Any) -> RunPlan:
+        settings = [f"output_model_dir={tmp_path / 'run'}", *overrides]
+        return make_plan(load(PretrainConfig, tiny_data["config"], settings), processes, **how)
+
+    return make
 
 
 @pytest.fixture

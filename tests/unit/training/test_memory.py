@@ -33,7 +33,7 @@ from zerokara.training.planning import memory
 from zerokara.training.planning.memory import SAFE_SHARE, MemoryForecast, min_activation_bytes, state_bytes
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_folder import EarlierRun
-from zerokara.training.planning.run_plan import RunPlan, make_plan
+from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
 
 LAYERS = 3
@@ -253,10 +253,9 @@ def test_a_start_and_a_dry_run_refuse_alike(
 
 
 @pytest.fixture
-def plan(tiny_data: dict[str, str]) -> RunPlan:
-    paths = {key: tiny_data[key] for key in ("input_tokenizer_file", "output_prefix", "input_jsonl")}
-    settings = config_of(**paths, micro_batch_size="auto", global_batch_size=256, seq_len=32)
-    return make_plan(settings, 1).with_settings(precision="fp32", micro_batch_size=64)
+def plan(plan_of: Callable[..., RunPlan]) -> RunPlan:
+    plan = plan_of("micro_batch_size=auto", "global_batch_size=256")
+    return plan.with_settings(precision="fp32", micro_batch_size=64)
 
 
 def on_gpu(plan: RunPlan, gpu_bytes: float) -> RunPlan:

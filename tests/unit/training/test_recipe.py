@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from configs import config_of, fault_of
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
-from zerokara.training.planning import recipe, run_folder, run_plan
+from zerokara.training.planning import recipe, run_folder
+from zerokara.training.planning.run_plan import RunPlan
 
 AUTO: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
 SMALL = {"model_size": "5M", "num_layers": "auto", "hidden_size": "auto", "num_attn_heads": "auto", "seq_len": 256}
@@ -109,14 +109,13 @@ def test_what_does_not_go_together(settings: dict[str, Any], key: str, said: str
     assert fault.key == key and said in fault.rule and fault.remedy
 
 
-def planned(data: dict[str, str], folder: Path, *settings: str, processes: int = 1, **how: Any) -> run_plan.RunPlan:
-    autos = [f"{key}=auto" for key in AUTO]
-    given = load(PretrainConfig, data["config"], [f"output_model_dir={folder}", *autos, *settings])
-    return run_plan.make_plan(given, processes, **how)
+@pytest.fixture
+def planned(plan_of: Callable[..., RunPlan]) -> Callable[..., RunPlan]:
+    return partial(plan_of, *(f"{key}=auto" for key in AUTO))
 
 
-def test_a_plan_has_numbers_whatever_the_processes(tiny_data: dict[str, str], tmp_path: Path) -> None:
-    one, two = (planned(tiny_data, tmp_path / "run", "micro_batch_size=4", processes=count) for count in (1, 2))
+def test_a_plan_has_numbers_whatever_the_processes(planned: Callable[..., RunPlan]) -> None:
+    one, two = (planned("micro_batch_size=4", processes=count) for count in (1, 2))
     assert one.resolved == two.resolved and one.reasons == two.reasons and not recipe.left_to_rules(one.resolved)
     expected = pytest.approx(0.0072 * (128 / one.shape.hidden_size) ** 0.75, rel=0.01)
     assert one.resolved.lr == expected
@@ -124,29 +123,28 @@ def test_a_plan_has_numbers_whatever_the_processes(tiny_data: dict[str, str], tm
     rows = [value for name, value in one.rows() if name == "recipe"]
     assert len(rows) == len(recipe.RULES) and all(": " in row for row in rows)
     with pytest.raises(UserError, match="global_batch_size"):
-        planned(tiny_data, tmp_path / "run", "micro_batch_size=1", processes=3)
+        planned("micro_batch_size=1", processes=3)
 
 
-def test_a_run_keeps_what_it_began_with(tiny_data: dict[str, str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    first = planned(tiny_data, folder)
+def test_a_run_keeps_what_it_began_with(planned: Callable[..., RunPlan]) -> None:
+    first = planned()
     assert run_folder.look(first.requested) is None
     run_folder.claim(first)
     assert run_folder.look(first.requested) is None  # nothing is trained yet: the next start begins
-    (folder / run_folder.METRICS_NAME).write_text('{"step": 1, "loss": 2.0}\n', encoding="utf-8")
+    (first.run_dir / run_folder.METRICS_NAME).write_text('{"step": 1, "loss": 2.0}\n', encoding="utf-8")
     earlier = run_folder.look(first.requested)
     assert earlier is not None
     kept = earlier.requested
-    longer = planned(tiny_data, folder, "train_tokens=400000000")
+    longer = planned("train_tokens=400000000")
     assert longer.resolved.global_batch_size != first.resolved.global_batch_size
-    resumed = planned(tiny_data, folder, "train_tokens=400000000", kept=kept)
+    resumed = planned("train_tokens=400000000", kept=kept)
     assert {key: getattr(resumed.resolved, key) for key in recipe.RULES} == {
         key: getattr(first.resolved, key) for key in recipe.RULES
     }
     assert all("as the run began" in reason for reason in resumed.reasons.values())
     changed = run_folder.check_same_run(resumed, earlier)
     assert len(changed) == 1 and changed[0].startswith("train_tokens")
-    other = planned(tiny_data, folder, "optimizer=adamw", kept=kept)
+    other = planned("optimizer=adamw", kept=kept)
     assert other.resolved.lr != first.resolved.lr  # Muon's rate is none of AdamW's
-    written = planned(tiny_data, folder, "lr=0.001", kept=kept)
+    written = planned("lr=0.001", kept=kept)
     assert written.resolved.lr == 0.001 and written.resolved.weight_decay == first.resolved.weight_decay

@@ -11,11 +11,9 @@ import torch
 from configs import fault_of
 
 from zerokara.checkpoint import TrainingState, store
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.training import resume_proof
-from zerokara.training.planning.run_plan import RunPlan, make_plan
+from zerokara.training.planning.run_plan import RunPlan
 
 
 def write_run(run_dir: Path, losses: dict[int, float], steps: list[int], change: float = 0.0) -> None:
@@ -32,9 +30,8 @@ LOSSES = {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.5}
 
 
 @pytest.fixture
-def plan(tiny_data: dict[str, str], tmp_path: Path) -> RunPlan:
-    options = [f"output_model_dir={tmp_path}/run", "num_processes=1", "micro_batch_size=4"]
-    return make_plan(load(PretrainConfig, tiny_data["config"], options), 1).with_settings(precision="fp32")
+def plan(plan_of: Callable[..., RunPlan]) -> RunPlan:
+    return plan_of("num_processes=1", "micro_batch_size=4").with_settings(precision="fp32")
 
 
 def training(change: float, losses: dict[int, float] = LOSSES) -> Callable[..., int]:

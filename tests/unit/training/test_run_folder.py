@@ -31,16 +31,6 @@ from zerokara.training.planning.run_plan import RunPlan
 Plan = Callable[..., RunPlan]
 
 
-@pytest.fixture
-def plan_of(tiny_data: dict[str, str], tmp_path: Path) -> Plan:
-
-    def make(*overrides: str) -> RunPlan:
-        settings = [f"output_model_dir={tmp_path / 'run'}", *overrides]
-        return run_plan.make_plan(load(PretrainConfig, tiny_data["config"], settings), 1)
-
-    return make
-
-
 def begin(plan: RunPlan) -> Path:
     """A run folder as a run leaves it that was stopped after its first step."""
     run_folder.claim(plan)

@@ -33,14 +33,8 @@ STAGES = "stages=[{tokens: 5000, order: sequential}, {tokens: rest, order: shuff
 
 
 @pytest.fixture
-def make(tiny_data: dict[str, str], tmp_path: Path) -> Make:
-
-    def planned(*overrides: str, processes: int | None = 1, nodes: int = 1) -> RunPlan:
-        settings = [f"output_model_dir={tmp_path / 'run'}", *overrides]
-        plan = make_plan(load(PretrainConfig, tiny_data["config"], settings), processes, nodes=nodes)
-        return plan.with_settings(precision="fp32")
-
-    return planned
+def make(plan_of: Make) -> Make:
+    return lambda *overrides, **how: plan_of(*overrides, **how).with_settings(precision="fp32")
 
 
 def test_the_vocabulary_must_be_shared_in_whole_rows(make: Make) -> None:

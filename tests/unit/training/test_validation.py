@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from zerokara.model.builder import build
 from zerokara.samples.validation_batches import validation_batches
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training import run
-from zerokara.training.planning import run_plan
+from zerokara.training.planning.run_plan import RunPlan, make_plan
 from zerokara.training.validation import LossValidation
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def _alone() -> Iterator[None]:
 @pytest.mark.parametrize("architecture", [{}, T5], ids=["decoder", "encoder-decoder"])
 def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architecture: dict[str, str]) -> None:
     settings = [f"{key}={value}" for key, value in {**architecture, "eval_tokens": "all"}.items()]
-    plan = run_plan.make_plan(load(PretrainConfig, span_data["config"], settings), 1)
+    plan = make_plan(load(PretrainConfig, span_data["config"], settings), 1)
     torch.manual_seed(3)
     model = build(plan.shape)
     with torch.no_grad():
@@ -72,9 +72,9 @@ def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architec
 
 
 @pytest.mark.parametrize("settings", [[], ["intra_document_masking=true"]], ids=["stream", "intra-document"])
-def test_step_8_measures_the_same(tiny_data: dict[str, str], tmp_path: Path, settings: list[str]) -> None:
+def test_step_8_measures_the_same(plan_of: Callable[..., RunPlan], tmp_path: Path, settings: list[str]) -> None:
     """On the exported model and the same documents, some shorter than the context and some much longer."""
-    plan = run_plan.make_plan(load(PretrainConfig, tiny_data["config"], ["precision=fp32", *settings]), 1)
+    plan = plan_of(*settings)
     encoder, shape = plan.encoder, plan.shape
     torch.manual_seed(3)
     model = build(shape)
@@ -106,7 +106,7 @@ def test_step_8_measures_the_same(tiny_data: dict[str, str], tmp_path: Path, set
     assert without.value != pytest.approx(ours.line["valid_bits_per_byte"], rel=1e-4)  # windows without overlap
 
 
-def by_hand(plan: run_plan.RunPlan, model: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:
+def by_hand(plan: RunPlan, model: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:
     """The ids that a validation predicts, and the nats of each, in double precision from the logits."""
     labels, nats = [], []
     for _, batch in validation_batches(plan.data.valid_prefix, plan.data.objective, plan.encoder.eos_id).batches(4):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,10 @@ import torch
 import torch.nn.attention.varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import cpu_attention
 from zerokara.training import worker
 from zerokara.training.loop import StopRequest
-from zerokara.training.planning.run_plan import make_plan
+from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
 from zerokara.training.worker import attention_kernels, profile_first_forward
 
@@ -33,7 +31,7 @@ from zerokara.training.worker import attention_kernels, profile_first_forward
     ],
 )
 def test_it_says_why_it_leaves_and_destroys_the_process_groups_at_the_end_alone(
-    tiny_data: dict[str, str],
+    plan_of: Callable[..., RunPlan],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -48,8 +46,7 @@ def test_it_says_why_it_leaves_and_destroys_the_process_groups_at_the_end_alone(
         if error:
             raise error
 
-    plan = make_plan(load(PretrainConfig, tiny_data["config"], []), 1).with_settings(precision="fp32")
-    plan.write(tmp_path / "plan.json")
+    plan_of().with_settings(precision="fp32").write(tmp_path / "plan.json")
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: destroyed.append(True))
     assert worker.main([str(tmp_path / "plan.json"), "work"], work={"work": work}) == code
