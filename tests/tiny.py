@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import foreign_models
 import pytest
-import sentencepiece
 import torch
 import warm
-from configs import RECIPE
+from configs import TINY
+from corpus_files import write_texts
 from made_tokens import write_tokens
 
 from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
@@ -50,48 +51,19 @@ def make_data(folder: Path, num_documents: int = 150, num_sentinels: int = 0, **
         " ".join(chance.choices(words, k=60)) + "\n" + " ".join(chance.choices(words, k=30))
         for _ in range(num_documents)
     ]
-    corpus = folder / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter([line for text in texts for line in text.split("\n")]),
-        model_prefix=str(folder / "tokenizer"),
-        vocab_size=500,
-        byte_fallback=True,
-        user_defined_symbols=["\n"],
-        unk_id=0,
-        bos_id=1,
-        eos_id=2,
-        pad_id=3,
-        add_dummy_prefix=False,
-        remove_extra_whitespaces=False,
-        normalization_rule_name="identity",
-        minloglevel=2,
-    )
-    model = ModelFile((folder / "tokenizer.model").read_bytes())
+    kind = {**foreign_models.STEP_1, "model_type": "unigram"}
+    tokenizer = foreign_models.train(folder / "tokenizer.model", kind, texts, vocab_size=500)
+    model = ModelFile(tokenizer.read_bytes())
     model.append_sentinels(num_sentinels)
-    (folder / "tokenizer.model").write_bytes(model.to_bytes())
+    tokenizer.write_bytes(model.to_bytes())
     settings = {
-        "input_jsonl": str(corpus),
-        "input_tokenizer_file": str(folder / "tokenizer.model"),
+        "input_jsonl": write_texts(folder / "corpus.jsonl", texts),
+        "input_tokenizer_file": str(tokenizer),
         "output_prefix": str(folder / "tokens"),
-        "num_layers": "2",
-        "hidden_size": "48",
-        "num_attn_heads": "4",
+        **{key: str(value) for key, value in TINY.items()},
         "num_kv_heads": "2",
-        "seq_len": "32",
-        "global_batch_size": "8",
-        "micro_batch_size": "4",
-        "precision": "fp32",
-        **{key: str(value) for key, value in RECIPE.items()},
-        "lr": "0.01",
-        "min_lr": "0.001",
         "train_tokens": str(20 * 8 * 32),
-        "log_interval": "1",
-        "eval_interval": "1000",
         "eval_tokens": "500",
-        "save_interval": "1000",
-        "tensorboard": "false",
-        "plots": "false",
         **further,
     }
     config = folder / "config.yaml"

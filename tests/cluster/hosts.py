@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs import typed
 from tiny import ROOT
 
 PORT = 29400
@@ -137,7 +138,7 @@ class Training:
             if len(hosts) > 1:
                 given["nodes"] = len(hosts)
                 command += ["--join" if number else "--host", hosts[0].address]
-            command += [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+            command += typed(**given)
             environment = {"ZEROKARA_SHARE_CORES": "1", "OMP_NUM_THREADS": "1", **environment}
             self.started[number] = hosts[number].start(*command, log=self.logs[number], **environment)
 

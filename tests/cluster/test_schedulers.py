@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cluster.hosts import OWN, Host, cluster
+from configs import typed
 from tiny import ROOT
 
 WORDS = "the sea ice melts in spring and 春 の 海 終日 のたり かな ¡olé! don't stop"
@@ -84,8 +85,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def settings(data: dict[str, str], text: list[str]) -> list[str]:
-    given = {"input_jsonl": f"[{', '.join(text)}]", "num_workers": "1"}
-    options = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    options = typed(input_jsonl=f"[{', '.join(text)}]", num_workers=1)
     return ["bash", "2_tokenize.sh", "--config", data["config"], *options]
 
 
@@ -171,11 +171,8 @@ class TestSlurm:
         def text() -> str:
             return log.read_text(encoding="utf-8") if log.exists() else ""
 
-        settings = {
-            "output_model_dir": str(run), "num_processes": "1", "train_tokens": str(1500 * 8 * 32),
-            "save_interval": "50", "max_epochs_per_source": "100",
-        }  # fmt: skip
-        given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        settings = {"train_tokens": 1500 * 8 * 32, "save_interval": 50, "max_epochs_per_source": 100}
+        given = typed(output_model_dir=run, num_processes=1, **settings)
         options = ("--nodes=2", "--gpus-per-node=0", f"--output={log}", f"--chdir={ROOT}", "--export=ALL")
         batch = ("sbatch", "--parsable", *options, "3_train.sbatch", "--config", data["config"], *given)
         show = ("scontrol", "show", "job", job := self.ask(hosts, tmp_path, *batch).strip())

@@ -75,7 +75,7 @@ class Forge:
         if self.pid:  # of a test that failed
             self.kill()
         given = {**settings, "output_model_dir": run_dir}
-        arguments = ["--config", self.settings["config"], *typed(*(f"{key}={value}" for key, value in given.items()))]
+        arguments = ["--config", self.settings["config"], *typed(**given)]
         for path in (self._log_path, self._events_path):
             path.write_bytes(b"")
         job = {"step": self.step, "arguments": arguments, "work": work, "fault": fault or {}}

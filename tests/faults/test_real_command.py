@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import warm
+from configs import typed
 from faults.running import BY_COMMAND, assert_equal, wait_for, whole_checkpoints
 from tiny import ROOT, Trained
 
@@ -31,9 +32,8 @@ class Command:
     """
 
     def __init__(self, config: str, run_dir: Path, environment: dict[str, str] | None = None):
-        command = ["bash", str(ROOT / "3_train_node1.sh"), "--config", config]
-        for key, value in {**BY_COMMAND, "num_processes": 2, "output_model_dir": run_dir}.items():
-            command += ["--set", f"{key}={value}"]
+        settings = typed(**BY_COMMAND, num_processes=2, output_model_dir=run_dir)
+        command = ["bash", str(ROOT / "3_train_node1.sh"), "--config", config, *settings]
         self._run_dir = run_dir
         self.process = subprocess.Popen(
             command, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,

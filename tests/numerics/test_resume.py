@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import rounding
+from configs import typed
 from tiny import assert_same_bits
 from token_sources import consumption_of
 
@@ -30,8 +31,7 @@ def tokenized(tiny_data: dict[str, str], folder: Path, sources: dict[str, slice]
         (folder / f"{name}.jsonl").write_text("".join(lines[part]), encoding="utf-8")
     names = ", ".join(f"{folder}/{name}.jsonl" for name in sources)
     settings = {"input_jsonl": f"[{names}]", "output_prefix": str(folder / "tokens"), **more}
-    options = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
-    assert tokenize.main(["--config", tiny_data["config"], *options]) == 0
+    assert tokenize.main(["--config", tiny_data["config"], *typed(**settings)]) == 0
     return settings
 
 

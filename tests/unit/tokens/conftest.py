@@ -8,9 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import foreign_models
 import numpy as np
 import pytest
-import sentencepiece
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile
@@ -34,14 +34,8 @@ def texts(count: int, seed: int = 0) -> list[str]:
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(line for text in texts(200) for line in text.split("\n") if line),
-        model_prefix=str(prefix), vocab_size=400, byte_fallback=True, pad_id=3, user_defined_symbols=["\n"],
-        normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False, num_threads=1,
-        hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
-    return prefix.with_suffix(".model")
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
+    return foreign_models.train(path, {**foreign_models.STEP_1, "model_type": "unigram"}, texts(200), vocab_size=400)
 
 
 @pytest.fixture
