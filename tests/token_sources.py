@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,16 @@ def some_lengths(seed: int, totals: Sequence[int]) -> list[list[int]]:
         while (left := total - sum(lengths[-1])) > 0:
             lengths[-1].append(min(left, chance.randint(1, 40)))
     return lengths
+
+
+def plainly(weights: Sequence[float], num: int) -> list[int]:
+    """Give each seat to the source with the lowest (2n + 1) / w, n being what it has."""
+    exact, counts, seats = [Fraction(str(weight)) for weight in weights], [0] * len(weights), []
+    for _ in range(num):
+        keys = [((2 * n + 1) / w, s) for s, (n, w) in enumerate(zip(counts, exact, strict=True)) if w]
+        seats.append(min(keys)[1])
+        counts[seats[-1]] += 1
+    return seats
 
 
 def settings(folder: Path, num_sources: int, *overrides: str) -> PretrainConfig:

@@ -37,11 +37,8 @@ def test_every_fault_of_all_machines_at_once(
 ) -> None:
     """One has other settings, another zerokara and another package, one a patched token file, whose manifest is the
     same, and a clock that is late."""
-    copy, patched, fake = (
-        tmp_path / "code",
-        tmp_path / "patched",
-        tmp_path / "packages" / "sentencepiece-0.0.1.dist-info",
-    )
+    copy, patched = tmp_path / "code", tmp_path / "patched"
+    fake = tmp_path / "packages" / "sentencepiece-0.0.1.dist-info"
     shutil.copytree(ROOT / "original_codes", copy / "original_codes", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("3_train_node1.sh", ".venv"):
         (copy / name).symlink_to(ROOT / name)

@@ -12,15 +12,10 @@ from tiny import python_path, tiny_data, train_runs
 __all__ = ["python_path", "tiny_data", "train_runs"]
 
 
-@pytest.fixture(scope="session")
-def lone_environment() -> dict[str, str]:
-    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-
-
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, lone_environment: dict[str, str]) -> Iterator[None]:
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As the launcher starts the only process of a run; fails where any group of it is not NCCL's."""
-    for name, value in lone_environment.items():
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     join_alone(DEVICE.type)
     require_backend(BACKEND)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from configs import config_of, fault_of
-from token_sources import data_plan, settings, some_lengths, write_sources
+from token_sources import data_plan, plainly, settings, some_lengths, write_sources
 
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.data_plan import DataPlan
@@ -56,11 +55,7 @@ def declared(*stages: tuple[tuple[float, ...], int, str]) -> list[list[int]]:
                 while draws[source] % ((TOTALS[source] - 1) // SEQ_LEN):
                     draws[source] += 1
             kinds[source] = kind if weights[source] else kinds[source]
-        exact = [Fraction(str(weight)) for weight in weights]
-        counts, seats = [0, 0, 0], []
-        for _ in range(length):
-            seats.append(min((Fraction(2 * n + 1) / w, s) for s, (n, w) in enumerate(zip(counts, exact)) if w)[1])  # noqa: B905
-            counts[seats[-1]] += 1
+        seats = plainly(weights, length)
         for first in range(0, length, BLOCK_SAMPLES):
             block = seats[first : first + BLOCK_SAMPLES]
             if kind == "shuffle":

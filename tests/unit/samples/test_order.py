@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections import Counter
-from fractions import Fraction
 
 import numpy as np
 import pytest
-from token_sources import sample_at
+from token_sources import plainly, sample_at
 
 from zerokara.config.data import OrderKind
 from zerokara.samples.batches import BatchLayout
@@ -101,16 +100,6 @@ def test_the_order_never_changes() -> None:
     order = MixedOrder([MixedStage((3, 1), 1500, "shuffle"), MixedStage((1, 2), None, "shuffle")], (1000, 400), 1234)
     got = [sample_at(order, position) for position in (0, 1, 2, 1023, 1024, 1499, 1500, 5000)]
     assert got == [(0, 59), (0, 185), (0, 1331), (0, 555), (0, 18), (1, 99), (0, 1104), (6, 1300)]
-
-
-def plainly(weights: tuple[int, ...], num: int) -> list[int]:
-    """Give each seat to the source with the lowest (2n + 1) / w, n being what it has."""
-    counts, seats = [0] * len(weights), []
-    for _ in range(num):
-        keys = [(Fraction(2 * n + 1, w), s) for s, (n, w) in enumerate(zip(counts, weights, strict=True)) if w]
-        seats.append(min(keys)[1])
-        counts[seats[-1]] += 1
-    return seats
 
 
 @pytest.mark.parametrize(

@@ -200,9 +200,6 @@ def test_the_step_names_the_damaged_files_and_keeps_the_accounts(
     for name in ("cut.jsonl.gz", "empty.jsonl.gz", "spoilt.jsonl.zst", "rows.parquet"):
         assert f"{name} (" in said
     facts = manifest.read(TokenPaths(config.output_prefix).manifest).facts
-    for account in (facts, *facts["sources"]):
-        in_splits = account["train"]["documents"] + account["valid"]["documents"]
-        assert account["documents_in"] == in_splits + sum(account["skipped"].values())
     assert facts["damaged_files"] == len(facts["damaged"]) == 4
     assert TypeAdapter(SourceTally).validate_python(facts).bad_bytes[0] >= (tmp_path / "cut.jsonl.gz").stat().st_size
     # What was written stays, and a stricter limit says what is wrong with it.
