@@ -45,7 +45,7 @@ REFUSED: list[tuple[int, str, str]] = [
     (3, "init_from=nowhere", "init_from = nowhere: "),
     (4, "input_model_dir=nowhere", "input_model_dir = nowhere: "),
     (6, "output_tokenizer_and_model_dir=there huggingface_name=a/b", "there"),
-    (8, "models=nowhere texts=corpus.jsonl", "nowhere: "),
+    (8, "models=nowhere texts=[]", "nowhere: … texts = []"),
     (8, "models=[]", "models = []: "),
     (8, "models=nowhere texts=empty.txt", "0 bytes"),
     (8, "models=there add_to_card=here", "add_to_card = ['here']: "),
