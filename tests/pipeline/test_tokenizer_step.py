@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shlex
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from configs import typed
 from corpus_files import write_texts
+from toy_tokenizers import toy_lines
 
 from zerokara import manifest
 from zerokara.progress import bytes_text
@@ -30,11 +30,8 @@ num_threads: 1
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a corpus and a configuration."""
-    rng = random.Random(3)
-    alphabets = ("etaoinshrdlucm", "のはがをにとでた今日天気公園友達本", "오늘날씨가좋아서공원에", "țșăâîmunți")
-    words = ["".join(rng.choices(rng.choice(alphabets), k=rng.randint(2, 5))) for _ in range(400)]
-    texts = ["\n".join(" ".join(rng.choices(words, k=9)) for _ in range(4)) for _ in range(150)]
-    write_texts(tmp_path / "corpus.jsonl", [*texts, ""])
+    lines = toy_lines(600)
+    write_texts(tmp_path / "corpus.jsonl", [*("\n".join(lines[i : i + 4]) for i in range(0, 600, 4)), ""])
     (tmp_path / "sentence_piece_config.yaml").write_text(CONFIG, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
