@@ -20,13 +20,12 @@ import pytest
 from configs import typed
 from made_conversations import made_conversations
 from made_runs import corpus_lines, make_run
+from toy_tokenizers import trainer
 
-from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Message, Unlearnable
 from zerokara.huggingface.tokenizer_proof import tokenizer_of_exports
 from zerokara.steps import convert_to_hf
-from zerokara.tokenizer import training
 from zerokara.tokenizer.compatibility import HARD_TEXTS
 from zerokara.tokenizer.encoder import Encoder
 
@@ -100,14 +99,8 @@ def joined(segments: Sequence[Sequence[int]]) -> list[int]:
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
     """All exports, made by step 4 from runs with wide random weights."""
     place = tmp_path_factory.mktemp("clients")
-    text = place / "sentences.txt"
-    text.write_text("\n".join(sentences(random.Random(1))) + "\n", encoding="utf-8")
-    tokenizers = {}
-    for kind, settings in TOKENIZERS.items():
-        (place / kind).mkdir()
-        tokenizers[kind] = place / kind / "tokenizer.model"
-        config = TokenizerConfig(vocab_size=700, num_threads=1, character_coverage=1.0, **settings)
-        tokenizers[kind].write_bytes(training.train(config, text, place / kind, place / kind / "log")[0])
+    train = trainer(tmp_path_factory, sentences(random.Random(1)))
+    tokenizers = {kind: train(vocab_size=700, **settings) for kind, settings in TOKENIZERS.items()}
     folder = place / "exports"
     folder.mkdir()
     for name, (kind, settings) in EXPORTS.items():

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import foreign_models
-import sentencepiece
 import torch
 from corpus_files import write_texts
 from wide_weights import spread_weights
@@ -18,6 +17,7 @@ from zerokara.checkpoint import store
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml
 from zerokara.model.shapes import ModelShape
+from zerokara.tokenizer.encoder import Encoder
 
 WORDS = (
     "the", "model", "reads", "a", "corpus", "and", "writes", "text", "one", "token", "after", "another", "until", "the",
@@ -47,8 +47,7 @@ def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -
     run_dir.mkdir()
     shutil.copyfile(tokenizer, run_dir / "tokenizer.model")
     (run_dir / "config_resolved.yaml").write_text(as_yaml(config), encoding="utf-8")
-    vocab_size = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer)).GetPieceSize()
-    shape = ModelShape.from_config(config, vocab_size)
+    shape = ModelShape.from_config(config, Encoder(tokenizer).vocab_size)
     lines = [
         {"step": 1, "loss": 6.0}, {"step": 5, "valid_loss": 5.5, "valid_bits_per_byte": 2.25},
         {"step": 10, "loss": 3.0, "bad_samples": [{"documents": [{"source": corpus, "first": 0, "last": 1}]}]},

@@ -13,14 +13,15 @@ from corpus_files import write_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 
-TOKENIZER = """\
+CONFIGS = {
+    "sentence_piece_config.yaml": """\
 input: [{folder}/corpus.jsonl]
 output_dir: {folder}/tokenizer
 vocab_size: 400
 character_coverage: 1.0
 num_threads: 1
-"""
-PRETRAIN = """\
+""",
+    "config.yaml": """\
 input_jsonl: [{folder}/corpus.jsonl]
 input_tokenizer_file: {folder}/tokenizer/tokenizer.model
 output_prefix: {folder}/tokens
@@ -38,13 +39,14 @@ eval_interval: 10
 save_interval: 10
 log_interval: 2
 num_processes: 1
-"""
-CONVERT = """\
+""",
+    "convert_config.yaml": """\
 input_model_dir: {folder}/run
 output_tokenizer_and_model_dir: {folder}/hf
 test_prompt_text: ["the"]
 huggingface_name: somebody/tiny
-"""
+""",
+}
 
 
 @pytest.fixture
@@ -54,11 +56,7 @@ def folder(tmp_path: Path) -> Path:
     words = ["the", *("".join(chance.choices("aeioumnrst", k=chance.randint(2, 6))) for _ in range(200))]
     texts = [" ".join(chance.choices(words, k=chance.randint(30, 90))) for _ in range(200)]
     write_texts(tmp_path / "corpus.jsonl", texts)
-    for name, text in (
-        ("sentence_piece_config.yaml", TOKENIZER),
-        ("config.yaml", PRETRAIN),
-        ("convert_config.yaml", CONVERT),
-    ):
+    for name, text in CONFIGS.items():
         (tmp_path / name).write_text(text.format(folder=tmp_path), encoding="utf-8")
     return tmp_path
 
@@ -101,7 +99,7 @@ def test_a_step_that_fails_stops_the_pipeline_with_its_exit_code(folder: Path) -
 
 
 def test_files_may_be_named_by_what_they_begin_with_and_a_missing_corpus_stops_the_first_step(folder: Path) -> None:
-    for name in ("sentence_piece_config.yaml", "config.yaml", "convert_config.yaml"):
+    for name in CONFIGS:
         shutil.move(folder / name, folder / f"tiny_{name}")
     (folder / "corpus.jsonl").unlink()
     done = run_all(folder / "tiny")

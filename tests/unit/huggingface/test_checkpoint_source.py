@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from configs import fault_of
-from corpus_files import write_jsonl
+from corpus_files import write_texts
 from made_tokens import write_documents
 
 from zerokara import manifest
@@ -27,8 +27,8 @@ def documents(config: PretrainConfig, num_lines: int, settings: ConvertConfig | 
 
 
 def test_sources_take_turns_until_there_are_lines_enough(tmp_path: Path) -> None:
-    first = write_jsonl(tmp_path / "a.jsonl", [{"text": f"a{i}"} for i in range(50)])
-    other = write_jsonl(tmp_path / "b.jsonl", [{"text": "b0\n\nb1"}, {"text": "b2"}])
+    first = write_texts(tmp_path / "a.jsonl", (f"a{i}" for i in range(50)))
+    other = write_texts(tmp_path / "b.jsonl", ["b0\n\nb1", "b2"])
     config = PretrainConfig(input_jsonl=(first, other))
     assert documents(config, 5) == ["a0", "b0\n\nb1", "a1", "b2"]
     assert len(documents(config, 1000)) == 52
@@ -36,16 +36,14 @@ def test_sources_take_turns_until_there_are_lines_enough(tmp_path: Path) -> None
 
 def test_a_large_file_is_read_from_many_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_source, "RANGE_BYTES", 200)
-    config = PretrainConfig(
-        input_jsonl=(write_jsonl(tmp_path / "a.jsonl", [{"text": f"{i:04}"} for i in range(1000)]),)
-    )
+    config = PretrainConfig(input_jsonl=(write_texts(tmp_path / "a.jsonl", (f"{i:04}" for i in range(1000))),))
     first = [int(text) for text in documents(config, 16)]
     assert len(first) == 16 and max(first) - min(first) > 800
     assert sorted(map(int, documents(config, 10_000))) == list(range(1000))
 
 
 def test_another_corpus_may_be_named(tmp_path: Path) -> None:
-    named = ConvertConfig(check_corpus=(write_jsonl(tmp_path / "c.jsonl", [{"text": "c"}]),))
+    named = ConvertConfig(check_corpus=(write_texts(tmp_path / "c.jsonl", ["c"]),))
     config = PretrainConfig(input_jsonl=(str(tmp_path / "gone.jsonl"),))
     assert documents(config, 10, named) == ["c"]
     assert fault_of(documents, config, 10).key == "check_corpus"
