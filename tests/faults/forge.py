@@ -63,6 +63,9 @@ from zerokara.training.planning.run_plan import PLAN_NAME, PRETRAINING, make_pla
 
 PACKAGE = str(Path(zerokara.__file__).parent)
 LOADED_LATE = (
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
     "numpy.ma",
     "sentencepiece.sentencepiece_model_pb2",
 )

@@ -32,10 +32,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 LOADED_LATE = (
-    "deepspeed", "deepspeed.runtime.zero.stage_1_and_2", "numpy.ma", "pyarrow", "safetensors.torch",
-    "sentencepiece.sentencepiece_model_pb2", "sklearn.metrics", "torch.utils.tensorboard",
-    "transformers.models.llama.modeling_llama", "transformers.models.qwen3_moe.modeling_qwen3_moe",
-    "transformers.models.t5.modeling_t5", "transformers.generation.utils",
+    "deepspeed", "deepspeed.module_inject.auto_ep_layer", "deepspeed.runtime.superoffload.superoffload_stage3",
+    "deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.runtime.zero.stage_1_and_2", "numpy.ma", "pyarrow",
+    "safetensors.torch", "sentencepiece.sentencepiece_model_pb2", "sklearn.metrics", "torch.profiler._cupti_monitor",
+    "torch.utils.tensorboard", "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe", "transformers.models.t5.modeling_t5",
+    "transformers.generation.utils",
 )  # fmt: skip
 """Modules that the steps load only when they need them."""
 
