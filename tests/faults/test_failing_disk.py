@@ -29,7 +29,7 @@ from zerokara.checkpoint import Retention, folders
 from zerokara.checkpoint.store import CheckpointStore
 from zerokara.errors import RunError
 
-INJECTIONS = 240
+INJECTIONS_PER_KILL = 8
 LOSSES = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.6, 10: 2.7, 12: 2.8}
 """Validation loss of each save: the best is soon the oldest."""
 RESTARTS = (8, 12)
@@ -191,7 +191,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path) -> None:
+def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path, num_kills: int) -> None:
     unharmed = FailingDisk(tmp_path / "run")
     unharmed.folder.mkdir()
     Life(unharmed.folder, unharmed).live()
@@ -200,7 +200,8 @@ def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path) -> None:
     assert {"open", "read", "rename", "replace", "fsync", "stat", "unlink", "write"} <= unharmed.kinds.keys()
     shutil.rmtree(unharmed.folder)
     kinds = [(code, lasting) for code in (errno.EIO, errno.ESTALE) for lasting in (False, True)]
-    tried = [(at * unharmed.asked // INJECTIONS, *kinds[at % len(kinds)]) for at in range(INJECTIONS)]
+    number = INJECTIONS_PER_KILL * num_kills
+    tried = [(at * unharmed.asked // number, *kinds[at % len(kinds)]) for at in range(number)]
     for at, code, lasting in tried:
         disk = FailingDisk(tmp_path / "run", at, code, lasting)
         disk.folder.mkdir()
