@@ -19,7 +19,7 @@ from zerokara.training.planning import run_folder, run_plan
 
 HELP = {
     "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",
-    "verify_resume": "prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop",
+    "verify_resume": "prove in 2·N steps (3 if N is not given) that this run resumes as if never stopped, and end",
     "join": "train with the machine that waits there: the line that it has printed",
     "host": "this machine's address for the others, where `nodes` is above 1; by default that of its default route",
     "evaluate": "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest",
