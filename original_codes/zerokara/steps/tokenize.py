@@ -35,7 +35,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         name += f", {'part' if part else 'merge'} {share.number}/{share.of}"
     files, faults = list[InputFile](), list[Fault]()
     try:
-        Encoder(config.input_tokenizer_file)
+        encoder = Encoder(config.input_tokenizer_file)
     except UserError as error:
         faults += [config.fault("input_tokenizer_file", fault.rule, fault.remedy) for fault in error.faults]
     try:
@@ -56,24 +56,24 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     preflight.check(config, preflight.of_tokens(config), input_jsonl=files)
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
     start_fork_server()
-    prepared = prepare(config, files)
+    choice, expected = prepare(config, files, encoder)
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
-    tokens = f"about {count_text(prepared.expected.tokens)} tokens, {bytes_text(prepared.expected.output_bytes)}"
+    tokens = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
     workers = plural(num_workers(config, files), "worker")
     log(f"{name}: {corpus} → {bin_path(paths.train)} ({tokens}), {workers}")
-    log(f"  encoder: {prepared.choice.name}, {prepared.choice.reason}")
-    for note in notes(prepared.encoder):
+    log(f"  encoder: {choice.name}, {choice.reason}")
+    for note in notes(encoder):
         log(f"  tokenizer: {note}")
     if options.dry_run:
         log("dry run: nothing was written")
         return
-    encoded = encode_corpus(config, files, prepared.encoder, prepared.choice, part=part, merging=merging)
+    encoded = encode_corpus(config, files, encoder, choice, part=part, merging=merging)
     if share:
         text = f"{bytes_text(encoded.text_bytes)} of text encoded, {encoded.resumed_shards:,} shards were there before"
         following = command.next_command("2_tokenize.sh", options, config, flags=["--merge"])
         summary(f"{name}: done", [("work", text)], f"when all {share.of} are done: {following}")
         return
-    facts = manifest_facts(config, files, encoded, prepared.encoder)
+    facts = manifest_facts(config, files, encoded, encoder)
     seconds = time.monotonic() - started
     manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, encoded.hashes)
     work_folder.discard(paths)

@@ -62,22 +62,12 @@ class TokenEstimate:
     """Bytes of all files, unpacked."""
 
 
-@dataclass(frozen=True)
-class PreparedEncoding:
-    """Tokenizer, which defines the ids; the encoder that gives these ids fastest; expected size."""
-
-    encoder: Encoder
-    choice: EncoderChoice
-    expected: TokenEstimate
-
-
-def prepare(config: DataSettings, files: Sequence[InputFile]) -> PreparedEncoding:
-    """Open the tokenizer, choose and prove the encoder on a sample of the corpus, and estimate tokens and disk space.
+def prepare(config: DataSettings, files: Sequence[InputFile], encoder: Encoder) -> tuple[EncoderChoice, TokenEstimate]:
+    """Choose and prove the fastest encoder on a sample of the corpus, and estimate tokens and disk space.
 
     Raises:
-        UserError: the file is no tokenizer to train with, no export could be proved with it, or the disk is too small.
+        UserError: no export could be proved with the tokenizer, or the disk is too small.
     """
-    encoder = Encoder(config.input_tokenizer_file)
     check_exportable(encoder)
     places = sample_corpus(config, files)
     rounds = zip_longest(*(place.texts for place in places))
@@ -85,7 +75,7 @@ def prepare(config: DataSettings, files: Sequence[InputFile]) -> PreparedEncodin
     choice = choose(encoder, (text for texts in rounds for text in texts if text is not None), corpus_bytes)
     expected = estimate_tokens(corpus_bytes, places, choice.encoder)
     check_disk_space(config, files, expected)
-    return PreparedEncoding(encoder, choice, expected)
+    return choice, expected
 
 
 def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> list[SamplePlace]:
