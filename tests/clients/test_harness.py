@@ -31,7 +31,7 @@ def test_the_documented_command_gives_our_bits_per_byte(
     write_texts(tmp_path / "data" / "held_out.jsonl", documents)
     (model,) = open_models([exports["llama"]], "cpu")
     text, settings = MeasuredText("text", documents, 20), bits_per_byte.BitsPerByteSettings()
-    (row,) = bits_per_byte.measure([model], text, settings).rows
+    (row,) = next(bits_per_byte.measure_texts([text], [model], settings)).rows
     assert row.value is not None
     (command,) = re.findall(r"/lm_eval (run .*?)```", page, flags=re.DOTALL)
     assert model.tokenizer.eos_token_id == 2 and "prefix_token_id=2" in command
@@ -40,7 +40,7 @@ def test_the_documented_command_gives_our_bits_per_byte(
     reading = bits_per_byte.reading_of(model, settings)
     assert isinstance(reading, bits_per_byte.Reading)
     monkeypatch.setattr(bits_per_byte, "reading_of", lambda *_: replace(reading, start_id=9))
-    (other,) = bits_per_byte.measure([model], text, settings).rows
+    (other,) = next(bits_per_byte.measure_texts([text], [model], settings)).rows
     assert other.value is not None and abs(found - other.value) > 2e-3, "another start gives another number"
 
 

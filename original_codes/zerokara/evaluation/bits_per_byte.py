@@ -105,11 +105,6 @@ Measured = tuple[Row, Measure | None]
 """A model's row, and its measure over documents; None for a model that is not ranked."""
 
 
-def measure(models: Sequence[LoadedModel], text: MeasuredText, settings: BitsPerByteSettings) -> Section:
-    """Measure every model on the documents of one text."""
-    return section(text, [measure_model(model, text, settings) for model in models], settings)
-
-
 def measure_texts(
     texts: Sequence[MeasuredText], models: Sequence[LoadedModel], settings: BitsPerByteSettings
 ) -> Iterator[Section]:

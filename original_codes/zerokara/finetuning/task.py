@@ -27,7 +27,6 @@ from zerokara.progress import count_text, log
 from zerokara.samples.bin_packing import target_length
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.indexed import entropy
 from zerokara.training.launching import Commands, spawn
 from zerokara.training.planning.run_plan import PlannedData, RunPlan, RunTask
 
@@ -106,7 +105,7 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         ids=ExampleTokens(train.prefix).tokens.tokens,
         num_train_tokens=packed.num_tokens,
         num_valid_tokens=reading.num_valid_tokens,
-        unigram_entropy=entropy(learned_counts),
+        target_counts=lambda: learned_counts,
         plan_rows=tuple(plan_rows(train, packed, int(learned_counts.sum()))),
         run_files={CHAT_TEMPLATE_NAME: files.chat_template} if files.chat_template is not None else {},
     )

@@ -50,7 +50,7 @@ def clean(folders: Sequence[Path], is_deleting: bool) -> None:
                 for child in sorted(path.iterdir(), key=lambda child: child.name == mark):
                     shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
                 path.rmdir()
-    outcome = "freed" if is_deleting else "to free: the same command with --delete deletes all but those that are kept"
+    outcome = "freed" if is_deleting or not freed else "to free: --delete deletes all but those that are kept"
     log(f"{plural(len(found), 'folder')} set aside; {bytes_text(freed)} {outcome}")
 
 

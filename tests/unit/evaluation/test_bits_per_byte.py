@@ -18,7 +18,7 @@ from evaluated_models import CONTEXT, save
 from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation import models as models_module
-from zerokara.evaluation.bits_per_byte import BitsPerByteSettings, Reading, measure, reading_of
+from zerokara.evaluation.bits_per_byte import BitsPerByteSettings, Reading, measure_texts, reading_of
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
@@ -61,7 +61,7 @@ def by_hand(model: LoadedModel, document: str, start: int, context: int, stride:
 
 
 def row_of(model: LoadedModel, text: MeasuredText = TEXT, **settings: Any) -> Row:
-    return measure([model], text, BitsPerByteSettings(**settings)).rows[0]
+    return next(measure_texts([text], [model], BitsPerByteSettings(**settings))).rows[0]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -104,7 +104,7 @@ def test_start_and_context_are_declared(models: dict[str, LoadedModel]) -> None:
 
 
 def test_a_lossy_tokenizer_and_an_encoder_decoder_are_named_and_not_ranked(models: dict[str, LoadedModel]) -> None:
-    section = measure(list(models.values()), TEXT, BitsPerByteSettings())
+    (section,) = measure_texts([TEXT], list(models.values()), BitsPerByteSettings())
     values = {row.model: row.value for row in section.rows}
     assert values["gpt2"] and values["llama"] and values["lossy"] is values["t5"] is None
     assert [row.value is None for row in section.ranked()] == [False, False, True, True]
@@ -209,7 +209,7 @@ def test_the_step_loads_each_model_once_for_all_texts_and_holds_one_at_a_time(
     monkeypatch.setattr(models_module, "_load", counts)
     texts = [MeasuredText(name, TEXT.documents[:number], 4) for number, name in enumerate(("a", "b"), 2)]
     opened = open_models([folders["gpt2"], folders["llama"]], "cpu")
-    sections = list(bits_per_byte.measure_texts(texts, opened, bits_per_byte.BitsPerByteSettings()))
+    sections = list(measure_texts(texts, opened, BitsPerByteSettings()))
     assert [section.name for section in sections] == ["bits per byte: a", "bits per byte: b"]
     assert loaded == ["gpt2", "llama"]
 

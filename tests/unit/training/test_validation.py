@@ -98,7 +98,7 @@ def test_step_8_measures_the_same(plan_of: Callable[..., RunPlan], tmp_path: Pat
     tokenizer_json.write(encoder, folder, shape.seq_len, False)
     opened = list(open_models([folder], "cpu"))
     as_it_is, without = (
-        bits_per_byte.measure(opened, MeasuredText("some", tuple(texts), len(texts)), each).rows[0]
+        next(bits_per_byte.measure_texts([MeasuredText("some", tuple(texts), len(texts))], opened, each)).rows[0]
         for each in (BitsPerByteSettings(), BitsPerByteSettings(min_context=0))
     )
     assert ours is not None and as_it_is.value == pytest.approx(ours.line["valid_bits_per_byte"], rel=1e-5)

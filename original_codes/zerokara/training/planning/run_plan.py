@@ -57,10 +57,15 @@ class PlannedData:
     ids: NDArray[Any]  # of the training tokens, on disk
     num_train_tokens: int
     num_valid_tokens: int
-    unigram_entropy: float
-    """Nats per token of a model that knows only the frequency of each predicted token: the baseline of the loss."""
+    target_counts: Callable[[], NDArray[Any]]
+    """Counts how often each id is predicted; where that is not asked for, no gigabytes are read."""
     plan_rows: tuple[tuple[str, str], ...] = ()  # further ones, by name
     run_files: Mapping[str, str] = field(default_factory=dict)  # texts for the run folder, by file name
+
+    @cached_property
+    def unigram_entropy(self) -> float:
+        """Nats per token of a model that knows only the frequency of each predicted token: the baseline of the loss."""
+        return entropy(self.target_counts())
 
 
 def baseline_text(unigram_entropy: float) -> str:
@@ -110,7 +115,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         ids=index.tokens,
         num_train_tokens=reading.tokens(where=config.where("seq_len")).num_tokens,
         num_valid_tokens=len(IndexedTokens(paths.valid).tokens) if is_validated else 0,
-        unigram_entropy=entropy(turns.target_counts(token_counts(index))),
+        target_counts=lambda: turns.target_counts(token_counts(index)),
     )
 
 
