@@ -22,7 +22,7 @@ from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.indexed import IndexedTokens, bin_path
 from zerokara.training import launching
-from zerokara.training.planning import processors
+from zerokara.training.planning import processors, run_plan
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import RunPlan, make_plan, read_plan
@@ -41,6 +41,15 @@ def test_the_vocabulary_must_be_shared_in_whole_rows(make: Make) -> None:
     heads = ("hidden_size=60", "num_attn_heads=6", "num_kv_heads=3", "ffn_hidden_size=96", "tensor_parallel_size=3")
     fault = fault_of(make, *heads, processes=3)
     assert (fault.key, fault.value) == ("tensor_parallel_size", 3) and "512" in fault.rule
+
+
+def test_only_the_baseline_reads_the_tokens(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting and the training processes ask the plan for other things: gigabytes are not read for them."""
+    plan = make()
+    monkeypatch.setattr(run_plan, "token_counts", lambda _: 1 / 0)
+    assert make().schedule.num_steps == plan.schedule.num_steps
+    with pytest.raises(ZeroDivisionError):
+        plan.rows()
 
 
 def test_tokens_of_another_tokenizer_are_refused(make: Make, tiny_data: dict[str, str], tmp_path: Path) -> None:
