@@ -73,14 +73,13 @@ def start(
     for layer in layers:
         layer.forward = _CompiledForward(layer.forward)
     if not whole_layers or device.type == "cuda":
-        loss.fused_softmax = Fused(loss.softmax_times_mask)
+        loss.fused_softmax = [Fused(each) for each in loss.SOFTMAX]
     if not whole_layers:
-        loss.fused_parallel_softmax = [Fused(each) for each in loss.PARALLEL_SOFTMAX]
         model_layers.fused_activate = Fused(model_layers.plain_activate, num_differentiable=2)
         rope_utils._apply_rotary_pos_emb_bshd = Fused(plain_rotate, num_differentiable=1)
     what = "the layers" if whole_layers else "the loss, activations and rotary positions"
     log(f"compiling {what} (torch.compile; cached in {_choose_cache_folder()} for the next start)")
-    started = time.monotonic()
+    started, loss.is_warming_up = time.monotonic(), True
     try:
         # Of layers forward and backward, its gradients not accumulated: DeepSpeed does not notice. Functions compile
         # their own backward pass.
@@ -96,6 +95,8 @@ def start(
         loss.fused_softmax = None
         log(f"not compiled, the layers run eagerly: {_first_line(error)}")
         return False
+    finally:
+        loss.is_warming_up = False
     for fused in fused_functions():
         fused.stop_learning()
         if fused.error:
@@ -106,8 +107,7 @@ def start(
 
 def fused_functions() -> list[Fused]:
     """The functions that are compiled by themselves."""
-    softmax = loss.fused_softmax, *(loss.fused_parallel_softmax or ())
-    places = *softmax, model_layers.fused_activate, rope_utils._apply_rotary_pos_emb_bshd
+    places = *(loss.fused_softmax or ()), model_layers.fused_activate, rope_utils._apply_rotary_pos_emb_bshd
     return [place for place in places if isinstance(place, Fused)]
 
 
@@ -117,7 +117,7 @@ def _first_line(error: Exception | None) -> str:
 
 def run_eagerly() -> None:
     """Put the plain functions back in place."""
-    loss.fused_softmax = loss.fused_parallel_softmax = model_layers.fused_activate = None
+    loss.fused_softmax = model_layers.fused_activate = None
     rope_utils._apply_rotary_pos_emb_bshd = plain_rotate
 
 

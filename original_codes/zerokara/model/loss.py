@@ -5,8 +5,8 @@ scales it. That takes three matrix products in all, as many as without chunking,
 instead of all logits twice. Idea: Liger-Kernel's fused linear cross-entropy (Hsu et al., 2024, arXiv 2410.10989).
 
 A tensor-parallel rank may hold only some rows of the vocabulary. Of each token the ranks then exchange three numbers
-(the largest logit, the sum of exponentials, the label's logit), as Megatron-LM does (Shoeybi et al., 2019, section 3;
-megatron/core/tensor_parallel/cross_entropy.py); of the gradient, one sum of [tokens, D].
+(the largest logit or log Σ exp, the sum of exponentials, the label's logit), as Megatron-LM does (Shoeybi et al., 2019,
+section 3; megatron/core/tensor_parallel/cross_entropy.py); of the gradient, one sum of [tokens, D].
 
 Why not torch.nn.functional.linear_cross_entropy (2.13): docs/decisions.md has the measurement.
 
@@ -16,6 +16,7 @@ Shape suffixes: N tokens, C tokens of a chunk, D hidden size, V rows of the (pad
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,18 +24,12 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
-"""Memory for one chunk of fp32 logits, enough for full matrix products: on a CPU those of 128 rows, 16 MiB of a
-vocabulary of 32,000, ran at two thirds of the speed of those of 512. On a GPU the gradient of each chunk is added to
-that of the whole weight in fp32, which takes as long as a product of a thousand rows."""
+from zerokara.model.loss_chunks import chunk_rows
 
-TILE_ROWS = 64
-"""Large chunks are whole multiples of this: a GPU computes products in tiles, and a partial tile costs a whole one."""
-
-fused_softmax: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None = None
-"""`softmax_times_mask` compiled, set by `compilation`: one kernel instead of eight passes over the logits."""
-fused_parallel_softmax: Sequence[Callable[..., Tensor]] | None = None
-"""`PARALLEL_SOFTMAX` compiled, set by `compilation`."""
+fused_softmax: Sequence[Callable[..., Tensor]] | None = None
+"""`SOFTMAX` compiled, set by `compilation`: two kernels instead of eight passes over the logits."""
+is_warming_up = False
+"""True while `compilation` shows it the sizes of training, though no other gradient is computed."""
 
 
 def cross_entropy(
@@ -61,8 +56,8 @@ def cross_entropy(
         with torch.no_grad():
             return torch.cat([nats_C for _, nats_C, _ in _chunks(*arguments, needs_gradient=False)]).view_as(labels_BS)
     # Asked here: inside a Function gradients are always off, and a parameter requires one during validation too.
-    needs_gradient = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
-    return _ChunkedCrossEntropy.apply(*arguments, needs_gradient)
+    differentiates = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
+    return _ChunkedCrossEntropy.apply(*arguments, differentiates or is_warming_up)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -86,10 +81,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             total += (nats_C * mask_N[chunk]).sum()
             if needs_gradient and grad_CV is not None:
                 torch.mm(grad_CV, weight_VD, out=grad_hidden_ND[chunk])
-                if weight_VD.dtype == torch.float32:
-                    grad_weight_VD.addmm_(grad_CV.t(), hidden_ND[chunk])
-                else:
-                    grad_weight_VD += grad_CV.t() @ hidden_ND[chunk]
+                _add_product(grad_weight_VD, grad_CV.t(), hidden_ND[chunk])
             del grad_CV  # freed before the next chunk's logits are made
         if needs_gradient:
             if group:
@@ -115,15 +107,10 @@ def _chunks(
 ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
     """Yield each chunk, its nats [C] and the gradient of its logits [C, V], to which this keeps no reference."""
     num_tokens = hidden_ND.size(0)
-    most_rows = max(1, CHUNK_BYTES[hidden_ND.device.type] // (4 * weight_VD.size(0)))
-    num_chunks = max(1, -(-num_tokens // most_rows))
-    rows = max(1, -(-num_tokens // num_chunks))  # equal chunks: no small one is left over
-    if rows > 4 * TILE_ROWS:
-        rows = -(-rows // TILE_ROWS) * TILE_ROWS
+    rows = chunk_rows(hidden_ND.device.type, num_tokens, weight_VD.size(0))
     # One buffer for all chunks: on a CPU fresh memory costs as much as what is computed in it.
-    is_fused = (fused_softmax if group is None else fused_parallel_softmax) is not None
     size = rows, weight_VD.size(0)
-    buffer_CV = None if is_fused else torch.empty(size, dtype=torch.float32, device=hidden_ND.device)
+    buffer_CV = None if fused_softmax else torch.empty(size, dtype=torch.float32, device=hidden_ND.device)
     for start in range(0, num_tokens, rows):
         chunk = slice(start, start + rows)
         inputs = hidden_ND[chunk], weight_VD, labels_N[chunk], mask_N[chunk], vocab_size, group
@@ -171,22 +158,49 @@ def _nats_and_gradient(
         grad_CV = exp_CV.mul_((mask_C / sum_C)[:, None])  # mask · softmax
         grad_CV.scatter_add_(1, labels_C[:, None], -(mask_C * is_local_C)[:, None])
         return nats_C, grad_CV.to(hidden_CD.dtype)
-    if fused_parallel_softmax and group:
-        largest, sums, times_mask = fused_parallel_softmax
-        max_C = _over_ranks(largest(logits_CV, num_real), ReduceOp.MAX, group)
-        sums_2C = torch.stack([sums(logits_CV, max_C, num_real), label_logits_C.where(is_local_C, 0)])
+    assert fused_softmax is not None
+    log_sums, softmax_times_mask = fused_softmax
+    log_sum_C = log_sums(logits_CV, num_real) if num_real else torch.full_like(label_logits_C, float("-inf"))
+    if group:
+        max_C = _over_ranks(log_sum_C.clone(), ReduceOp.MAX, group)
+        sums_2C = torch.stack([(log_sum_C - max_C).exp(), label_logits_C.where(is_local_C, 0)])
         sum_C, label_logits_C = _over_ranks(sums_2C, ReduceOp.SUM, group)
-        nats_C = max_C + sum_C.log() - label_logits_C
-        grad_CV = times_mask(logits_CV, max_C, sum_C, mask_C, num_real)
-    else:
-        assert fused_softmax is not None
-        grad_CV, log_sum_C = fused_softmax(logits_CV, mask_C, num_real)
-        nats_C = log_sum_C - label_logits_C
+        log_sum_C = max_C + sum_C.log()
+    nats_C = log_sum_C - label_logits_C
+    if not needs_gradient:
+        return nats_C, None
+    grad_CV = softmax_times_mask(logits_CV, log_sum_C, mask_C, num_real)
     # The label's entry, softmax − 1, is computed in fp32: its softmax is near 1 where the model is right. Of a label on
     # another rank the entry of row 0 stays as it is.
     label_gradient_C = (torch.expm1(-nats_C) * mask_C).to(grad_CV.dtype)
     entries_C = label_gradient_C.where(is_local_C, grad_CV.gather(1, labels_C[:, None]).squeeze(1))
     return nats_C, grad_CV.scatter_(1, labels_C[:, None], entries_C[:, None])
+
+
+def _add_product(sum_VD: Tensor, grad_VC: Tensor, hidden_CD: Tensor) -> None:
+    """Add a product to a sum in fp32."""
+    if grad_VC.dtype == torch.float32:
+        sum_VD.addmm_(grad_VC, hidden_CD)
+    elif adds_in_fp32(grad_VC.device, grad_VC.dtype):
+        torch.addmm(sum_VD, grad_VC, hidden_CD, out_dtype=torch.float32, out=sum_VD)
+    else:
+        sum_VD += grad_VC @ hidden_CD
+
+
+@cache
+def adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True where a product of numbers in `dtype` is added in fp32 without a matrix in between, by a trial.
+
+    `addmm` has `out_dtype` on CUDA alone; some versions want the sum in `dtype` as well (aten/native/cuda/Blas.cpp).
+    """
+    if device.type != "cuda":
+        return False
+    factor, total = (torch.ones(16, 16, dtype=each, device=device) for each in (dtype, torch.float32))
+    try:
+        torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def _over_ranks(numbers: Tensor, operation: ReduceOp.RedOpType, group: ProcessGroup | None) -> Tensor:
@@ -196,27 +210,16 @@ def _over_ranks(numbers: Tensor, operation: ReduceOp.RedOpType, group: ProcessGr
     return numbers
 
 
-def softmax_times_mask(logits_CV: Tensor, mask_C: Tensor, num_real: int) -> tuple[Tensor, Tensor]:
-    """The softmax over the real rows times the mask, [C, V] in the dtype of the logits; and log Σ exp in fp32, [C]."""
-    max_C = largest_logits(logits_CV, num_real)
-    sum_C = sums_of_exponentials(logits_CV, max_C, num_real)
-    return exponentials_times_mask(logits_CV, max_C, sum_C, mask_C, num_real), max_C + sum_C.log()
+def log_sum_of_exponentials(logits_CV: Tensor, num_real: int) -> Tensor:
+    """log Σ exp over the real rows, [C] in fp32; there must be one."""
+    real_CV = _real(logits_CV, num_real)
+    max_C1 = real_CV.amax(dim=1, keepdim=True)
+    return (max_C1 + (real_CV - max_C1).exp().sum(dim=1, keepdim=True).log()).squeeze(1)
 
 
-def largest_logits(logits_CV: Tensor, num_real: int) -> Tensor:
-    """The largest logit of the real rows, [C] in fp32; -inf where no row is real."""
-    return _real(logits_CV, num_real).amax(dim=1)
-
-
-def sums_of_exponentials(logits_CV: Tensor, max_C: Tensor, num_real: int) -> Tensor:
-    """Σ exp(logit − max) over the real rows, [C] in fp32."""
-    return (_real(logits_CV, num_real) - max_C[:, None]).exp().sum(dim=1)
-
-
-def exponentials_times_mask(logits_CV: Tensor, max_C: Tensor, sum_C: Tensor, mask_C: Tensor, num_real: int) -> Tensor:
-    """exp(logit − max) · mask / sum, [C, V] in the dtype of the logits; 0 in the rows that are not real."""
-    exp_CV = (_real(logits_CV, num_real) - max_C[:, None]).exp()
-    return (exp_CV * (mask_C / sum_C)[:, None]).to(logits_CV.dtype)
+def softmax_times_mask(logits_CV: Tensor, log_sum_C: Tensor, mask_C: Tensor, num_real: int) -> Tensor:
+    """exp(logit − log Σ exp) · mask, [C, V] in the dtype of the logits; 0 in the rows that are not real."""
+    return ((_real(logits_CV, num_real) - log_sum_C[:, None]).exp() * mask_C[:, None]).to(logits_CV.dtype)
 
 
 def _real(logits_CV: Tensor, num_real: int) -> Tensor:
@@ -225,5 +228,5 @@ def _real(logits_CV: Tensor, num_real: int) -> Tensor:
     return logits_CV.float().where(real_V, float("-inf"))
 
 
-PARALLEL_SOFTMAX = largest_logits, sums_of_exponentials, exponentials_times_mask
-"""The softmax over a vocabulary that the ranks share, in three parts, with an all-reduce after the first two."""
+SOFTMAX = log_sum_of_exponentials, softmax_times_mask
+"""The softmax in two parts: ranks that share the vocabulary communicate between them; evaluation needs the first."""

@@ -72,7 +72,8 @@ def test_what_does_not_compile_is_logged_and_runs_eagerly(
         assert lines[-1].endswith("RuntimeError: no C++ compiler"), "the first line of the error"
     else:
         assert [line.split(": ")[1:3] for line in lines[1:-1]] == [
-            [name, "RuntimeError"] for name in ("softmax_times_mask", "plain_activate", "apply_rotary_pos_emb_bshd")
+            [name, "RuntimeError"]
+            for name in ("log_sum_of_exponentials", "softmax_times_mask", "plain_activate", "apply_rotary_pos_emb_bshd")
         ]
     found = model(ids, ids)
     found.backward()

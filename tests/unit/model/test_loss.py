@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 import rounding
 import torch
+from dispatched import dispatched
 from torch import Tensor
 from torch.distributed import ReduceOp
 from torch.nn.functional import cross_entropy as plain_cross_entropy
+from torch.utils._python_dispatch import _disable_current_modes
 
-from zerokara.model import loss
+from zerokara.model import loss, loss_chunks
 from zerokara.model.loss import cross_entropy
+from zerokara.model.loss_chunks import loss_bytes
 
 ROWS, VOCAB_SIZE, HIDDEN_SIZE, TOKENS, RANKS = 384, 130, 8, 20, 4
 """Of four ranks the second holds 34 real rows, the third and fourth only padding."""
@@ -66,9 +70,8 @@ def computed(weight: Tensor, group: Any = None) -> tuple[float, Tensor, Tensor, 
 def test_loss_and_gradients_are_torchs(
     monkeypatch: pytest.MonkeyPatch, ranks: list[Any], chunk_bytes: int, is_shared: bool, is_fused: bool
 ) -> None:
-    monkeypatch.setitem(loss.CHUNK_BYTES, "cpu", chunk_bytes // (RANKS if is_shared else 1))
-    monkeypatch.setattr(loss, "fused_softmax", loss.softmax_times_mask if is_fused else None)
-    monkeypatch.setattr(loss, "fused_parallel_softmax", loss.PARALLEL_SOFTMAX if is_fused else None)
+    monkeypatch.setitem(loss_chunks.CHUNK_BYTES, "cpu", chunk_bytes // (RANKS if is_shared else 1))
+    monkeypatch.setattr(loss, "fused_softmax", loss.SOFTMAX if is_fused else None)
     hidden, weight, labels, mask = inputs()
     parts = hidden.requires_grad_(), weight.requires_grad_()
     each = plain_cross_entropy((hidden @ weight.t())[:, :VOCAB_SIZE], labels, reduction="none")
@@ -87,19 +90,77 @@ def test_loss_and_gradients_are_torchs(
 
 def test_a_padding_row_that_takes_part_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, right = inputs()[1], computed(inputs()[1])[0]
-    broken = lambda logits, mask, real: loss.softmax_times_mask(logits, mask, real + 1)  # noqa: E731
-    monkeypatch.setattr(loss, "fused_softmax", broken)
+    broken = lambda logits, real: loss.log_sum_of_exponentials(logits, real + 1)  # noqa: E731
+    monkeypatch.setattr(loss, "fused_softmax", (broken, loss.softmax_times_mask))
     assert rounding.times_tolerance([computed(weight)[0]], [right]) > rounding.BROKEN
 
 
-def test_without_a_gradient_none_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, is_fused: bool) -> None:
+    """Stand in, without temporaries, for kernels of a GPU: the compiled softmax, and a product added in fp32."""
+
+    def kernel(result: Tensor, value: Callable[[], Tensor]) -> Tensor:
+        with _disable_current_modes():
+            return result.copy_(value())
+
+    def add(total: Tensor, one: Tensor, other: Tensor, *, out_dtype: torch.dtype, out: Tensor) -> Tensor:
+        assert out is total and total.dtype == out_dtype == torch.float32
+        return kernel(total, lambda: total + one.float() @ other.float())
+
+    log_sums: Callable = lambda x, real: kernel(torch.empty(len(x)), lambda: loss.SOFTMAX[0](x, real))  # noqa: E731
+    softmax: Callable = lambda x, *rest: kernel(torch.empty_like(x), lambda: loss.SOFTMAX[1](x, *rest))  # noqa: E731
+    monkeypatch.setattr(loss, "fused_softmax", (log_sums, softmax) if is_fused else None)
+    monkeypatch.setattr(loss, "adds_in_fp32", lambda *_: True)
+    monkeypatch.setattr(torch, "addmm", add)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda, compiled"])
+@pytest.mark.parametrize("hidden_size", [16, 192])  # a chunk is larger than the weight, and smaller
+def test_what_the_loss_takes_is_forecast_and_no_chunk_makes_a_gradient_of_the_weight(
+    monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype, hidden_size: int
+) -> None:
+    """A matrix of that size for each chunk would be written, read and rounded."""
+    monkeypatch.setattr(loss_chunks, "CHUNK_BYTES", {"cpu": 0, "cuda": 0})
+    monkeypatch.setattr(loss_chunks, "LEAST_ROWS", {"cpu": 128, "cuda": 128})
+    if device != "cpu":
+        on_a_gpu(monkeypatch, device != "cuda")
+    tokens, rows = 8 * 128, 1152
+    hidden, weight = (torch.randn(size, hidden_size, dtype=dtype).requires_grad_() for size in (tokens, rows))
+    labels = torch.randint(0, rows, (1, tokens))
+    seen = dispatched(lambda: cross_entropy(hidden[:, None], labels, None, False, weight, rows))
+    expected = loss_bytes(device[:4].strip(","), tokens, rows, hidden_size, dtype.itemsize, "compiled" in device)
+    assert seen.peak_bytes == pytest.approx(expected, rel=0.02)
+    kept = 1 if dtype == torch.float32 else 2  # the sum over chunks, and in the dtype of the weight
+    in_chunks = 8 if device == "cpu" and dtype == torch.bfloat16 else 0
+    assert sum(size == weight.shape for _, size, _ in seen.made) == kept + in_chunks
+
+
+def test_chunks_are_large_enough_for_full_products() -> None:
+    rows = {
+        (device, size): loss_chunks.chunk_rows(device, 16_384, size)
+        for device, sizes in {"cpu": (8_192, 32_000, 128_256), "cuda": (8_192, 32_000, 128_256)}.items()
+        for size in sizes
+    }
+    assert rows == {
+        ("cpu", 8_192): 2048, ("cpu", 32_000): 512, ("cpu", 128_256): 130,
+        ("cuda", 8_192): 16_384, ("cuda", 32_000): 4096, ("cuda", 128_256): 4096,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_without_a_gradient_none_is_computed(monkeypatch: pytest.MonkeyPatch, is_fused: bool) -> None:
     """A parameter requires a gradient during validation too; two thirds of the work would be for nothing."""
     hidden, weight, labels, _ = inputs()
+    monkeypatch.setattr(loss, "fused_softmax", loss.SOFTMAX if is_fused else None)
     arguments = hidden[:, None], labels[None], None, False, weight.requires_grad_(), VOCAB_SIZE
     expected = cross_entropy(*arguments)
-    monkeypatch.setattr(Tensor, "addmm_", lambda *_, **__: pytest.fail("the weight's gradient was made"))
+    failing = lambda *_: pytest.fail("a gradient of the logits was made")  # noqa: E731
+    monkeypatch.setattr(loss, "fused_softmax", (loss.SOFTMAX[0], failing) if is_fused else None)
     with torch.no_grad():
         assert torch.equal(cross_entropy(*arguments), expected)
+        seen = dispatched(lambda: cross_entropy(*arguments))
+    assert not [size for _, size, _ in seen.made if size in (weight.shape, hidden.shape)]
+    assert sum(size == (TOKENS, ROWS) for _, size, _ in seen.made) == 1 or is_fused, "the logits alone"
 
 
 def test_a_second_backward_pass_is_refused() -> None:

@@ -174,6 +174,19 @@ def test_beside_a_gpu_main_memory_holds_what_is_offloaded_and_saved() -> None:
     assert gpu.text.startswith("80.0 GB: ") and gpu.text.endswith(f"{room} left for activations")
 
 
+def test_the_loss_counts_beside_what_the_layers_keep() -> None:
+    """Of 4,096 rows of a large vocabulary on a GPU; a layer that is computed again takes its memory later."""
+
+    def loss_of(**changes: Any) -> int:
+        return replace(forecast_of(LARGE, gpu=80 * GB, **changes), shape=large).pools[0].parts["loss"]
+
+    large = replace(ModelShape.from_config(config_of(**LARGE), 32_000), vocab_size=128_256)
+    logits, weight, hidden = 4096 * 128_256, 128_256 * 2048, 32 * 2048 * 2048
+    assert loss_of() == 4 * logits + 4 * weight + 2 * hidden
+    assert loss_of(compile="off") - loss_of() == 2 * logits
+    assert loss_of(activation_checkpointing="full") < loss_of()
+
+
 def test_the_advice_is_the_cheapest_setting_that_fits() -> None:
     asked = forecast_of(LARGE, processes=4, gpu=80 * GB)
     assert not asked.fits and "note" in dict(asked.rows())

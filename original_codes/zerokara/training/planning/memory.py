@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.errors import Fault
+from zerokara.model.loss_chunks import loss_bytes
 from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, partition_of
 from zerokara.progress import bytes_text, plural
 from zerokara.training.compute import optimizers
@@ -115,6 +116,7 @@ class MemoryForecast:
     def pools(self) -> list[MemoryPool]:
         """Memory in which the run computes, and beside a GPU main memory."""
         state, activations, processes = state_bytes(self), min_activation_bytes(self), self.num_processes // self.nodes
+        state |= {"loss": _loss_bytes(self)}
         main = {"libraries": LIBRARY_BYTES}
         if self.gpu_bytes is None:
             return [MemoryPool("memory", self.main_bytes, processes, main | state, activations)]
@@ -249,6 +251,11 @@ def min_activation_bytes(run: MemoryForecast) -> int:
     """Return the fewest bytes of a micro batch that the layers of one process keep for the backward pass: the output of
     each matrix product, or a tensor as wide computed from it. (Korthikanti et al., 2022, section 4.1, count all.)
     """
+    return sum(_kept_and_recomputed_bytes(run))
+
+
+def _kept_and_recomputed_bytes(run: MemoryForecast) -> tuple[int, int]:
+    """`min_activation_bytes`: what is kept, and what is computed again, for one layer at a time."""
     config, shape, kept, recomputed = run.config, run.shape, 0, Counter[tuple[str, ...]]()
     modes = {"off": (), "selective": ("_fc1", "router"), "full": ("_fc1", "router", "attention")}
     for name, sizes in shape.parameter_shapes().items():
@@ -263,5 +270,15 @@ def min_activation_bytes(run: MemoryForecast) -> int:
             recomputed[tuple(name.split(".")[:3])] += numbers
         else:
             kept += numbers
-    # What is not kept is computed again for one layer at a time.
-    return run.number_bytes * config.micro_batch * (kept + max(recomputed.values(), default=0))
+    numbers_bytes = run.number_bytes * config.micro_batch
+    return numbers_bytes * kept, numbers_bytes * max(recomputed.values(), default=0)
+
+
+def _loss_bytes(run: MemoryForecast) -> int:
+    """What the loss takes, on top of all that is kept, beyond what a layer that is computed again takes later."""
+    config, shape, shares = run.config, run.shape, run.config.tensor_parallel_size
+    on_gpu, by_function = run.device == "cuda", config.zero_stage == 3 or shares > 1
+    is_fused = config.compile != "off" if on_gpu else config.compile == "on" and by_function  # `model.compilation`
+    sizes = config.micro_batch * shape.target_len, shape.padded_vocab_size // shares, shape.hidden_size
+    taken = loss_bytes(run.device, *sizes, run.number_bytes, is_fused)
+    return max(0, taken - _kept_and_recomputed_bytes(run)[1])
