@@ -294,7 +294,10 @@ def facts_of(run: Watched, run_dir: Path) -> dict[str, Any]:
     memory = [line["memory_bytes"] for line in steps]
     return {
         "tokens_per_second": statistics.median(line["tokens_per_second"] for line in counted) if counted else None,
-        "mfu": statistics.median(line["mfu"] for line in counted) if counted and counted[0]["mfu"] else None,
+        **{
+            name: statistics.median(line[name] for line in counted) if counted and counted[0][name] else None
+            for name in ("mfu_causal", "mfu_palm")
+        },
         "steps": len(counted),
         "loss": steps[-1]["loss"] if steps else None,
         "memory_bytes": max(memory, default=None),

@@ -9,8 +9,8 @@ from typing import Any
 
 NUM_KERNELS = 6
 HEAD = (
-    "measurement", "weights", "batch", "tokens/s", "MFU", "idle", "peak memory", "plan: least to ample", "main memory",
-    "start", "compiling", "second start", "save",
+    "measurement", "weights", "batch", "tokens/s", "MFU causal", "MFU palm", "idle", "peak memory",
+    "plan: least to ample", "main memory", "start", "compiling", "second start", "save",
 )  # fmt: skip
 
 
@@ -53,7 +53,8 @@ def row(one: dict[str, Any]) -> list[str]:
         number(one.get("parameters"), 1e6, "M"),
         f"{one['batch']} {one['precision']}",
         number(one["tokens_per_second"], 1, ""),
-        share(one["mfu"]),
+        share(one["mfu_causal"]),
+        share(one["mfu_palm"]),
         share(shown.get("idle")),
         number(one["memory_bytes"], 1e9, " GB", 1),
         f"{number(one['least_bytes'], 1e9, '', 1)} to {number(one['ample_bytes'], 1e9, ' GB', 1)}",

@@ -38,6 +38,8 @@ PEAK_BF16_FLOPS = {
     "H200 NVL": 835e12,
     "B200": 2250e12,
     "GB200": 2500e12,
+    "B300": 2250e12,  # HGX; Blackwell Ultra is faster in fp4 alone
+    "GB300": 2500e12,
     "L40S": 362e12,
     "RTX A6000": 155e12,
     "RTX 6000 Ada": 364e12,
@@ -46,12 +48,29 @@ PEAK_BF16_FLOPS = {
     "RTX 3090 Ti": 80e12,
     "RTX 4090": 165e12,
     "RTX 5090": 210e12,
+    # Arithmetic, not a statement of NVIDIA's: tensor cores · boost clock of its specifications · 128 operations, which
+    # with fp32 accumulation gives the numbers above for 4090 and 5090, too.
+    "RTX 4070": 184 * 2.475e9 * 128,
+    "RTX 4070 SUPER": 224 * 2.475e9 * 128,
+    "RTX 4070 Ti": 240 * 2.61e9 * 128,
+    "RTX 4070 Ti SUPER": 264 * 2.61e9 * 128,
+    "RTX 4080": 304 * 2.505e9 * 128,
+    "RTX 4080 SUPER": 320 * 2.55e9 * 128,
+    "RTX 5070": 192 * 2.512e9 * 128,
+    "RTX 5070 Ti": 280 * 2.452e9 * 128,
+    "RTX 5080": 336 * 2.617e9 * 128,
+    # Arithmetic as well: 4 · the fp32 of each datasheet, since these accumulate in fp32 at the full rate.
+    "RTX PRO 6000 Blackwell Workstation Edition": 4 * 125e12,
+    "RTX PRO 6000 Blackwell Max-Q Workstation Edition": 4 * 110e12,
+    "RTX PRO 6000 Blackwell Server Edition": 4 * 120e12,
     # AMD: the datasheet of each; torch shows each half of an MI250X as a device of its own.
     "MI250X": 192e12,
     "MI300X": 1307e12,
     "MI325X": 1307e12,
 }
 """Dense bf16 operations a second, by words of the name that torch gives."""
+_OTHER_CHIP = re.compile(r"\b(Laptop|D)\b")
+"""Words of a name that make another card of it, with fewer cores or a lower clock."""
 
 
 class Logbook:
@@ -115,9 +134,12 @@ class Logbook:
             return
         steps, self._window, schedule = self._window, [], self._plan.schedule
         record, losses, samples = steps[-1], self.facts.pop(_UNLOGGED), self._samples(steps[-1].step)
-        speed, mfu = len(steps) * schedule.batch_tokens / sum(step.seconds for step in steps), None
+        speed = len(steps) * schedule.batch_tokens / sum(step.seconds for step in steps)
+        causal, palm, share = None, None, "n/a"
         if self._peak_flops:  # model FLOPs utilization: the share of the peak that the model's own arithmetic takes
-            mfu = speed * self._plan.shape.flops_per_token() / (self._peak_flops * self._plan.num_processes)
+            per_flop = speed / (self._peak_flops * self._plan.num_processes)
+            causal, palm = (per_flop * self._plan.shape.flops_per_token(each) for each in (True, False))
+            share = f"{causal:.1%} causal, {palm:.1%} palm"
         # At the speed of this start, pauses included, without its first step, which is slow.
         first, ended = self._first_step
         pace = (self._last_step - ended) / (record.step - first) if record.step > first else record.seconds
@@ -127,7 +149,8 @@ class Logbook:
             "learning_rate": record.learning_rate,
             "grad_norm": record.grad_norm,
             "tokens_per_second": speed,
-            "mfu": mfu,
+            "mfu_causal": causal,
+            "mfu_palm": palm,
             "memory_bytes": peak_memory(self._device),
             "seconds": self.seconds,
             "seconds_left": (schedule.num_steps - record.step) * pace,
@@ -138,7 +161,6 @@ class Logbook:
         self.facts["loss"] = line["loss"]
         self.facts.setdefault("first_loss", line["loss"])
         self._record(record.step, line)
-        share = "n/a" if mfu is None else f"{mfu:.1%}"
         expert_load = f"expert_load {max(line['expert_load']):.2f}  " if "expert_load" in line else ""
         self._log(
             f"step {record.step}/{schedule.num_steps}  loss {line['loss']:.4f}  lr {record.learning_rate:.2e}  "
@@ -210,4 +232,4 @@ class Logbook:
 def peak_flops(name: str) -> float | None:
     """Dense bf16 operations a second of the GPU with this name, by the entry with the most of its words."""
     fitting = [part for part in PEAK_BF16_FLOPS if re.search(rf"\b{re.escape(part)}\b", name)]
-    return PEAK_BF16_FLOPS[max(fitting, key=len)] if fitting else None
+    return PEAK_BF16_FLOPS[max(fitting, key=len)] if fitting and not _OTHER_CHIP.search(name) else None

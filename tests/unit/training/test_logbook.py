@@ -23,6 +23,7 @@ from configs import config_of
 
 from zerokara.checkpoint import TrainingState
 from zerokara.config.data import causal
+from zerokara.model.shapes import ModelShape
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.order import MixedStage
 from zerokara.samples.packed_tokens import TokenSource
@@ -108,7 +109,8 @@ def test_a_logged_step_is_the_mean_of_the_steps_since_the_last(
     (line,) = step_metrics.read(tmp_path)
     expected = {
         "step": 2, "tokens": 512, "epoch": 16 / 160, "loss": 4.0, "learning_rate": 0.1, "grad_norm": 0.5,
-        "tokens_per_second": 128.0, "mfu": None, "seconds_left": 16.0, "expert_load": [1.5, 2.0],
+        "tokens_per_second": 128.0, "mfu_causal": None, "mfu_palm": None, "seconds_left": 16.0,
+        "expert_load": [1.5, 2.0],
     }  # fmt: skip
     assert {key: line[key] for key in expected} == expected
     assert line.keys() - expected.keys() == {"memory_bytes", "seconds"}
@@ -208,13 +210,34 @@ def test_only_the_first_process_writes_and_all_keep_the_facts(
         ("NVIDIA L40S", 362),
         ("NVIDIA GeForce RTX 3090 Ti", 80),
         ("AMD Instinct MI250X", 192),
+        ("NVIDIA B300 SXM6 AC", 2250),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 440),
+        ("NVIDIA GeForce RTX 4080", 97.48),  # the whitepaper's 97.5
+        ("NVIDIA GeForce RTX 5070 Ti", 87.88),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4070 Laptop GPU", None),
         ("NVIDIA RTX A4000", None),
         ("NVIDIA L40", None),
         ("", None),
     ],
 )
-def test_a_peak_is_known_by_name_or_not_at_all(name: str, teraflops: int | None) -> None:
-    assert peak_flops(name) == (teraflops and teraflops * 1e12)
+def test_a_peak_is_known_by_name_or_not_at_all(name: str, teraflops: float | None) -> None:
+    assert peak_flops(name) == (teraflops and pytest.approx(teraflops * 1e12, rel=1e-4))
+
+
+def test_both_ways_of_counting_are_logged_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book = logbook(tmp_path)
+    shape, book._peak_flops = ModelShape.from_config(config_of(), 300), 1e9
+    book._plan.shape, book._plan.num_processes = shape, 2
+    book.add(record(1, 5.0))
+    book.log_step()
+    book.close()
+    (line,) = step_metrics.read(tmp_path)
+    assert line["mfu_causal"] == pytest.approx(line["tokens_per_second"] * shape.flops_per_token() / 2e9)
+    attention = 6 * shape.num_layers * shape.query_projection_size * shape.seq_len  # the other half
+    assert line["mfu_palm"] - line["mfu_causal"] == pytest.approx(line["tokens_per_second"] * attention / 2e9)
+    shown = f"mfu {line['mfu_causal']:.1%} causal, {line['mfu_palm']:.1%} palm  "
+    assert shown in capsys.readouterr().out
 
 
 def step_line(step: int, **values: Any) -> dict[str, Any]:
@@ -270,7 +293,7 @@ def test_tensorboard_shows_each_step_once_across_resumes(tmp_path: Path) -> None
     for first, last in ((0, 12), (8, 20), (0, 3), (2, 9)):  # killed and resumed, restarted, killed and resumed
         recorder = Recorder(tmp_path, first, {"tensorboard": lambda: TensorBoard(tmp_path, first)})  # noqa: B023
         for step in range(first + 1 if first else 0, last + 1):
-            recorder.record(step_line(step, learning_rate=0.5, mfu=None, source_tokens=[step, 2 * step]))
+            recorder.record(step_line(step, learning_rate=0.5, mfu_palm=None, source_tokens=[step, 2 * step]))
             if step == 8:
                 recorder.show(step, {"samples": f"text {step} of {first}"})
         recorder.close()
@@ -278,7 +301,7 @@ def test_tensorboard_shows_each_step_once_across_resumes(tmp_path: Path) -> None
     assert shown["train/loss"] == [(step, pytest.approx(10.0 / (step + 1))) for step in range(10)]
     assert shown["data/source_tokens/1"] == [(step, 2.0 * step) for step in range(10)]
     assert shown["samples/text_summary"][-1] == (8, "text 8 of 2")
-    assert "speed/mfu" not in shown
+    assert "speed/mfu_palm" not in shown
 
 
 class FakeTracker:
@@ -300,20 +323,20 @@ class FakeTracker:
 
 def test_every_number_of_every_kind_of_line_is_a_curve_in_a_group(tmp_path: Path) -> None:
     numbers = (
-        "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "memory_bytes", "seconds_left",
-        "valid_loss", "valid_end_nats",
+        "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu_causal", "mfu_palm", "memory_bytes",
+        "seconds_left", "valid_loss", "valid_end_nats",
     )  # fmt: skip
     lists = ("source_tokens", "expert_load", "expert_dropped", "router_entropy", "valid_loss_by_source")
     tracker = FakeTracker()
     recorder = Recorder(tmp_path, 0, {"fake": lambda: tracker})
     recorder.record({"step": 1, "tokens": 9} | dict.fromkeys(numbers, 2.0) | {name: [3.0, 4.0] for name in lists})
     recorder.record({"step": 2, "tokens": 9, "skipped": "the loss is nan", "bad_samples": [{"position": 1}]})
-    recorder.record({"step": 2, "tokens": 9, "resumed": True, "mfu": None})
+    recorder.record({"step": 2, "tokens": 9, "resumed": True, "mfu_palm": None})
     recorder.close()
     assert tracker.shown[0] == {
         "data/tokens": 9, "data/epoch": 2, "train/loss": 2, "train/learning_rate": 2, "train/grad_norm": 2,
-        "speed/tokens_per_second": 2, "speed/mfu": 2, "speed/memory_bytes": 2, "speed/seconds_left": 2,
-        "valid/loss": 2, "valid/end_nats": 2,
+        "speed/tokens_per_second": 2, "speed/mfu_causal": 2, "speed/mfu_palm": 2, "speed/memory_bytes": 2,
+        "speed/seconds_left": 2, "valid/loss": 2, "valid/end_nats": 2,
         "data/source_tokens/0": 3, "data/source_tokens/1": 4, "router/expert_load/0": 3, "router/expert_load/1": 4,
         "router/expert_dropped/0": 3, "router/expert_dropped/1": 4, "router/entropy/0": 3, "router/entropy/1": 4,
         "valid/loss_by_source/0": 3, "valid/loss_by_source/1": 4,

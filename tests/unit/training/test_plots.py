@@ -22,7 +22,7 @@ from zerokara.training.monitoring.step_metrics import Plots, Recorder
 def run_lines(**more: Any) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = [{"step": 0, "tokens": 0, "valid_loss": 6.0, "valid_bits_per_byte": 3.0}]
     for step in range(1, 60):
-        numbers = {"loss": 6 / step**0.2, "learning_rate": 0.1, "grad_norm": 1.0, "tokens_per_second": 5e3, "mfu": None}
+        numbers = {"loss": 6 / step**0.2, "learning_rate": 0.1, "grad_norm": 1.0, "tokens_per_second": 5e3}
         lines.append({"step": step, "tokens": step * 1000, **numbers, **more})
     lines.append({"step": 20, "tokens": 20_000, "resumed": True})
     lines.append({"step": 30, "tokens": 30_000, "skipped": "the loss is nan", "bad_samples": []})
@@ -37,7 +37,7 @@ def write_run(run_dir: Path, **more: Any) -> None:
 
 def test_every_curve_has_its_plot_and_all_have_one(tmp_path: Path) -> None:
     assert plots.draw(tmp_path) == [] and not (tmp_path / "plots").exists(), "there is no step yet"
-    write_run(tmp_path / "run", source_tokens=[10, 20], mfu=0.4, expert_load=[1.5, 2.0])
+    write_run(tmp_path / "run", source_tokens=[10, 20], mfu_causal=0.4, expert_load=[1.5, 2.0])
     drawn = plots.draw(tmp_path / "run")
     names = ["overview", "loss", "bits_per_byte", "learning_rate", "grad_norm", "throughput", "sources", "experts"]
     assert [path.name for path in drawn] == [f"{name}.png" for name in names]

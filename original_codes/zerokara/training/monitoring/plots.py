@@ -159,11 +159,11 @@ def _throughput(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]
     axes.plot(tokens, speeds, color=YELLOW, linewidth=1, label="tokens per second")
     axes.yaxis.set_major_formatter(_count_text)
     axes.set_ylim(0, 1.15 * max(speeds))
-    if "mfu" in curves:  # the same curve, as a share of the device's peak
-        (*_, at), (*_, newest) = curves["mfu"]
+    if "mfu_causal" in curves:  # the same curve, as a share of the device's peak
+        (*_, at), (*_, newest) = curves["mfu_causal"]
         percent = 100 * newest / dict(zip(tokens, speeds, strict=True))[at]
         functions = (lambda speed: speed * percent, lambda mfu: mfu / percent)
-        axes.secondary_yaxis("right", functions=functions).set_ylabel("MFU, %")
+        axes.secondary_yaxis("right", functions=functions).set_ylabel("MFU (causal), %")
 
 
 def _sources(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:

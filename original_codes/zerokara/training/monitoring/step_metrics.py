@@ -35,7 +35,8 @@ from zerokara.progress import log
 
 FILE_NAME = "metrics.jsonl"
 _GROUPS = {
-    **dict.fromkeys(("tokens_per_second", "mfu", "memory_bytes", "seconds", "seconds_left"), "speed"),
+    **dict.fromkeys(("tokens_per_second", "memory_bytes", "seconds", "seconds_left"), "speed"),
+    **dict.fromkeys(("mfu_causal", "mfu_palm"), "speed"),
     **dict.fromkeys(("tokens", "epoch", "source_tokens"), "data"),
     **dict.fromkeys(("expert_load", "expert_dropped", "router_entropy"), "router"),
 }
