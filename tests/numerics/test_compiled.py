@@ -26,7 +26,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import compilation, experts, parallel
+from zerokara.model import compilation, experts, layout, parallel
 from zerokara.model.builder import build
 from zerokara.model.experts import AuxiliaryLoss, Routing
 from zerokara.model.shapes import ModelShape
@@ -42,6 +42,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(experts, "has_kernel", lambda _: True)
     monkeypatch.setattr(experts, "grouped_mm", plain_grouped_mm)
+    monkeypatch.setattr(layout, "is_batch_first", lambda _: True)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch._dynamo.reset()
 
@@ -158,6 +159,7 @@ def compare(config: PretrainConfig) -> dict[str, Any]:
     """Train eagerly, then compiled: nats of each step, calls of each compiled function, and captured graphs."""
     torch.compile = partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
     experts.has_kernel, experts.grouped_mm = lambda hidden: True, plain_grouped_mm  # as on a GPU
+    layout.is_batch_first = lambda _: True
     eager, compiled = train_functions(config, compiled=False), train_functions(config, compiled=True)
     return {
         "rank": torch.distributed.get_rank(), "eager": eager["nats"], "compiled": compiled["nats"],

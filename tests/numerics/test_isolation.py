@@ -18,7 +18,7 @@ from torch.nn.attention import varlen
 from torch.torch_version import TorchVersion
 
 from zerokara.config.data import causal
-from zerokara.model import attention, compilation, parallel
+from zerokara.model import attention, compilation, layout, parallel
 from zerokara.model.builder import build
 from zerokara.model.language_model import Decoder
 from zerokara.samples.objective import Causal
@@ -105,6 +105,7 @@ def test_offsets_compute_what_a_mask_does(family: str, compiled: bool, monkeypat
     model = model_of(family)
     expected = [nats_and_gradients(model, batch[:4]) for batch in BATCHES]  # without offsets: a mask
     monkeypatch.setattr(attention, "has_variable_length_kernel", lambda weight, head_dim: True)
+    monkeypatch.setattr(layout, "is_batch_first", lambda _: True)
     monkeypatch.setattr(attention, "scaled_dot_product_attention", lambda *_, **__: pytest.fail("a mask is used"))
     if compiled:
         assert compilation.start(model, 2, intra_document_masking=True, log=print)

@@ -19,7 +19,7 @@ from steps import KINDS, VOCABULARY, stepper
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import attention, experts, parallel
+from zerokara.model import attention, experts, layout, parallel
 from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
@@ -95,6 +95,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     # As on a GPU: the kernel for experts, and in bf16 that for documents.
     experts.has_kernel, experts.grouped_mm = lambda hidden: True, plain_grouped_mm
     attention.has_variable_length_kernel = lambda weight, head_dim: weight.dtype == torch.bfloat16
+    layout.is_batch_first = lambda _: True
     flash.install()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
     template = load_template(config.deepspeed_template)

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from zerokara.model import cpu_attention, parallel
+from zerokara.model.layout import sequence_first
 from zerokara.model.megatron_core import AttnMaskType, TransformerConfig, copy_to_tensor_model_parallel_region
 
 
@@ -58,7 +59,7 @@ class FusedAttention(torch.nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """Return the attended values, [S, B, D].
+        """Return the attended values, [S, B, D]; all of it as hidden states lie (`layout`).
 
         `attention_mask` is True where a position may attend to another, and includes causality (`intra_document_mask`);
         megatron-core's own masks would be True where it may not. Or it is the offsets of documents [N + 1]. It comes
@@ -67,19 +68,20 @@ class FusedAttention(torch.nn.Module):
         if attention_mask is not None and attention_mask.dim() == 1:
             assert self.causal
             return variable_length_attention(query_SBHE, key_SBKE, value_SBKE, attention_mask, self.softmax_scale)
-        query_BHSE, key_BKSE, value_BKSE = (x.permute(1, 2, 0, 3) for x in (query_SBHE, key_SBKE, value_SBKE))
+        heads = query_SBHE, key_SBKE, value_SBKE
+        query_BHSE, key_BKSE, value_BKSE = (sequence_first(x).permute(1, 2, 0, 3) for x in heads)
         if attention_bias is not None and cpu_attention.serves_bias(attention_bias):
             assert self.softmax_scale is not None
             out_BHSE = cpu_attention.biased_attention(
                 query_BHSE, key_BKSE, value_BKSE, attention_bias, self.softmax_scale, attention_mask
             )
-            return out_BHSE.permute(2, 0, 1, 3).flatten(2)
+            return _joined(out_BHSE)
         assert attention_mask is None or attention_bias is None
         if attention_bias is None and (self.causal or attention_mask is None) and cpu_attention.serves_bf16(query_BHSE):
             out_BHSE = cpu_attention.blocked_attention(
                 query_BHSE, key_BKSE, value_BKSE, self.causal, self.softmax_scale, attention_mask
             )
-            return out_BHSE.permute(2, 0, 1, 3).flatten(2)
+            return _joined(out_BHSE)
         mask = attention_bias if attention_mask is None else attention_mask
         repeats = query_BHSE.size(1) // key_BKSE.size(1)
         if mask is not None and repeats > 1:
@@ -94,7 +96,12 @@ class FusedAttention(torch.nn.Module):
             scale=self.softmax_scale,
             enable_gqa=mask is None and repeats > 1,
         )
-        return out_BHSE.permute(2, 0, 1, 3).flatten(2)
+        return _joined(out_BHSE)
+
+
+def _joined(out_BHSE: Tensor) -> Tensor:
+    """The heads side by side, as hidden states lie."""
+    return sequence_first(out_BHSE.permute(2, 0, 1, 3)).flatten(2)
 
 
 class HeadNorm(torch.nn.RMSNorm):
@@ -150,15 +157,16 @@ def has_variable_length_kernel(weight: Tensor, head_dim: int) -> bool:
 def variable_length_attention(
     query_SBHE: Tensor, key_SBKE: Tensor, value_SBKE: Tensor, offsets_N1: Tensor, scale: float | None
 ) -> Tensor:
-    """Return the values attended causally within documents, [S, B, D].
+    """Return the values attended causally within documents, [S, B, D]; all of it as hidden states lie (`layout`).
 
     `offsets_N1` in int32, ascending from 0 to P, are where documents begin, each within one sequence: position s of
     sequence b is b · S + s.
     """
     from torch.nn.attention.varlen import varlen_attn  # loads torch's compiler, for which a CPU has no use
 
-    length, batch, num_heads, _ = query_SBHE.shape
-    query_PHE, key_PKE, value_PKE = (x.transpose(0, 1).flatten(0, 1) for x in (query_SBHE, key_SBKE, value_SBKE))
+    query_BSHE, key_BSKE, value_BSKE = (sequence_first(x).transpose(0, 1) for x in (query_SBHE, key_SBKE, value_SBKE))
+    batch, length, num_heads, _ = query_BSHE.shape
+    query_PHE, key_PKE, value_PKE = (x.flatten(0, 1) for x in (query_BSHE, key_BSKE, value_BSKE))
     grouped: dict[str, Any] = {}
     if (repeats := num_heads // key_PKE.size(1)) > 1:
         if "enable_gqa" in signature(varlen_attn).parameters:
@@ -178,4 +186,4 @@ def variable_length_attention(
         **grouped,
     )
     assert isinstance(out_PHE, Tensor)
-    return out_PHE.unflatten(0, (batch, length)).transpose(0, 1).flatten(2)
+    return sequence_first(out_PHE.unflatten(0, (batch, length)).transpose(0, 1)).flatten(2)

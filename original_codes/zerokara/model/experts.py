@@ -38,6 +38,7 @@ from torch.nn.functional import grouped_mm, linear
 from zerokara.config.optim import OptimSettings
 from zerokara.model import parallel
 from zerokara.model.layers import activate, plain_activate
+from zerokara.model.layout import sequence_first
 from zerokara.model.megatron_core import TransformerConfig
 
 PADDING = -1
@@ -108,7 +109,7 @@ class _Weight(torch.nn.Module):
 
 
 class MixtureOfExperts(torch.nn.Module):
-    """The `mlp` of an MoE layer: [S, B, D] in and out."""
+    """The `mlp` of an MoE layer: [S, B, D] in and out, as hidden states lie (`layout`); the router sees [S, B]."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -131,8 +132,8 @@ class MixtureOfExperts(torch.nn.Module):
         examples, [B, S]; None where each sequence is one, without padding.
         """
         real_SB = None if padding_mask is None else (padding_mask != PADDING).transpose(0, 1)
-        length, batch, hidden_size = hidden_SBD.shape
-        logits_SBX = linear(hidden_SBD.float(), self.router.weight.float())
+        hidden_ND = hidden_SBD.flatten(0, 1)
+        logits_SBX = sequence_first(linear(hidden_SBD.float(), self.router.weight.float()))
         probabilities_SBX = logits_SBX.softmax(dim=-1)
         weights_SBk, chosen_SBk = probabilities_SBX.topk(self.top_k, dim=-1)
         if self.top_k > 1:
@@ -142,10 +143,10 @@ class MixtureOfExperts(torch.nn.Module):
             self.counts.add(probabilities_SBX.detach(), chosen_SBk, kept_SBk, real_SB)
             loss = self._auxiliary_loss(logits_SBX, probabilities_SBX, chosen_SBk, real_SB)
             weights_SBk = self.auxiliary.attach(weights_SBk, loss)
-        out_MD = self._apply_experts(hidden_SBD.reshape(length * batch, hidden_size), chosen_SBk.reshape(-1))
-        weights_Nk1 = (weights_SBk * kept_SBk).reshape(-1, self.top_k, 1).to(out_MD.dtype)
-        out_ND = (out_MD.view(-1, self.top_k, hidden_size) * weights_Nk1).sum(dim=1)
-        return out_ND.view(length, batch, hidden_size), None
+        out_MD = self._apply_experts(hidden_ND, sequence_first(chosen_SBk).reshape(-1))
+        weights_Nk1 = sequence_first(weights_SBk * kept_SBk).reshape(-1, self.top_k, 1).to(out_MD.dtype)
+        out_ND = (out_MD.unflatten(0, (-1, self.top_k)) * weights_Nk1).sum(dim=1)
+        return out_ND.view_as(hidden_SBD), None
 
     def _within_capacity(self, chosen_SBk: Tensor, examples_BS: Tensor | None = None) -> Tensor:
         """1 where a choice is within its expert's capacity, 0 where it is dropped."""

@@ -22,9 +22,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
-from zerokara.model import attention, cpu_attention, parallel
+from zerokara.model import attention, cpu_attention, layout, parallel
 from zerokara.model.attention import intra_document_mask, positions_in_documents
 from zerokara.model.experts import PADDING, AuxiliaryLoss
+from zerokara.model.layout import sequence_first
 from zerokara.model.loss import cross_entropy
 from zerokara.model.megatron_core import (
     GPTModel,
@@ -40,6 +41,7 @@ from zerokara.model.shapes import ModelShape
 class LanguageModel:
     """The part that a decoder and an encoder-decoder have in common; stands before a model class of megatron-core."""
 
+    embedding: Any
     output_layer: Any
     shared_embedding_or_output_weight: Any
     shape: ModelShape
@@ -56,6 +58,13 @@ class LanguageModel:
             return None
         assert segments_BS is not None
         return segments_BS.where(segments_BS < num_examples_B[:, None], PADDING)
+
+    def _embedded(self, ids_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
+        """Return the embeddings as hidden states lie (`layout`)."""
+        # megatron-core leaves what it will scatter as it is; without sequence parallelism it scatters nothing.
+        self.embedding.reduce_scatter_embeddings = layout.is_batch_first(ids_BS)
+        embedded: Tensor = self.embedding(ids_BS, position_ids=positions_BS)
+        return embedded
 
     def _output(self) -> tuple[Tensor, int, ProcessGroup | None]:
         """Return this process's rows of the output projection, the size of the vocabulary, and who shares it if any."""
@@ -106,7 +115,14 @@ class Decoder(LanguageModel, GPTModel):
         else:
             positions_BS, attention_mask = intra_document_mask(segments_BS)
         examples_BS = self._examples_or_padding(segments_BS, num_examples_B)
-        hidden_SBD = super().forward(tokens_BS, positions_BS, attention_mask, padding_mask=examples_BS)
+        rotates = self.position_embedding_type == "rope"
+        hidden_SBD = self.decoder(
+            self._embedded(tokens_BS, positions_BS),
+            attention_mask,
+            rotary_pos_emb=sequence_first(self.rotary_pos_emb(tokens_BS.size(1))) if rotates else None,
+            padding_mask=examples_BS,
+        )
+        hidden_SBD = sequence_first(hidden_SBD)
         if labels_BS is None:
             return self._logits(hidden_SBD, at_B)
         return cross_entropy(hidden_SBD, labels_BS, mask_BS, per_token, *self._output())
@@ -126,10 +142,6 @@ class Decoder(LanguageModel, GPTModel):
         offsets_N1 = torch.arange(num_samples + 1, dtype=torch.int32, device=device) * self.shape.input_len
         arguments = [ids_BS, ids_BS, mask_BS, torch.zeros_like(ids_BS), offsets_N1]
         return [*arguments, torch.ones_like(ids_BS[:, 0])] if packs_examples else arguments
-
-    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
-        """Stop at the hidden states, [S, B, D]: projection and loss are ours."""
-        return hidden_states
 
 
 class EncoderDecoder(LanguageModel, T5Model):
@@ -173,17 +185,18 @@ class EncoderDecoder(LanguageModel, T5Model):
             )
             encoder_mask, decoder_mask = context_mask, torch.ones_like(bias_1HTT[:, :1], dtype=torch.bool).tril()
         encoded_SBD = self.encoder(
-            self.embedding(encoder_input_ids_BS, position_ids=None),
+            self._embedded(encoder_input_ids_BS),
             **_biased(bias_1HSS, encoder_mask),
             padding_mask=self._examples_or_padding(segments_BS, num_examples_B),
         )
         hidden_TBD = self.decoder(
-            self.embedding(decoder_input_ids_BT, position_ids=None),
+            self._embedded(decoder_input_ids_BT),
             **_biased(bias_1HTT, decoder_mask),
             context=encoded_SBD,
             context_mask=context_mask,
             padding_mask=self._examples_or_padding(decoder_segments_BT, num_examples_B),
         )
+        hidden_TBD = sequence_first(hidden_TBD)
         if self.shape.tie_word_embeddings:  # Mesh TensorFlow's T5: a shared matrix has the scale of an embedding
             hidden_TBD = hidden_TBD * self.shape.hidden_size**-0.5
         if labels_BT is None:
