@@ -28,6 +28,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -133,6 +134,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.model.builder import build
     from zerokara.samples.objective import Batch, Causal
     from zerokara.training.compute import updater
+    from zerokara.training.compute.engine import load_state
     from zerokara.training.guards import StepGuard
     from zerokara.training.loop import train_step
     from zerokara.training.planning.schedule import Schedule
@@ -146,8 +148,8 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     init_process_group(task.device)
     parallel.start(settings.seed)
     model = build(task.shape)
-    model.load_state_dict(torch.load(task.weights), strict=False)
     engine = updater.open_engine(model, settings, {}, task.device)
+    load_state(engine, torch.load(task.weights).items())
     if compiled and not compilation.start(model, settings.micro_batch, intra_document_masking=False, log=print):
         raise RuntimeError("the layers could not be compiled")
     made = Causal(settings.lengths)
@@ -302,6 +304,8 @@ def contend(name: str, task_file: str) -> None:
     loss = run(task, turns, compiled)
     with torch.no_grad():
         losses = [float(loss(ids.to(task.device))) for ids in task.validation()]
+    if not all(map(math.isfinite, losses)):
+        raise RuntimeError(f"{name} did not learn: validation losses {losses}")
     turns.answer(validation=statistics.fmean(losses), memory=joining.peak_memory(task.device))
 
 

@@ -18,7 +18,7 @@ from torch.nn.attention import varlen
 from torch.torch_version import TorchVersion
 
 from zerokara.config.data import causal
-from zerokara.model import attention, compilation, layout, parallel
+from zerokara.model import attention, compilation, cpu_attention, layout, parallel
 from zerokara.model.builder import build
 from zerokara.model.language_model import Decoder
 from zerokara.samples.objective import Causal
@@ -83,11 +83,10 @@ def test_each_document_is_computed_as_alone(family: str) -> None:
 
 def test_by_default_nothing_is_masked() -> None:
     """The fast path runs: attention gets the causal flag, and no mask."""
-    name = "scaled_dot_product_attention"
-    with mock.patch.object(attention, name, wraps=getattr(attention, name)) as watched:
+    blocked = cpu_attention.blocked_attention
+    with mock.patch.object(cpu_attention, "blocked_attention", wraps=blocked) as watched:
         model_of("llama")(*batch_of(*ENDS, isolates=False))
-    calls = [(call.kwargs["attn_mask"], call.kwargs["is_causal"]) for call in watched.call_args_list]
-    assert calls == [(None, True)] * 2
+    assert [call.args[3:] for call in watched.call_args_list] == [(True, None, None)] * 2
 
 
 def nats_and_gradients(model: Decoder, batch: list[torch.Tensor]) -> tuple[float, dict[str, torch.Tensor]]:
@@ -106,7 +105,7 @@ def test_offsets_compute_what_a_mask_does(family: str, compiled: bool, monkeypat
     expected = [nats_and_gradients(model, batch[:4]) for batch in BATCHES]  # without offsets: a mask
     monkeypatch.setattr(attention, "has_variable_length_kernel", lambda weight, head_dim: True)
     monkeypatch.setattr(layout, "is_batch_first", lambda _: True)
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", lambda *_, **__: pytest.fail("a mask is used"))
+    monkeypatch.setattr(cpu_attention, "blocked_attention", lambda *_, **__: pytest.fail("a mask is used"))
     if compiled:
         assert compilation.start(model, 2, intra_document_masking=True, log=print)
         torch.compiler.set_stance("fail_on_recompile")

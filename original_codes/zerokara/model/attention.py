@@ -77,7 +77,7 @@ class FusedAttention(torch.nn.Module):
             )
             return _joined(out_BHSE)
         assert attention_mask is None or attention_bias is None
-        if attention_bias is None and (self.causal or attention_mask is None) and cpu_attention.serves_bf16(query_BHSE):
+        if attention_bias is None and (self.causal or attention_mask is None) and cpu_attention.serves(query_BHSE):
             out_BHSE = cpu_attention.blocked_attention(
                 query_BHSE, key_BKSE, value_BKSE, self.causal, self.softmax_scale, attention_mask
             )

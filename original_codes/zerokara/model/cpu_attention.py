@@ -1,10 +1,11 @@
-"""Attention on a CPU, where torch's fused kernels are not the best way: in bf16, and with a learned bias of the scores.
+"""Attention on a CPU, where torch's fused kernels are not the best way: without a bias, and with a learned one.
 
-`blocked_attention` computes in bf16. torch's flash kernel for CPUs goes through small tiles in fp32, which a
-processor's bf16 units do not serve. Here each block of queries meets all keys that it may attend to in one batched
-product, so that causal attention skips most of what it must not see, and the probabilities are kept for the backward
-pass where they are small. Processor time of both passes at B 8, H 4, E 64, one thread of an EPYC with AVX-512 bf16:
-S 256 14 instead of 35 ms, S 512 54 instead of 141, S 1024 208 instead of 366. In fp32 the flash kernel is faster.
+`blocked_attention`: torch's flash kernel for CPUs goes through small tiles, one thread a head, and in bf16 computes
+them in fp32, which a processor's bf16 units do not serve. Here each block of queries meets all keys that it may attend
+to in one batched product, so that causal attention skips most of what it must not see, and the probabilities are kept
+for the backward pass where they are small. Time of both passes over the flash kernel's, heads of 64, two threads of an
+EPYC with AVX-512 bf16, in bf16 and fp32: S 128 0.29 and 0.80, S 256 0.46 and 0.88, S 512 0.47 and 0.64, S 1024 0.81 and
+1.13. In fp32 the flash kernel serves what is longer.
 
 `biased_attention` adds a learned bias to the scores (T5). torch's fused kernels for CPUs give a bias no gradient; with
 one that needs it, `scaled_dot_product_attention` keeps scores and probabilities [B, H, S, T] of every layer, in fp32.
@@ -28,17 +29,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-BLOCK = 256
+BLOCK = 64
 """Queries in a block where attention is causal."""
+MAX_FP32 = 512
+"""Queries up to which blocks are faster than torch's kernel in fp32."""
 MAX_SCORES = 1 << 23
 """Scores computed at a time, of at least one sample or key head: 16 MB in bf16, 32 MB in fp32."""
 MAX_KEPT = 1 << 23
 """Probabilities that a layer keeps for its backward pass in bf16; where there are more, they are computed again."""
 
 
-def serves_bf16(query_BHSE: Tensor) -> bool:
+def serves(query_BHSE: Tensor) -> bool:
     """True where `blocked_attention` is the faster way."""
-    return query_BHSE.device.type == "cpu" and query_BHSE.dtype == torch.bfloat16
+    is_short = query_BHSE.size(2) <= MAX_FP32
+    return query_BHSE.device.type == "cpu" and (query_BHSE.dtype == torch.bfloat16 or is_short)
 
 
 def serves_bias(bias: Tensor) -> bool:
@@ -61,56 +65,92 @@ def blocked_attention(
     """
     batch, heads, queries, size = query_BHSE.shape
     groups, repeats = batch * key_BKTE.size(1), heads // key_BKTE.size(1)
-    out: Tensor = BlockedAttention.apply(
+    out, _ = _blocked(
         query_BHSE.reshape(groups, repeats, queries, size),
         key_BKTE.reshape(groups, -1, size),
         value_BKTE.reshape(groups, -1, size),
+        mask_B1ST,
         is_causal,
         size**-0.5 if scale is None else scale,
-        mask_B1ST,
     )
     return out.view(query_BHSE.shape)
 
 
-class BlockedAttention(torch.autograd.Function):
-    """`blocked_attention` and its gradient; its name stands in a profile (`training.worker`)."""
+# As operators of torch's they are one call each to its compiler, which would otherwise write code for every block; and
+# their names stand in a profile (`training.worker`).
+@torch.library.custom_op("zerokara::blocked_attention", mutates_args=())
+def _blocked(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, list[Tensor]]:
+    """The values attended to, and each block's probabilities where they are to be kept."""
+    out, kept = torch.empty_like(query), []
+    for part, rows, seen in _blocks(query, key, is_causal):
+        # The queries of all heads that share a key head, one after another.
+        q_GQE, k_GUE, v_GUE = query[part, :, rows].flatten(1, 2), key[part, :seen], value[part, :seen]
+        p_GQU = _probabilities(q_GQE, k_GUE, part, rows, is_causal, scale, mask, len(query))
+        out[part, :, rows] = (p_GQU @ v_GUE).view(out[part, :, rows].shape)
+        kept += [p_GQU] if _keeps(query, key) else []
+    return out, kept
 
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, mask: Tensor | None
-    ) -> Tensor:
-        ctx.is_causal, ctx.scale = is_causal, scale
-        keeps = query[..., 0].numel() * key.size(1) <= MAX_KEPT
-        out, kept = torch.empty_like(query), []
-        for part, rows, seen in _blocks(query, key, is_causal):
-            # The queries of all heads that share a key head, one after another.
-            q_GQE, k_GUE, v_GUE = query[part, :, rows].flatten(1, 2), key[part, :seen], value[part, :seen]
-            p_GQU = _probabilities(q_GQE, k_GUE, part, rows, is_causal, scale, mask, len(query))
-            out[part, :, rows] = (p_GQU @ v_GUE).view(out[part, :, rows].shape)
-            kept += [p_GQU] if keeps else []
-        ctx.save_for_backward(query, key, value, mask, *kept)
-        return out
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, *kept = ctx.saved_tensors
-        (gradient,) = gradients
-        is_causal, scale = ctx.is_causal, ctx.scale
-        # Each block adds to the keys that it sees: in fp32, since in bf16 each addition would round.
-        d_key, d_value = (torch.zeros_like(each, dtype=torch.float32) for each in (key, value))
-        d_query = torch.empty_like(query)
-        for number, (part, rows, seen) in enumerate(_blocks(query, key, is_causal)):
-            q_GQE, g_GQE = query[part, :, rows].flatten(1, 2), gradient[part, :, rows].flatten(1, 2)
-            k_GUE, v_GUE = key[part, :seen], value[part, :seen]
-            if kept:
-                p_GQU = kept[number]
-            else:
-                p_GQU = _probabilities(q_GQE, k_GUE, part, rows, is_causal, scale, mask, len(query))
-            d_value[part, :seen] += p_GQU.mT @ g_GQE
-            d_scores = torch.ops.aten._softmax_backward_data(g_GQE @ v_GUE.mT, p_GQU, -1, p_GQU.dtype)
-            d_query[part, :, rows] = (d_scores @ k_GUE).mul_(scale).view(d_query[part, :, rows].shape)
-            d_key[part, :seen] += d_scores.mT @ q_GQE
-        return d_query, d_key.mul_(scale).to(key.dtype), d_value.to(value.dtype), None, None, None
+@_blocked.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, list[Tensor]]:
+    shapes = [
+        (part.stop - part.start, query.size(1) * (rows.stop - rows.start), seen)
+        for part, rows, seen in _blocks(query, key, is_causal)
+        if _keeps(query, key)
+    ]
+    return torch.empty_like(query), [query.new_empty(shape) for shape in shapes]
+
+
+@torch.library.custom_op("zerokara::blocked_attention_backward", mutates_args=())
+def _blocked_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kept: list[Tensor],
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    # Each block adds to the keys that it sees: in fp32, since in bf16 each addition would round.
+    d_key, d_value = (torch.zeros_like(each, dtype=torch.float32) for each in (key, value))
+    d_query = torch.empty_like(query)
+    for number, (part, rows, seen) in enumerate(_blocks(query, key, is_causal)):
+        q_GQE, g_GQE = query[part, :, rows].flatten(1, 2), gradient[part, :, rows].flatten(1, 2)
+        k_GUE, v_GUE = key[part, :seen], value[part, :seen]
+        block = q_GQE, k_GUE, part, rows, is_causal, scale, mask, len(query)
+        p_GQU = kept[number] if kept else _probabilities(*block)
+        d_value[part, :seen] += p_GQU.mT @ g_GQE
+        d_scores = torch.ops.aten._softmax_backward_data(g_GQE @ v_GUE.mT, p_GQU, -1, p_GQU.dtype)
+        d_query[part, :, rows] = (d_scores @ k_GUE).mul_(scale).view(d_query[part, :, rows].shape)
+        d_key[part, :seen] += d_scores.mT @ q_GQE
+    return d_query, d_key.mul_(scale).to(key.dtype), d_value.to(value.dtype)
+
+
+@_blocked_backward.register_fake
+def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, list[Tensor]]) -> None:
+    *tensors, ctx.is_causal, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output[1])
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: list[Tensor]) -> tuple[Tensor | None, ...]:
+    query, key, value, mask, *kept = ctx.saved_tensors
+    return *_blocked_backward(gradient, query, key, value, mask, kept, ctx.is_causal, ctx.scale), None, None, None
+
+
+_blocked.register_autograd(_differentiate, setup_context=_setup)
+
+
+def _keeps(query_GRSE: Tensor, key_GTE: Tensor) -> bool:
+    return query_GRSE[..., 0].numel() * key_GTE.size(1) <= MAX_KEPT
 
 
 def _blocks(query_GRSE: Tensor, key_GTE: Tensor, is_causal: bool) -> Iterator[tuple[slice, slice, int]]:

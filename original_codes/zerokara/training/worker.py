@@ -48,7 +48,7 @@ MEASURED_SECONDS = 3.0
 """Time for measured steps, of which the median counts. The first is slow, and left out."""
 _NO_LOG = "6"
 """Level that torch's profiler reads when it is first used: 5, USDT, would log its start and its end (torch 2.13)."""
-_KERNELS = re.compile(r"aten::_scaled_dot_product_(\w+)|torch_attn::_(varlen_attn)|(BlockedAttention)")
+_KERNELS = re.compile(r"aten::_scaled_dot_product_(\w+)|torch_attn::_(varlen_attn)|zerokara::(blocked_attention)")
 """Operators that `scaled_dot_product_attention` and `varlen_attn` call, in eager and in compiled layers (torch 2.13,
 aten/src/ATen/native/transformers/attention.cpp and torch/nn/attention/varlen.py), and our own
 (`model.cpu_attention`). ``attention_math`` are plain operations."""

@@ -98,8 +98,11 @@ def test_in_bf16_the_scores_with_a_bias_are_in_fp32() -> None:
 
 def test_which_serves() -> None:
     query, _, _, bias = inputs()
-    assert not cpu_attention.serves_bf16(query) and cpu_attention.serves_bf16(query.bfloat16())
-    assert not cpu_attention.serves_bf16(query.bfloat16().to("meta"))
+    long = query.new_empty(1, 1, cpu_attention.MAX_FP32 + 1, E)
+    assert (
+        cpu_attention.serves(query) and cpu_attention.serves(query.bfloat16()) and cpu_attention.serves(long.bfloat16())
+    )
+    assert not cpu_attention.serves(long) and not cpu_attention.serves(query.to("meta"))
     assert cpu_attention.serves_bias(bias) and not cpu_attention.serves_bias(bias.detach())
     assert not cpu_attention.serves_bias(bias.expand(B, H, S, S))
 

@@ -68,7 +68,7 @@ class Attention(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("has_bias", "is_own", "expected"),
-    [(False, False, "flash"), (True, False, "plain operations"), (False, True, "BlockedAttention")],
+    [(False, False, "flash"), (True, False, "plain operations"), (False, True, "by blocked_attention")],
 )
 def test_one_pass_is_profiled_and_tells_what_it_called(
     has_bias: bool, is_own: bool, expected: str, capfd: pytest.CaptureFixture[str]
