@@ -22,6 +22,7 @@ T keys, W queries of a block, U keys that a block may see, E head dim; 1 where a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,11 +84,11 @@ def _blocked(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, list[Tensor]]:
     """The values attended to, and each block's probabilities where they are to be kept."""
-    out, kept = torch.empty_like(query), []
-    for part, rows, seen in _blocks(query, key, is_causal):
+    out, kept, hidden = torch.empty_like(query), [], _hidden(mask, query)
+    for part, rows, seen in _blocks(query, key, is_causal, mask):
         # The queries of all heads that share a key head, one after another.
         q_GQE, k_GUE, v_GUE = query[part, :, rows].flatten(1, 2), key[part, :seen], value[part, :seen]
-        p_GQU = _probabilities(q_GQE, k_GUE, part, rows, is_causal, scale, mask, len(query))
+        p_GQU = _probabilities(q_GQE, k_GUE, part, rows, is_causal, scale, hidden, len(query))
         out[part, :, rows] = (p_GQU @ v_GUE).view(out[part, :, rows].shape)
         kept += [p_GQU] if _keeps(query, key) else []
     return out, kept
@@ -99,7 +100,7 @@ def _(
 ) -> tuple[Tensor, list[Tensor]]:
     shapes = [
         (part.stop - part.start, query.size(1) * (rows.stop - rows.start), seen)
-        for part, rows, seen in _blocks(query, key, is_causal)
+        for part, rows, seen in _blocks(query, key, is_causal, mask)
         if _keeps(query, key)
     ]
     return torch.empty_like(query), [query.new_empty(shape) for shape in shapes]
@@ -118,12 +119,11 @@ def _blocked_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     # Each block adds to the keys that it sees: in fp32, since in bf16 each addition would round.
     d_key, d_value = (torch.zeros_like(each, dtype=torch.float32) for each in (key, value))
-    d_query = torch.empty_like(query)
-    for number, (part, rows, seen) in enumerate(_blocks(query, key, is_causal)):
+    d_query, hidden = torch.empty_like(query), None if kept else _hidden(mask, query)
+    for number, (part, rows, seen) in enumerate(_blocks(query, key, is_causal, mask)):
         q_GQE, g_GQE = query[part, :, rows].flatten(1, 2), gradient[part, :, rows].flatten(1, 2)
         k_GUE, v_GUE = key[part, :seen], value[part, :seen]
-        block = q_GQE, k_GUE, part, rows, is_causal, scale, mask, len(query)
-        p_GQU = kept[number] if kept else _probabilities(*block)
+        p_GQU = kept[number] if kept else _probabilities(q_GQE, k_GUE, part, rows, is_causal, scale, hidden, len(query))
         d_value[part, :seen] += p_GQU.mT @ g_GQE
         d_scores = torch.ops.aten._softmax_backward_data(g_GQE @ v_GUE.mT, p_GQU, -1, p_GQU.dtype)
         d_query[part, :, rows] = (d_scores @ k_GUE).mul_(scale).view(d_query[part, :, rows].shape)
@@ -153,14 +153,29 @@ def _keeps(query_GRSE: Tensor, key_GTE: Tensor) -> bool:
     return query_GRSE[..., 0].numel() * key_GTE.size(1) <= MAX_KEPT
 
 
-def _blocks(query_GRSE: Tensor, key_GTE: Tensor, is_causal: bool) -> Iterator[tuple[slice, slice, int]]:
-    """Yield the key heads and queries of each block, and the number of keys that these queries may see."""
+def _hidden(mask_B1ST: Tensor | None, query: Tensor) -> Tensor | None:
+    """What is added to the scores: -inf where a query may not attend."""
+    if mask_B1ST is None:
+        return None
+    return torch.zeros_like(mask_B1ST, dtype=query.dtype).masked_fill_(~mask_B1ST, float("-inf"))
+
+
+def _blocks(
+    query_GRSE: Tensor, key_GTE: Tensor, is_causal: bool, mask_B1ST: Tensor | None
+) -> Iterator[tuple[slice, slice, int]]:
+    """Yield the key heads and queries of each block, and the number of keys that these queries may see.
+
+    With a mask they are key heads of one sample, or of whole ones.
+    """
     groups, repeats, queries, _ = query_GRSE.shape
     width = BLOCK if is_causal else queries
     for start in range(0, queries, width):
         end = min(start + width, queries)
         seen = end if is_causal else key_GTE.size(1)
         step = max(1, MAX_SCORES // (repeats * (end - start) * seen))
+        if mask_B1ST is not None:
+            of_sample = groups // len(mask_B1ST)
+            step = step // of_sample * of_sample or math.gcd(step, of_sample)
         for first in range(0, groups, step):
             yield slice(first, min(first + step, groups)), slice(start, end), seen
 
@@ -172,19 +187,19 @@ def _probabilities(
     rows: slice,
     is_causal: bool,
     scale: float,
-    mask_B1ST: Tensor | None,
+    hidden_B1ST: Tensor | None,
     groups: int,
 ) -> Tensor:
     """softmax(scale · Q·Kᵀ) of a block, [G, R·W, U]: the key heads `part` of all `groups`, and the queries `rows`."""
     width = rows.stop - rows.start
     scores_GQU = torch.bmm(query_GQE * scale, key_GUE.mT)
-    scores_GRWU = scores_GQU.unflatten(1, (-1, width))
-    if mask_B1ST is not None:
-        samples = torch.arange(part.start, part.stop) // (groups // len(mask_B1ST))
-        scores_GRWU.masked_fill_(~mask_B1ST[samples, :, rows, : key_GUE.size(1)], float("-inf"))
+    if hidden_B1ST is not None:
+        of_sample = groups // len(hidden_B1ST)
+        hidden_BWU = hidden_B1ST[part.start // of_sample : -(-part.stop // of_sample), 0, rows, : key_GUE.size(1)]
+        scores_GQU.view(len(hidden_BWU), -1, *hidden_BWU.shape[1:]).add_(hidden_BWU[:, None])
     elif is_causal:  # what lies before the block's first query is seen by all of it
         future_WW = torch.full((width, width), float("-inf"), dtype=scores_GQU.dtype).triu_(1)
-        scores_GRWU[..., rows.start :].add_(future_WW)
+        scores_GQU.unflatten(1, (-1, width))[..., rows.start :].add_(future_WW)
     return scores_GQU.softmax(-1)
 
 
