@@ -38,6 +38,8 @@ PATIENCE_SECONDS = 300.0
 """Time that the end of a run waits for disk space; below the half hour that the other processes wait for this one."""
 REMINDER_SECONDS = 30.0
 """Time between two log lines while a save is being waited for."""
+_PINNED_FOR_ALL = 1
+"""cudaHostRegisterPortable: memory that counts as pinned for every device, whichever thread has registered it."""
 
 
 class HostCopy:
@@ -73,7 +75,9 @@ class HostCopy:
         return copies
 
     def _pin(self) -> None:
-        if int(torch.cuda.cudart().cudaHostRegister(self._numbers.data_ptr(), self._numbers.nbytes, 0)):
+        torch.cuda.set_device(self._device)  # that of a new thread is GPU 0, where it would open a context
+        registering = torch.cuda.cudart().cudaHostRegister
+        if int(registering(self._numbers.data_ptr(), self._numbers.nbytes, _PINNED_FOR_ALL)):
             # Refused (a limit on locked memory): copying is only slower. CUDA keeps the error for whoever looks next,
             # which is the check behind any kernel: let that be this one.
             with contextlib.suppress(RuntimeError):

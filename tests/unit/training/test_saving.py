@@ -11,7 +11,7 @@ import torch
 
 from zerokara.training.saving import HostCopy
 
-GPU = torch.device("cuda")
+GPU = torch.device("cuda", 3)
 
 
 class Cuda:
@@ -19,15 +19,20 @@ class Cuda:
 
     def __init__(self, refuses: bool):
         self.refuses, self.pending_error = refuses, False
-        self.registered: list[tuple[int, int]] = []
-        self.threads: set[str] = set()
+        self.registered: list[tuple[int, int, int]] = []
+        self.threads: dict[str, torch.device] = {}
+        """Threads that have set their device."""
 
     def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # CUDA's name
         """1 for a refused, as CUDA has it."""
-        self.threads.add(threading.current_thread().name)
+        assert threading.current_thread().name in self.threads
         self.pending_error |= self.refuses
-        self.registered += [] if self.refuses else [(address, num_bytes)]
+        self.registered += [] if self.refuses else [(address, num_bytes, flags)]
         return int(self.refuses)
+
+    def set_device(self, device: torch.device) -> None:
+        """It holds for the calling thread alone, as in CUDA."""
+        self.threads[threading.current_thread().name] = device
 
     def launch(self, *_: Any, **__: Any) -> torch.Tensor:
         """A kernel: raises the error that is pending, and so clears it."""
@@ -40,6 +45,7 @@ class Cuda:
 def install_cuda(monkeypatch: pytest.MonkeyPatch, refuses: bool) -> Cuda:
     made = Cuda(refuses)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    monkeypatch.setattr(torch.cuda, "set_device", made.set_device)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(torch, "zeros", made.launch)
     return made
@@ -51,7 +57,7 @@ def test_memory_is_pinned_in_a_thread_before_the_first_save(monkeypatch: pytest.
     copies = copy.fill({"weights": [("w", weight)], "optimizer": [("w.exp_avg", moment)]})
     kept, other = copies["weights"]["w"], copies["optimizer"]["w.exp_avg"]
     assert torch.equal(kept, weight) and kept.shape == weight.shape and torch.equal(other, moment)
-    assert cuda.registered == [(kept.data_ptr(), 4024)] and cuda.threads == {"pin"}
+    assert cuda.registered == [(kept.data_ptr(), 4024, 1)] and cuda.threads == {"pin": GPU}
     replaced = copy.fill({"weights": [("w", weight + 1)]})["weights"]["w"]
     assert replaced.data_ptr() == kept.data_ptr(), "the next copy replaces it"
 
