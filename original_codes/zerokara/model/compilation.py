@@ -1,8 +1,9 @@
 """torch.compile for each layer: the many small operations between its matrix products become a few.
 
-One compiled layer serves all, for one shape: that of a micro batch; everything else, validation for example, runs
-eagerly. Layers are compiled at the start, in a warm-up of one micro batch; the result is cached in a folder of the
-user's. Should it fail (no compiler, an error of torch's), the layers run eagerly, and the log says so. On a GPU the
+One compiled layer serves all of its kind, for one shape: that of a micro batch; everything else, validation for
+example, runs eagerly. Layers are compiled at the start, in a warm-up of one micro batch, which computes one layer of
+each kind; the result is cached in a folder of the user's. Should it fail (no compiler, an error of torch's), the layers
+run eagerly, and the log says so; but a lack of memory ends the process, for eager layers need more. On a GPU the
 softmax of the loss is compiled as well: there it costs more than the matrix products around it.
 
 ZeRO 3 gathers weights inside a layer, and tensor parallelism communicates there; no compiler sees through either. There
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from zerokara.model import layers as model_layers
 from zerokara.model import loss, parallel
+from zerokara.model.experts import experts_of
 from zerokara.model.megatron_core import rope_utils
 from zerokara.progress import seconds_text
 
@@ -32,6 +34,19 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 plain_rotate = rope_utils._apply_rotary_pos_emb_bshd
 """megatron-core's rotation of queries or keys [S, B, N, E] by their angles [S, 1, 1, E]."""
+
+_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"
+"""Sources, torch 2.13: c10/core/impl/alloc_cpu.cpp, c10/cuda/CUDAException.cpp, ATen/cuda/Exceptions.h. Where it is not
+the caching allocator that lacks memory, torch tells it by the text of a RuntimeError alone."""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """True if an error tells of a lack of memory, or was raised from one that does, as a compiler's are."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(mark in str(error) for mark in _NO_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def reason_against(mode: str, device_type: str, zero_stage: int) -> str | None:
@@ -65,13 +80,16 @@ def start(
 
     With `intra_document_masking` batches come with segments, and where a run `packs_examples`, with their number. Every
     process must call it: one micro batch is computed. No gradient and no weight is touched.
+
+    Raises:
+        RuntimeError: of any class, for a lack of memory.
     """
     device = next(model.parameters()).device
     arguments = model.blank_arguments(micro_batch_size, intra_document_masking, packs_examples, device)
     layers = model.all_layers() if whole_layers else []
-    eager = [layer.forward for layer in layers]
+    eager, warmed = [layer.forward for layer in layers], set[Any]()
     for layer in layers:
-        layer.forward = _CompiledForward(layer.forward)
+        layer.forward = _CompiledForward(layer, warmed)
     if not whole_layers or device.type == "cuda":
         loss.fused_softmax = [Fused(each) for each in loss.SOFTMAX]
     if not whole_layers:
@@ -81,14 +99,13 @@ def start(
     log(f"compiling {what} (torch.compile; cached in {_choose_cache_folder()} for the next start)")
     started, loss.is_warming_up = time.monotonic(), True
     try:
-        # Of layers forward and backward, its gradients not accumulated: DeepSpeed does not notice. Functions compile
-        # their own backward pass.
+        for experts in experts_of(layers):
+            experts.counts.reset(device)  # the compiler looks at where they are
+        # Layers and functions compile their own backward pass: there is none of the model.
         with torch.set_grad_enabled(whole_layers):
-            nats = model(*arguments)
-        if whole_layers:
-            torch.autograd.grad(nats, [parameter for parameter in model.parameters() if parameter.requires_grad])
-    except Exception as error:  # whatever the compiler dislikes, training works without it
-        if not whole_layers:
+            model(*arguments)
+    except Exception as error:  # whatever else the compiler dislikes, training works without it
+        if not whole_layers or is_out_of_memory(error):
             raise
         for layer, forward in zip(layers, eager, strict=True):
             layer.forward = forward
@@ -97,6 +114,10 @@ def start(
         return False
     finally:
         loss.is_warming_up = False
+    for layer in layers:
+        layer.forward.is_warming_up = False
+    for experts in experts_of(layers):
+        experts.counts.reset(device)
     for fused in fused_functions():
         fused.stop_learning()
         if fused.error:
@@ -122,24 +143,33 @@ def run_eagerly() -> None:
 
 
 class _CompiledForward:
-    """A layer's `forward`: compiled in training at the first shape that it sees, eager otherwise."""
+    """A layer's `forward`: compiled in training at the shape of the warm-up, eager otherwise."""
 
-    def __init__(self, forward: Callable[..., Any]):
-        self._eager = forward
+    def __init__(self, layer: Any, warmed: set[Any]):
+        """`warmed` are the kinds of layers that have been compiled: by their modules, as experts and attention are."""
+        self._eager, self._warmed, self._kind = layer.forward, warmed, tuple(type(each) for each in layer.modules())
         # The whole layer in one graph or not at all: a graph with breaks gains nothing.
-        self._compiled = torch.compile(forward, fullgraph=True, dynamic=False)
+        self._compiled = torch.compile(layer.forward, fullgraph=True, dynamic=False)
         self._shape: torch.Size | None = None
+        self.is_warming_up = True
 
     def __call__(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._eager(hidden_states, *arguments, **named)
-        if self._shape is None:
-            self._shape = hidden_states.shape
         if (mask := named.get("attention_mask")) is not None and mask.dim() == 1:
             # Offsets of documents, as many as there are: one code for any number of them.
             torch._dynamo.mark_dynamic(mask, 0)
-        chosen = self._compiled if hidden_states.shape == self._shape else self._eager
-        return chosen(hidden_states, *arguments, **named)
+        if not self.is_warming_up:
+            chosen = self._compiled if hidden_states.shape == self._shape else self._eager
+            return chosen(hidden_states, *arguments, **named)
+        self._shape = hidden_states.shape
+        if self._kind not in self._warmed:
+            out, _ = self._compiled(hidden_states, *arguments, **named)
+            # All gradients of the layer, freed at once: training, which adds them up as they come, holds no more. They
+            # are not accumulated: DeepSpeed does not notice.
+            torch.autograd.grad(out, hidden_states, torch.zeros_like(out))
+            self._warmed.add(self._kind)
+        return hidden_states, named.get("context")  # of equal shape, for the next layer and the loss
 
 
 class Fused:
@@ -168,7 +198,9 @@ class Fused:
             try:
                 self._learn(arguments, named)
                 self._sizes.add(sizes)
-            except Exception as error:  # whatever the compiler dislikes, training works without it
+            except Exception as error:  # whatever else the compiler dislikes, training works without it
+                if is_out_of_memory(error):
+                    raise
                 self.error = error
         use = self._compiled if self.error is None and sizes in self._sizes else self.function
         return use(*arguments, **named)

@@ -260,7 +260,12 @@ class RouterCounts:
 
     def __init__(self, num_experts: int):
         self._num_experts = num_experts
-        self._sums: Tensor | None = None
+        self.reset(torch.device("cpu"))
+
+    def reset(self, device: torch.device) -> None:
+        """Begin with nothing, on the device of the hidden states."""
+        # Never absent: a compiled layer would be compiled once more for its second call.
+        self._sums = torch.zeros(self._num_experts + 3, dtype=torch.float64, device=device)
 
     def add(
         self, probabilities_SBX: Tensor, chosen_SBk: Tensor, kept_SBk: Tensor, real_SB: Tensor | None = None
@@ -273,12 +278,12 @@ class RouterCounts:
         entropy_SBX = -torch.special.xlogy(probabilities_SBX, probabilities_SBX)
         entropy = (entropy_SBX * real_SB[..., None]).sum()
         others = torch.stack([(kept_SBk * real_SBk).sum().to(entropy.dtype), entropy, real_SB.sum(dtype=entropy.dtype)])
-        sums = torch.cat([load_X.double(), others.double()])
-        self._sums = sums if self._sums is None else self._sums + sums
+        self._sums = self._sums.to(entropy.device) + torch.cat([load_X.double(), others.double()])
 
-    def take(self) -> Tensor | None:
+    def take(self) -> Tensor:
         """Return the sums, and reset them: choices of each expert, choices kept, entropy, tokens."""
-        sums, self._sums = self._sums, None
+        sums = self._sums
+        self.reset(sums.device)
         return sums
 
 
@@ -292,13 +297,14 @@ def statistics(layers: Sequence[torch.nn.Module]) -> dict[str, list[float]]:
 
     ``expert_load`` is the busiest expert's load over the mean, ``expert_dropped`` the share of choices over capacity,
     ``router_entropy`` the entropy in nats of a token's probabilities. Every process must call it. Empty where there are
-    no experts.
+    no experts, or nothing was counted.
     """
-    sums = [taken for experts in experts_of(layers) if (taken := experts.counts.take()) is not None]
-    if not sums:
+    if not (sums := [experts.counts.take() for experts in experts_of(layers)]):
         return {}
     sums_LX = torch.stack(sums)
     torch.distributed.all_reduce(sums_LX, group=parallel.data_group())
+    if not sums_LX.any():
+        return {}
     load_LX, (kept_L, entropy_L, tokens_L) = sums_LX[:, :-3], sums_LX[:, -3:].unbind(dim=1)
     return {
         "expert_load": (load_LX.amax(dim=1) / load_LX.mean(dim=1)).tolist(),

@@ -38,8 +38,6 @@ from zerokara.training.processes.joining import join, peak_memory
 from zerokara.training.run import open_run
 from zerokara.training.validation import evaluate_checkpoint
 
-_CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
-"""Source: torch 2.13, c10/core/impl/alloc_cpu.cpp. torch tells a CPU's lack of memory by the text of a RuntimeError."""
 _GLOO = ("gloo/transport", "gloo::", "Gloo")
 """Marks of gloo's errors, among them a lost connection."""
 
@@ -94,7 +92,7 @@ def _explained(error: RuntimeError | MemoryError, forecast: MemoryForecast) -> t
     """Exit code and words for a lack of memory, with a setting that would fit, or a lost connection; 0 for another."""
     message, rank = str(error).strip() or type(error).__name__, os.environ.get("RANK", "0")
     reason = message.splitlines()[0]
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_ALLOCATOR in message:
+    if compilation.is_out_of_memory(error):
         pools = "; ".join(f"{pool.name} {pool.text}" for pool in forecast.pools)
         return supervision.OUT_OF_MEMORY, (
             f"out of memory in process {rank} of {forecast.num_processes}, at micro_batch_size "

@@ -13,7 +13,7 @@ import torch
 import torch.nn.attention.varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from zerokara.model import cpu_attention
+from zerokara.model import compilation, cpu_attention
 from zerokara.training import worker
 from zerokara.training.loop import StopRequest
 from zerokara.training.planning.run_plan import RunPlan
@@ -26,7 +26,7 @@ from zerokara.training.worker import attention_kernels, profile_first_forward
     [
         (None, 0, ""),
         (MemoryError(), supervision.OUT_OF_MEMORY, "out of memory in process 0 of 1, at micro_batch_size"),
-        (RuntimeError(f"[enforce] {worker._CPU_ALLOCATOR}"), supervision.OUT_OF_MEMORY, "out of memory"),
+        (RuntimeError(f"[enforce] {compilation._NO_MEMORY[0]}"), supervision.OUT_OF_MEMORY, "out of memory"),
         (RuntimeError("[gloo/transport/tcp/pair.cc] closed by peer"), supervision.LOST_CONNECTION, "lost the others"),
     ],
 )
