@@ -12,7 +12,7 @@ import torch
 from shapes import shape_of
 from torch import Tensor
 
-from zerokara.model import attention, layout
+from zerokara.model import attention, cpu_attention, layout
 from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 
@@ -71,6 +71,7 @@ def test_batch_first_computes_the_same_and_attention_copies_nothing(
 ) -> None:
     flash.install()
     monkeypatch.setattr(layout, "is_batch_first", layout.is_batch_first)
+    monkeypatch.setattr(cpu_attention, "serves", lambda _: False)
     monkeypatch.setattr(attention, "has_variable_length_kernel", lambda weight, head_dim: True)
     (expected, copied_before), (found, copied) = (computed(name, documents, each) for each in (False, True))
     rounding.assert_same_loss(found[0].item(), expected[0].item())
