@@ -319,14 +319,13 @@ def estimate(settings: list[str], run_dir: Path) -> dict[str, Any]:
     from zerokara.config.loading import load
     from zerokara.config.pretrain_config import PretrainConfig
     from zerokara.training.planning import processors
-    from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES
     from zerokara.training.planning.run_plan import make_plan
 
     config = load(PretrainConfig, "/dev/null", [*settings, f"output_model_dir={run_dir}"])
     devices = processors.devices()
     plan = replace(make_plan(config, 1), devices=devices).with_settings(precision=devices.precision(config))
     pool = plan.memory.pools[0]
-    uncounted = CUDA_CONTEXT_BYTES if torch.cuda.is_available() else 0  # memory_bytes is torch's own count
+    uncounted = sum(plan.memory.uncounted.values()) if torch.cuda.is_available() else 0  # memory_bytes is torch's own
     return {
         "parameters": plan.shape.num_parameters(),
         "batch": f"{config.global_batch_size // config.micro_batch} × {config.micro_batch} × {config.seq_len}",

@@ -31,7 +31,7 @@ from zerokara.model import loopback
 from zerokara.progress import bytes_text, count_text, log, plural, seconds_text, summary
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import processors, run_folder, run_plan, schedule
-from zerokara.training.planning.memory import CUDA_CONTEXT_BYTES, SAFE_SHARE, TrialResult, min_activation_bytes
+from zerokara.training.planning.memory import SAFE_SHARE, TrialResult, min_activation_bytes
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, RunTask
 from zerokara.training.planning.schedule import table_lines
@@ -187,7 +187,8 @@ def show(plan: RunPlan, lines: Sequence[str]) -> None:
     """Print a plan, and further lines below it."""
     log(f"{plan.task.title}: {plan.data.train_prefix} → {plan.run_dir}")
     device = ("device", plan.devices.text(plan.processes_per_node))
-    for name, value in [device, *plan.rows(), *plan.memory.rows()]:
+    notes = (("note", each) for each in plan.devices.notes(plan.resolved.compile))
+    for name, value in [device, *plan.rows(), *plan.memory.rows(), *notes]:
         print(f"  {name:<12}  {value}")
     for line in [*table_lines(plan.data.reading, plan.schedule, plan.consumption), *lines]:
         print(f"  {line}")
@@ -288,7 +289,8 @@ def _largest_on_gpu(plan: RunPlan) -> tuple[int, TrialResult | None]:
     is the choice; if it runs out of memory, 32 is next.
     """
     forecast = plan.memory
-    sizes, limit_bytes = forecast.micro_batch_sizes, SAFE_SHARE * forecast.pools[0].available_bytes - CUDA_CONTEXT_BYTES
+    sizes, gpu = forecast.micro_batch_sizes, forecast.pools[0]
+    limit_bytes = SAFE_SHARE * gpu.available_bytes - sum(forecast.uncounted.values())
     least = min_activation_bytes(forecast.with_settings(micro_batch_size=1))
     before_first = max(0, sizes.index(first_micro_batch(plan)) - 1)
     waiting, fitting = sizes[before_first : before_first + 2], dict[int, TrialResult]()

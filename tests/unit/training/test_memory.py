@@ -34,7 +34,7 @@ from zerokara.training.planning.memory import SAFE_SHARE, MemoryForecast, min_ac
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import supervision
+from zerokara.training.processes import joining, supervision
 
 LAYERS = 3
 GB = 10**9
@@ -236,6 +236,18 @@ def test_main_memory_beside_a_gpu_counts_too() -> None:
     assert not list(enough.faults(config_of(**settings)))
 
 
+def test_what_torch_does_not_count_is_planned_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's buffers for each group that communicates; measured is what is reserved, holes and cuBLAS included."""
+    for processes, tensor, stage, groups in ((1, 1, 0, 0), (4, 1, 0, 2), (4, 2, 0, 3), (2, 2, 0, 2), (4, 1, 2, 3)):
+        settings = {"tensor_parallel_size": tensor, "zero_stage": stage}
+        parts = layout_of(num_processes=processes, gpu=GB, **settings).pools[0].parts
+        assert parts.get("NCCL", 0) == groups * memory.NCCL_BYTES and parts["cuBLAS workspace"] == 2**26
+    assert round(memory.NCCL_BYTES / GB, 2) == 0.69
+    for name, size in (("max_memory_reserved", 7), ("max_memory_allocated", 5)):
+        monkeypatch.setattr(torch.cuda, name, lambda _, size=size: size)
+    assert joining.peak_memory(torch.device("cuda", 0)) == 7
+
+
 def test_a_refusal_names_the_key_that_makes_it_fit() -> None:
     wide = {**TINY, "global_batch_size": 16384, "micro_batch_size": 16384}
     forecast = forecast_of(wide, main=GB)
@@ -362,6 +374,10 @@ def test_the_smallest_is_taken_though_it_leaves_little_and_where_nothing_fits_it
 ) -> None:
     stand_in(monkeypatch, lambda size: 90 + size, memory=95)
     assert try_steps(on_gpu(plan, 100 * GB))[0].resolved.micro_batch == 1
+    stand_in(monkeypatch, lambda size: 84.8 + 0.2 * size, memory=95)
+    for processes, chosen in ((1, 8), (2, 1)):  # two have NCCL's buffers, too
+        several = replace(on_gpu(plan, 100 * GB), num_processes=processes)
+        assert try_steps(several)[0].resolved.micro_batch == chosen
     stand_in(monkeypatch, lambda size: 50 * size, memory=20)
     for each in (plan, on_gpu(plan, 20 * GB)):
         with pytest.raises(RunError, match="out of memory"):

@@ -22,6 +22,7 @@ from zerokara.training.planning.processors import Devices
 TWO = "GPU 0: NVIDIA H200 (UUID: GPU-1b2c-11)\nGPU 1: NVIDIA L4 (UUID: GPU-9f00-22)\n"
 DIVIDED = "GPU 0: NVIDIA A100 (UUID: GPU-77)\n  MIG 3g.20gb     Device  0: (UUID: MIG-aa-1)\n"
 NONE = "No devices were found\n"
+SHARED = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
 Machine = Callable[..., None]
 
 
@@ -120,7 +121,7 @@ def test_a_torch_for_the_cpu_alone_is_not_imported_to_be_asked(
 @pytest.fixture
 def eight_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Eight cores, nothing set by the user, and a control group without limits."""
-    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+    for name in (*SHARED, "OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(resources, "control_groups", lambda: iter([tmp_path]))
@@ -138,6 +139,38 @@ def test_the_users_number_of_threads_is_taken(
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert processors.threads(2) == expected
     assert Devices().process_environment(2)["OMP_NUM_THREADS"] == (given or "4")
+
+
+def test_processes_on_gpus_share_the_cores_and_their_memory_has_no_holes(
+    eight_cores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocator, older = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+    monkeypatch.delenv(processors.VARIABLE, raising=False)
+    given = Devices(("NVIDIA H200",) * 3).process_environment(3)
+    assert [given[name] for name in SHARED] == ["2", "2"] and given["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert given[allocator] == "expandable_segments:True" and given[processors.VARIABLE] == "0,1,2"
+    assert allocator not in Devices().process_environment(3)
+    monkeypatch.setattr(processors, "available_cores", lambda: 128)
+    assert [Devices(("L4",)).process_environment(1)[name] for name in SHARED] == ["128", "32"]
+    for name in (allocator, older):
+        with monkeypatch.context() as users:
+            users.setenv(name, "backend:native")
+            assert allocator not in Devices(("L4",)).process_environment(1)
+
+
+def test_what_triton_misses_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu, compiler = Devices(("NVIDIA H200",)), tmp_path / "clang"
+    monkeypatch.setattr("sysconfig.get_path", lambda *_: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    missing = [note.split(":")[0] for note in gpu.notes("auto")]
+    assert missing == ["no C compiler (gcc or clang)", f"no {tmp_path}/Python.h"]
+    assert not list(gpu.notes("off")) and not list(Devices().notes("on"))
+    compiler.touch(mode=0o755)
+    (tmp_path / "Python.h").touch()
+    assert not list(gpu.notes("on"))
+    monkeypatch.setenv("CC", "cc-17")
+    assert "(cc-17)" in "".join(gpu.notes("on"))
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,13 @@ LIBRARY_BYTES = 300_000_000
 that it shares with others. Measured."""
 CUDA_CONTEXT_BYTES = 500_000_000
 """GPU memory of such a process, which torch does not count (NVIDIA's order of magnitude)."""
+NCCL_BYTES = 24 * 3 * (2**22 + 2**19 + 4_915_200)
+"""Buffers of a group of processes that communicate, which torch does not count either. Arithmetic, not measured: in
+each of 24 channels (with NVLink; without it fewer) a ring's connection and a tree's two, and for each three protocols'
+buffers: Simple 4 MiB, LL and LL128 by NCCL's src/include/device.h."""
+CUBLAS_BYTES = 2 * 2**25
+"""Workspace of cuBLAS for the threads of the forward and of the backward pass, 32 MiB each on Hopper and Blackwell, 8
+before (torch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
 SAVE_COPY = "checkpoint being saved"
 _OPTIMIZER_PARTS = ("gradients", "fp32 master weights", "optimizer state")
 OFFLOADED = {"none": (), "optimizer": _OPTIMIZER_PARTS, "all": (*_OPTIMIZER_PARTS, "weights")}
@@ -121,11 +128,21 @@ class MemoryForecast:
         if self.gpu_bytes is None:
             return [MemoryPool("memory", self.main_bytes, processes, main | state, activations)]
         main |= {name: state.pop(name) for name in (SAVE_COPY, *OFFLOADED[self.config.offload]) if name in state}
-        on_gpu = {"CUDA context": CUDA_CONTEXT_BYTES, **state}
+        on_gpu = {**self.uncounted, "cuBLAS workspace": CUBLAS_BYTES, **state}
         return [
             MemoryPool("GPU memory", self.gpu_bytes, 1, on_gpu, activations),
             MemoryPool("main memory", self.main_bytes, processes, main),
         ]
+
+    @property
+    def uncounted(self) -> dict[str, int]:
+        """GPU memory of a process that torch's own count leaves out, by part."""
+        parallel = self.config.tensor_parallel_size
+        groups = [self.num_processes, self.data_parallel_size, parallel]
+        if parallel == 1 and uses_zero(self.config, self.data_parallel_size):
+            groups.append(self.data_parallel_size)  # DeepSpeed makes its own (utils/groups.py, _clone_world_group)
+        num_groups = sum(size > 1 for size in groups)
+        return {"CUDA context": CUDA_CONTEXT_BYTES} | ({"NCCL": num_groups * NCCL_BYTES} if num_groups else {})
 
     @property
     def fits(self) -> bool:

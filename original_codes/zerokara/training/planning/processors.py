@@ -10,7 +10,9 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -34,6 +36,10 @@ SHARE_CORES_NAME = "ZEROKARA_SHARE_CORES"
 MIN_PROCESS_TOKENS = 2048
 """Tokens of a step for each process on a CPU: with fewer its matrices are too small to be worth a process."""
 _THREADS_NAME = "OMP_NUM_THREADS"
+_ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables of torch's GPU allocator; of torch 2.13's two readers (c10) one prefers the first, the other the second."""
+_MAX_COMPILE_THREADS = 32
+"""torch's own limit (torch/_inductor/config.py, 2.13), which however takes all cores in every process."""
 
 
 def named_gpus() -> list[str] | None:
@@ -107,13 +113,28 @@ class Devices:
         started = str(psutil.Process().create_time())
         # PYTHONSAFEPATH: a file of the current folder is not imported as a package of the same name.
         common = {STARTED_NAME: started, PARENT_NAME: str(os.getpid()), "PYTHONSAFEPATH": "1"}
-        if self.gpu_names:
-            named = named_gpus() or [str(number) for number in range(processes)]
-            return {**common, VARIABLE: ",".join(named[:processes])}
         # A thread that waits sleeps, and does not spin on cores that others need (docs/decisions.md).
         wanted = {_THREADS_NAME: str(threads(processes)), "OMP_WAIT_POLICY": "PASSIVE"}
-        wanted = {name: os.environ.get(name) or value for name, value in wanted.items()}
-        return {**common, "DS_ACCELERATOR": "cpu", VARIABLE: "", **wanted}
+        compiling = min(_MAX_COMPILE_THREADS, max(1, available_cores() // processes))
+        wanted["TORCHINDUCTOR_COMPILE_THREADS"] = str(compiling)
+        if self.gpu_names and not any(map(os.environ.get, _ALLOCATOR_NAMES)):  # else freed memory is left in holes
+            wanted[_ALLOCATOR_NAMES[0]] = "expandable_segments:True"
+        common |= {name: os.environ.get(name) or value for name, value in wanted.items()}
+        if not self.gpu_names:
+            return {**common, "DS_ACCELERATOR": "cpu", VARIABLE: ""}
+        named = named_gpus() or [str(number) for number in range(processes)]
+        return {**common, VARIABLE: ",".join(named[:processes])}
+
+    def notes(self, compile_mode: str) -> Iterator[str]:
+        """Yield what Triton would miss where ``compile: <mode>`` compiles for a GPU: see triton/runtime/build.py."""
+        if self.gpu_names and compile_mode != "off":
+            header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+            compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
+            why = f"nothing can be compiled: steps take longer. On Ubuntu: apt install gcc {header.parent.name}-dev"
+            if not any(map(shutil.which, compilers)):
+                yield f"no C compiler ({' or '.join(compilers)}): {why}"
+            if not header.exists():
+                yield f"no {header}: {why}"
 
 
 def devices() -> Devices:

@@ -248,9 +248,12 @@ def local_device() -> torch.device:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak bytes of this process so far: of the GPU's memory, or of the machine's."""
+    """Peak bytes of this process so far: of the GPU's memory, or of the machine's.
+
+    On a GPU what torch has reserved, which nobody else can have: tensors and the holes between them.
+    """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
