@@ -111,11 +111,71 @@ def test_a_torch_for_the_cpu_alone_is_not_imported_to_be_asked(
         machine()
         with pytest.raises(ImportError):
             processors.devices()
-    gpus = [SimpleNamespace(name=name, total_memory=size) for name, size in (("NVIDIA H200", 141), ("NVIDIA L4", 24))]
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
+    """An H200 and an L4, as a torch for CUDA 13.0 shows them."""
+    gpus = [
+        SimpleNamespace(name="NVIDIA H200", total_memory=141, major=9, minor=0),
+        SimpleNamespace(name="NVIDIA L4", total_memory=24, major=8, minor=9),
+    ]
     monkeypatch.setattr("torch.cuda.device_count", lambda: len(gpus))
     monkeypatch.setattr("torch.cuda.get_device_properties", gpus.__getitem__)
+    monkeypatch.setattr("torch.cuda.get_arch_list", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120".split)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: not including_emulation)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    return gpus
+
+
+def unusable(words: str, named: str | None) -> bool:
+    """Check that these devices are refused with these words; the CPU may still be meant."""
+    found = processors.devices()
+    fault = fault_of(found.process_counts, config(), 0)
+    assert (fault.key, fault.value) == ("CUDA_VISIBLE_DEVICES", named) and words in fault.rule
+    os.environ[processors.VARIABLE] = ""
+    return found.gpu_names == () and found.process_counts(config(4), 0) == [4]
+
+
+def test_a_gpu_that_torch_sees_and_cannot_use_is_an_error(
+    machine: Machine, cards: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(TWO)
     assert processors.devices() == Devices(("NVIDIA H200", "NVIDIA L4"), 24, computes_bf16=True)
+    cards.append(SimpleNamespace(name="Tesla V100", total_memory=16, major=7, minor=0))
+    assert unusable("is not set, and torch 2.13.0 has no kernels for Tesla V100, only for sm_75 sm_80", None)
+    machine(TWO, "0,1")
+    monkeypatch.setattr("torch.version.hip", "7.1")
+    assert unusable("names a GPU, and torch 2.13.0 is for AMD's (ROCm)", "0,1")
+
+    def initialize(index: int) -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040). Please update it")
+
+    machine(TWO)
+    monkeypatch.setattr("torch.cuda.get_device_properties", initialize)
+    assert unusable("torch 2.13.0 for CUDA 13.0 cannot use it (The NVIDIA driver on your system is too old", None)
+
+
+def test_machine_code_runs_within_its_generation_and_ptx_on_later_ones() -> None:
+    running = [(89, "sm_86"), (90, "sm_90a"), (103, "sm_100"), (121, "compute_90")]
+    failing = [(70, "sm_75"), (80, "sm_86"), (103, "sm_90"), (80, "compute_90")]
+    assert all(processors._runs_on(card, ["sm_50", kernel]) for card, kernel in running)
+    assert not any(processors._runs_on(card, ["sm_50", kernel]) for card, kernel in failing)
+
+
+def test_amd_and_apple_are_refused_with_a_word(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine(cuda=False)
+    monkeypatch.setattr(processors, "_AMD_DRIVER", tmp_path)
+    check_processes(config(), 0)  # a processor with graphics
+    (tmp_path / "rocm-smi").touch(mode=0o755)
+    fault = fault_of(check_processes, config(), 0)
+    assert "AMD" in fault.rule and fault.remedy == "leave it empty to train on the CPU"
+    machine(named="", cuda=False)
+    check_processes(config(), 0)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "macOS" in fault_of(processors.devices).rule
 
 
 @pytest.fixture

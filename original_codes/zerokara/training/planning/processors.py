@@ -1,7 +1,8 @@
 """GPUs and cores of a machine, and how the processes of a run share them. Without torch where possible.
 
 CUDA silently hides the first GPU of CUDA_VISIBLE_DEVICES that does not exist and all behind it: one typing error, and
-days are spent on the CPU. Here torch must see every GPU that is named. Empty, or -1, asks for the CPU.
+days are spent on the CPU. Here torch must see every GPU that is named, and be able to compute on it; one that nobody
+named is not passed over either. Empty, or -1, asks for the CPU.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -38,6 +40,8 @@ MIN_PROCESS_TOKENS = 2048
 _THREADS_NAME = "OMP_NUM_THREADS"
 _ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables of torch's GPU allocator; of torch 2.13's two readers (c10) one prefers the first, the other the second."""
+_AMD_DRIVER = Path("/dev/kfd")
+"""There is one for many processors with graphics, too; whoever has `rocm-smi` beside it has a card to compute on."""
 _MAX_COMPILE_THREADS = 32
 """torch's own limit (torch/_inductor/config.py, 2.13), which however takes all cores in every process."""
 
@@ -58,6 +62,7 @@ class Devices:
     gpu_names: tuple[str, ...] = ()
     gpu_bytes: int | None = None  # of the smallest GPU; None without any
     computes_bf16: bool = False  # in hardware; otherwise it would be emulated
+    unusable: str = ""  # why torch computes on none of the GPUs that it was built for
 
     def process_counts(self, config: MachineSettings, batch_tokens: int) -> list[int]:
         """Return the numbers of processes to try, the largest first: the configured one, or one for each GPU.
@@ -65,18 +70,22 @@ class Devices:
         On a CPU, for steps of `batch_tokens`, numbers that divide the cores (docs/decisions.md); the last is 1.
 
         Raises:
-            UserError: more are configured than there are GPUs or cores; or torch does not see a GPU.
+            UserError: more are configured than there are GPUs or cores; or torch does not see a GPU, or cannot use it.
         """
         seen, named, torch = len(self.gpu_names), named_gpus(), version("torch")
-        rule, remedy, on_cpu = "", "", "leave it empty to train on the CPU"
-        if named is None and not seen and (listed := _listed_gpus()):  # days on a CPU are not what anyone meant
+        rule, on_cpu = "", "leave it empty to train on the CPU"
+        remedy = f"update the driver, or delete .venv and run ./setup.sh, which chooses a torch that fits; or {on_cpu}"
+        if self.unusable and named != []:
+            rule = f"{'is not set' if named is None else 'names a GPU'}, and {self.unusable}"
+        elif named is None and not seen and (listed := _listed_gpus()):  # days on a CPU are not what anyone meant
             rule = f"is not set, and torch sees none of this machine's GPUs ({', '.join(listed)})"
-            remedy = f"update the driver to one for torch {torch}, or {on_cpu}"
+        elif named is None and not seen and _AMD_DRIVER.exists() and shutil.which("rocm-smi"):
+            rule, remedy = "is not set, and this machine has an AMD GPU: NVIDIA's alone are supported", on_cpu
         elif seen < len(named or []):
             rule = f"names {len(named or [])}, of which torch sees {seen}"
             remedy = f"name GPUs that exist (nvidia-smi -L lists them), each once, or {on_cpu}"
         if rule:
-            if torch.endswith("+cpu"):
+            if torch.endswith("+cpu") and remedy != on_cpu:
                 rule += f"; this torch ({torch}) was built for the CPU alone"
                 remedy = f"delete .venv and run ./setup.sh without --extra-index-url; or {on_cpu}"
             raise UserError(Fault("the environment", rule, VARIABLE, os.environ.get(VARIABLE), remedy))
@@ -138,16 +147,43 @@ class Devices:
 
 
 def devices() -> Devices:
-    """Look up the devices. Importing torch takes a second: one that was built for the CPU alone is not asked."""
-    if not version("torch").endswith("+cpu"):
+    """Look up the devices. Importing torch takes a second: one that was built for the CPU alone is not asked.
+
+    Raises:
+        UserError: this is an Apple machine.
+    """
+    if sys.platform == "darwin":
+        rule = "macOS and Apple's GPUs are not supported: training needs Linux"
+        raise UserError(Fault("this machine", rule, remedy="use a Linux machine, or a container to try it"))
+    unusable = ""
+    if not (name := version("torch")).endswith("+cpu"):
+        import torch
         from torch import cuda
 
-        gpus = [cuda.get_device_properties(index) for index in range(cuda.device_count())]
-        if gpus:
-            computes_bf16 = cuda.is_bf16_supported(including_emulation=False)
-            return Devices(tuple(gpu.name for gpu in gpus), min(gpu.total_memory for gpu in gpus), computes_bf16)
+        try:  # NVML counts GPUs also where their driver is too old for this torch
+            gpus = [cuda.get_device_properties(index) for index in range(cuda.device_count())]
+            kernels = cuda.get_arch_list()
+            old = [gpu.name for gpu in gpus if not _runs_on(10 * gpu.major + gpu.minor, kernels)]
+        except (RuntimeError, cuda.DeferredCudaCallError) as error:
+            unusable = f"torch {name} for CUDA {torch.version.cuda} cannot use it ({str(error).partition('. ')[0]})"
+        else:
+            if torch.version.hip:
+                unusable = f"torch {name} is for AMD's (ROCm), and NVIDIA's alone are supported"
+            elif old:
+                unusable = f"torch {name} has no kernels for {', '.join(old)}, only for {' '.join(kernels)}"
+            elif gpus:
+                computes_bf16 = cuda.is_bf16_supported(including_emulation=False)
+                return Devices(tuple(gpu.name for gpu in gpus), min(gpu.total_memory for gpu in gpus), computes_bf16)
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    return Devices(computes_bf16="amx_bf16" in flags or "avx512_bf16" in flags)
+    return Devices(computes_bf16="amx_bf16" in flags or "avx512_bf16" in flags, unusable=unusable)
+
+
+def _runs_on(capability: int, kernels: Iterable[str]) -> bool:
+    """True if one of the kernels, like ``sm_90`` or ``compute_120`` (PTX), runs on a GPU of `capability` (90 for 9.0):
+    machine code on those of the same major version that are not older, PTX on all that are not (CUDA C++ guide, 5.8).
+    """
+    found = [(kind, int(number)) for kind, number in re.findall(r"(sm|compute)_(\d+)", " ".join(kernels))]
+    return any(each <= capability and (kind == "compute" or each // 10 == capability // 10) for kind, each in found)
 
 
 def threads(num_processes: int) -> int:
