@@ -37,7 +37,9 @@ def loss_bytes(
     # Logits and their gradient; or logits in fp32, and of the product and the gradient one at a time.
     chunk = (2 * number_bytes if is_fused else 4 + converted) * rows * num_rows
     weight = num_rows * hidden_size
-    if device_type == "cpu":  # a chunk's gradient of the weight, before it is added (`loss.adds_in_fp32`)
-        chunk += converted * weight
+    hidden = number_bytes * num_tokens * hidden_size  # their gradient
+    if device_type == "cpu":
+        hidden *= 2  # and a copy in the order of the labels (`layout`)
+        chunk += converted * weight  # a chunk's gradient of the weight, before it is added (`loss.adds_in_fp32`)
     # At the end no chunk is left, and the gradient of the weight is converted.
-    return number_bytes * num_tokens * hidden_size + 4 * weight + max(chunk, converted * weight)
+    return hidden + 4 * weight + max(chunk, converted * weight)

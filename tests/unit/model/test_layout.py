@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import dispatched
 import flash
 import pytest
 import rounding
 import torch
+from dispatched import Dispatched
 from shapes import shape_of
 from torch import Tensor
 
@@ -44,19 +44,15 @@ def computed(name: str, documents: str, batch_first: bool) -> tuple[list[Tensor]
         arguments += [ids(2), *([segments, segments] if documents else [])]
     elif documents:
         arguments += [segments, offsets if documents == "offsets" else None, segments[:, -1]]
-    found: list[Tensor] = []
-
-    def step() -> None:
+    with Dispatched() as seen:
         nats = model(*arguments)
         nats.backward()
-        found.append(nats.detach())
-
-    seen = dispatched.dispatched(step)
     with torch.no_grad():
         decoder = {"decoder_input_ids_BT": ids(2)} if shape.traits.is_encoder_decoder else {}
-        found.append(model(ids(1), at_B=torch.arange(BATCH), **decoder))
-    found += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return found, [size for size in seen.copied if size.numel() >= BATCH * LENGTH * HIDDEN]
+        logits = model(ids(1), at_B=torch.arange(BATCH), **decoder)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    copies = [size for name, size in seen.made if name == "aten::clone" and size.numel() >= BATCH * LENGTH * HIDDEN]
+    return [nats.detach(), logits, *gradients], copies
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import rounding
 import torch
-from dispatched import dispatched
+from dispatched import Dispatched
 from torch import Tensor
 from torch.distributed import ReduceOp
 from torch.nn.functional import cross_entropy as plain_cross_entropy
@@ -126,25 +126,20 @@ def test_what_the_loss_takes_is_forecast_and_no_chunk_makes_a_gradient_of_the_we
         on_a_gpu(monkeypatch, device != "cuda")
     tokens, rows = 8 * 128, 1152
     hidden, weight = (torch.randn(size, hidden_size, dtype=dtype).requires_grad_() for size in (tokens, rows))
-    labels = torch.randint(0, rows, (1, tokens))
-    seen = dispatched(lambda: cross_entropy(hidden[:, None], labels, None, False, weight, rows))
+    hidden_SBD = hidden.view(-1, 2, hidden_size) if device == "cpu" else hidden.view(2, -1, hidden_size).transpose(0, 1)
+    labels = torch.randint(0, rows, (2, tokens // 2))
+    with Dispatched() as seen:
+        cross_entropy(hidden_SBD, labels, None, False, weight, rows)
     expected = loss_bytes(device[:4].strip(","), tokens, rows, hidden_size, dtype.itemsize, "compiled" in device)
     assert seen.peak_bytes == pytest.approx(expected, rel=0.02)
     kept = 1 if dtype == torch.float32 else 2  # the sum over chunks, and in the dtype of the weight
     in_chunks = 8 if device == "cpu" and dtype == torch.bfloat16 else 0
-    assert sum(size == weight.shape for _, size, _ in seen.made) == kept + in_chunks
+    assert sum(size == weight.shape for _, size in seen.made) == kept + in_chunks
 
 
 def test_chunks_are_large_enough_for_full_products() -> None:
-    rows = {
-        (device, size): loss_chunks.chunk_rows(device, 16_384, size)
-        for device, sizes in {"cpu": (8_192, 32_000, 128_256), "cuda": (8_192, 32_000, 128_256)}.items()
-        for size in sizes
-    }
-    assert rows == {
-        ("cpu", 8_192): 2048, ("cpu", 32_000): 512, ("cpu", 128_256): 130,
-        ("cuda", 8_192): 16_384, ("cuda", 32_000): 4096, ("cuda", 128_256): 4096,
-    }  # fmt: skip
+    rows = [[loss_chunks.chunk_rows(on, 16_384, size) for size in (8_192, 32_000, 128_256)] for on in ("cpu", "cuda")]
+    assert rows == [[2048, 512, 130], [16_384, 4096, 4096]]
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
@@ -158,9 +153,10 @@ def test_without_a_gradient_none_is_computed(monkeypatch: pytest.MonkeyPatch, is
     monkeypatch.setattr(loss, "fused_softmax", (loss.SOFTMAX[0], failing) if is_fused else None)
     with torch.no_grad():
         assert torch.equal(cross_entropy(*arguments), expected)
-        seen = dispatched(lambda: cross_entropy(*arguments))
-    assert not [size for _, size, _ in seen.made if size in (weight.shape, hidden.shape)]
-    assert sum(size == (TOKENS, ROWS) for _, size, _ in seen.made) == 1 or is_fused, "the logits alone"
+        with Dispatched() as seen:
+            cross_entropy(*arguments)
+    assert not [size for _, size in seen.made if size in (weight.shape, hidden.shape)]
+    assert sum(size == (TOKENS, ROWS) for _, size in seen.made) == 1 or is_fused, "the logits alone"
 
 
 def test_a_second_backward_pass_is_refused() -> None:
