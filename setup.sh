@@ -7,6 +7,10 @@
 #   PYTHON=/path/to/python3.12 ./setup.sh          uses that Python
 #   ./setup.sh --extra-index-url https://download.pytorch.org/whl/cpu
 #                                                  on a machine without a GPU: torch without CUDA (GBs less)
+#   TORCH_BUILD=cu126 ./setup.sh                   torch for this CUDA (cu126, cu129, cu130); by itself setup.sh takes the
+#                                                  one for the driver and the cards that nvidia-smi shows
+#   ./setup.sh --lock cu126                        locks what that build consists of, with uv (a package of PyPI): only
+#                                                  cu130 and the one without CUDA are locked here, others NOT VERIFIED
 #   ./setup.sh --help                              prints this
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
@@ -15,14 +19,35 @@ export PYTHONSAFEPATH=1 # a file of this folder is never taken for a Python pack
 started=$SECONDS
 stamp=.venv/zerokara_setup.stamp
 
+torch=$(grep -oE '^torch==[0-9.]+' requirements-torch.lock)
+built='deepspeed|megatron-core' cuda='nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+|triton'
+pytorch=https://download.pytorch.org/whl
+
 fingerprint() { # of all that .venv is made from
     "$1" -c 'import sys; print(sys.version)'
-    cat requirements.lock requirements-torch.lock setup.sh | sha256sum
+    cat requirements.lock requirements-torch*.lock setup.sh | sha256sum
 }
 
+except() { # except NAMES: of requirements.lock all entries but those whose names are these (a regular expression)
+    awk -v names="^($1)==" '/^[a-z0-9]/ { on = $0 !~ names } on && !/^ *#/' requirements.lock
+}
+
+if [[ ${1:-} == --lock ]]; then # all that torch needs, at the versions of requirements.lock but for CUDA's
+    echo "$torch+${2:?which build, like cu126}" | uv pip compile - --universal --python-version 3.11 --generate-hashes \
+        --no-annotate --quiet --constraints <(except "$cuda" | grep '^[a-z0-9]' | tr -d '\\') \
+        --index-strategy unsafe-best-match --extra-index-url "$pytorch/$2" --output-file "requirements-torch-$2.lock"
+    exit
+fi
+
 # Already done: the stamp is written last, so it exists only in a complete .venv.
-if [[ -f $stamp ]] && now=$(fingerprint .venv/bin/python 2>/dev/null) && [[ $now == "$(<"$stamp")" ]]; then
+if [[ -f $stamp && -z ${TORCH_BUILD:-} ]] && now=$(fingerprint .venv/bin/python 2>/dev/null) &&
+    [[ $now == "$(<"$stamp")" ]]; then
     exit 0
+fi
+
+if [[ $(uname -s) == Darwin ]]; then
+    echo "setup: macOS and Apple's GPUs are not supported: zerokara trains on Linux, on NVIDIA's GPUs or a CPU" >&2
+    exit 2
 fi
 
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
@@ -58,8 +83,19 @@ entries() { # entries NAMES: of requirements.lock, with their hashes, those whos
     awk -v names="^($1)==" '/^[a-z0-9]/ { on = $0 ~ names } on && !/^ *#/' requirements.lock
 }
 
-except() { # except NAMES: all others
-    awk -v names="^($1)==" '/^[a-z0-9]/ { on = $0 !~ names } on && !/^ *#/' requirements.lock
+fitting_build() { # for the driver and all cards: cu126, cu129, or nothing for PyPI's, which is cu130
+    local cards driver least most
+    cards=$(nvidia-smi --query-gpu=driver_version,compute_cap --format=csv,noheader 2>/dev/null | tr -d ' ' |
+        grep -E '^[0-9.]+,[0-9]+\.[0-9]$') || { ! command -v rocm-smi >/dev/null || echo rocm; return 0; }
+    driver=${cards%%.*} least=$(cut -d, -f2 <<<"$cards" | tr -d . | sort -n | head -n 1)
+    most=$(cut -d, -f2 <<<"$cards" | tr -d . | sort -n | tail -n 1)
+    # NVIDIA: CUDA 13 needs driver 580, each CUDA 12 525, Blackwell 570. Cards of a build: torch/cuda/__init__.py of 2.13,
+    # PYTORCH_RELEASES_CODE_CC: 5.0 to 9.0 for 12.6, from 7.5 on for 12.9 and 13.0; there is no 12.8.
+    if ((driver < 525 || most >= 100 && driver < 570)); then
+        echo "setup: NVIDIA's driver ${cards%%,*} is too old for torch or for these cards: install 580 or later" >&2
+        return 2
+    fi
+    if ((least < 75 || driver < 580 && most < 100)); then echo cu126; elif ((driver < 580)); then echo cu129; fi
 }
 
 is_for_cuda() { # whether the torch that is installed asks for the CUDA packages
@@ -81,24 +117,35 @@ fi
 
 # If an index or a folder given to pip offers the build without CUDA, that one is meant; pip itself would take the other
 # one if the offer had no hash. The newest builds come first in the list.
-torch=$(grep -oE '^torch==[0-9.]+' requirements-torch.lock)
 offered=$(.venv/bin/python -m pip index versions torch "$@" 2>/dev/null | grep -oE "(^| )${torch#*==}\+[a-z0-9.]+" || true)
 build=$(head -n 1 <<<"${offered#*+}")
-if [[ -n $build && $build != cpu ]]; then
-    echo "setup: $torch+$build, offered by this index, is not in requirements-torch.lock. Run ./setup.sh without that index," >&2
-    echo "       then replace torch: .venv/bin/pip install $torch+$build $*" >&2
+build=${TORCH_BUILD:-${build:-$(fitting_build)}}
+build=${build#cu130} # PyPI's
+if [[ -n $build && ! $build =~ ^(cpu|cu1[0-9]+)$ ]]; then
+    echo "setup: torch for $build is not supported: zerokara trains on NVIDIA's GPUs or a CPU. For this CPU:" >&2
+    echo "       TORCH_BUILD=cpu ./setup.sh" >&2
     exit 2
 fi
 torch+=${build:++$build}
+[[ -z $build || $offered == *"+$build"* ]] || set -- "$@" --extra-index-url "$pytorch/$build"
+lock=requirements-torch-$build.lock
 log "2/4: $torch (the largest download$([[ $torch == *+cpu ]] || echo ", with CUDA's packages some GB"))"
-pip_install "$@" --only-binary :all: --requirement <(sed "s/^torch==[^ ]*/$torch/" requirements-torch.lock)
-
 # Packages without a wheel, for any Python or for the newest, and packages that only torch for CUDA needs.
-built='deepspeed|megatron-core' cuda='nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+|triton'
 left_out=$built
-is_for_cuda || left_out+="|$cuda"
+if [[ $build == cu* ]]; then
+    left_out+="|$cuda"
+    [[ ! -f $lock ]] || pip_install "$@" --only-binary :all: --requirement "$lock"
+else
+    pip_install "$@" --only-binary :all: --requirement <(sed "s/^torch==[^ ]*/$torch/" requirements-torch.lock)
+    is_for_cuda || left_out+="|$cuda"
+fi
 log "3/4: $(except "$left_out" | grep -c ==) packages of requirements.lock"
 pip_install "$@" --only-binary :all: --requirement <(except "$left_out")
+if [[ $build == cu* && ! -f $lock ]]; then # after what is locked, which pip then does not take from elsewhere
+    log "NOT VERIFIED: no hash of $torch and of its CUDA packages is known here; they come as $pytorch has them"
+    log "To have them verified: ./setup.sh --lock $build, delete .venv, and run ./setup.sh again"
+    .venv/bin/python -P -m pip install --disable-pip-version-check --no-compile --only-binary :all: "$torch" "$@"
+fi
 
 # DeepSpeed's source package imports torch while it is built, so it is built without isolation: pip would fill an isolated
 # environment with packages that are in no lock file. None of its compiled ops are built, since nothing may be compiled

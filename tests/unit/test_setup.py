@@ -84,8 +84,17 @@ esac
 """
 
 
-def run_setup(tmp_path: Path, offered: str, argument: str = "--further") -> subprocess.CompletedProcess[str]:
-    """Run setup.sh with an index that offers these builds of torch; what pip was asked for lies in calls/."""
+UV = 'cat; echo "$*"; while [ $# -gt 0 ]; do test "$1" = --constraints && cat "$2"; shift; done; true'
+"""Stands in for uv: prints what is to be locked, how, and the constraints."""
+
+
+def run_setup(
+    tmp_path: Path, offered: str, argument: str = "--further", cards: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run setup.sh with an index that offers these builds of torch, and a driver that shows these cards.
+
+    What pip was asked for lies in calls/.
+    """
     for name in ("setup.sh", "requirements.lock", "requirements-torch.lock"):
         shutil.copy(ROOT / name, tmp_path)
     python = tmp_path / ".venv" / "bin" / "python"
@@ -93,8 +102,14 @@ def run_setup(tmp_path: Path, offered: str, argument: str = "--further") -> subp
     (tmp_path / "calls").mkdir()
     python.write_text(STAND_IN, encoding="utf-8")
     python.chmod(0o755)
-    environment = {**os.environ, "OFFERED": offered}
-    command = [str(tmp_path / "setup.sh"), argument]
+    (tmp_path / "bin").mkdir()
+    programs = {"nvidia-smi": f"printf '{cards}'", "uname": "echo ${SYSTEM:-Linux}", "uv": UV}
+    for name, prints in (programs | ({"rocm-smi": ""} if cards == "AMD" else {})).items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{prints}\n", encoding="utf-8")
+        (tmp_path / "bin" / name).chmod(0o755)
+    paths = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    environment = {**os.environ, "OFFERED": offered, "PATH": paths, **variables}
+    command = [str(tmp_path / "setup.sh"), *argument.split()]
     return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
 
 
@@ -117,12 +132,59 @@ def test_all_that_setup_installs_must_have_the_hash_that_is_locked(tmp_path: Pat
     assert torch.keys() | others.keys() | built.keys() | cuda == locked | {"torch"}
 
 
-@pytest.mark.parametrize("offered", ["2.13.0+cu126", "2.13.0+rocm7.1, 2.13.0+cpu"])
-def test_a_build_of_torch_that_is_not_locked_is_refused(tmp_path: Path, offered: str) -> None:
-    done = run_setup(tmp_path, offered)
-    build = offered.split(",")[0]
-    assert done.returncode == 2 and not list((tmp_path / "calls").iterdir())
-    assert f".venv/bin/pip install torch=={build} --further" in done.stderr
+@pytest.mark.parametrize(
+    ("cards", "variables", "expected"),
+    [
+        ("580.82.07, 9.0\\n580.82.07, 7.5\\n", {}, "torch==2.13.0"),
+        ("570.195.03, 9.0\\n", {}, "torch==2.13.0+cu126"),
+        ("580.82.07, 9.0\\n580.82.07, 7.0\\n", {}, "torch==2.13.0+cu126"),
+        ("575.57.08, 12.0\\n575.57.08, 8.9\\n", {}, "torch==2.13.0+cu129"),
+        ("570.195.03, 9.0\\n", {"TORCH_BUILD": "cu130"}, "torch==2.13.0"),
+        ("No devices were found\\n", {}, "torch==2.13.0"),
+        ("565.57.01, 12.0\\n", {}, "driver 565.57.01 is too old"),
+        ("520.61.05, 8.0\\n", {}, "driver 520.61.05 is too old"),
+        ("AMD", {}, "torch for rocm is not supported"),
+        ("580.82.07, 9.0\\n", {"TORCH_BUILD": "rocm7.1"}, "torch for rocm7.1 is not supported"),
+        ("", {"SYSTEM": "Darwin"}, "macOS and Apple's GPUs are not supported"),
+    ],
+)
+def test_the_torch_is_chosen_by_the_driver_and_the_cards(
+    tmp_path: Path, cards: str, variables: dict[str, str], expected: str
+) -> None:
+    done = run_setup(tmp_path, "2.13.0", "--further", cards, **variables)
+    calls = [path.read_text(encoding="utf-8") for path in sorted((tmp_path / "calls").iterdir())]
+    if not expected.startswith("torch=="):
+        assert done.returncode == 2 and expected in done.stderr and not calls
+        return
+    assert done.returncode == 0 and f"2/4: {expected} (" in done.stdout
+    build = expected.partition("+")[2]
+    assert ("NOT VERIFIED" in done.stdout) is bool(build)
+    if build:  # the last that is no package to be built, after all that is locked
+        assert f"--lock {build}" in done.stdout and f"--only-binary :all: {expected} --further" in calls[1]
+        assert f"--extra-index-url https://download.pytorch.org/whl/{build}" in calls[1]
+        assert not any(re.search("^(nvidia|cuda|triton|torch)", call, re.MULTILINE) for call in calls[::2])
+
+
+def test_a_lock_of_another_build_has_the_versions_that_are_locked_here(tmp_path: Path) -> None:
+    wanted, command, *constraints = run_setup(tmp_path, "2.13.0", "--lock cu126").stdout.splitlines()
+    assert wanted == "torch==2.13.0+cu126" and command.endswith("--output-file requirements-torch-cu126.lock")
+    assert "--generate-hashes" in command and "--extra-index-url https://download.pytorch.org/whl/cu126" in command
+    names = {each.partition("==")[0] for each in constraints if "==" in each}
+    assert {"sympy", "filelock"} <= names and not any(re.match("nvidia|cuda|triton", name) for name in names)
+
+
+def test_a_build_that_is_locked_is_verified_and_one_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "requirements-torch-cu126.lock").write_text("torch==2.13.0+cu126 --hash=sha256:00", encoding="utf-8")
+    done = run_setup(tmp_path, "2.13.0+cu126", cards="570.195.03, 9.0")
+    first = (tmp_path / "calls" / "0").read_text(encoding="utf-8")
+    assert done.returncode == 0 and "NOT VERIFIED" not in done.stdout and len(list((tmp_path / "calls").iterdir())) == 3
+    assert (
+        "--require-hashes" in first and "torch==2.13.0+cu126 --hash=sha256:00" in first and "pytorch.org" not in first
+    )
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    done = run_setup(tmp_path, "2.13.0+rocm7.1, 2.13.0+cpu")
+    assert done.returncode == 2 and not list((tmp_path / "calls").iterdir()) and "for rocm7.1 is not" in done.stderr
 
 
 def test_help_of_setup_and_of_the_tests_prints_their_usage_and_does_nothing(tmp_path: Path) -> None:
