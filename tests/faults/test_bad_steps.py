@@ -74,7 +74,7 @@ def assert_left_out(run_dir: Path) -> None:
     assert all(tensor.isfinite().all() for tensor in now[-1].values())
 
 
-@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("bf16", 0), ("fp32", 1), ("fp32", 3)])
+@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("bf16", 0), ("fp8", 0), ("fp32", 1), ("fp32", 3)])
 def test_what_is_skipped_changes_nothing(forge: Forge, tmp_path: Path, precision: str, stage: int) -> None:
     settings = {**SHORT, "precision": precision, "zero_stage": stage}
     assert forge.run(tmp_path / "run", LEFT_OUT, **settings) == 0, forge.log

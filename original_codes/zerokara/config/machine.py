@@ -31,9 +31,10 @@ class MachineSettings(Settings):
     """Sequences that one process computes at a time; gradients are accumulated up to global_batch_size. `auto` is the
     largest that fits into the GPU's memory and divides the batch, or the fastest on a CPU; a run keeps it as long as it
     resumes with the same settings."""
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Number format of the computation: `bf16`, `fp32`, or `auto`: bf16 if the hardware supports it. The optimizer has
-    fp32 master weights in any case."""
+    precision: Literal["auto", "bf16", "fp32", "fp8"] = "auto"
+    """Number format of the computation: `bf16`, `fp32`, or `auto`: bf16 if the hardware supports it. `fp8` is bf16 with
+    float8 products in attention and dense layers, faster from about 1B parameters on a GPU from Ada or Hopper on. The
+    optimizer has fp32 master weights in any case."""
     zero_stage: Annotated[NaturalInt, Field(le=3)] = 1
     """ZeRO stage (DeepSpeed), what is sharded: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
     offload: Literal["none", "optimizer", "all"] = "none"
@@ -53,7 +54,15 @@ class MachineSettings(Settings):
         """`micro_batch_size` of a planned run."""
         return resolved(self.micro_batch_size)
 
+    @property
+    def number_format(self) -> Literal["bf16", "fp32"]:
+        """Format of the weights that a planned run computes with, and of what lies between its products."""
+        return "fp32" if self.precision == "fp32" else "bf16"
+
     def rules(self) -> Iterator[Fault]:
+        if self.precision == "fp8" and (self.zero_stage == 3 or self.tensor_parallel_size > 1):
+            rule = "needs zero_stage below 3 and tensor_parallel_size 1: a process multiplies whole matrices in float8"
+            yield self.fault("precision", rule, "set precision: bf16, or zero_stage: 2 and tensor_parallel_size: 1")
         if self.nodes != "auto" and self.min_nodes != "auto" and self.min_nodes > self.nodes:
             yield self.fault("min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}, or auto")
         least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]

@@ -60,11 +60,11 @@ class TaskValidation:
         `give_up` is called before each batch. `progress` advances by one for each answer of this process.
         """
         # On the device one after another: they may be the training's own, gathered for this moment only.
-        dtype = torch.bfloat16 if self._config.precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if self._config.number_format == "bf16" else torch.float32
         device, encoder = self._processes.device, self._plan.encoder
         copies = {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in weights}
         special = SpecialIds(encoder.bos_id if encoder.bos_id >= 0 else None, encoder.eos_id, encoder.pad_id)
-        model = stock_model_of(self._plan.shape, copies, special, str(self._config.precision), device)
+        model = stock_model_of(self._plan.shape, copies, special, self._config.number_format, device)
         del copies
         own = self.answer(model, give_up, progress)
         del model

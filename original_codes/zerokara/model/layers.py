@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 from torch.utils.checkpoint import checkpoint
 
-from zerokara.model import parallel
+from zerokara.model import float8, parallel
 from zerokara.model.megatron_core import (
     MLP,
     ColumnParallelLinear,
@@ -44,13 +44,15 @@ _RECOMPUTED = {"full": "forward", "selective": "_forward_mlp"}
 class _PlainProduct:
     """Stands before a layer class of megatron-core: a plain product where this process holds the whole matrix."""
 
+    multiply: Callable[..., Tensor] = staticmethod(linear)
+
     def __init__(self, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
         self._alone = parallel.tensor_size() == 1
 
     def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **rest: Any) -> Tensor:
         if self._alone:
-            return linear(input, weight, bias)
+            return self.multiply(input, weight, bias)
         rest["tp_group"] = self.tp_group  # type: ignore[attr-defined]
         product: Tensor = super()._forward_impl(input=input, weight=weight, bias=bias, **rest)  # type: ignore[misc]
         return product
@@ -92,6 +94,13 @@ def plain_activate(inner: Tensor, bias_R: Tensor | None, activation: Activation,
 def activate(inner: Tensor, bias_R: Tensor | None, activation: Activation, gated: bool) -> Tensor:
     """`plain_activate`, compiled where it is."""
     return (fused_activate or plain_activate)(inner, bias_R, activation, gated)
+
+
+def multiply_in_float8(model: torch.nn.Module) -> None:
+    """Compute the products of attention's and dense feed-forward layers' matrices in float8, where whole."""
+    for module in model.modules():
+        if isinstance(module, _PlainProduct):
+            module.multiply = float8.product
 
 
 def embed_without_waits(word_embeddings: Any) -> None:

@@ -187,7 +187,7 @@ def show(plan: RunPlan, lines: Sequence[str]) -> None:
     """Print a plan, and further lines below it."""
     log(f"{plan.task.title}: {plan.data.train_prefix} → {plan.run_dir}")
     device = ("device", plan.devices.text(plan.processes_per_node))
-    notes = (("note", each) for each in plan.devices.notes(plan.resolved.compile))
+    notes = (("note", each) for each in plan.devices.notes(plan.resolved, plan.shape.num_parameters()))
     for name, value in [device, *plan.rows(), *plan.memory.rows(), *notes]:
         print(f"  {name:<12}  {value}")
     for line in [*table_lines(plan.data.reading, plan.schedule, plan.consumption), *lines]:

@@ -67,7 +67,7 @@ def prove(plan: RunPlan, num_steps: int) -> None:
         loss, unequal, shares = compare(folder / "unbroken", folder / "resumed", num_steps)
     norms = " and ".join(f"{share:.1e}" for share in shares)
     print(f"losses differ by at most {loss:.1e}; {unequal:,} numbers of the state, by {norms} of their change")
-    equal, tolerance = loss == 0 and not unequal, LOSS_TOLERANCE[plan.resolved.precision]
+    equal, tolerance = loss == 0 and not unequal, LOSS_TOLERANCE[plan.resolved.number_format]
     if not equal and plan.num_processes == 1 and not torch.cuda.is_available():
         raise RunError("resume is NOT exact: one process on a CPU must give equal bits")
     rule = f"losses within {tolerance:g}, state within {STATE_TOLERANCE:g}; processes and GPUs add up in no fixed order"

@@ -21,7 +21,7 @@ from zerokara import checkpoint, progress
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
-from zerokara.model import builder, compilation, flash_attention, initial_weights, parallel
+from zerokara.model import builder, compilation, flash_attention, initial_weights, layers, parallel
 from zerokara.model.builder import Model
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
@@ -206,6 +206,8 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
         log(f"starting from the weights of {config.init_from}{without}")
     else:
         load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
+    if config.precision == "fp8":
+        layers.multiply_in_float8(model)
     flash_attention.start(plan.shape.head_dim, next(model.parameters()).dtype, device, log)
     whole_layers = compilation.reason_against(config.compile, device.type, config.zero_stage) is None
     if whole_layers or compilation.compiles_functions(config.compile, device.type):

@@ -170,4 +170,4 @@ def load_checkpoint(plan: RunPlan, folder: Path, processes: Processes) -> torch.
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(model.sharding.local(name, weights[name]))
-    return model.to(torch.bfloat16 if plan.resolved.precision == "bf16" else torch.float32).to(processes.device)
+    return model.to(torch.bfloat16 if plan.resolved.number_format == "bf16" else torch.float32).to(processes.device)

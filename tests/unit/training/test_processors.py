@@ -141,7 +141,7 @@ def test_a_gpu_that_torch_sees_and_cannot_use_is_an_error(
     machine: Machine, cards: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(TWO)
-    assert processors.devices() == Devices(("NVIDIA H200", "NVIDIA L4"), 24, computes_bf16=True)
+    assert processors.devices() == Devices(("NVIDIA H200", "NVIDIA L4"), 24, computes_bf16=True, computes_fp8=True)
     cards.append(SimpleNamespace(name="Tesla V100", total_memory=16, major=7, minor=0))
     assert unusable("is not set, and torch 2.13.0 has no kernels for Tesla V100, only for sm_75 sm_80", None)
     machine(TWO, "0,1")
@@ -223,14 +223,33 @@ def test_what_triton_misses_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr("sysconfig.get_path", lambda *_: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    missing = [note.split(":")[0] for note in gpu.notes("auto")]
+    auto, on, off = (config_of(compile=mode) for mode in ("auto", "on", "off"))
+    missing = [note.split(":")[0] for note in gpu.notes(auto, 0)]
     assert missing == ["no C compiler (gcc or clang)", f"no {tmp_path}/Python.h"]
-    assert not list(gpu.notes("off")) and not list(Devices().notes("on"))
+    assert not list(gpu.notes(off, 0)) and not list(Devices().notes(on, 0))
     compiler.touch(mode=0o755)
     (tmp_path / "Python.h").touch()
-    assert not list(gpu.notes("on"))
+    assert not list(gpu.notes(on, 0))
     monkeypatch.setenv("CC", "cc-17")
-    assert "(cc-17)" in "".join(gpu.notes("on"))
+    assert "(cc-17)" in "".join(gpu.notes(on, 0))
+
+
+def test_fp8_is_refused_or_told_where_it_gains_nothing() -> None:
+    ada, older = Devices(("NVIDIA L4",), computes_fp8=True), Devices(("NVIDIA A100",))
+    plan = config_of(precision="fp8")
+    assert ada.precision(plan) == Devices().precision(plan) == "fp8"
+    fault = fault_of(older.precision, plan)
+    assert fault.key == "precision" and "8.9" in fault.rule and "NVIDIA A100" in fault.rule
+    told = {
+        "emulated": Devices().notes(plan, 2 * 10**9),
+        "without compile": ada.notes(plan.model_copy(update={"compile": "off"}), 2 * 10**9),
+        "below 1B": ada.notes(plan, 10**8),
+    }
+    assert all(words in next(notes) for words, notes in told.items())
+    assert not any("fp8" in note for note in ada.notes(plan, 2 * 10**9))
+    for setting in ({"zero_stage": 3}, {"tensor_parallel_size": 2}):
+        fault = fault_of(config_of, precision="fp8", **setting)
+        assert fault.key == "precision" and "zero_stage below 3" in fault.rule
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class ReplicatedEngine:
         self.model, self._device, self._clipping = model, device, config.gradient_clipping
         self.module: torch.nn.Module = model
         self.optimizer_name: str = config.optimizer_name
-        in_bf16 = config.precision == "bf16"
+        in_bf16 = config.number_format == "bf16"
         dtype = torch.bfloat16 if in_bf16 else torch.float32
         for parameter in model.parameters():  # undefined weights, without a copy of those that it has
             parameter.data = torch.empty(parameter.shape, dtype=dtype, device=device)

@@ -67,7 +67,7 @@ def build(
             tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]
             for name, tensor in tensors.items()
         }
-        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
         defaults = {"lr": 0.0, "momentum": resolved(config.muon_momentum), "blocks": blocks, "dtype": dtype}
         made["muon"] = Muon(groups["muon"], defaults)
     return made

@@ -120,7 +120,7 @@ def settings_for(
             "overlap_comm": overlaps(config.zero_stage, device_type, template),
             **{part: {"device": "cpu"} for part, is_away in offloads.items() if is_away},
         },
-        "bf16": {"enabled": config.precision == "bf16"},
+        "bf16": {"enabled": config.number_format == "bf16"},
         # Our optimizer is torch's fused AdamW, which DeepSpeed has on no list; it is tested in tests/numerics. So it is
         # under offload, on the CPU: DeepSpeedCPUAdam would be compiled while the run waits.
         "zero_allow_untested_optimizer": True,

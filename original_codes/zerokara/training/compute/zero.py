@@ -47,7 +47,7 @@ class ZeroEngine:
         self.optimizer_name: str = config.optimizer_name
         # DeepSpeed divides the loss by the number of micro batches, and the gradients by that of the ranks.
         self._ranks, self._micro_batches = float(parallel.data_size()), settings["gradient_accumulation_steps"]
-        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
         for parameter in model.parameters():  # undefined weights, without a copy of those that it has
             parameter.data = torch.empty(parameter.shape, dtype=dtype, device="cpu" if self._is_stage_3 else device)
         made = torch_optimizers.build(config, dict(model.named_parameters()), model.shape)

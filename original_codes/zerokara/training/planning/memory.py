@@ -111,7 +111,7 @@ class MemoryForecast:
     @property
     def number_bytes(self) -> int:
         """Bytes of a number in the computation."""
-        return 2 if self.config.precision == "bf16" else 4
+        return 2 if self.config.number_format == "bf16" else 4
 
     @property
     def micro_batch_sizes(self) -> list[int]:
@@ -224,7 +224,7 @@ def _replicated_parts(run: MemoryForecast) -> dict[str, int]:
     return {
         "weights": run.number_bytes * count,
         "gradients": 4 * count,
-        "fp32 master weights": max(masters.values()) if config.precision == "bf16" else 0,
+        "fp32 master weights": max(masters.values()) if config.number_format == "bf16" else 0,
         "optimizer state": max(state.values()),
     }
 
@@ -247,9 +247,9 @@ def _zero_parts(run: MemoryForecast) -> dict[str, int]:
     bucket = (bucket if run.device == "cuda" else min(bucket, count)) * (width if stage == 2 else 4)
     bucket *= 2 if overlaps(stage, run.device, run.template) and stage < 3 else 1
     own, whole = 4 * share, 0
-    if stage == 1 and config.precision == "bf16" and not offloads:  # runtime/bf16_optimizer.py, which has no bucket
+    if stage == 1 and config.number_format == "bf16" and not offloads:  # runtime/bf16_optimizer.py, which has no bucket
         own, whole, bucket = 0, (width + 4) * count, 0
-    elif stage == 1 and (config.precision == "bf16" or config.micro_batch * processes < config.global_batch):
+    elif stage == 1 and (config.number_format == "bf16" or config.micro_batch * processes < config.global_batch):
         # All gradients, until the last micro batch reduces them to those of the process's own parameters.
         whole = 4 * count
         own = own if offloads else 0

@@ -1,0 +1,130 @@
+"""Products in float8: values, gradients, what is not finite, zeros, sizes that do not fit, and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from zerokara.model import float8
+from zerokara.model.float8 import Float8Product, product
+
+UNITS = {torch.float8_e4m3fn: 2**-4, torch.float8_e5m2: 2**-3, torch.bfloat16: 2**-9}
+"""Rounding to the nearest changes a number by at most so much of it, while it is not among the smallest."""
+
+
+@pytest.fixture
+def factors() -> Iterator[list[Tensor]]:
+    """Inputs [2, 24, 64], a weight [48, 64], a bias, and the gradient of the outputs: not contiguous, and tiny."""
+    torch.manual_seed(3)
+    shapes, sizes = [(24, 2, 64), (48, 64), (48,), (24, 2, 48)], [1.0, 0.02, 0.1, 1e-9]
+    inputs, weight, bias, gradient = (
+        torch.randn(s, dtype=torch.bfloat16) * z for s, z in zip(shapes, sizes, strict=True)
+    )
+    leaves = [inputs.transpose(0, 1), weight, bias]
+    yield [*(leaf.requires_grad_() for leaf in leaves), gradient.transpose(0, 1)]
+
+
+def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """An independent rounding to float8 with one scale for all, in double precision."""
+    scale = exact.abs().max() / torch.finfo(dtype).max
+    return (exact / scale).float().to(dtype).double() * scale
+
+
+def test_values_and_gradients_are_products_of_rounded_factors(factors: list[Tensor]) -> None:
+    leaves, gradient = factors[:3], factors[3]
+    out = product(*leaves)
+    found = [out, *torch.autograd.grad(out, leaves, gradient)]
+    inputs, weight, bias, exact_gradient = (each.detach().double() for each in factors)
+    x, w, g = (
+        rounded(inputs, torch.float8_e4m3fn),
+        rounded(weight, torch.float8_e4m3fn),
+        rounded(exact_gradient, torch.float8_e5m2),
+    )
+    rows = [each.flatten(0, 1) for each in (x, g)]
+    expected = [x @ w.T + bias, g @ w, rows[1].T @ rows[0], exact_gradient.sum((0, 1))]
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.bfloat16
+        # Twice: a product is rounded once in itself, and its sum with the bias again.
+        torch.testing.assert_close(one.double(), other, rtol=2 * UNITS[torch.bfloat16], atol=1e-2 * other.std().item())
+    # And so it is near what bf16 computes, but not it: three bits of mantissa are seen.
+    plain = linear(*leaves)
+    share = (out - plain).norm() / plain.norm()
+    assert UNITS[torch.bfloat16] < share < UNITS[torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_what_is_not_finite_stays_so(factors: list[Tensor], bad: float) -> None:
+    """So that the norm of the step is not finite either, and it is skipped."""
+    inputs, weight, _, gradient = factors
+    spoilt = inputs.detach().clone()
+    spoilt[0, 0, 0] = bad
+    assert not product(spoilt.requires_grad_(), weight).isfinite().any()
+    worse = gradient.clone()
+    worse[1, 2, 3] = bad
+    for each in torch.autograd.grad(product(inputs, weight), (inputs, weight), worse):
+        assert not each.isfinite().any()
+
+
+def test_zeros_and_the_largest_numbers_are_exact(factors: list[Tensor]) -> None:
+    _, weight, _, gradient = factors
+    for value in (0.0, 3e38):
+        inputs = torch.full((32, 64), value, dtype=torch.bfloat16, requires_grad=True)
+        ones = torch.zeros_like(weight).fill_diagonal_(1).requires_grad_()
+        out = product(inputs, ones)
+        assert torch.equal(out, inputs[:, :48])
+    nothing = torch.autograd.grad(product(factors[0], weight), (factors[0], weight), torch.zeros_like(gradient))
+    assert all(torch.equal(each, torch.zeros_like(each)) for each in nothing)
+
+
+@pytest.mark.parametrize("sizes", [(33, 64, 48), (32, 60, 48), (32, 64, 40)])
+def test_sizes_that_a_gpu_does_not_take_are_in_bf16(
+    sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, inner, outer = sizes
+    monkeypatch.setattr(Float8Product, "apply", lambda *_: pytest.fail("float8 is tried"))
+    inputs, weight = (
+        torch.randn(size, dtype=torch.bfloat16, requires_grad=True) for size in ((rows, inner), (outer, inner))
+    )
+    assert torch.equal(product(inputs, weight), linear(inputs, weight))
+
+
+def test_without_gradients_it_is_bf16_as_the_export_is(factors: list[Tensor]) -> None:
+    with torch.no_grad():
+        assert torch.equal(product(*factors[:3]), linear(*factors[:3]))
+
+
+def test_a_gpu_gets_the_layouts_and_sums_that_it_needs(factors: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLASLt takes the first factor by rows, the second by columns, and e5m2 in one of them alone."""
+    calls, real = [], torch._scaled_mm
+
+    def watched(left: Tensor, right: Tensor, *scales: Tensor, out_dtype: torch.dtype, use_fast_accum: bool) -> Tensor:
+        calls.append((left.dtype, right.dtype, use_fast_accum))
+        assert (
+            left.is_contiguous() and right.t().is_contiguous() and all(each.dtype == torch.float32 for each in scales)
+        )
+        return real(left, right, *scales, out_dtype=out_dtype, use_fast_accum=use_fast_accum)
+
+    monkeypatch.setattr(torch, "_scaled_mm", watched)
+    inputs, weight, _, gradient = factors
+    torch.autograd.grad(product(inputs, weight), (inputs, weight), gradient)
+    e4m3, e5m2 = float8.FORWARD, float8.GRADIENT
+    assert calls == [(e4m3, e4m3, True), (e5m2, e4m3, False), (e5m2, e4m3, False)]
+
+
+def test_compiled_is_eager(factors: list[Tensor]) -> None:
+    inputs, weight, _, gradient = factors
+    torch._dynamo.reset()
+
+    def layer(inputs: Tensor, weight: Tensor) -> Tensor:
+        return product(silu(inputs), weight)
+
+    def computed(by: Callable[..., Tensor]) -> list[Tensor]:
+        out = by(inputs, weight)
+        return [out, *torch.autograd.grad(out, (inputs, weight), gradient)]
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert all(map(torch.equal, computed(compiled), computed(layer)))
