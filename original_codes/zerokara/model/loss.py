@@ -10,7 +10,8 @@ section 3; megatron/core/tensor_parallel/cross_entropy.py); of the gradient, one
 
 Why not torch.nn.functional.linear_cross_entropy (2.13): docs/decisions.md has the measurement.
 
-Shape suffixes: N tokens, C tokens of a chunk, D hidden size, V rows of the (padded) vocabulary that this rank holds.
+Shape suffixes: N tokens, C tokens of a chunk, W of a block, D hidden size, V rows of the (padded) vocabulary that this
+rank holds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from zerokara.model.loss_chunks import chunk_rows
+from zerokara.model.loss_chunks import block_rows, chunk_rows
 
 fused_softmax: Sequence[Callable[..., Tensor]] | None = None
 """`SOFTMAX` compiled, set by `compilation`: two kernels instead of eight passes over the logits."""
@@ -110,6 +111,8 @@ def _chunks(
     rows = chunk_rows(hidden_ND.device.type, num_tokens, weight_VD.size(0))
     # One buffer for all chunks: on a CPU fresh memory costs as much as what is computed in it.
     size = rows, weight_VD.size(0)
+    if hidden_ND.dtype != torch.float32:
+        size = block_rows(hidden_ND.device.type, *size), weight_VD.size(0)
     buffer_CV = None if fused_softmax else torch.empty(size, dtype=torch.float32, device=hidden_ND.device)
     for start in range(0, num_tokens, rows):
         chunk = slice(start, start + rows)
@@ -129,8 +132,8 @@ def _nats_and_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the nats of a chunk's tokens, [C] in fp32, and the gradient of their masked sum with respect to logits.
 
-    The gradient is [C, V] in the dtype of the hidden states. In place in `buffer_CV` (fp32, C rows or more), or without
-    one by the compiled softmax.
+    The gradient is [C, V] in the dtype of the hidden states. In place, in blocks of `block_rows`: in fp32 within
+    `buffer_CV` (C rows or more), otherwise through it (fp32, a block). Or without a buffer by the compiled softmax.
     """
     num_rows = weight_VD.size(0)
     first_row = group.rank() * num_rows if group else 0
@@ -138,26 +141,34 @@ def _nats_and_gradient(
     rows_C = labels_C - first_row
     is_local_C = (rows_C >= 0) & (rows_C < num_rows)
     labels_C = rows_C.where(is_local_C, 0)
-    if buffer_CV is None:
-        logits_CV = hidden_CD @ weight_VD.t()
-    elif hidden_CD.dtype == torch.float32:
+    in_fp32 = hidden_CD.dtype == torch.float32
+    if buffer_CV is not None and in_fp32:
         logits_CV = torch.mm(hidden_CD, weight_VD.t(), out=buffer_CV[: len(hidden_CD)])
     else:
-        logits_CV = buffer_CV[: len(hidden_CD)].copy_(hidden_CD @ weight_VD.t())
+        logits_CV = hidden_CD @ weight_VD.t()
     label_logits_C = logits_CV.gather(1, labels_C[:, None]).squeeze(1).float()
     if buffer_CV is not None:
         logits_CV[:, num_real:] = float("-inf")
-        # In place, and the exponentials once for the loss and its gradient: memory traffic is the cost here.
-        max_C = _over_ranks(logits_CV.amax(dim=1), ReduceOp.MAX, group)
-        exp_CV = logits_CV.sub_(max_C[:, None]).exp_()
-        sums_2C = torch.stack([exp_CV.sum(dim=1), label_logits_C.where(is_local_C, 0)])
-        sum_C, label_logits_C = _over_ranks(sums_2C, ReduceOp.SUM, group)
-        nats_C = max_C + sum_C.log() - label_logits_C
-        if not needs_gradient:
-            return nats_C, None
-        grad_CV = exp_CV.mul_((mask_C / sum_C)[:, None])  # mask · softmax
-        grad_CV.scatter_add_(1, labels_C[:, None], -(mask_C * is_local_C)[:, None])
-        return nats_C, grad_CV.to(hidden_CD.dtype)
+        nats_C = torch.empty_like(label_logits_C)
+        # The exponentials once for the loss and its gradient, while a block lies in the cache: memory traffic is the
+        # cost here. A row's numbers are those of the row by itself.
+        width = block_rows(hidden_CD.device.type, *logits_CV.shape)
+        for start in range(0, len(hidden_CD), width):
+            block = slice(start, start + width)
+            exp_WV = logits_CV[block]
+            if not in_fp32:
+                exp_WV = buffer_CV[: len(exp_WV)].copy_(exp_WV)
+            max_W = _over_ranks(exp_WV.amax(dim=1), ReduceOp.MAX, group)
+            exp_WV.sub_(max_W[:, None]).exp_()
+            sums_2W = torch.stack([exp_WV.sum(dim=1), label_logits_C[block].where(is_local_C[block], 0)])
+            sum_W, label_logits_W = _over_ranks(sums_2W, ReduceOp.SUM, group)
+            nats_C[block] = max_W + sum_W.log() - label_logits_W
+            if needs_gradient:
+                exp_WV.mul_((mask_C[block] / sum_W)[:, None])  # mask · softmax
+                exp_WV.scatter_add_(1, labels_C[block, None], -(mask_C * is_local_C)[block, None])
+                if not in_fp32:
+                    logits_CV[block] = exp_WV
+        return nats_C, logits_CV if needs_gradient else None
     assert fused_softmax is not None
     log_sums, softmax_times_mask = fused_softmax
     log_sum_C = log_sums(logits_CV, num_real) if num_real else torch.full_like(label_logits_C, float("-inf"))

@@ -125,6 +125,7 @@ def test_what_the_loss_takes_is_forecast_and_no_chunk_makes_a_gradient_of_the_we
     if device != "cpu":
         on_a_gpu(monkeypatch, device != "cuda")
     tokens, rows = 8 * 128, 1152
+    monkeypatch.setattr(loss_chunks, "BLOCK_BYTES", 4 * rows * (48 if device == "cpu" else 128))
     hidden, weight = (torch.randn(size, hidden_size, dtype=dtype).requires_grad_() for size in (tokens, rows))
     hidden_SBD = hidden.view(-1, 2, hidden_size) if device == "cpu" else hidden.view(2, -1, hidden_size).transpose(0, 1)
     labels = torch.randint(0, rows, (2, tokens // 2))
@@ -135,6 +136,20 @@ def test_what_the_loss_takes_is_forecast_and_no_chunk_makes_a_gradient_of_the_we
     kept = 1 if dtype == torch.float32 else 2  # the sum over chunks, and in the dtype of the weight
     in_chunks = 8 if device == "cpu" and dtype == torch.bfloat16 else 0
     assert sum(size == weight.shape for _, size in seen.made) == kept + in_chunks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_that_stay_in_the_cache_change_no_bit(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(300, 16, generator=generator).to(dtype).requires_grad_()
+    hidden = torch.randn(25, 4, 16, generator=generator).to(dtype).requires_grad_()
+    labels, mask = (torch.randint(0, most, (4, 25), generator=generator) for most in (290, 2))
+    found = []
+    for block in (2**30, 4 * 300 * 7):
+        monkeypatch.setattr(loss_chunks, "BLOCK_BYTES", block)
+        nats = cross_entropy(hidden, labels, mask.float(), False, weight, 290)
+        found.append([nats, *torch.autograd.grad(nats, (hidden, weight))])
+    assert loss_chunks.block_rows("cpu", 100, 300) == 7 and all(map(torch.equal, *found))
 
 
 def test_chunks_are_large_enough_for_full_products() -> None:
