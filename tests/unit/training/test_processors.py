@@ -254,7 +254,7 @@ def test_fp8_is_refused_or_told_where_it_gains_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("batch_tokens", "threads", "expected"),
-    [(16 * 2048, "", [8, 4, 2, 1]), (5 * 2048, "", [4, 2, 1]), (4094, "", [1]), (16 * 2048, "4", [2, 1])],
+    [(16 * 1024, "", [8, 4, 2, 1]), (5 * 1024, "", [4, 2, 1]), (2047, "", [1]), (16 * 1024, "4", [2, 1])],
 )
 def test_processes_share_the_cores_of_a_step_that_is_large_enough(
     eight_cores: Path, monkeypatch: pytest.MonkeyPatch, batch_tokens: int, threads: str, expected: list[int]
