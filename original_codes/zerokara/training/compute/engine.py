@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -20,9 +19,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import optimizers, torch_optimizers
-
-CHUNK = 2**26
-"""Numbers in one all-reduce: gloo needs as much memory again."""
+from zerokara.training.compute.buckets import CHUNK, GradientBuckets, views
 
 Accept = Callable[[list[float]], bool]
 """Decides whether a step with these numbers may change the weights; every rank decides alike."""
@@ -80,8 +77,9 @@ class ReplicatedEngine:
     """Replicated data parallelism: ZeRO stage 0, and stage 1 of a lone rank or of optimizers that need whole matrices.
 
     Every rank updates the tensors that it owns. At stage 0 every rank owns all of them. At stage 1 each tensor has one
-    owner, which alone keeps its fp32 master weights and its optimizer state, and broadcasts the updated weights. In
-    bf16 the master weights are rounded into those of the computation; in fp32 they are the same tensors.
+    owner, to which the gradients are sent (`GradientBuckets`), which alone keeps its fp32 master weights and its
+    optimizer state, and broadcasts the updated weights, all in one. In bf16 the master weights are rounded into those
+    of the computation; in fp32 they are the same tensors.
     """
 
     def __init__(self, model: Model, config: TrainingSettings, device: torch.device):
@@ -96,26 +94,29 @@ class ReplicatedEngine:
         model.to(device, dtype)  # its buffers
         if model.auxiliary:
             model.auxiliary.set_weight(0.0, device)  # the compiler looks at where the weight is
-        sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-        self._weights, shards = dict(model.named_parameters()), config.zero_stage and parallel.data_size() > 1
-        self._owners = optimizers.owners_of(sizes, parallel.data_size()) if shards else dict.fromkeys(sizes)
+        self._weights, ranks = dict(model.named_parameters()), parallel.data_size()
+        sizes = {name: weight.numel() for name, weight in self._weights.items()}
+        self._shards = bool(config.zero_stage) and ranks > 1
+        costs = optimizers.update_costs(config.optimizer_name, model.shape, sizes)
+        self._owners = optimizers.owners_of(costs, ranks) if self._shards else dict.fromkeys(sizes)
         """The rank that owns each tensor; None where every rank owns all."""
+        self._sent: list[tuple[int, Tensor]] = []
+        """Owners, and the weights of each, one after another."""
+        for owner in sorted({*self._owners.values()} - {None}):
+            owned = [self._weights[name] for name in sizes if self._owners[name] == owner]
+            flat, parts = views(owned, dtype)
+            self._sent += [(owner, piece) for piece in flat.split(CHUNK)]
+            for weight, part in zip(owned, parts, strict=True):
+                weight.data = part
         self._masters = {
             name: torch.empty(weight.shape, dtype=torch.float32, device=device) if in_bf16 else weight
             for name, weight in self._weights.items()
             if self._owners[name] in (None, parallel.data_rank())
         }
-        self._flat = torch.zeros(sum(sizes.values()), dtype=torch.float32, device=device)
-        self._gradients: dict[str, Tensor] = {}
-        """Each parameter's part of the flat buffer, to which backward passes add."""
-        for (name, weight), part in zip(self._weights.items(), self._flat.split(list(sizes.values())), strict=True):
-            self._gradients[name] = gradient = part.view_as(weight)
-            if in_bf16:
-                weight.register_post_accumulate_grad_hook(partial(_move_gradient, gradient))
-            else:
-                weight.grad = gradient  # torch adds to a gradient that is there in place
-            if name in self._masters:
-                self._masters[name].grad = gradient
+        self._gradients = GradientBuckets(self._weights, self._owners, parallel.data_group())
+        self._micro_batches, self._computed = 1, 0
+        if ranks > 1:  # a lone rank sends nothing, and does not ask which is the last one
+            self._micro_batches = config.global_batch // (config.micro_batch * ranks)
         self._optimizers = torch_optimizers.build(config, self._masters, model.shape)
         torch_optimizers.make_state(config.optimizer_name, self._optimizers, self._masters)
         states = {tensor: state for each in self._optimizers.values() for tensor, state in each.state.items()}
@@ -125,30 +126,39 @@ class ReplicatedEngine:
         if self.model.auxiliary:
             self.model.auxiliary.set_weight(1 / global_sequences, self._device)
         nats: Tensor = self.module(*batch)
+        self._gradients.begin(is_first=not self._computed, is_last=self._computed + 1 == self._micro_batches)
         (nats / global_tokens).backward()
+        self._gradients.end()
+        self._computed += 1
         return nats.detach()
 
     def update(self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda _: True) -> float:
-        for chunk in self._flat.split(CHUNK):
-            torch.distributed.all_reduce(chunk, group=parallel.data_group())
+        self._gradients.sum_rest()
+        self._gradients.wait()
+        self._computed = 0
         # What tensor-parallel ranks replicate counts once.
         counts_all, is_replicated = parallel.tensor_rank() == 0, self.model.sharding.is_replicated
-        norm = get_total_norm([part for name, part in self._gradients.items() if counts_all or not is_replicated(name)])
-        if parallel.tensor_size() > 1:
-            square = norm.square()
-            torch.distributed.all_reduce(square, group=parallel.tensor_group())
+        own = {name: self._gradients.parts[name] for name in self._masters}
+        norm = get_total_norm([part for name, part in own.items() if counts_all or not is_replicated(name)])
+        shared = [parallel.data_group()] * self._shards + [parallel.tensor_group()] * (parallel.tensor_size() > 1)
+        for ranks in shared:
+            square = norm.to(self._device).square()
+            torch.distributed.all_reduce(square, group=ranks)
             norm = square.sqrt()
         norm_value, values = read_once(norm, numbers)
         if accept(values) and math.isfinite(norm_value):
-            if self._clipping:
+            for name, master in self._masters.items():
+                master.grad = own[name]
+            if self._clipping and norm_value > self._clipping:
                 clip_grads_with_norm_(list(self._masters.values()), self._clipping, norm)
             for optimizer in self._optimizers.values():
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate * group["lr_scale"]
                 optimizer.step()
+            for master in self._masters.values():
+                master.grad = None  # in fp32 the next backward pass would add to it
             self.num_updates += 1
             self._round_and_broadcast()
-        self._flat.zero_()
         return norm_value
 
     def read(self, name: str, key: str | None) -> Tensor:
@@ -179,21 +189,16 @@ class ReplicatedEngine:
     @torch.no_grad()
     def _round_and_broadcast(self) -> None:
         """Round the master weights into those of the computation, and broadcast them from their owners."""
-        broadcasts = []
-        for name, weight in self._weights.items():
-            if name in self._masters and weight is not self._masters[name]:
-                weight.copy_(self._masters[name])
-            if (owner := self._owners[name]) is not None:
-                group, data = parallel.data_group(), weight.detach()
-                broadcasts.append(torch.distributed.broadcast(data, group=group, group_src=owner, async_op=True))
+        rounded = [name for name, master in self._masters.items() if self._weights[name] is not master]
+        if rounded:
+            torch._foreach_copy_([self._weights[name] for name in rounded], [self._masters[name] for name in rounded])
+        group = parallel.data_group()
+        broadcasts = [
+            torch.distributed.broadcast(piece, group=group, group_src=owner, async_op=True)
+            for owner, piece in self._sent
+        ]
         for work in broadcasts:
             work.wait()
-
-
-def _move_gradient(to: Tensor, weight: Tensor) -> None:
-    assert weight.grad is not None
-    to.add_(weight.grad)
-    weight.grad = None
 
 
 def load_state(

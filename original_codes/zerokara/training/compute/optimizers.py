@@ -17,10 +17,13 @@ from typing import Literal, NamedTuple
 
 from zerokara.config.optim import OptimSettings
 from zerokara.config.settings import resolved
-from zerokara.model.shapes import ModelShape, TensorShape, is_layer_matrix
+from zerokara.model.shapes import ModelShape, TensorShape, is_layer_matrix, row_blocks
 from zerokara.progress import count_text
 
 Algorithm = Literal["adamw", "adafactor", "muon"]
+
+NUMBER_COST = 100
+"""An update moves some 30 bytes a number (H100: 3.35 TB/s), in which time 300 TFLOP/s are about 90 times thirty."""
 
 
 def algorithm_of(optimizer: str, name: str, shape: TensorShape) -> Algorithm:
@@ -55,15 +58,30 @@ def checkpoint_bytes(optimizer: str, shape: ModelShape) -> int:
     return 4 * sum(map(math.prod, checkpoint_shapes(optimizer, shape).values()))
 
 
-def owners_of(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
+def update_costs(optimizer: str, shape: ModelShape, sizes: Mapping[str, int]) -> dict[str, float]:
+    """About what an update of each parameter costs, of which a rank holds `sizes` numbers.
+
+    The unit is a multiplication of Muon's: rows² · columns of each matrix, with the shorter side as rows (its products
+    are thirty times that). Reading and writing a number takes a GPU as long as `NUMBER_COST` of them.
+    """
+    costs = {name: float(NUMBER_COST * size) for name, size in sizes.items()}
+    for name, whole in shape.parameter_shapes().items():
+        if algorithm_of(optimizer, name, whole) == "muon":
+            rows_of = [len(rows) for rows in row_blocks(name, shape)] or [whole[-2]]
+            each = sum(min(rows, whole[-1]) * rows * whole[-1] for rows in rows_of)
+            costs[name] += math.prod(whole[:-2]) * each
+    return costs
+
+
+def owners_of(costs: Mapping[str, float], num_owners: int) -> dict[str, int]:
     """The owner of each tensor (0 to `num_owners` - 1) where stage 1 cuts none of them (`ReplicatedEngine`).
 
-    The largest first, to whoever has least.
+    The dearest first, to whoever has least.
     """
-    owners, loads = dict.fromkeys(sizes, 0), [0] * num_owners
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+    owners, loads = dict.fromkeys(costs, 0), [0.0] * num_owners
+    for name in sorted(costs, key=lambda name: (-costs[name], name)):
         owners[name] = least = loads.index(min(loads))
-        loads[least] += sizes[name]
+        loads[least] += costs[name]
     return owners
 
 

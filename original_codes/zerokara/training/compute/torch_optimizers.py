@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic Newton-Schulz iteration (Jordan et al.): steepest at 0, so that five rounds bring every
 singular value to between 0.7 and 1.2."""
 ROUNDS = 5
+STACK = 2**24
+"""Numbers of equal matrices that Muon multiplies in one product, unless one has more."""
 RMS_OF_ADAMW = 0.2
 """The usual root mean square of AdamW's updates (Liu et al., 2025)."""
 DECAY, CLIPPING, EPSILONS = -0.8, 1.0, (1e-30, 1e-3)
@@ -85,6 +87,10 @@ def make_state(optimizer: str, made: Mapping[Algorithm, torch.optim.Optimizer], 
         made[algorithm].state[tensor] = state
 
 
+Place = tuple[Tensor, int, Tensor | None]
+"""A parameter, the number of its matrix, and the matrix's rows (all with None)."""
+
+
 class Muon(torch.optim.Optimizer):
     """Updates matrices, each whole; a parameter of three dimensions is one matrix for each expert.
 
@@ -93,33 +99,55 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update the parameters from their gradients."""
+        """Update the parameters from their gradients, which it overwrites: nobody asks for them afterwards."""
         for group in self.param_groups:
-            for parameter in group["params"]:
-                momentum_RC = self.state[parameter]["momentum_buffer"]
-                momentum_RC.mul_(group["momentum"]).add_(parameter.grad)
-                direction_RC = parameter.grad.add(momentum_RC, alpha=group["momentum"])
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                blocks, shape_RC = group["blocks"].get(parameter, ()), parameter.shape[-2:]
-                matrices = zip(parameter.view(-1, *shape_RC), direction_RC.view(-1, *shape_RC), strict=True)
-                for matrix_RC, towards_RC in matrices:
-                    if not blocks:
-                        matrix_RC.add_(_scaled(towards_RC, group["dtype"]), alpha=-group["lr"])
-                    for rows in blocks:
-                        matrix_RC.index_add_(0, rows, _scaled(towards_RC[rows], group["dtype"]), alpha=-group["lr"])
+            parameters = group["params"]
+            directions = [each.grad for each in parameters]
+            momenta = [self.state[each]["momentum_buffer"] for each in parameters]
+            direction_of = dict(zip(parameters, directions, strict=True))
+            torch._foreach_mul_(momenta, group["momentum"])
+            torch._foreach_add_(momenta, directions)
+            torch._foreach_add_(directions, momenta, alpha=group["momentum"])
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            for stack in self._stacks(parameters, group["blocks"]):
+                directions_NRC = torch.stack([_matrix(direction_of[each], place, rows) for each, place, rows in stack])
+                updates_NRC = _scaled(directions_NRC, group["dtype"])
+                for (parameter, place, rows), update_RC in zip(stack, updates_NRC, strict=True):
+                    if rows is None:
+                        _matrix(parameter, place).add_(update_RC, alpha=-group["lr"])
+                    else:
+                        _matrix(parameter, place).index_add_(0, rows, update_RC, alpha=-group["lr"])
+
+    def _stacks(self, parameters: list[Tensor], blocks: Mapping[Tensor, list[Tensor]]) -> Iterator[list[Place]]:
+        """The matrices of equal size, as many at a time as `STACK` holds."""
+        by_size: dict[tuple[int, int], list[Place]] = {}
+        for parameter in parameters:
+            for place in range(math.prod(parameter.shape[:-2])):
+                for rows in blocks.get(parameter) or (None,):
+                    size = parameter.size(-2) if rows is None else len(rows), parameter.size(-1)
+                    by_size.setdefault(size, []).append((parameter, place, rows))
+        for size, places in by_size.items():
+            count = max(1, STACK // math.prod(size))
+            yield from (places[start : start + count] for start in range(0, len(places), count))
 
 
-def _scaled(matrix_RC: Tensor, dtype: torch.dtype) -> Tensor:
-    """The nearest matrix with orthogonal rows or columns, roughly (computed in `dtype`), with the size of an update."""
+def _matrix(parameter: Tensor, place: int, rows: Tensor | None = None) -> Tensor:
+    matrix_RC = parameter.view(-1, *parameter.shape[-2:])[place]
+    return matrix_RC if rows is None else matrix_RC[rows]
+
+
+def _scaled(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest matrices with orthogonal rows or columns, roughly (in `dtype`), with the size of an update."""
     a, b, c = COEFFICIENTS
-    is_wide = matrix_RC.size(0) <= matrix_RC.size(1)
-    wide = matrix_RC if is_wide else matrix_RC.T
+    is_wide = matrices_NRC.size(1) <= matrices_NRC.size(2)
+    wide = matrices_NRC if is_wide else matrices_NRC.mT
     # Divided by its Frobenius norm, its largest singular value is at most 1, where the iteration converges.
-    wide = (wide / wide.norm().clamp(min=1e-7)).to(dtype)
+    wide = (wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(dtype)
     for _ in range(ROUNDS):
-        gram = wide @ wide.T
-        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    return (wide if is_wide else wide.T).to(matrix_RC.dtype).mul_(RMS_OF_ADAMW * math.sqrt(max(matrix_RC.shape)))
+        gram = wide @ wide.mT
+        wide = torch.baddbmm(wide, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    scale = RMS_OF_ADAMW * math.sqrt(max(matrices_NRC.shape[1:]))
+    return (wide if is_wide else wide.mT).to(matrices_NRC.dtype).mul_(scale)
 
 
 class Adafactor(torch.optim.Optimizer):

@@ -214,7 +214,8 @@ def _replicated_parts(run: MemoryForecast) -> dict[str, int]:
     config, shapes = run.config, run.shape.parameter_shapes()
     sizes = local_sizes(run.shape, config.tensor_parallel_size)
     count = sum(sizes.values())
-    owners = optimizers.owners_of(sizes, run.data_parallel_size if config.zero_stage else 1)
+    costs = optimizers.update_costs(config.optimizer_name, run.shape, sizes)
+    owners = optimizers.owners_of(costs, run.data_parallel_size if config.zero_stage else 1)
     masters, state = Counter[int](), Counter[int]()
     for name, owner in owners.items():
         masters[owner] += 4 * sizes[name]
