@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
+from zerokara.training.compute import optimizers, torch_optimizers
 from zerokara.training.compute.engine import Engine, master_weights, optimizer_state
 
 BATCH, LENGTH, VOCAB = 4, 24, 300
@@ -122,3 +124,38 @@ def test_a_skipped_step_changes_nothing(overrides: dict[str, Any], how: str, bat
     }
     for name, tensor in [*master_weights(engine), *optimizer_state(engine)]:
         assert torch.equal(tensor, expected[name]), name
+
+
+def test_equal_matrices_in_one_product_are_as_one_at_a_time(
+    batches: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers' matrices, parts of matrices, and experts'."""
+    settings, shape = settings_and_shape(optimizer="muon", architecture="qwen3_moe", num_experts=4, weight_decay=0.1)
+    found, stacked = [], torch_optimizers.STACK
+    for size in (1, stacked):
+        monkeypatch.setattr(torch_optimizers, "STACK", size)
+        engine = engine_of(build(shape, seed=1), settings)
+        for ids in batches:
+            accumulate(engine, ids)
+            engine.update(1e-2)
+        found.append({name: weight.clone() for name, weight in master_weights(engine)})
+    begun = dict(build(shape, seed=1).named_parameters())
+    for name, weight in found[0].items():
+        moved = (weight - begun[name].detach()).norm()
+        assert (found[1][name] - weight).norm() <= 1e-3 * moved, name
+
+
+@pytest.mark.parametrize("vocabulary", [32_000, 128_000])
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_no_owner_has_much_more_work_than_the_mean(vocabulary: int, ranks: int) -> None:
+    """Of 125M and 350M parameters beside the embedding."""
+    for size in ("125M", "350M"):
+        shape = ModelShape.from_config(
+            config_of(model_size=size, num_layers="auto", hidden_size="auto", num_attn_heads="auto"), vocabulary
+        )
+        sizes = {name: math.prod(each) for name, each in shape.parameter_shapes().items()}
+        costs = optimizers.update_costs("muon", shape, sizes)
+        loads = Counter[int]()
+        for name, owner in optimizers.owners_of(costs, ranks).items():
+            loads[owner] += costs[name]
+        assert max(loads.values()) <= 1.15 * loads.total() / ranks

@@ -19,10 +19,11 @@ from steps import KINDS, VOCABULARY, stepper
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import attention, experts, layout, parallel
+from zerokara.model import attention, builder, experts, layout, parallel
 from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
+from zerokara.training.compute import buckets
 from zerokara.training.compute.updater import load_template
 from zerokara.training.processes.joining import Processes
 
@@ -51,12 +52,15 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.waits: Counter[str] = Counter()
         self.moved: Counter[str] = Counter()
+        self.order: list[str] = []
+        """Collectives by name, and gradients as they are done."""
         self._hosts: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = func.name().partition("::")[2].partition(".")[0]
         tensors = tensors_in((args, kwargs or {}))
         if func.namespace == "c10d":
+            self.order.append(name.rstrip("_"))
             for dtype in {each.dtype for each in tensors}:
                 size = sum(each.numel() * each.element_size() for each in tensors if each.dtype == dtype)
                 self.moved[f"{name.rstrip('_')} {str(dtype).removeprefix('torch.')}"] += size
@@ -97,6 +101,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     attention.has_variable_length_kernel = lambda weight, head_dim: weight.dtype == torch.bfloat16
     layout.is_batch_first = lambda _: True
     flash.install()
+    buckets.BUCKET = 2**14
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
     template = load_template(config.deepspeed_template)
     engine = open_with_weights(model, config, template, torch.device("cpu"))
@@ -109,10 +114,12 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
         seen.waits["tolist"] += not seen.is_hosts(tensor)
         return to_list(tensor)
 
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: seen.order.append("gradient"))
     step(1)
     with seen, mock.patch.object(torch.Tensor, "tolist", counted):
         step(2)
-    return {"waits": seen.waits, "moved": seen.moved}
+    return {"waits": seen.waits, "moved": seen.moved, "order": seen.order, "parameters": builder.num_parameters(model)}
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +148,19 @@ def test_gradients_are_summed_in_fp32_and_weights_move_as_they_compute(seen: dic
         gradients = max(size for kind, size in moved.items() if kind.split()[0] in sums)
         assert gradients > 4 * 100_000, "each parameter's, four bytes"
         assert bool(of_weights) is (settings["zero_stage"] > 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["ZeRO 0", "adafactor, ZeRO 0", "adafactor, ZeRO 1", "muon, ZeRO 1", "muon, ZeRO 1, bf16"]
+)
+def test_our_engine_sends_while_the_backward_pass_runs_and_to_owners_alone(seen: dict[str, Any], name: str) -> None:
+    """Half of what a sum for all ranks takes; and the weights that a rank owns are one broadcast."""
+    shards = "ZeRO 1" in name
+    for rank in seen[name]:
+        order, moved, count = rank["order"], rank["moved"], rank["parameters"]
+        last = max(place for place, what in enumerate(order) if what == "gradient")
+        assert order.index("reduce" if shards else "allreduce") < last - 5
+        assert moved["reduce float32" if shards else "allreduce float32"] == pytest.approx(4 * count, rel=0.03)
+        assert order.count("broadcast") == (2 if shards else 0)
+        if shards:
+            assert moved.get("allreduce float32", 0) == 4, "the norm"
