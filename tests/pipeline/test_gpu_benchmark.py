@@ -30,7 +30,7 @@ def test_step_3_is_measured_and_profiled(root: Path, tmp_path: Path) -> None:
     assert 2e8 < found["memory_bytes"] <= found["host_bytes"] and 0 < found["least_bytes"] <= found["ample_bytes"]
     shown = found["profile"]
     assert 0 <= shown["idle"] < 1 and sum(took for _, took in shown["kernels"]) > 0
-    assert any("flash" in name for name in shown["attention"])
+    assert any("blocked_attention" in name for name in shown["attention"])
     table = (results / "table.md").read_text(encoding="utf-8")
     assert table in done.stdout and "| 125m-seed=3-2 |" in table and "left out, -5 s" in table
     assert {path.name for path in results.iterdir()} == {"measurements.jsonl", "log.txt", "table.md"}

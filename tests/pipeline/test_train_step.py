@@ -219,7 +219,7 @@ def test_dry_run_tries_and_leaves_everything_as_it_was(tiny_data: dict[str, str]
     assert re.search(r"data begins +\d+ .* = '[a-p ]+", done.stdout)
     assert re.search(r"checkpoint +[\d.]+ kB; ", done.stdout)
     assert re.search(r"memory +[\d.]+ GB ", done.stdout)
-    assert re.search(r"kernels: .*flash", done.stdout)
+    assert re.search(r"kernels: .*blocked_attention", done.stdout)
     assert (
         re.search(r"trial of (3|\d\d) steps: loss [2-7]\.\d+, .* tok/s", done.stdout)
         and "all 20 steps would take" in done.stdout
