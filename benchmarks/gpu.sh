@@ -3,7 +3,9 @@
 #
 #   benchmarks/gpu.sh PART --results DIR [--tiny] [--minutes 9] [--wheels DIR] [--set key=value …] [--only NAME …]
 #
-#   check      whether all that the parts import is there; every part begins with it
+#   first      what is wanted first, in one call of nine minutes: a JSON object a line for each fact, as it is found. The
+#              machine, its ceilings, attention's kernels, tests/gpu, and eight trainings (benchmarks/gpu_first.py)
+#   check      whether all that the parts import is there; every other part begins with it
 #   tests      tests/gpu under NCCL
 #   dense      Llama of 125M, 350M and 1.3B: step 3 as a user has it, with a profile; then 125M to 1.3B eager
 #   families   a mixture of experts and a T5, compiled and eager
@@ -13,23 +15,18 @@
 #
 # --results  one folder for everything: measurements.jsonl, log.txt, tests.txt, table.md. Nothing in it is overwritten: lines
 #            are added, and what is measured again, or with --set, has a name of its own. It is small: some 100 kB.
+#            `first` prints all that matters, and needs none
 # --minutes  of a part; what no longer fits is left out, and the table says so
 # --tiny     models of a few thousand weights, on a CPU too: shows that everything runs, and measures nothing
-# --only     of the part, these measurements (their names are in benchmarks/gpu.py)
+# --only     of the part, these measurements (their names are in benchmarks/gpu_jobs.py)
 # --wheels   a folder of wheels: they are installed into a temporary folder that is used for this call alone
 #
-# Any python serves that has the packages: .venv's, or else python3. An image that has torch, transformers, sentencepiece
-# and pytest, and no network, lacks the rest: on x86-64 with Python 3.12 these wheels (8 MB), fetched elsewhere, in the
-# versions of requirements.lock. DeepSpeed's is built from its source package, with none of its operators:
+# Any python serves that has the packages: .venv's, or else python3. An image that has torch (2.11 or later), transformers,
+# sentencepiece and pytest, and no network, lacks the rest. `benchmarks/gpu.sh wheels DIR` gathers it elsewhere, in the
+# versions of requirements.lock: 8 MB of wheels for x86-64 and Python 3.12.
 #
-#   pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 \
-#       --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --dest wheels megatron-core==0.16.1 hjson==3.1.0 \
-#       annotated-types==0.8.0 pydantic==2.14.3 pydantic-core==2.50.4 typing-inspection==0.4.5 orjson==3.13.0 \
-#       ruamel.yaml==0.19.1 backports.zstd==1.8.0 httpx2==2.16.2 httpcore2==2.16.2 truststore==0.10.5
-#   DS_BUILD_OPS=0 .venv/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir wheels deepspeed==0.19.8
-#
-# Half an hour on a borrowed machine is three calls, and what is left of it: dense (it has a profile of each size, and the
-# 1.3B model writes 16 GB for its checkpoint), then tests and families with --minutes 4 each in one call, then zero.
+# Half an hour on a borrowed machine is three calls: first, then dense (a user's start and save; the 1.3B model writes
+# 16 GB for its checkpoint), then families and zero with --minutes 4 each in one call.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -51,5 +48,10 @@ if [ -n "$wheels" ]; then
   "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$made/packages" "$wheels"/*.whl
   export PYTHONPATH="$PYTHONPATH:$made/packages"
 fi
-if [ "${arguments[0]:-}" != table ]; then "$python" "$here/gpu_needs.py"; fi
-if [ "${arguments[0]:-}" != check ]; then "$python" "$here/gpu.py" ${arguments[@]+"${arguments[@]}"}; fi
+case " ${arguments[*]:-} " in
+  *" wheels "*) "$python" "$here/gpu_needs.py" "${arguments[@]}"; exit ;;
+  *" check "*) "$python" "$here/gpu_needs.py"; exit ;;
+  *" table "* | *" first "*) ;;  # needs nothing; says itself what is missing, and goes on
+  *) "$python" "$here/gpu_needs.py" ;;
+esac
+"$python" "$here/gpu.py" "${arguments[@]}"

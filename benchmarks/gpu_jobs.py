@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+WARM_UP_STEPS = 3
+"""They take memory and choose kernels, and do not count."""
+STEPS = 13
 RECIPE = ["optimizer=adamw", "lr=0.001", "min_lr=0.0001", "lr_schedule=cosine", "warmup_fraction=0.02",
           "weight_decay=0.1", "muon_momentum=0.95"]  # fmt: skip
 """In numbers, so that what was measured earlier can be compared whatever the rules say by now."""
@@ -32,6 +35,13 @@ class Job(NamedTuple):
     settings: tuple[str, ...] = ()
     seconds: float = 75.0
     """It is not begun where less is left. A guess, on the safe side: none has been seen."""
+    vocabulary: str = "50k"
+    """The token files, by name in `WORDS`."""
+
+
+WORDS = {"50k": (49_000, 2_000), "128k": (127_000, 2_000)}
+"""Words of a vocabulary, each a piece, and documents of the token files."""
+TINY_WORDS = {"50k": (500, 60), "128k": (1000, 60)}
 
 
 EAGER = ("compile=off",)
@@ -61,3 +71,24 @@ PARTS: dict[str, dict[str, Job]] = {
 """What is wanted most comes first: at the end of a part's minutes the rest is left out."""
 TINY_NAMES = ("125m", "moe", "t5", "125m-zero2")
 """What --tiny tries of the parts, unless --only names others."""
+
+MUON, DOCUMENTS = ("optimizer=muon",), ("intra_document_masking=true",)
+FACTS = {"machine": 30.0, "attention": 35.0, "data": 15.0, "tests": 55.0}
+"""What `gpu.sh first` begins with, and the seconds of each; then `FIRST`. gpu_first.py says what they are."""
+FIRST: dict[str, Job] = {
+    "125m-muon": Job("125m", MUON, 55),
+    "125m-adamw": Job("125m", seconds=40),
+    "350m-muon": Job("350m", MUON, 50),
+    "1.3b-muon": Job("1.3b", MUON, 60),
+    "1.3b-documents": Job("1.3b", (*MUON, *DOCUMENTS), 55),
+    "125m-vocabulary-128k": Job("125m", MUON, 45, "128k"),
+    "125m-zero2": Job("125m", ("zero_stage=2",), 35),
+    "1.3b-fp8": Job("1.3b", (*MUON, "precision=fp8"), 50),
+}
+"""What is wanted most comes first. One process each, that measures, is profiled, and does not save."""
+FIRST_SECONDS = 9 * 60
+"""The call, of which the plan takes less: wheels are installed before it."""
+TINY_FIRST = ("1.3b-documents", "125m-vocabulary-128k", "125m-zero2")
+"""What --tiny tries of them: the others are the same models then."""
+TINY_TESTS = "guessing or flash or known or goes_out or (once_a_step and (t5_moe or adamw))"
+"""Some of each file of tests/gpu, by pytest's -k."""

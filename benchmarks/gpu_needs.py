@@ -1,5 +1,7 @@
 """Are the packages there that steps 2 and 3 and tests/gpu import? `benchmarks/gpu.sh` asks before it takes any time.
 
+With ``wheels FOLDER`` it gathers those that an image with torch lacks, for a machine without a network.
+
 First by name: what the steps import themselves, and all that these packages need in turn, which requirements.lock knows
 (``# via``). Then in fact: the modules are imported, in a process of their own. Standard library only.
 """
@@ -7,6 +9,7 @@ First by name: what the steps import themselves, and all that these packages nee
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +26,14 @@ ON_DEMAND = {"click", "httpx", "shellingham", "typer", "tzdata"}
 """Of what these need: for uploads and command lines, which nothing here calls, and by other names in other releases."""
 OPTIONAL = {"sniffio", "tabulate", "wcwidth"}
 """Imported where they are there."""
+CARRIED = (
+    "annotated-types", "backports-zstd", "hjson", "httpcore2", "httpx2", "megatron-core", "orjson", "pydantic",
+    "pydantic-core", "ruamel-yaml", "truststore", "typing-inspection",
+)  # fmt: skip
+"""What an image with torch, transformers, sentencepiece and pytest lacks of these, beside DeepSpeed."""
+IMAGE = ("3.12", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+"""Its Python, and the platforms that its pip installs."""
+MOST_BYTES = 64 * 2**20
 MODULES = (
     "zerokara.steps.train", "zerokara.steps.tokenize", "zerokara.training.worker",
     "zerokara.training.compute.engine", "zerokara.training.compute.zero",
@@ -77,8 +88,29 @@ def unlisted(modules: Iterable[str]) -> list[str]:
     return sorted((found & locked().keys()) - needed([*ROOTS, "torch"]).keys() - OPTIONAL)
 
 
+def gather(folder: Path) -> None:
+    """Fetch the wheels in the locked versions; DeepSpeed's is built from its source, with none of its operators."""
+    packages, (python, *platforms) = locked(), IMAGE
+    pip = [sys.executable, "-m", "pip"]
+    fetch = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", "--dest", str(folder)]
+    fetch += [part for platform in platforms for part in ("--platform", platform)]
+    names = [f"{name}=={packages[name][0]}" for name in CARRIED]
+    subprocess.run([*pip, "download", "--quiet", "--no-deps", *fetch, *names], check=True)
+    build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    environment = {**os.environ, "DS_BUILD_OPS": "0"}
+    subprocess.run([*build, f"deepspeed=={packages['deepspeed'][0]}"], check=True, env=environment)
+    wheels = list(folder.glob("*.whl"))
+    size = sum(wheel.stat().st_size for wheel in wheels)
+    print(f"{len(wheels)} wheels of {size / 1e6:.1f} MB in {folder}")
+    if size > MOST_BYTES:
+        sys.exit(f"more than {MOST_BYTES / 1e6:.0f} MB: begin with an empty folder")
+
+
 def main() -> None:
     """Command line."""
+    if sys.argv[1:2] == ["wheels"]:
+        gather(Path(sys.argv[2]))
+        return
     torch = re.findall(r"^torch==(\S+)", LOCK.with_name("requirements-torch.lock").read_text(encoding="utf-8"), re.M)[0]
     wanted = {**needed(), "torch": torch}
     versions = {name: installed(name) for name in wanted}

@@ -1,11 +1,12 @@
-"""A lone training process of step 3, whose steps 4 and 5 are profiled; then it ends, and saves nothing.
+"""A lone training process of step 3, of which two steps are profiled; then it ends, and saves nothing.
 
-    python benchmarks/gpu_profile.py REPORT.json OPTIONS OF STEP 3
+    python benchmarks/gpu_profile.py OPTIONS OF STEP 3
 
-What the launcher would start, in this process, with one change: before step 4 and before step 6 the device is waited
-for, and torch.profiler runs between. So two whole steps with their edges are seen. The report, as JSON: seconds a step
-under the profiler, the share of it in which the device computed nothing, and the kernels by time. On a CPU operators
-take the place of kernels.
+What the launcher would start, in this process. It prints two JSON objects, on a line each: at first what the plan
+foretells, so that it is known also of a run that fails; and before the last step, with which a run would end, what
+torch.profiler saw of the two steps before it: kernels and parts of a step by time. The device is waited for before and
+after them, so that whole steps with their edges are seen. How long a step takes is told by those before. On a CPU
+operators take the place of kernels.
 """
 
 from __future__ import annotations
@@ -13,58 +14,78 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "original_codes"))
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE.parent / "original_codes"), str(HERE)]
 
+# ruff: noqa: E402
+import importlib.metadata
 import itertools
 import json
 import os
+import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
+from gpu_jobs import WARM_UP_STEPS
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import loopback
+from zerokara.model import language_model, loopback
 from zerokara.training import launching, loop, worker
+from zerokara.training.compute import updater
 from zerokara.training.guards import StepRecord
 from zerokara.training.planning import processors, run_folder
-from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
+from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, make_plan
 
-FIRST_STEP, NUM_STEPS = 4, 2
+NUM_STEPS = 2
 NUM_KERNELS = 15
 """Of the report; all others are one line."""
-ATTENTION = ("attention", "flash", "fmha", "sdpa")
+LOSS, UPDATE = "loss", "update"
+"""Parts that are known by where they are computed, whatever their kernels are."""
+ATTENTION = ("attention", "flash", "fmha", "sdpa", "varlen")
+NAMES = {
+    "attention": ATTENTION,
+    "products": ("gemm", "gemv", "nvjet", "cutlass", "splitk", "triton_tem", "::mm", "::bmm", "addmm", "scaled_mm"),
+    "exchange": ("nccl", "c10d", "gloo"),
+}
+"""Parts that are known by the names of their kernels; all others are element-wise: copies, norms, what is compiled."""
 
 
 def main() -> None:
     """Command line."""
-    report, options = Path(sys.argv[1]), sys.argv[2:]
-    settings = [value for option, value in itertools.pairwise(options) if option == "--set"]
+    settings = [value for option, value in itertools.pairwise(sys.argv[1:]) if option == "--set"]
     config = load(PretrainConfig, "/dev/null", settings)
-    plan = make_plan(config, 1).with_settings(precision=processors.devices().precision(config))
+    devices = processors.devices()
+    plan = replace(make_plan(config, 1), devices=devices).with_settings(precision=devices.precision(config))
+    print(json.dumps(foretold(plan, config)), flush=True)
     run_folder.claim(plan)
     on_gpu = torch.cuda.is_available()
     os.environ.update(loopback.environment() | ({} if on_gpu else {"DS_ACCELERATOR": "cpu"}))
-    seen = profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU])
-    train_step, begun = loop.train_step, [0.0]
+    seen = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])])
+    train_step, begun = loop.train_step, list[float]()
+    first = config.max_steps - NUM_STEPS
 
     def profiled(engine: Any, processes: Any, loader: Any, step: int, *others: Any) -> StepRecord:
-        if step == FIRST_STEP:
+        if step == first:
             wait()
+            begun.append(time.perf_counter())
+            engine.update = named(UPDATE, engine.update)
+            language_model.cross_entropy = named(LOSS, language_model.cross_entropy)
             seen.start()
-            begun[0] = time.perf_counter()
-        elif step == FIRST_STEP + NUM_STEPS:
+        elif step == config.max_steps:
             wait()
-            seconds = time.perf_counter() - begun[0]
             seen.stop()
-            report.write_text(json.dumps(summary(seen, seconds)), encoding="utf-8")
-            print("profiled", flush=True)
+            report = {"first_step": first, **summary(seen.events() or (), usual_seconds(begun))}
+            print(json.dumps({"profile": report}), flush=True)
             os._exit(0)
+        else:
+            begun.append(time.perf_counter())
         return train_step(engine, processes, loader, step, *others)
 
     loop.train_step = profiled
@@ -73,30 +94,77 @@ def main() -> None:
         sys.exit(worker.main([str(plan.run_dir / PLAN_NAME), "train"]))
 
 
+def foretold(plan: RunPlan, config: PretrainConfig) -> dict[str, Any]:
+    """Device, versions, engine, parameters, and the memory where the run computes, at least and amply."""
+    pool, on_gpu = plan.memory.pools[0], torch.cuda.is_available()
+    uncounted = sum(plan.memory.uncounted.values()) if on_gpu else 0  # memory_bytes is torch's own
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "deepspeed", "megatron-core")},
+        "updater": next(updater.plan_lines(config, 1, 1, plan.template)),
+        "parameters": plan.shape.num_parameters(),
+        "batch": f"{config.global_batch_size // config.micro_batch} × {config.micro_batch} × {config.seq_len}",
+        "precision": plan.resolved.precision,
+        "least_bytes": int(pool.needed_bytes(1)) - uncounted,
+        "ample_bytes": int(pool.needed_bytes()) - uncounted,
+    }
+
+
 def wait() -> None:
     """Until the device has done all that it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-def summary(seen: profile, seconds: float) -> dict[str, Any]:
-    """The report of `NUM_STEPS` steps that took so many seconds."""
+def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with its span in the profile; the profiler puts it around its kernels on the device as well."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        with record_function(name):
+            return function(*arguments, **options)
+
+    return call
+
+
+def usual_seconds(begun: list[float]) -> float:
+    """A step's seconds without the profiler: the median of those after the warm-up, from when each one began."""
+    took = [after - before for before, after in itertools.pairwise(begun)]
+    return statistics.median(took[WARM_UP_STEPS:])
+
+
+def summary(events: Iterable[Any], step_seconds: float) -> dict[str, Any]:
+    """The report of `NUM_STEPS` steps, which take so many seconds each without a profiler; times in ms a step."""
     kind = DeviceType.CUDA if torch.cuda.is_available() else DeviceType.CPU
-    spans, times = [], Counter[str]()
-    for event in seen.events() or ():
-        if event.device_type == kind and not event.is_user_annotation:  # that is a span of the program's, and no kernel
-            spans.append((event.time_range.start, event.time_range.end))
-            on_device = event.time_range.elapsed_us()
-            times[event.name] += on_device if kind == DeviceType.CUDA else event.self_cpu_time_total
+    events = [event for event in events if event.device_type == kind]
+    marked = [(event.name, event.time_range) for event in events if event.name in (LOSS, UPDATE)]
+    spans, times, parts = [], Counter[str](), Counter[str]()
+    for event in events:
+        if event.is_user_annotation or event.name in (LOSS, UPDATE):  # a span of the program's, and no kernel
+            continue
+        begin, end = event.time_range.start, event.time_range.end
+        spans.append((begin, end))
+        took = end - begin if kind == DeviceType.CUDA else event.self_cpu_time_total
+        times[event.name] += took
+        inside = (name for name, span in marked if span.start <= begin < span.end)
+        parts[next(inside, None) or part_of(event.name)] += took
     shown = times.most_common(NUM_KERNELS)
     others = times.total() - sum(microseconds for _, microseconds in shown)
     kernels = [(name[:160], microseconds) for name, microseconds in [*shown, ("all others", others)]]
+    a_step = 1000 * NUM_STEPS
+    waiting = max(0.0, 1000 * step_seconds - covered(spans) / a_step)
     return {
-        "step_seconds": seconds / NUM_STEPS,
-        "idle": max(0.0, 1 - covered(spans) / 1e6 / seconds),
-        "kernels": [[name, microseconds / 1000 / NUM_STEPS] for name, microseconds in kernels],
+        "step_seconds": step_seconds,
+        "idle": waiting / 1000 / step_seconds,
+        "parts": {name: took / a_step for name, took in parts.most_common()} | {"waiting": waiting},
+        "kernels": [[name, microseconds / a_step] for name, microseconds in kernels],
         "attention": sorted({name[:160] for name in times if any(word in name.lower() for word in ATTENTION)}),
     }
+
+
+def part_of(kernel: str) -> str:
+    """The part of a step to which a kernel belongs by its name."""
+    parts = (part for part, words in NAMES.items() if any(word in kernel.lower() for word in words))
+    return next(parts, "element-wise")
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -28,7 +28,7 @@ def measurements(folder: Path) -> list[dict[str, Any]]:
 
 def lines_of(found: list[dict[str, Any]]) -> list[str]:
     """Device and versions, the table, each measurement's kernels, and what failed or was left out."""
-    done = [one for one in found if "tokens_per_second" in one]
+    done = [one for one in found if "tokens_per_second" in one and "batch" in one]
     lines: list[str] = []
     for machine in dict.fromkeys(json.dumps([one["device"], one["versions"]]) for one in done):
         device, versions = json.loads(machine)
@@ -74,7 +74,8 @@ def details(one: dict[str, Any]) -> list[str]:
     if shown := one.get("profile"):
         step = 1000 * shown["step_seconds"]
         kernels = [f"{took:.1f} ms ({took / step:.0%}) `{name[:90]}`" for name, took in shown["kernels"][:NUM_KERNELS]]
-        lines += ["", f"A step under the profiler: {step:.1f} ms.", *(f"- {kernel}" for kernel in kernels)]
+        parts = ", ".join(f"{name} {took:.1f} ms ({took / step:.0%})" for name, took in shown["parts"].items())
+        lines += ["", f"A step of {step:.1f} ms: {parts}.", *(f"- {kernel}" for kernel in kernels)]
         lines += [
             f"- attention: {', '.join(f'`{name[:90]}`' for name in shown['attention']) or 'no kernel of that name'}"
         ]
