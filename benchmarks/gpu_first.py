@@ -52,6 +52,8 @@ def run(given: argparse.Namespace, folder: Path) -> list[str]:
             add_line(given.results, line)
             if "failed" in fact:
                 failed.append(name)
+            if fact.get("device") == "cpu" and not given.tiny:
+                sys.exit("no GPU that torch can use; --tiny tries the program on a CPU")
 
         if deadline - now < PLAN[usual] and not given.tiny:
             left_out.append(name)
