@@ -56,8 +56,8 @@ def require_backend(backend: str) -> None:
 
 def engine_of(model: Model, settings: PretrainConfig, chosen_for: int = 1) -> Engine:
     """Open for a lone process the engine that a run of `chosen_for` data-parallel ranks has."""
-    uses_zero = updater.uses_zero(settings, chosen_for)
-    with mock.patch.object(updater, "uses_zero", lambda *_: uses_zero):
+    kind = updater.engine_kind(settings, chosen_for, {})
+    with mock.patch.object(updater, "engine_kind", lambda *_: kind):
         return open_with_weights(model, settings, load_template("auto"), local_device())
 
 

@@ -57,6 +57,7 @@ from zerokara.finetuning.task import FINETUNING, prepared
 from zerokara.samples.batches import Batches
 from zerokara.training import loop, run, saving, validation, worker
 from zerokara.training.compute.engine import ReplicatedEngine
+from zerokara.training.compute.sharded import ShardedEngine
 from zerokara.training.compute.zero import ZeroEngine
 from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, PRETRAINING, make_plan
@@ -70,7 +71,7 @@ LOADED_LATE = (
     "sentencepiece.sentencepiece_model_pb2",
 )
 """Modules that a training process loads in its start."""
-ENGINES = ReplicatedEngine, ZeroEngine
+ENGINES = ReplicatedEngine, ShardedEngine, ZeroEngine
 Call = Callable[..., object]
 HOLD_SECONDS = 60
 """Nothing is held for longer."""

@@ -36,7 +36,7 @@ class MachineSettings(Settings):
     float8 products in attention and dense layers, faster from about 1B parameters on a GPU from Ada or Hopper on. The
     optimizer has fp32 master weights in any case."""
     zero_stage: Annotated[NaturalInt, Field(le=3)] = 1
-    """ZeRO stage (DeepSpeed), what is sharded: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
+    """ZeRO stage, what is sharded over processes: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
     offload: Literal["none", "optimizer", "all"] = "none"
     """Offload from the GPU to main memory: the `optimizer` state (zero_stage 1 to 3), or `all`, the weights too
     (zero_stage 3). Slower, for models that do not fit otherwise."""
@@ -44,7 +44,7 @@ class MachineSettings(Settings):
     """Activations that are recomputed in the backward pass to save memory: none, those of the feed-forward half of each
     layer (`selective`: keeps less than half), or all (`full`: keeps only each layer's input, a third more compute)."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile each layer with torch.compile, which takes half a minute at the first start; with zero_stage 3 or
+    """Compile each layer with torch.compile, which takes half a minute at the first start; with DeepSpeed's ZeRO 3 or
     tensor_parallel_size above 1, only single functions between the layers' communication. `auto` is on for a GPU."""
     deepspeed_template: Text = "auto"
     """JSON file with further DeepSpeed settings; `auto` is original_codes/ds_config_gpt_TEMPLATE.json."""
@@ -60,9 +60,9 @@ class MachineSettings(Settings):
         return "fp32" if self.precision == "fp32" else "bf16"
 
     def rules(self) -> Iterator[Fault]:
-        if self.precision == "fp8" and (self.zero_stage == 3 or self.tensor_parallel_size > 1):
-            rule = "needs zero_stage below 3 and tensor_parallel_size 1: a process multiplies whole matrices in float8"
-            yield self.fault("precision", rule, "set precision: bf16, or zero_stage: 2 and tensor_parallel_size: 1")
+        if self.precision == "fp8" and self.tensor_parallel_size > 1:
+            rule = "needs tensor_parallel_size 1: a process multiplies whole matrices in float8"
+            yield self.fault("precision", rule, "set precision: bf16, or tensor_parallel_size: 1")
         if self.nodes != "auto" and self.min_nodes != "auto" and self.min_nodes > self.nodes:
             yield self.fault("min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}, or auto")
         least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
@@ -121,7 +121,7 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, Schedul
         yield from self.batch_faults(processes * (1 if self.nodes == "auto" else self.nodes))
         if self.optimizer not in ("adamw", "auto"):
             for key, allowed, otherwise in (
-                ("zero_stage", (1, 0), "at 2 and 3 DeepSpeed partitions them anywhere"),
+                ("zero_stage", (1, 0), "at 2 and 3 each process has some rows of them"),
                 ("tensor_parallel_size", (1,), "tensor parallelism splits them"),
                 ("offload", ("none",), "DeepSpeed's offload moves partitions of them"),
             ):

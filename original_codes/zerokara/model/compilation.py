@@ -6,10 +6,10 @@ each kind; the result is cached in a folder of the user's. Should it fail (no co
 run eagerly, and the log says so; but a lack of memory ends the process, for eager layers need more. On a GPU the
 softmax of the loss is compiled as well: there it costs more than the matrix products around it.
 
-ZeRO 3 gathers weights inside a layer, and tensor parallelism communicates there; no compiler sees through either. There
-what lies between is compiled function by function (`Fused`): the softmax of the loss, activations, and the
-rotation of queries and keys by their positions. Norms are not among them: on a GPU torch has one kernel for each
-(native_layer_norm, _fused_rms_norm).
+DeepSpeed's ZeRO 3 gathers weights inside a layer (FSDP2 around it), and tensor parallelism communicates there; no
+compiler sees through either. There what lies between is compiled function by function (`Fused`): the softmax of the
+loss, activations, and the rotation of queries and keys by their positions. Norms are not among them: on a GPU torch has
+one kernel for each (native_layer_norm, _fused_rms_norm).
 """
 
 from __future__ import annotations
@@ -49,15 +49,18 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def reason_against(mode: str, device_type: str, zero_stage: int) -> str | None:
-    """Reason why ``compile: <mode>`` leaves the layers uncompiled, or None; after `parallel.start`."""
+def reason_against(mode: str, device_type: str, gathers_inside_layers: bool) -> str | None:
+    """Reason why ``compile: <mode>`` leaves the layers uncompiled, or None; after `parallel.start`.
+
+    `gathers_inside_layers` is the engine's (`updater.gathers_inside_layers`).
+    """
     if mode == "off":
         return "compile: off"
     if mode == "auto" and device_type == "cpu":
         # Measured on two cores at 40M parameters: the layers gained 3 to 5 %, and half a minute was spent.
         return "on a CPU it gains less than it costs"
-    if zero_stage == 3:
-        return "ZeRO 3 gathers weights inside each layer, which torch.compile cannot trace"
+    if gathers_inside_layers:
+        return "DeepSpeed's ZeRO 3 gathers weights inside each layer, which torch.compile cannot trace"
     if parallel.tensor_size() > 1:
         return "tensor parallelism communicates inside each layer"
     return None

@@ -208,8 +208,9 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
         load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
     if config.precision == "fp8":
         layers.multiply_in_float8(model)
-    flash_attention.start(plan.shape.head_dim, next(model.parameters()).dtype, device, log)
-    whole_layers = compilation.reason_against(config.compile, device.type, config.zero_stage) is None
+    dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
+    flash_attention.start(plan.shape.head_dim, dtype, device, log)
+    whole_layers = compilation.reason_against(config.compile, device.type, plan.gathers_inside_layers) is None
     if whole_layers or compilation.compiles_functions(config.compile, device.type):
         batch = config.micro_batch, config.intra_document_masking, log, config.packs_examples
         compilation.start(model, *batch, whole_layers=whole_layers)

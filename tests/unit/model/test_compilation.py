@@ -29,20 +29,20 @@ def model() -> Decoder:
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "zero_stage", "layers", "functions"),
+    ("mode", "device", "gathers_inside_layers", "layers", "functions"),
     [
-        ("auto", "cuda", 1, True, True),
-        ("auto", "cpu", 1, False, False),
-        ("on", "cpu", 1, True, True),
-        ("auto", "cuda", 3, False, True),
-        ("on", "cpu", 3, False, True),
-        ("off", "cuda", 1, False, False),
+        ("auto", "cuda", False, True, True),
+        ("auto", "cpu", False, False, False),
+        ("on", "cpu", False, True, True),
+        ("auto", "cuda", True, False, True),
+        ("on", "cpu", True, False, True),
+        ("off", "cuda", False, False, False),
     ],
 )
 def test_where_layers_and_functions_are_compiled(
-    mode: str, device: str, zero_stage: int, layers: bool, functions: bool
+    mode: str, device: str, gathers_inside_layers: bool, layers: bool, functions: bool
 ) -> None:
-    assert (compilation.reason_against(mode, device, zero_stage) is None) == layers
+    assert (compilation.reason_against(mode, device, gathers_inside_layers) is None) == layers
     assert compilation.compiles_functions(mode, device) == functions
 
 

@@ -16,25 +16,33 @@ TEMPLATE = {"zero_optimization": {"overlap_comm": True}, "wall_clock_breakdown":
 @pytest.mark.parametrize(
     ("zero_stage", "optimizer", "offload", "ranks", "expected"),
     [
-        (0, "adamw", "none", 1, False),
-        (0, "adamw", "none", 8, False),
-        (1, "adamw", "none", 1, False),  # nothing to shard
-        (1, "adamw", "none", 2, True),
-        (1, "adamw", "optimizer", 1, True),  # offload is DeepSpeed's
-        (2, "adamw", "none", 1, True),
-        (3, "adamw", "all", 4, True),
-        (1, "adafactor", "none", 4, False),  # needs whole matrices
-        (1, "muon", "none", 4, False),
-        (0, "muon", "none", 4, False),
+        (0, "adamw", "none", 8, "replicated"),
+        (1, "adamw", "none", 1, "replicated"),  # nothing to shard
+        (3, "adamw", "none", 1, "replicated"),
+        (1, "adamw", "none", 2, "sharded"),
+        (3, "adamw", "none", 4, "sharded"),
+        (1, "adamw", "optimizer", 1, "deepspeed"),
+        (3, "adamw", "all", 4, "deepspeed"),
+        (1, "adafactor", "none", 4, "replicated"),  # needs whole matrices
+        (1, "muon", "none", 4, "replicated"),
     ],
 )
-def test_the_engine_of_a_run(zero_stage: int, optimizer: str, offload: str, ranks: int, expected: bool) -> None:
+def test_the_engine_of_a_run(zero_stage: int, optimizer: str, offload: str, ranks: int, expected: str) -> None:
     config = config_of(zero_stage=zero_stage, optimizer=optimizer, offload=offload)
-    assert updater.uses_zero(config, ranks) is expected
+    assert updater.engine_kind(config, ranks, {}) == expected
+    assert updater.gathers_inside_layers(config, ranks, {}) is (offload == "all")
 
 
-def plan_lines(zero_stage: int, ranks: int, template: dict, nodes: int = 1, global_batch: int = 64) -> list[str]:
-    config = config_of(zero_stage=zero_stage, global_batch_size=global_batch, micro_batch_size=1)
+def test_hierarchical_partitioning_is_deepspeeds() -> None:
+    hierarchical = {"zero_optimization": {HIERARCHY_KEY: 2}}
+    assert updater.engine_kind(config_of(zero_stage=3), 4, hierarchical) == "deepspeed"
+    assert updater.gathers_inside_layers(config_of(zero_stage=3), 4, hierarchical)
+
+
+def plan_lines(
+    zero_stage: int, ranks: int, template: dict, nodes: int = 1, global_batch: int = 64, offload: str = "none"
+) -> list[str]:
+    config = config_of(zero_stage=zero_stage, global_batch_size=global_batch, micro_batch_size=1, offload=offload)
     return list(updater.plan_lines(config, ranks, nodes, template))
 
 
@@ -42,13 +50,15 @@ def test_a_template_without_effect_is_named_with_its_keys() -> None:
     lines = plan_lines(1, 1, TEMPLATE)
     assert len(lines) == 2 and all(word in lines[1] for word in ("template", "no effect", *TEMPLATE))
     assert len(plan_lines(1, 1, {})) == 1, "an empty one is not mentioned"
-    (line,) = plan_lines(3, 4, TEMPLATE)
-    assert "DeepSpeed" in line and "3" in line and "no effect" not in line
+    sharded, without = plan_lines(3, 4, TEMPLATE)
+    assert "FSDP2, as ZeRO stage 3" in sharded and "no effect" in without
+    (line,) = plan_lines(1, 1, TEMPLATE, offload="optimizer")
+    assert line == "DeepSpeed's ZeRO, stage 1"
 
 
 def test_what_crosses_machines_is_said() -> None:
     plain, told = plan_lines(2, 16, {}, nodes=2)
-    assert plain == "DeepSpeed's ZeRO, stage 2" and "each of 4 micro batches: with zero_stage: 1" in told
+    assert plain == "torch's FSDP2, as ZeRO stage 2" and "each of 4 micro batches: with zero_stage: 1" in told
     for nodes, global_batch, stage in ((1, 64, 2), (2, 16, 2), (2, 64, 1)):
         assert len(plan_lines(stage, 16, {}, nodes, global_batch)) == 1
     _, hierarchical, off = plan_lines(3, 16, {"zero_optimization": {HIERARCHY_KEY: 8}}, nodes=2)

@@ -1,18 +1,20 @@
-"""The contract of the two engines, ours (DeepSpeed's is in `zero`), and the training state in and out by name.
+"""The contract of the engines, the replicated one, and the training state in and out by name.
 
-`updater` says which engine serves a run. The state is unsharded and in fp32, whatever optimizer, ZeRO stage and number
-of processes are: a checkpoint knows nothing of these, and a run resumes with another stage or number of processes.
+`updater` says which engine serves a run; `sharded` and `zero` hold the others. The state is unsharded and in fp32,
+whatever optimizer, ZeRO stage and number of processes are: a checkpoint knows nothing of these, and a run resumes with
+another stage or number of processes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from zerokara.config.pretrain_config import TrainingSettings
@@ -71,6 +73,32 @@ def read_once(norm: Tensor, numbers: Tensor | None) -> tuple[float, list[float]]
     together = norm.double().view(1)
     value, *others = (together if numbers is None else torch.cat([together, numbers])).tolist()
     return value, others
+
+
+def gradient_norm(
+    model: Model, gradients: Mapping[str, Tensor], cut_over: Sequence[ProcessGroup], device: torch.device
+) -> Tensor:
+    """Return the norm of the summed gradients of `model`, of which the ranks of each group `cut_over` hold parts."""
+    # What tensor-parallel ranks replicate counts once.
+    counts_all, is_replicated = parallel.tensor_rank() == 0, model.sharding.is_replicated
+    norm = get_total_norm([part for name, part in gradients.items() if counts_all or not is_replicated(name)])
+    for ranks in [*cut_over, *[parallel.tensor_group()] * (parallel.tensor_size() > 1)]:
+        square = norm.to(device).square()
+        torch.distributed.all_reduce(square, group=ranks)
+        norm = square.sqrt()
+    return norm
+
+
+def clip_and_step(
+    made: Iterable[torch.optim.Optimizer], weights: Iterable[Tensor], learning_rate: float, norm: Tensor, limit: float
+) -> None:
+    """Update `weights` from their gradients, scaled from their `norm` on the device down to `limit`; 0 leaves them."""
+    if limit:
+        clip_grads_with_norm_(list(weights), limit, norm)
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * group["lr_scale"]
+        optimizer.step()
 
 
 class ReplicatedEngine:
@@ -136,25 +164,14 @@ class ReplicatedEngine:
         self._gradients.sum_rest()
         self._gradients.wait()
         self._computed = 0
-        # What tensor-parallel ranks replicate counts once.
-        counts_all, is_replicated = parallel.tensor_rank() == 0, self.model.sharding.is_replicated
         own = {name: self._gradients.parts[name] for name in self._masters}
-        norm = get_total_norm([part for name, part in own.items() if counts_all or not is_replicated(name)])
-        shared = [parallel.data_group()] * self._shards + [parallel.tensor_group()] * (parallel.tensor_size() > 1)
-        for ranks in shared:
-            square = norm.to(self._device).square()
-            torch.distributed.all_reduce(square, group=ranks)
-            norm = square.sqrt()
+        norm = gradient_norm(self.model, own, [parallel.data_group()] * self._shards, self._device)
         norm_value, values = read_once(norm, numbers)
         if accept(values) and math.isfinite(norm_value):
             for name, master in self._masters.items():
                 master.grad = own[name]
-            if self._clipping and norm_value > self._clipping:
-                clip_grads_with_norm_(list(self._masters.values()), self._clipping, norm)
-            for optimizer in self._optimizers.values():
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate * group["lr_scale"]
-                optimizer.step()
+            limit = self._clipping if norm_value > self._clipping else 0.0
+            clip_and_step(self._optimizers.values(), self._masters.values(), learning_rate, norm, limit)
             for master in self._masters.values():
                 master.grad = None  # in fp32 the next backward pass would add to it
             self.num_updates += 1

@@ -1,15 +1,16 @@
 """The engine that updates the weights of a run, and the settings of DeepSpeed where it is DeepSpeed's.
 
-`engine.ReplicatedEngine` (ours) serves ZeRO stage 0, stage 1 of a lone data-parallel rank, and Adafactor and Muon;
-`zero.ZeroEngine` (DeepSpeed's) serves AdamW at all other stages, and every offload; docs/decisions.md says why.
-Without torch or deepspeed on import: a plan names the engine, and checks DeepSpeed's template, before they are loaded.
+`engine.ReplicatedEngine` (ours) serves ZeRO stage 0, a lone data-parallel rank, and Adafactor and Muon;
+`sharded.ShardedEngine` (torch's FSDP2) AdamW at the other stages; `zero.ZeroEngine` (DeepSpeed's) every offload, and
+hierarchical partitioning. docs/decisions.md says why. Without torch or deepspeed on import: a plan names the engine,
+and checks DeepSpeed's template, before they are loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
@@ -34,19 +35,40 @@ _OWNED = (
 """DeepSpeed's keys that `settings_for` sets, or that config.yaml has its own for: a template may hold none."""
 
 
-def uses_zero(config: TrainingSettings, data_parallel_size: int) -> bool:
-    """Return True if DeepSpeed's engine serves a run of this data-parallel size, and not ours."""
-    nothing_to_shard = config.zero_stage == 1 and data_parallel_size == 1 and config.offload == "none"
-    return config.zero_stage > 0 and config.optimizer_name == "adamw" and not nothing_to_shard
+def engine_kind(
+    config: TrainingSettings, data_parallel_size: int, template: Mapping[str, Any]
+) -> Literal["replicated", "sharded", "deepspeed"]:
+    """Return which engine serves a run of this data-parallel size, with DeepSpeed's template `with_hierarchy`."""
+    if config.zero_stage == 0 or config.optimizer_name != "adamw":
+        return "replicated"
+    if config.offload != "none" or hierarchy_of(template) > 1:
+        return "deepspeed"
+    return "sharded" if data_parallel_size > 1 else "replicated"
+
+
+def hierarchy_of(template: Mapping[str, Any]) -> int:
+    """Return how many ranks keep the weights of a step between them; 1 means without hierarchical partitioning."""
+    return int(template.get("zero_optimization", {}).get(HIERARCHY_KEY, 1))
+
+
+def gathers_inside_layers(config: TrainingSettings, data_parallel_size: int, template: Mapping[str, Any]) -> bool:
+    """Return True if the engine gathers weights inside of each layer, as DeepSpeed's does at stage 3, not around it."""
+    return config.zero_stage == 3 and engine_kind(config, data_parallel_size, template) == "deepspeed"
 
 
 def open_engine(model: Model, config: TrainingSettings, template: dict[str, Any], device: torch.device) -> Engine:
     """Hand `model` to an engine; all weights are undefined until `engine.load_state`."""
     from zerokara.model import parallel
-    from zerokara.training.compute.engine import ReplicatedEngine
 
-    if not uses_zero(config, parallel.data_size()):
+    kind = engine_kind(config, parallel.data_size(), template)
+    if kind == "replicated":
+        from zerokara.training.compute.engine import ReplicatedEngine
+
         return ReplicatedEngine(model, config, device)
+    if kind == "sharded":
+        from zerokara.training.compute.sharded import ShardedEngine
+
+        return ShardedEngine(model, config, device)
     from zerokara.training.compute.zero import ZeroEngine  # DeepSpeed takes seconds to import
 
     return ZeroEngine(model, config, settings_for(config, parallel.data_size(), template, device.type), device)
@@ -56,18 +78,21 @@ def plan_lines(
     config: TrainingSettings, data_parallel_size: int, nodes: int, template: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield the engine that updates the weights, what it shards and sends, and a template without effect."""
-    if not uses_zero(config, data_parallel_size):
+    kind = engine_kind(config, data_parallel_size, template)
+    if kind == "deepspeed":
+        yield f"DeepSpeed's ZeRO, stage {config.zero_stage}"
+    elif kind == "sharded":
+        yield f"torch's FSDP2, as ZeRO stage {config.zero_stage}"
+    else:
         shards = config.zero_stage and data_parallel_size > 1
         sharding = f"optimizer state sharded by tensor over {data_parallel_size} ranks" if shards else "nothing sharded"
-        yield f"zerokara's own, not DeepSpeed's ZeRO: {sharding}"
-        if template:
-            yield f"so deepspeed_template has no effect on this run ({', '.join(template)})"
-        return
-    yield f"DeepSpeed's ZeRO, stage {config.zero_stage}"
+        yield f"zerokara's own: {sharding}"
+    if kind != "deepspeed" and template:
+        yield f"DeepSpeed has no part in it, so deepspeed_template has no effect on this run ({', '.join(template)})"
     micro_batches = config.global_batch // (config.micro_batch * data_parallel_size)
-    if config.zero_stage == 2 and nodes > 1 and micro_batches > 1:
+    if kind != "replicated" and config.zero_stage == 2 and nodes > 1 and micro_batches > 1:
         yield f"gradients cross machines in each of {micro_batches} micro batches: with zero_stage: 1, once a step"
-    if (hierarchy := template.get("zero_optimization", {}).get(HIERARCHY_KEY, 1)) > 1:
+    if (hierarchy := hierarchy_of(template)) > 1:
         yield f"hierarchical: each {hierarchy} ranks keep the weights of a step, gathered across machines once"
         yield f"(switched off by {HIERARCHY_KEY}: 1 in deepspeed_template)"
 

@@ -24,7 +24,7 @@ from zerokara.model.loss_chunks import loss_bytes
 from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, partition_of
 from zerokara.progress import bytes_text, plural
 from zerokara.training.compute import optimizers
-from zerokara.training.compute.updater import HIERARCHY_KEY, overlaps, uses_zero
+from zerokara.training.compute.updater import engine_kind, gathers_inside_layers, hierarchy_of, overlaps
 
 ACTIVATION_MARGIN = 4.5
 """Activations of eager layers over `min_activation_bytes`, counted on a CPU: 1.6 (gpt2) to 4.6 (qwen3 in bf16). Only
@@ -109,6 +109,11 @@ class MemoryForecast:
         return self.num_processes // self.config.tensor_parallel_size
 
     @property
+    def engine(self) -> str:
+        """`updater.engine_kind`."""
+        return engine_kind(self.config, self.data_parallel_size, self.template)
+
+    @property
     def number_bytes(self) -> int:
         """Bytes of a number in the computation."""
         return 2 if self.config.number_format == "bf16" else 4
@@ -139,7 +144,7 @@ class MemoryForecast:
         """GPU memory of a process that torch's own count leaves out, by part."""
         parallel = self.config.tensor_parallel_size
         groups = [self.num_processes, self.data_parallel_size, parallel]
-        if parallel == 1 and uses_zero(self.config, self.data_parallel_size):
+        if parallel == 1 and self.engine == "deepspeed":
             groups.append(self.data_parallel_size)  # DeepSpeed makes its own (utils/groups.py, _clone_world_group)
         num_groups = sum(size > 1 for size in groups)
         return {"CUDA context": CUDA_CONTEXT_BYTES} | ({"NCCL": num_groups * NCCL_BYTES} if num_groups else {})
@@ -204,7 +209,8 @@ class TrialResult:
 
 def state_bytes(run: MemoryForecast) -> dict[str, int]:
     """Return the bytes of the state of one process (the largest), by part."""
-    parts = _zero_parts(run) if uses_zero(run.config, run.data_parallel_size) else _replicated_parts(run)
+    of_engine = {"replicated": _replicated_parts, "sharded": _sharded_parts, "deepspeed": _zero_parts}
+    parts = of_engine[run.engine](run)
     copy = -(-optimizers.checkpoint_bytes(run.config.optimizer_name, run.shape) // run.num_processes)
     return {name: size for name, size in {**parts, SAVE_COPY: copy}.items() if size}
 
@@ -230,15 +236,37 @@ def _replicated_parts(run: MemoryForecast) -> dict[str, int]:
     }
 
 
+def _sharded_parts(run: MemoryForecast) -> dict[str, int]:
+    """State of `ShardedEngine`, of the first rank, whose shards are the largest, in a backward pass."""
+    config, ranks, groups, share = run.config, run.data_parallel_size, Counter[str](), 0
+    shapes = run.shape.parameter_shapes()
+    for name, size in local_sizes(run.shape, config.tensor_parallel_size).items():
+        rows = shapes[name][0]  # an expert of several is one, and cut no further
+        share += -(-rows // ranks) * size // rows
+        groups[".".join(name.split(".")[:3]) if ".layers." in name else ""] += size
+    count, largest = groups.total(), max(size for layer, size in groups.items() if layer)
+    accumulates = config.zero_stage == 1 and config.micro_batch * ranks < config.global_batch
+    # The gradients of a layer, in fp32 for the sum, and those of the layer before, which are being summed; or, at the
+    # end, of what is in no layer. (The fp32 ones of a layer are filled up to a multiple of the ranks.)
+    reduced = max((run.number_bytes + 8) * largest, (run.number_bytes + 4) * groups[""])
+    return {
+        # At stage 3 those of one layer, of the next, and of what is in no layer.
+        "weights": run.number_bytes * (groups[""] + 2 * largest if config.zero_stage == 3 else count),
+        "gradients": 4 * (count if accumulates else share),
+        "reduce bucket": reduced,
+        "fp32 master weights": 4 * share,
+        "optimizer state": 8 * share,
+    }
+
+
 def _zero_parts(run: MemoryForecast) -> dict[str, int]:
-    """State of DeepSpeed's ZeRO, whose only optimizer is AdamW."""
+    """State of DeepSpeed's ZeRO with offload, or at stage 3 hierarchical; its only optimizer is AdamW."""
     config, width, stage, processes = run.config, run.number_bytes, run.config.zero_stage, run.data_parallel_size
     sizes = local_sizes(run.shape, config.tensor_parallel_size).values()
     count = sum(sizes)
     share = -(-count // processes)
-    offloads = config.offload != "none" and run.device == "cuda"
     zero = run.template.get("zero_optimization", {})  # the defaults are those of runtime/zero/config.py, 0.19.8
-    weights, hierarchy = width * count, int(zero.get(HIERARCHY_KEY, 1))
+    weights, hierarchy = width * count, hierarchy_of(run.template)
     if stage == 3:
         threshold = int(zero.get("stage3_param_persistence_threshold", 100_000))
         gathered = sum(size for size in sizes if size <= threshold)  # such parameters are not partitioned
@@ -247,18 +275,13 @@ def _zero_parts(run: MemoryForecast) -> dict[str, int]:
     bucket = int(zero.get("reduce_bucket_size", 500_000_000)) if zero.get("contiguous_gradients", True) else 0
     bucket = (bucket if run.device == "cuda" else min(bucket, count)) * (width if stage == 2 else 4)
     bucket *= 2 if overlaps(stage, run.device, run.template) and stage < 3 else 1
-    own, whole = 4 * share, 0
-    if stage == 1 and config.number_format == "bf16" and not offloads:  # runtime/bf16_optimizer.py, which has no bucket
-        own, whole, bucket = 0, (width + 4) * count, 0
-    elif stage == 1 and (config.number_format == "bf16" or config.micro_batch * processes < config.global_batch):
-        # All gradients, until the last micro batch reduces them to those of the process's own parameters.
-        whole = 4 * count
-        own = own if offloads else 0
+    # At stage 1 all gradients, until the last micro batch reduces them to those of the process's own parameters.
+    accumulates = config.number_format == "bf16" or config.micro_batch * processes < config.global_batch
     return {
         "weights": weights,
         "weights of the machine": width * -(-count // hierarchy) if hierarchy > 1 else 0,
-        "gradients": own,
-        "gradients to reduce": whole,
+        "gradients": 4 * share,
+        "gradients to reduce": 4 * count if stage == 1 and accumulates else 0,
         "reduce bucket": bucket,
         "fp32 master weights": 4 * share,
         "optimizer state": 8 * share,
@@ -295,7 +318,8 @@ def _kept_and_recomputed_bytes(run: MemoryForecast) -> tuple[int, int]:
 def _loss_bytes(run: MemoryForecast) -> int:
     """What the loss takes, on top of all that is kept, beyond what a layer that is computed again takes later."""
     config, shape, shares = run.config, run.shape, run.config.tensor_parallel_size
-    on_gpu, by_function = run.device == "cuda", config.zero_stage == 3 or shares > 1
+    by_function = shares > 1 or gathers_inside_layers(config, run.data_parallel_size, run.template)
+    on_gpu = run.device == "cuda"
     is_fused = config.compile != "off" if on_gpu else config.compile == "on" and by_function  # `model.compilation`
     sizes = config.micro_batch * shape.target_len, shape.padded_vocab_size // shares, shape.hidden_size
     taken = loss_bytes(run.device, *sizes, run.number_bytes, is_fused)

@@ -31,7 +31,7 @@ from zerokara.samples.validation_batches import DocumentBatches, SampleBatches, 
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, entropy, idx_path, token_counts
 from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.updater import load_template, with_hierarchy
+from zerokara.training.compute.updater import HIERARCHY_KEY, load_template, with_hierarchy
 from zerokara.training.planning import recipe
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
@@ -179,6 +179,11 @@ class RunPlan:
         return self.num_processes // self.resolved.tensor_parallel_size
 
     @property
+    def gathers_inside_layers(self) -> bool:
+        """True if no layer can be compiled whole (`updater.gathers_inside_layers`)."""
+        return updater.gathers_inside_layers(self.resolved, self.data_parallel_size, self.template)
+
+    @property
     def checkpoint_bytes(self) -> int:
         """Size of one checkpoint on disk."""
         return optimizers.checkpoint_bytes(self.resolved.optimizer_name, self.shape)
@@ -294,7 +299,12 @@ class RunPlan:
             why = "it communicates in every layer, within one machine"
             rule = f"must divide the {here} processes of each machine: {why}"
             raise UserError(config.fault("tensor_parallel_size", rule, f"try {here}, or a divisor of it"))
-        return replace(self, num_processes=num_processes, nodes=nodes)
+        planned = replace(self, num_processes=num_processes, nodes=nodes)
+        if config.precision == "fp8" and planned.gathers_inside_layers:
+            rule = "needs layers that can be compiled whole: DeepSpeed's ZeRO 3 gathers weights inside of them"
+            remedy = f"set precision: bf16, or offload: none and over machines {HIERARCHY_KEY}: 1 in deepspeed_template"
+            raise UserError(config.fault("precision", rule, remedy))
+        return planned
 
     def write(self, path: Path) -> None:
         """Write the plan to a file, as JSON: the settings, and the hashes of its inputs."""
