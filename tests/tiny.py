@@ -72,13 +72,6 @@ def make_data(folder: Path, num_documents: int = 150, num_sentinels: int = 0, **
     return {"config": str(config), **settings}
 
 
-def nothing_small(folder: Path) -> Path:
-    """A DeepSpeed template by which ZeRO 3 keeps no parameter whole at rest, as it would all of this small model."""
-    template = folder / "template.json"
-    template.write_text('{"zero_optimization": {"stage3_param_persistence_threshold": 0}}', encoding="utf-8")
-    return template
-
-
 @dataclass(frozen=True)
 class Trained:
     """What a run left behind."""

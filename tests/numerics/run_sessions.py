@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import torch.distributed
+from torch.distributed.tensor import DTensor
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -56,7 +57,8 @@ def watch_weights(trainer: Trainer, name: str = "", at_step: int = 0) -> None:
 
     def watching(record: StepRecord) -> bool:
         if record.step == at_step and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-            parameters[name].data.view(-1)[5] += 2**-10
+            whole = parameters[name]
+            (whole.to_local() if isinstance(whole, DTensor) else whole).detach().view(-1)[5] += 2**-10
         trainer.divergence.check(record.step)
         return after_step(record)
 

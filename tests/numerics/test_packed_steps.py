@@ -16,7 +16,6 @@ from configs import RECIPE
 from engines import open_with_weights
 from forked import answers_of
 from made_examples import conversation, pair, write_examples
-from tiny import nothing_small
 
 from zerokara.config.data import packed
 from zerokara.config.pretrain_config import PretrainConfig
@@ -86,9 +85,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, python_path: None, warm_serve
     longer = [[conversation(chance, VOCABULARY, END)[0], [*[7] * 20, END]] for _ in range(15)]
     write_examples(folder / "conversations", [*(conversation(chance, VOCABULARY, END) for _ in range(60)), *longer])
     write_examples(folder / "pairs", [pair(chance, VOCABULARY, END) for _ in range(100)])
-    template = {"deepspeed_template": str(nothing_small(folder))}
     more = {"more": {"folder": str(folder)}}
-    jobs = {name: {**COMMON, **settings, **template, **more} for name, settings in (ONE | OTHERS).items()}
+    jobs = {name: {**COMMON, **settings, **more} for name, settings in (ONE | OTHERS).items()}
     jobs["own tokens"] = {**jobs["llama"], "processes": 2, "more": {"folder": str(folder), "own_tokens": True}}
     return {
         name: ranks[0] for name, ranks in answers_of(train, jobs, folder, warm_server).items()

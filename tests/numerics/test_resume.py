@@ -131,7 +131,7 @@ def moved(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dic
     alone = train_runs(
         {**stopped, **{f"{name}_unbroken": settings for name, settings in before.items()}}, folder=folder
     )
-    # DeepSpeed has an optimizer of its own for stage 1 in bf16, which a lone process does without.
+    # Sharded, which a lone process is not.
     shared = {"precision": "bf16", "zero_stage": 1, "micro_batch_size": 4}
     after |= {
         "shared_unbroken": shared,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
@@ -147,8 +148,9 @@ class DivergenceCheck:
     """Compares the weights of a run's processes, bit for bit, before each validation and each save.
 
     Compared are the weights that the processes compute with, by one checksum per parameter: in a data-parallel group
-    all that is not partitioned, in a tensor-parallel group what is replicated. Under ZeRO 3 that is what stays
-    unpartitioned at rest, the small parameters (DeepSpeed's `stage3_param_persistence_threshold`), norms among them.
+    all that is not partitioned, in a tensor-parallel group what is replicated. Under DeepSpeed's ZeRO 3 that is what
+    stays unpartitioned at rest, the small parameters (`stage3_param_persistence_threshold`), norms among them; under
+    FSDP2 data-parallel ranks have nothing twice.
     """
 
     def __init__(self, model: Model, step: int):
@@ -165,16 +167,17 @@ class DivergenceCheck:
         world = torch.distributed.get_world_size()
         if world == 1 or step == self._equal_at:
             return
-        own = torch.stack([checksum(parameter.detach()) for parameter in self._parameters.values()])
+        own = torch.stack([checksum(_local(parameter)) for parameter in self._parameters.values()])
         gathered = [torch.empty_like(own) for _ in range(world)]
         torch.distributed.all_gather(gathered, own)
         sums = torch.stack(gathered).tolist()  # [processes, parameters]
-        for index, name in enumerate(self._parameters):
-            shards = 1 if self._is_replicated(name) else parallel.tensor_size()
-            for shard in range(shards):
-                parties: dict[int, list[str]] = {}
-                for rank in range(shard, world, shards):
-                    parties.setdefault(sums[rank][index], []).append(str(rank))
+        for index, (name, parameter) in enumerate(self._parameters.items()):
+            by_part: dict[tuple[int, int], dict[int, list[str]]] = {}
+            for rank in range(world):
+                data_rank, tensor_rank = divmod(rank, parallel.tensor_size())
+                part = tensor_rank * (not self._is_replicated(name)), data_rank * isinstance(parameter, DTensor)
+                by_part.setdefault(part, {}).setdefault(sums[rank][index], []).append(str(rank))
+            for parties in by_part.values():
                 if len(parties) > 1:
                     who = " and ".join(
                         f"process{'es' if each[1:] else ''} {', '.join(each)}" for each in parties.values()
@@ -185,6 +188,11 @@ class DivergenceCheck:
                         "checkpoint. If it happens again, suspect the memory or the network of one of these devices"
                     )
         self._equal_at = step
+
+
+def _local(parameter: Tensor) -> Tensor:
+    own: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return own.detach()
 
 
 def checksum(elements: Tensor) -> Tensor:
