@@ -61,7 +61,7 @@ def loss_of(model: Any, ids: Tensor, shape: ModelShape) -> Tensor:
 
 
 def losses_of_ours(settings: PretrainConfig, shape: ModelShape, batches: list[Tensor]) -> list[float]:
-    engine = engine_of(build(shape, seed=1), settings)
+    engine = engine_of(build(shape, seed=1), settings, chosen_for=2)
     schedule = Schedule.from_config(settings, settings.lengths.raw, samples_per_epoch=1)
     losses = []
     for step, ids in enumerate(batches, start=1):
@@ -240,12 +240,12 @@ def test_a_broken_twin_is_noticed(stated: dict[str, Any], wrong: dict[str, Any],
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+@pytest.mark.parametrize(("zero_stage", "offload"), [(0, "none"), (1, "optimizer"), (3, "all")])
 def test_precision_is_as_configured_or_nothing_starts(
-    zero_stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
+    zero_stage: int, offload: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     join_alone()
-    stated = {**SETTINGS, "zero_stage": zero_stage}
+    stated = {**SETTINGS, "zero_stage": zero_stage, "offload": offload}
     settings = config_of(**stated, precision=precision)
     shape = ModelShape.from_config(settings, VOCAB)
     model = build(shape)
@@ -264,7 +264,7 @@ def test_precision_is_as_configured_or_nothing_starts(
 def test_zero_3_gets_a_partitioned_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed would move a whole one to the device before it partitions it."""
     join_alone()
-    settings, whole = config_of(**{**SETTINGS, "zero_stage": 3}), []
+    settings, whole = config_of(**{**SETTINGS, "zero_stage": 3, "offload": "all"}), []
 
     def initialize(model: torch.nn.Module, **_: Any) -> None:
         whole.extend(parameter.numel() for parameter in model.parameters())

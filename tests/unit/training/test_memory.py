@@ -238,8 +238,10 @@ def test_main_memory_beside_a_gpu_counts_too() -> None:
 
 def test_what_torch_does_not_count_is_planned_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL's buffers for each group that communicates; measured is what is reserved, holes and cuBLAS included."""
-    for processes, tensor, stage, groups in ((1, 1, 0, 0), (4, 1, 0, 2), (4, 2, 0, 3), (2, 2, 0, 2), (4, 1, 2, 3)):
-        settings = {"tensor_parallel_size": tensor, "zero_stage": stage}
+    for processes, tensor, offload, groups in (
+        (1, 1, "none", 0), (4, 1, "none", 2), (4, 2, "none", 3), (2, 2, "none", 2), (4, 1, "optimizer", 3)
+    ):  # fmt: skip
+        settings = {"tensor_parallel_size": tensor, "zero_stage": 2, "offload": offload}
         parts = layout_of(num_processes=processes, gpu=GB, **settings).pools[0].parts
         assert parts.get("NCCL", 0) == groups * memory.NCCL_BYTES and parts["cuBLAS workspace"] == 2**26
     assert round(memory.NCCL_BYTES / GB, 2) == 0.69

@@ -247,9 +247,8 @@ def test_fp8_is_refused_or_told_where_it_gains_nothing() -> None:
     }
     assert all(words in next(notes) for words, notes in told.items())
     assert not any("fp8" in note for note in ada.notes(plan, 2 * 10**9))
-    for setting in ({"zero_stage": 3}, {"tensor_parallel_size": 2}):
-        fault = fault_of(config_of, precision="fp8", **setting)
-        assert fault.key == "precision" and "zero_stage below 3" in fault.rule
+    fault = fault_of(config_of, precision="fp8", tensor_parallel_size=2)
+    assert fault.key == "precision" and "tensor_parallel_size 1" in fault.rule
 
 
 @pytest.mark.parametrize(
