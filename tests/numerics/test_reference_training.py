@@ -187,6 +187,7 @@ CASES: dict[str, dict[str, Any]] = {
     "0": {},
     "1": {"zero_stage": 1},
     "3": {"zero_stage": 3},
+    "3-offload": {"zero_stage": 3, "offload": "all"},
     "0-tied": {"tie_word_embeddings": True},
     "gpt2-0": GPT2,
     "gpt2-2": {**GPT2, "zero_stage": 2},

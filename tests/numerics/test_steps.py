@@ -119,7 +119,9 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     step(1)
     with seen, mock.patch.object(torch.Tensor, "tolist", counted):
         step(2)
-    return {"waits": seen.waits, "moved": seen.moved, "order": seen.order, "parameters": builder.num_parameters(model)}
+    in_layers = sum(weight.numel() for name, weight in model.named_parameters() if ".layers." in name)
+    counts = {"parameters": builder.num_parameters(model), "in_layers": in_layers}
+    return {"waits": seen.waits, "moved": seen.moved, "order": seen.order, **counts}
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +150,20 @@ def test_gradients_are_summed_in_fp32_and_weights_move_as_they_compute(seen: dic
         gradients = max(size for kind, size in moved.items() if kind.split()[0] in sums)
         assert gradients > 4 * 100_000, "each parameter's, four bytes"
         assert bool(of_weights) is (settings["zero_stage"] > 0)
+
+
+@pytest.mark.parametrize("name", ["ZeRO 1", "ZeRO 2", "ZeRO 3", "ZeRO 2, bf16", "ZeRO 3, bf16"])
+def test_sharded_gradients_are_scattered_and_weights_gathered(seen: dict[str, Any], name: str) -> None:
+    """No rank gets a whole sum. Gradients move once a step at stage 1, else in both micro batches; so do weights at
+    stage 3, and those of layers for each backward pass again."""
+    stage, width = int(name[5]), 2 if "bf16" in name else 4
+    for rank in seen[name]:
+        moved, count, in_layers = rank["moved"], rank["parameters"], rank["in_layers"]
+        assert not {"allreduce float32", "reduce float32"} & {kind for kind, size in moved.items() if size > 4}
+        # Counted are what a rank gives and what it gets, of which one is its half.
+        gathered = sum(size for kind, size in moved.items() if kind.startswith("_allgather_base")) / 1.5 / width
+        assert gathered == pytest.approx(2 * (count + in_layers) if stage == 3 else count, rel=0.01)
+        assert moved["_reduce_scatter_base float32"] / 1.5 / 4 == pytest.approx(min(stage, 2) * count, rel=0.01)
 
 
 @pytest.mark.parametrize(
