@@ -17,6 +17,12 @@ def saved(run_dir: Path, step: int, valid_loss: float | None = None) -> Path:
     return store.save(run_dir, state, weights, moments)
 
 
+def flip_last_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
 def state_of(step: int, valid_loss: float | None = None) -> TrainingState:
     """The state of `step`, validated with `valid_loss`."""
     facts = {"loss": 2.0} if valid_loss is None else {"valid_loss": valid_loss, "valid_step": step}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from configs import config_of
 from huggingface_hub import ModelCard
+from made_checkpoints import flip_last_byte
 from made_runs import make_run, make_tokenizer
 
 from zerokara.config.convert_config import ConvertSettings
@@ -226,9 +227,7 @@ def test_wrong_folders_are_refused(run_dir: Path, capsys: pytest.CaptureFixture[
     tokenizer.unlink()
     refused(f"{tokenizer}: ")
     weights = run_dir / "global_step10" / "weights.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
+    flip_last_byte(weights)
     refused(f"{weights}: ", source=run_dir / "global_step10")
     (run_dir / "global_step10" / "manifest.json").unlink()
     refused(str(run_dir / "global_step10"), source=run_dir / "global_step10")

@@ -12,6 +12,7 @@ import pytest
 import torch
 import warm
 from configs import typed
+from corpus_files import write_texts
 
 from zerokara.training.monitoring import step_metrics
 
@@ -33,9 +34,7 @@ def corpus(tmp_path: Path) -> Path:
     for _ in range(300):
         start = chance.randrange(60)
         texts.append(" ".join(words[(start + 7 * number) % 60] for number in range(chance.randint(30, 60))) + ".")
-    path = tmp_path / "corpus.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return path
+    return Path(write_texts(tmp_path / "corpus.jsonl", texts))
 
 
 def run(*command: str) -> str:

@@ -9,16 +9,10 @@ from pathlib import Path
 
 import pytest
 from configs import fault_of
-from made_checkpoints import saved
+from made_checkpoints import flip_last_byte, saved
 
 from zerokara import checkpoint
 from zerokara.checkpoint import Retention, folders
-
-
-def _flip_last_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +21,7 @@ def _flip_last_byte(path: Path) -> None:
         (lambda folder: (folder / "manifest.json").unlink(), "", "manifest.json"),
         (lambda folder: (folder / "weights.safetensors").unlink(), "weights.safetensors", "missing"),
         (lambda folder: (folder / "weights.safetensors").write_bytes(b"x"), "weights.safetensors", "1 bytes"),
-        (lambda folder: _flip_last_byte(folder / "optimizer.safetensors"), "optimizer.safetensors", "SHA-256"),
+        (lambda folder: flip_last_byte(folder / "optimizer.safetensors"), "optimizer.safetensors", "SHA-256"),
     ],
 )
 def test_a_broken_newest_is_skipped_and_logged(

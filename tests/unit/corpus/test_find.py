@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from configs import fault_of, refused
 from corpus_files import compressed
+from programs import run_program
 
-from zerokara.corpus import find
 from zerokara.corpus.find import check_unchanged, find_files
 from zerokara.errors import RunError, shown
 
@@ -142,10 +140,7 @@ def test_local_files_need_neither_fsspec_nor_pyarrow(tmp_path: Path) -> None:
         "heavy = {'huggingface_hub', 'pyarrow', 'pydantic', 'torch', 'numpy', 'backports', 'fsspec'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(find.__file__).parents[2])}
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert run.stdout == "[]\n"
+    assert run_program(program, tmp_path).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl"])

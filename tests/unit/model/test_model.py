@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import rounding
 import torch
 from configs import config_of
+from programs import run_program
 from shapes import named, shape_of
 
 from zerokara.model.attention import intra_document_mask
@@ -153,5 +152,4 @@ def test_the_intra_document_mask_by_hand() -> None:
 
 
 def test_megatron_core_loads_no_compiler_and_no_wandb_and_both_work_afterwards() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_program(IMPORTS)

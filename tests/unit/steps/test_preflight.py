@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 from configs import typed
+from programs import run_program
 
 from zerokara import manifest
 from zerokara.config.architectures import ARCHITECTURES
@@ -61,10 +60,8 @@ def test_torch_is_not_loaded_before_the_settings_and_the_outputs_are_checked(
         "    assert [main(line) for line in lines] == [2] * len(lines), name\n"
         "    assert not {'torch', 'transformers'} & set(sys.modules), name\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("no_such_key = 1: ") == 6 and done.stderr.count(str(blocked)) >= 2
+    said = run_program(program).stderr
+    assert said.count("no_such_key = 1: ") == 6 and said.count(str(blocked)) >= 2
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])

@@ -45,11 +45,8 @@ def _encode(
 
 
 def _good_texts(path: Path) -> list[str]:
-    found = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        if line and line != "{broken" and json.loads(line)["text"]:
-            found.append(json.loads(line)["text"])
-    return found
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [text for line in lines if line not in ("", "{broken") and (text := json.loads(line)["text"])]
 
 
 @pytest.mark.parametrize("task_bytes", [None, 3000])

@@ -5,14 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import span_data, tiny_data
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning.run_plan import RunPlan, make_plan
-
-__all__ = ["span_data", "tiny_data"]
 
 
 @pytest.fixture

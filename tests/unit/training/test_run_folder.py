@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 import pytest
 from configs import fault_of
-from tiny import ROOT
+from programs import run_program
 
 from zerokara import checkpoint
 from zerokara.config.loading import RESOLVED_NAME, load
@@ -217,12 +217,9 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(plan_of: Plan, ti
     command = ["--config", tiny_data["config"], "--set", f"output_model_dir={plan.run_dir}"]
     calls = "codes = [train.main([*sys.argv[1:], *more]) for more in ([], ['--redo'], ['--dry-run'])]"
     program = f"import sys; from zerokara.steps import train; {calls}; print(*codes, 'torch' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
     with run_folder.command_lock(plan.requested):
         before = {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")}
-        done = subprocess.run(
-            [sys.executable, "-c", program, *command], env=environment, capture_output=True, text=True, check=True
-        )
+        done = run_program(program, *command)
         assert done.stdout.split() == ["2", "2", "2", "False"], done.stderr
         assert done.stderr.count(f"output_model_dir = {plan.run_dir}: ") == 3
         assert done.stderr.count(f" process {os.getpid()};") == 3
