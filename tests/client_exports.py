@@ -85,13 +85,11 @@ class Exports:
 
 @cache
 def template_of(tokenizer: Path) -> ChatTemplate:
-    """The chat template of decoders with this SentencePiece model."""
     encoder = Encoder(tokenizer)
     return ChatTemplate(auto_source(encoder), "auto", tokenizer_of_exports(encoder, False))
 
 
 def joined(segments: Sequence[Sequence[int]]) -> list[int]:
-    """The ids of segments, as one list."""
     return [i for segment in segments for i in segment]
 
 

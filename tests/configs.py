@@ -76,13 +76,11 @@ def faults_of(folder: Path, text: str, *overrides: str, of: type = PretrainConfi
 
 
 def refused(call: Callable[..., object], *arguments: object, **named: object) -> list[Fault]:
-    """Return the faults for which this call is refused."""
     with pytest.raises(UserError) as caught:
         call(*arguments, **named)
     return caught.value.faults
 
 
 def fault_of(call: Callable[..., object], *arguments: object, **named: object) -> Fault:
-    """Return the one fault for which this call is refused."""
     (fault,) = refused(call, *arguments, **named)
     return fault

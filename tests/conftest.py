@@ -63,7 +63,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The repository."""
     return ROOT
 
 

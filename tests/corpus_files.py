@@ -21,14 +21,12 @@ def json_lines(texts: Iterable[str]) -> bytes:
 
 
 def write_jsonl(path: Path, records: Iterable[object]) -> str:
-    """Write a line of JSON for each record; return the path."""
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return str(path)
 
 
 def write_texts(path: Path, texts: Iterable[str]) -> str:
-    """Write a line of JSON for each text; return the path."""
     return write_jsonl(path, ({"text": text} for text in texts))
 
 

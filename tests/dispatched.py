@@ -21,7 +21,6 @@ class Dispatched(TorchDispatchMode):
         """Operation and size of each."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, and record."""
         given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
         found = func(*args, **(kwargs or {}))
         self._alive = {key: held for key, held in self._alive.items() if not held[0].expired()}

@@ -24,7 +24,6 @@ def flip_last_byte(path: Path) -> None:
 
 
 def state_of(step: int, valid_loss: float | None = None) -> TrainingState:
-    """The state of `step`, validated with `valid_loss`."""
     facts = {"loss": 2.0} if valid_loss is None else {"valid_loss": valid_loss, "valid_step": step}
     return TrainingState(
         step=step, samples=step * 8, tokens=step * 256, seconds=1.5, shape={"num_layers": 1}, tokenizer_sha256="t",

@@ -75,7 +75,6 @@ def stopping_after(shards: int, run_tasks: RunTasks = run_in_this_process) -> Ru
 
 
 def written(config: PretrainConfig) -> dict[str, bytes]:
-    """The files in the folder of the token files, by name."""
     folder = Path(config.output_prefix).parent
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 

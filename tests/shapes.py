@@ -15,5 +15,4 @@ def shape_of(vocab_size: int = 300, **overrides: Any) -> ModelShape:
 
 
 def named(overrides: dict[str, Any]) -> str:
-    """The name of a test case that is made of overrides."""
     return " ".join(f"{key}={value}" for key, value in overrides.items()) or "default"

@@ -68,7 +68,6 @@ def trainer(tmp_path_factory: pytest.TempPathFactory, corpus: list[str]) -> Trai
 
 @pytest.fixture(scope="session")
 def train_toy(tmp_path_factory: pytest.TempPathFactory) -> TrainToy:
-    """Train a toy tokenizer on `toy_lines`."""
     return trainer(tmp_path_factory, toy_lines())
 
 

@@ -51,7 +51,6 @@ def test_a_save_costs_a_process_its_share(data: dict[str, str], tmp_path: Path, 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train, and measure the first save."""
     folder, plan = Path(arguments[0]), arguments[1]
     save = Saver.save
 

@@ -34,7 +34,6 @@ def unbroken(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(scope="session")
 def unbroken_seconds(forge: Forge, unbroken: Trained, tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Seconds of a whole run, on this machine and now."""
     started = time.monotonic()
     trained_unbroken(forge, tmp_path_factory.mktemp("timed") / "run")
     return time.monotonic() - started

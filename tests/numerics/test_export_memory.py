@@ -64,7 +64,6 @@ def test_an_export_needs_little_more_than_one_copy_of_the_weights(tmp_path: Path
 
 
 def main(folder: Path) -> None:
-    """Measure; `folder` is empty."""
     parallel.start_alone()
     for name, shape in (("tiny", TINY), ("large", LARGE)):
         (folder / name).mkdir()

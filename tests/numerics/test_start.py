@@ -52,8 +52,6 @@ def shape_of(name: str) -> ModelShape:
 
 
 class Draws(TorchDispatchMode):
-    """Counts the random numbers that are drawn."""
-
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
@@ -71,7 +69,6 @@ def resident(name: str = "VmRSS") -> int:
 
 
 def digest_of(engine: Engine, is_whole: bool) -> str:
-    """A hash of all weights, by name."""
     found = hashlib.sha256()
     for weights in (master_weights(engine), engine.module.named_parameters() if is_whole else ()):
         for _, weight in sorted(weights, key=itemgetter(0)):

@@ -52,7 +52,6 @@ def make(folder: Path, encoder: Encoder, architecture: str = "llama", **settings
 
 @pytest.fixture(scope="module")
 def labels(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A configuration for a task of two labels."""
     folder = tmp_path_factory.mktemp("labels")
     for name, count, seed in (("train", 400, 1), ("test", 60, 2)):
         (folder / f"{name}.tsv").write_text(made_tasks.label_lines(count, seed), encoding="utf-8")

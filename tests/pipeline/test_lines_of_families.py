@@ -38,7 +38,6 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def run(*command: str) -> str:
-    """Run a step; gives its output."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

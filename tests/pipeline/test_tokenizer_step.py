@@ -29,7 +29,6 @@ num_threads: 1
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a corpus and a configuration."""
     lines = toy_lines(600)
     write_texts(tmp_path / "corpus.jsonl", [*("\n".join(lines[i : i + 4]) for i in range(0, 600, 4)), ""])
     (tmp_path / "sentence_piece_config.yaml").write_text(CONFIG, encoding="utf-8")

@@ -164,7 +164,6 @@ def reached(rooms: dict[str, set[str]], room: str) -> set[str]:
 
 
 def module_imports() -> dict[str, set[str]]:
-    """Each module, and those that it imports anywhere."""
     names = {f"zerokara/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in TREES}
     return {
         name: {each if each in names else each.rpartition(".")[0] for each in imported_names(TREES[path])}
@@ -174,7 +173,6 @@ def module_imports() -> dict[str, set[str]]:
 
 
 def room_imports() -> dict[str, set[str]]:
-    """Each room, and those that it imports."""
     rooms: dict[str, set[str]] = {room: set() for room in FLOORS}
     for name, others in module_imports().items():
         room = f"{name}.".split(".")[1]

@@ -13,7 +13,6 @@ from zerokara import progress
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time in seconds, as progress sees it."""
     now = [0.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     return now

@@ -19,7 +19,6 @@ NUM_DRAWS = 100
 
 
 def main(model: Path, questions: dict) -> dict:
-    """Everything that is compared."""
     settings = xllamacpp.CommonParams()
     settings.model.path = str(model)
     settings.n_ctx, settings.n_parallel, settings.cpuparams.n_threads = 64, 1, 1

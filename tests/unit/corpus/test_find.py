@@ -19,7 +19,6 @@ from zerokara.errors import RunError, shown
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, by relative names."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return Path(".")

@@ -59,7 +59,6 @@ def hidden(length: int = 24, batch: int = 3, seed: int = 0) -> Tensor:
 
 
 def token_by_token(layer: MixtureOfExperts, tokens_SBD: Tensor) -> Tensor:
-    """Every token by itself."""
     made = torch.zeros_like(tokens_SBD)
     for s in range(tokens_SBD.size(0)):
         for b in range(tokens_SBD.size(1)):

@@ -76,7 +76,6 @@ OUTPUTS = {
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a corpus, good and bad."""
     good = [GOOD % number for number in range(200)]
     (tmp_path / "corpus.jsonl").write_text("".join(good), encoding="utf-8")
     (tmp_path / "bad.jsonl").write_text("".join([*good, *["{broken\n"] * 200]), encoding="utf-8")

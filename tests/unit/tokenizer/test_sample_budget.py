@@ -36,7 +36,6 @@ def _corpus(path: Path, text: str, line: int) -> list[InputFile]:
 
 @pytest.fixture(scope="module")
 def english(tmp_path_factory: pytest.TempPathFactory) -> list[InputFile]:
-    """Made-up words with spaces."""
     rng = random.Random(1)
     text = " ".join(_zipf(rng, _made_up(rng, "etaoinshrdlucmfw", 30_000, 10), WRITTEN // 7))
     return _corpus(tmp_path_factory.mktemp("en") / "en.jsonl", text, 150)

@@ -154,7 +154,6 @@ def test_only_packed_files_without_a_byte_are_damaged(tmp_path: Path, tally_of: 
 
 
 def _mixed(tmp_path: Path, corpus: Path) -> list[str]:
-    """Sources that are damaged in all ways."""
     packed = gzip.compress(corpus.read_bytes() * 3)
     (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) * 2 // 3])
     (tmp_path / "spoilt.jsonl.zst").write_bytes(zstd.compress(corpus.read_bytes()) + b"garbage")
@@ -217,7 +216,6 @@ def _packed(random: Random, texts: Sequence[str], ending: str) -> bytes:
 
 
 def _damaged(random: Random, content: bytes) -> tuple[str, bytes]:
-    """A kind of damage, and the content with it."""
     kind = random.choice(["cut", "bits flipped", "range repeated", "range dropped", "range zeroed"])
     start = random.randrange(len(content))
     end = min(len(content), start + random.choice([1, 50, 5000]))

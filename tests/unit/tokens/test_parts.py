@@ -26,14 +26,12 @@ TASK_BYTES = 4000
 
 @pytest.fixture
 def config(make_config: MakeConfig, corpus: Path, tmp_path: Path) -> PretrainConfig:
-    """Two sources, one of them packed."""
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(corpus.read_bytes() * 2))
     return make_config(input_jsonl=[str(corpus), str(tmp_path / "b.jsonl.gz")])
 
 
 @pytest.fixture
 def expected(config: PretrainConfig, tmp_path: Path) -> dict[str, bytes]:
-    """Files that one run writes."""
     whole = config.model_copy(update={"output_prefix": str(tmp_path / "whole" / "tokens")})
     encode(whole, TASK_BYTES)
     return finished(whole)

@@ -38,14 +38,12 @@ def _encode(
 
 
 def _stop(config: PretrainConfig, shards: int) -> None:
-    """A run that Ctrl-C ends after some shards."""
     with pytest.raises(KeyboardInterrupt):
         _encode(config, run_tasks=stopping_after(shards))
 
 
 @pytest.fixture
 def expected(make_config: MakeConfig, tmp_path: Path) -> dict[str, bytes]:
-    """The files that an unbroken run writes."""
     config = make_config(output_prefix=str(tmp_path / "unbroken" / "tokens"))
     _encode(config)
     return finished(config)

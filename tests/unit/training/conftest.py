@@ -25,7 +25,6 @@ def plan_of(tiny_data: dict[str, str], tmp_path: Path) -> Callable[..., RunPlan]
 
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a recorder logs."""
     logged: list[str] = []
     monkeypatch.setattr(step_metrics, "log", logged.append)
     return logged

@@ -64,7 +64,6 @@ def record(step: int, loss: float, **more: Any) -> StepRecord:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time in seconds, as the logbook sees it."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
