@@ -18,9 +18,7 @@ from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import open_models
 
 
-def test_the_documented_command_gives_our_bits_per_byte(
-    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_documented_command_gives_ours(exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = tuple(corpus_lines(20))
     page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     for folder in ("models", "tasks"):

@@ -37,7 +37,7 @@ def test_ids_are_those_of_training(old: dict[str, Any], exports: Exports, name: 
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_conversation_has_the_ids_of_training(
+def test_conversations_are_as_in_training(
     old: dict[str, Any], new: dict[str, Any], exports: Exports, name: str
 ) -> None:
     segments = [exports.segments(name, messages) for messages in exports.questions["conversations"]]

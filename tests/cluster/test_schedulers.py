@@ -162,9 +162,7 @@ class TestSlurm:
         time.sleep(0.5)
         return hosts[0].run("env", f"SLURM_CONF={folder}/slurm.conf", *command)
 
-    def test_a_job_trains_on_two_nodes_and_goes_back_into_the_queue(
-        self, hosts: list[Host], data: dict[str, str], tmp_path: Path
-    ) -> None:
+    def test_a_job_of_two_nodes_is_requeued(self, hosts: list[Host], data: dict[str, str], tmp_path: Path) -> None:
         """At the signal before the time limit the run saves, the job is requeued, and the run ends at last."""
         log, run = tmp_path / "job.log", tmp_path / "run"
 

@@ -110,9 +110,7 @@ def test_a_batch_that_the_ones_left_cannot_share_ends_the_run_with_its_reason(
                 assert ends == [0, 0] and "resuming from" in run.log(0), run.log(0)
 
 
-def test_a_request_to_stop_on_either_machine_saves_and_stops_both(
-    hosts: list[Host], train: Callable[..., Training]
-) -> None:
+def test_a_request_to_stop_either_saves_and_stops_both(hosts: list[Host], train: Callable[..., Training]) -> None:
     for number in (0, 1):
         run = train(hosts, name=f"stopped-{number}", **ENDLESS)
         run.wait_for("step 7/")
@@ -133,9 +131,7 @@ def test_ctrl_c_on_a_first_machine_that_waits_ends_the_other_with_one_message(tr
         assert "Traceback" not in run.log(0) + run.log(1) and run.log(1).count("failed: ") == 1, run.log(1)
 
 
-def test_what_is_lost_is_made_again_and_nothing_differs(
-    hosts: list[Host], train: Callable[..., Training], tmp_path: Path
-) -> None:
+def test_what_is_lost_is_made_again_alike(hosts: list[Host], train: Callable[..., Training], tmp_path: Path) -> None:
     """A killed process is started again; a machine that lost its disk gets the checkpoint from the other."""
     unbroken = train(hosts, name="unbroken", **LONG)
     assert unbroken.wait() == [0, 0], unbroken.log(0)

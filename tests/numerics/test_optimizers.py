@@ -62,7 +62,7 @@ def accumulate(engine: Engine, ids: Tensor) -> float:
     ],
     ids=named,
 )
-def test_the_norm_is_torchs_and_clipped_gradients_enter_the_state(
+def test_the_norm_is_torchs_and_the_state_of_clipped_gradients(
     overrides: dict[str, Any], batches: list[Tensor]
 ) -> None:
     """The gradient norm; and a state after clipping that is the one of gradients scaled beforehand."""
@@ -126,9 +126,7 @@ def test_a_skipped_step_changes_nothing(overrides: dict[str, Any], how: str, bat
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_equal_matrices_in_one_product_are_as_one_at_a_time(
-    batches: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_matrices_together_are_as_one_at_a_time(batches: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers' matrices, parts of matrices, and experts'."""
     settings, shape = settings_and_shape(optimizer="muon", architecture="qwen3_moe", num_experts=4, weight_decay=0.1)
     found, stacked = [], torch_optimizers.STACK

@@ -241,7 +241,7 @@ def test_a_broken_twin_is_noticed(stated: dict[str, Any], wrong: dict[str, Any],
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
-def test_precision_is_as_configured_or_nothing_starts(
+def test_precision_is_as_set_or_nothing_starts(
     zero_stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     join_alone()

@@ -104,9 +104,7 @@ def make_chat(run_dir: Path, tokenizer: Path) -> None:
     (run_dir / "conversations.jsonl").write_text(line, encoding="utf-8")
 
 
-def test_a_model_that_converses_is_exported_with_its_template(
-    run_dir: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_chat_model_has_its_template(run_dir: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_chat(run_dir, tokenizer)
     assert convert(run_dir, "--set", "check_lines=300") == 0
     assert "chat template" in capsys.readouterr().out
@@ -187,9 +185,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
         assert convert(run_dir, "--dry-run", source=source) == 0 and not (run_dir.parent / "hf").exists()
 
 
-def test_a_disk_that_fills_up_leaves_nothing_and_the_same_command_resumes(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_fills_up_leaves_nothing_and_it_resumes(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Larger files than a limit are refused by the system, as by a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))

@@ -109,7 +109,7 @@ def user(root: Path, tmp_path: Path, hub: Any) -> User:
     return User(root, tmp_path, hub.url)
 
 
-def test_step_2_writes_the_tokens_of_the_same_files_on_a_disk_and_notices_a_change(
+def test_step_2_writes_what_files_on_a_disk_give_and_sees_a_change(
     user: User, hub: Any, tiny_data: dict[str, str]
 ) -> None:
     for path in ("a.jsonl", "b.jsonl.gz", "c.parquet"):
@@ -177,9 +177,7 @@ def test_what_is_not_there_is_told_with_its_remedy(user: User, hub: Any) -> None
     assert len(both["documents"]) == 1 + 400
 
 
-def test_a_connection_that_breaks_for_a_moment_and_a_hub_that_is_asked_too_often_are_waited_for(
-    user: User, hub: Any
-) -> None:
+def test_a_connection_that_breaks_and_a_hub_that_is_asked_too_often_are_waited_for(user: User, hub: Any) -> None:
     hub.drop_at, hub.num_drops = 6000, 2
     assert user.read(f"hf://datasets/{NAME}/data/train")["documents"] == TRAIN and hub.num_drops == 0
     hub.too_often = 2

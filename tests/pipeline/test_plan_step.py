@@ -36,9 +36,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_law_is_fitted_on_small_runs_and_kept(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_law_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     planner = Planner(config, ())
     settings = planner.config()
     small, encoder = SmallRuns(planner, Path(f"{settings.output_prefix}_plan")), Encoder(settings.input_tokenizer_file)

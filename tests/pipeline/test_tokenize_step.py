@@ -146,9 +146,7 @@ ENDINGS = [
 ]
 
 
-def test_a_step_that_is_ended_at_any_moment_goes_on_and_writes_the_same_files(
-    root: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_ended_at_any_moment_goes_on_the_same(root: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its first finished shard, or after a share of the time that it takes."""
     monkeypatch.delenv("BASH_ENV", raising=False)  # signals reach all processes of a step's own
     (place / "corpus.jsonl").write_bytes((place / "corpus.jsonl").read_bytes() * 150)

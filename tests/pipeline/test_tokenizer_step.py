@@ -79,9 +79,7 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path, capfd: pytest.
     assert (folder / "tokenizer.model").read_bytes() == encoder.model_bytes
 
 
-def test_pieces_lie_within_morphemes_and_the_tokenizer_needs_no_analyser(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_pieces_lie_within_morphemes_and_it_needs_no_analyser(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = ["昨日は東京へ行きました。今日も東京で会いましょう。", "学校には 先生と学生が います。"] * 200
     write_texts(place / "corpus.jsonl", lines)
     assert train_tokenizer.main(typed(pre_segment="sudachi", vocab_size=334)) == 0, capfd.readouterr().err

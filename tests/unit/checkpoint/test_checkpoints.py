@@ -24,9 +24,7 @@ from zerokara.checkpoint import Retention, folders
         (lambda folder: flip_last_byte(folder / "optimizer.safetensors"), "optimizer.safetensors", "SHA-256"),
     ],
 )
-def test_a_broken_newest_is_skipped_and_logged(
-    tmp_path: Path, harm: Callable[[Path], None], file: str, word: str
-) -> None:
+def test_a_broken_one_is_skipped_and_logged(tmp_path: Path, harm: Callable[[Path], None], file: str, word: str) -> None:
     older, newest = saved(tmp_path, 10), saved(tmp_path, 20)
     harm(newest)
     fault = fault_of(checkpoint.check, newest)

@@ -127,7 +127,7 @@ def test_a_disk_that_refuses_one_share_leaves_nothing(tmp_path: Path, refuse: Ca
     assert checkpoint.all_steps(tmp_path) == [10, 20] and len(list(tmp_path.iterdir())) == 2
 
 
-def test_nobody_writes_any_more_when_a_save_has_failed(
+def test_nobody_writes_afterwards(
     tmp_path: Path, refuse: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first fails at once, another is slow: its late file must not come into the next attempt's folder."""

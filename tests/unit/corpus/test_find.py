@@ -152,9 +152,7 @@ def test_links_are_followed(here: Path, entry: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl", "in/*"])
-def test_a_file_has_its_own_name_however_many_links_lead_to_it(
-    here: Path, entry: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_keeps_its_name_whatever_links_to_it(here: Path, entry: str, capsys: pytest.CaptureFixture[str]) -> None:
     write(here, "in/m.jsonl", "in/sub/n.jsonl")
     (here / "in/a.jsonl").symlink_to("m.jsonl")
     (here / "in/b.jsonl").symlink_to("sub/n.jsonl")
@@ -180,9 +178,7 @@ def test_a_link_to_nothing_with_a_corpus_file_s_name_is_a_fault(here: Path, entr
     assert (fault.where, fault.value) == ("config.yaml:3", "in/gone.jsonl") and "link" in fault.rule
 
 
-def test_other_links_to_nothing_are_told_where_they_may_have_been_a_folder(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_links_to_nothing_are_told_that_may_have_been_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(here, "in/a.jsonl")
     for link in ("part2", ".lock", "README.md"):
         (here / "in" / link).symlink_to("gone")

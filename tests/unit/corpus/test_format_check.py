@@ -43,9 +43,7 @@ def test_some_bad_lines_are_the_quarantine_s_business(tmp_path: Path) -> None:
         ("a.txt", "日本語\n日本\n".encode("shift_jis") * 5, "iconv -f SHIFT_JIS"),
     ],
 )
-def test_a_wrong_format_is_recognised_even_among_good_files(
-    tmp_path: Path, name: str, content: bytes, hint: str
-) -> None:
+def test_a_wrong_format_is_seen_even_among_good_files(tmp_path: Path, name: str, content: bytes, hint: str) -> None:
     compressed(tmp_path / name, content)
     (tmp_path / "good.jsonl").write_bytes(GOOD)
     for entry in (tmp_path / name, tmp_path):
@@ -90,9 +88,7 @@ def test_not_all_empty_lines_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
         ("a.parquet", gzip.compress(GOOD), "gzip", ".gz"),
     ],
 )
-def test_a_misnamed_file_is_reported_even_among_good_ones(
-    tmp_path: Path, name: str, content: bytes, found: str, wanted: str
-) -> None:
+def test_a_misnamed_file_among_good_ones(tmp_path: Path, name: str, content: bytes, found: str, wanted: str) -> None:
     (tmp_path / "good.jsonl").write_bytes(GOOD)
     _check(tmp_path)
     (tmp_path / name).write_bytes(content)

@@ -162,9 +162,7 @@ def test_txt_as_one_document(
 
 
 @pytest.mark.parametrize("ending", COMPRESS)
-def test_many_tiny_documents_and_a_line_without_end_take_little_memory(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_takes_little_memory(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 1 << 16)
     tiny, path = b'{"text": "a"}\n' * 20_000, tmp_path / f"a.jsonl{ending}"
     members = (tiny, b'{"text": "' + b"x" * 20_000_000 + b'"}\n', tiny)

@@ -121,9 +121,7 @@ def test_what_spells_a_control_token_is_text(models: dict[str, LoadedModel]) -> 
         assert not set(ids) & set(model.tokenizer.all_special_ids)
 
 
-def test_a_killed_run_continues(
-    models: dict[str, LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on(models: dict[str, LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bits_per_byte, "BLOCK_BYTES", 80)
     model, whole, measured = models["gpt2"], row_of(models["gpt2"]), list[int]()
     compute = bits_per_byte.losses_of

@@ -76,7 +76,7 @@ def test_chrf_is_sacrebleus() -> None:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_every_metric_is_one_where_all_is_right_and_its_interval_holds_it(
+def test_a_metric_is_one_where_all_is_right_and_its_interval_holds_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scoring, "NUM_RESAMPLES", 300)

@@ -199,9 +199,7 @@ def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder
 
 
 @pytest.mark.parametrize("encodes", [False, True])
-def test_an_example_that_fills_a_row_is_kept_and_one_more_token_is_too_much(
-    tmp_path: Path, encoder: Encoder, encodes: bool
-) -> None:
+def test_an_example_that_fills_a_row_is_kept_and_no_longer_one(tmp_path: Path, encoder: Encoder, encodes: bool) -> None:
     """A decoder's last token is only a label: an example of 61 tokens takes 60 positions."""
     record = {"source": "the fox " * 9, "target": "b"}
     files = prepared(tmp_path, encoder, [record], encodes=encodes, length=500)
@@ -246,9 +244,7 @@ def test_an_input_is_on_one_side_only(tmp_path: Path, encoder: Encoder) -> None:
     assert again.train.sha256 == files.train.sha256 != other.train.sha256
 
 
-def test_test_examples_that_were_seen_are_counted(
-    tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_seen_test_examples_are_counted(tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
     test = [{"source": "unseen 1", "target": "a"}, PAIRS[3], {**PAIRS[4], "target": "b"}]
     settings = {"test_data": [write_jsonl(tmp_path / "test.jsonl", test)], "valid_fraction": 0.25}
     files = prepared(tmp_path, encoder, PAIRS, **settings)
@@ -315,17 +311,13 @@ def test_the_hash_is_of_the_borders_too(tmp_path: Path, encoder: Encoder) -> Non
     assert tokens[0] == tokens[1] and made[0].sha256 != made[1].sha256
 
 
-def test_answers_that_the_tokenizer_does_not_know_are_counted(
-    tmp_path: Path, train_toy: TrainToy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_answers_are_counted(tmp_path: Path, train_toy: TrainToy, capsys: pytest.CaptureFixture[str]) -> None:
     poor = Encoder(train_toy(vocab_size=560, byte_fallback=False))
     prepared(tmp_path, poor, [*PAIRS, {"source": "fox", "target": "ﷺ"}])
     assert "1 of 41 train answers" in capsys.readouterr().out
 
 
-def test_batches_of_any_size_and_of_bad_lines_give_the_same(
-    tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_of_any_size_give_the_same(tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [*BAD, *random.Random(1).choices(PAIRS, k=100)]
     whole = prepared(tmp_path, encoder, records, max_bad_fraction=0.5)
     monkeypatch.setattr("zerokara.examples.preparation.BATCH", 3)

@@ -39,9 +39,7 @@ def model() -> Decoder:
         ("off", "cuda", 1, False, False),
     ],
 )
-def test_where_layers_and_functions_are_compiled(
-    mode: str, device: str, zero_stage: int, layers: bool, functions: bool
-) -> None:
+def test_where_what_is_compiled(mode: str, device: str, zero_stage: int, layers: bool, functions: bool) -> None:
     assert (compilation.reason_against(mode, device, zero_stage) is None) == layers
     assert compilation.compiles_functions(mode, device) == functions
 
@@ -60,9 +58,7 @@ def test_a_function_runs_compiled_at_sizes_that_it_was_shown() -> None:
 
 
 @pytest.mark.parametrize("whole_layers", [True, False])
-def test_what_does_not_compile_is_logged_and_runs_eagerly(
-    model: Decoder, whole_layers: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_compile_runs_eagerly(model: Decoder, whole_layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = mock.Mock(side_effect=RuntimeError("no C++ compiler\nand a long story"))
     monkeypatch.setattr(torch, "compile", lambda *_, **__: compiled)  # fails at the first call
     ids = torch.zeros(2, 16, dtype=torch.int64)

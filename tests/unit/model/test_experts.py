@@ -89,7 +89,7 @@ def test_grouped_experts_equal_one_by_one() -> None:
     rounding.assert_same_tensor(layer._grouped(sorted_MD, ends_X), layer._one_by_one(sorted_MD, ends_X))
 
 
-def test_an_expert_without_a_token_gets_no_gradient_whatever_the_kernel_leaves_there(
+def test_an_expert_without_a_token_gets_no_gradient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layer, tokens = layer_of(), torch.randn(8, 48, generator=torch.Generator().manual_seed(1))

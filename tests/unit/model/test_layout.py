@@ -62,9 +62,7 @@ def computed(name: str, documents: str, batch_first: bool) -> tuple[list[Tensor]
         ("t5", "mask"),
     ],
 )  # fmt: skip
-def test_batch_first_computes_the_same_and_attention_copies_nothing(
-    monkeypatch: pytest.MonkeyPatch, name: str, documents: str
-) -> None:
+def test_batch_first_is_the_same_and_copies_nothing(monkeypatch: pytest.MonkeyPatch, name: str, documents: str) -> None:
     flash.install()
     monkeypatch.setattr(layout, "is_batch_first", layout.is_batch_first)
     monkeypatch.setattr(cpu_attention, "serves", lambda _: False)

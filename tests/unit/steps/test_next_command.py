@@ -130,7 +130,7 @@ def test_a_file_that_names_this_run_is_taken_as_it_is_and_another_runs_is_not() 
         ("mine.yaml", ["zero kara/convert_config.yaml"], "zero kara/convert_config.yaml"),
     ],
 )
-def test_the_file_that_belongs_to_this_one(
+def test_the_file_that_belongs_to_it(
     own: str, files: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(command.COMMAND_NAME, "bash zero kara/3_train_node1.sh")
@@ -159,9 +159,7 @@ def test_the_scripts_are_named_as_the_user_called_this_one(path: str, monkeypatc
     assert command.again([]) == "the same command"
 
 
-def test_what_was_stopped_is_told_by_the_command_that_was_typed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stop_tells_the_command_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def stop(config: Settings, options: command.Options) -> None:
         raise KeyboardInterrupt
 

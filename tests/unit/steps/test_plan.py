@@ -61,8 +61,6 @@ def test_small_models_are_offered_where_the_corpus_has_text_for_them(
 @pytest.mark.parametrize(
     ("argv", "said"), [((), "--hours"), (("--hours", "0.1", "--set", "init_from=somewhere"), "init_from")]
 )
-def test_what_cannot_be_planned(
-    config: Path, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused(config: Path, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main(["--config", str(config), *argv]) == 2
     assert said in capsys.readouterr().err

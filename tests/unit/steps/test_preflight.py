@@ -43,9 +43,7 @@ def record(path: Path, step: str, *names: str, facts: Any = None) -> None:
     manifest.write(path, manifest.StepSpec(step, {}), made, facts or {}, 1.0)
 
 
-def test_torch_is_not_loaded_before_the_settings_and_the_outputs_are_checked(
-    tiny_data: dict[str, str], tmp_path: Path
-) -> None:
+def test_torch_is_not_loaded_before_settings_and_outputs_are_checked(tiny_data: dict[str, str], tmp_path: Path) -> None:
     """In one process: each step refuses a wrong setting, steps 3 and 4 a place that they cannot write to or read."""
     (tmp_path / "file").touch()
     blocked = tmp_path / "file" / "out"

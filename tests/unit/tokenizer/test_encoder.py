@@ -119,9 +119,7 @@ def test_runs_only_where_sums_are_exact(train_toy: TrainToy, tmp_path: Path) -> 
         assert encoder.run_characters == 0 and encoder.runs("a\nb") == ["a", "b"]
 
 
-def test_a_missing_tokenizer_is_told_with_the_newest_that_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_tokenizer_is_told_with_the_newest_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     wanted = Path("tokenizers/it/tokenizer.model")
     assert "step 1" in fault_of(Encoder, wanted).remedy

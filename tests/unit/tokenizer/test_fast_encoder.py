@@ -92,7 +92,7 @@ def test_other_ids_are_found_while_it_works(toy_bpe: Encoder, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("module", "value"), [("gigatoken", None), ("gigatoken._load.sentencepiece", None)])
-def test_without_gigatoken_the_work_is_done_all_the_same(
+def test_without_gigatoken_it_works(
     toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch, module: str, value: None
 ) -> None:
     monkeypatch.setitem(sys.modules, module, value)

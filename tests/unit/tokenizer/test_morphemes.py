@@ -202,9 +202,7 @@ def test_the_death_of_a_process_is_an_error(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", sorted(ANALYSERS))
-def test_a_missing_analyser_is_named_with_the_command_that_installs_it(
-    name: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_analyser_is_named_with_what_installs_it(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "distributions", lambda **_: [])
     fault = fault_of(morphemes.analyser_of, TokenizerConfig(pre_segment=name))
     assert (fault.key, fault.value) == ("pre_segment", name)

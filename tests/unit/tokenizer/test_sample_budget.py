@@ -55,9 +55,7 @@ def japanese(tmp_path_factory: pytest.TempPathFactory) -> list[InputFile]:
 @pytest.mark.parametrize(
     ("language", "model_type"), [("english", "unigram"), ("english", "bpe"), ("japanese", "unigram")]
 )
-def test_the_estimate_is_what_a_training_takes(
-    language: str, model_type: Any, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_estimate_is_right(language: str, model_type: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     files: list[InputFile] = request.getfixturevalue(language)
     config = TokenizerConfig(model_type=model_type, vocab_size=6000)
     made = sample_budget.estimate(config, files)
@@ -105,7 +103,7 @@ def test_auto_follows_the_free_memory_within_bounds(japanese: list[InputFile], m
     assert sizes[1] == pytest.approx((0.5e9 - sample_budget.BASE_BYTES) / 16, rel=0.1)
 
 
-def test_a_sample_too_large_for_the_machine_is_refused_with_what_fits(
+def test_too_large_a_sample_is_refused_with_what_fits(
     japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sample_budget, "available_memory", lambda: 50_000_000)

@@ -85,9 +85,7 @@ def test_bad_lines_count_as_documents_and_one_that_is_too_long_with_its_bytes(
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_a_packed_file_that_is_cut_off_counts_whole(
-    tmp_path: Path, tally_of: TallyOf, make_config: MakeConfig, ending: str
-) -> None:
+def test_a_cut_off_file_counts_whole(tmp_path: Path, tally_of: TallyOf, make_config: MakeConfig, ending: str) -> None:
     """Of half a file most documents may be lost, though all bytes that are there can be read."""
     packed = (gzip.compress if ending == ".gz" else zstd.compress)(_lines(9000))
     path = tmp_path / f"a.jsonl{ending}"
@@ -131,7 +129,7 @@ def test_rows_that_were_given_before_the_damage_stay_documents(tmp_path: Path, t
     assert tally.bytes_lost == path.stat().st_size - path.stat().st_size * tally.documents // 1000
 
 
-def test_of_several_members_the_damaged_one_is_unverified_and_bytes_after_the_last_are_lost(
+def test_of_members_a_damaged_one_is_unverified_and_bytes_behind_the_last_lost(
     tmp_path: Path, tally_of: TallyOf
 ) -> None:
     first, last, path = gzip.compress(_lines(500)), gzip.compress(_lines(100)), tmp_path / "a.jsonl.gz"
@@ -162,9 +160,7 @@ def _mixed(tmp_path: Path, corpus: Path) -> list[str]:
     return [str(corpus), str(tmp_path / "*.gz"), str(tmp_path / "spoilt.jsonl.zst"), str(tmp_path / "rows.parquet")]
 
 
-def test_workers_tasks_and_resumed_shards_change_no_count(
-    make_config: MakeConfig, corpus: Path, tmp_path: Path
-) -> None:
+def test_workers_tasks_and_resuming_change_no_count(make_config: MakeConfig, corpus: Path, tmp_path: Path) -> None:
     made, entries = [], _mixed(tmp_path, corpus)
     for number, (workers, task_bytes) in enumerate([(1, None), (3, 30_000)]):
         prefix = str(tmp_path / f"out{number}" / "tokens")

@@ -86,9 +86,7 @@ def test_each_source_gives_validation_documents(make_config: MakeConfig, corpus:
     assert len(IndexedTokens(TokenPaths(config.output_prefix).valid)) == 14
 
 
-def test_a_mended_corpus_leaves_no_quarantine_and_no_validation_leaves_no_files(
-    make_config: MakeConfig, corpus: Path
-) -> None:
+def test_a_mended_corpus_has_no_quarantine_and_no_validation_no_files(make_config: MakeConfig, corpus: Path) -> None:
     _encode(make_config())
     config = make_config(valid_fraction=0)
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in _good_texts(corpus)), encoding="utf-8")
@@ -105,9 +103,7 @@ def test_a_mended_corpus_leaves_no_quarantine_and_no_validation_leaves_no_files(
         ({"valid_min_documents": 151}, ("150",)),
     ],
 )
-def test_a_limit_that_stops_the_step_leaves_the_quarantine(
-    make_config: MakeConfig, settings: dict[str, float], words: tuple[str, ...]
-) -> None:
+def test_a_limit_leaves_quarantine(make_config: MakeConfig, settings: dict[str, float], words: tuple[str, ...]) -> None:
     config = make_config(**settings)
     fault = fault_of(_encode, config)
     assert {fault.key: fault.value} == settings and all(word in fault.rule + fault.remedy for word in words)
@@ -133,9 +129,7 @@ def _failing(error: BaseException) -> Callable[..., Any]:
     return failing
 
 
-def test_a_full_disk_while_merging_leaves_what_was_there(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_while_merging_harms_nothing(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     _encode(config)
     before = written(config)
@@ -221,9 +215,7 @@ def test_sentencepiece_takes_over_from_a_fast_encoder_that_differs(
     assert finished(config) == written(plain)
 
 
-def test_redo_takes_over_what_this_very_work_had_finished(
-    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_redo_takes_its_own_over(make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A person who types an interrupted command again must not lose its hours to the --redo in it."""
     config = make_config()
     before = write_tokens(config).manifest.read_bytes()

@@ -28,9 +28,7 @@ MakeConfig = Callable[..., PretrainConfig]
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
-def test_the_estimate_is_near(
-    make_config: MakeConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool
-) -> None:
+def test_it_is_near(make_config: MakeConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool) -> None:
     monkeypatch.setattr(estimate, "PLACE_CHARACTERS", 4_000)
     content = corpus.read_text(encoding="utf-8").replace("\n", "\n\n")
     corpus.write_text(content, encoding="utf-8")

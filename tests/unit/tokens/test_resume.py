@@ -60,9 +60,7 @@ def mixed(corpus: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("workers", "shards"), [(1, 5), (3, 1)])
-def test_a_stopped_run_resumes(
-    make_config: MakeConfig, mixed: list[str], tmp_path: Path, workers: int, shards: int
-) -> None:
+def test_it_resumes(make_config: MakeConfig, mixed: list[str], tmp_path: Path, workers: int, shards: int) -> None:
     whole = make_config(input_jsonl=mixed, output_prefix=str(tmp_path / "whole" / "tokens"), num_workers=2)
     _encode(whole, task_bytes=100_000)
     config = make_config(input_jsonl=mixed, num_workers=workers)
@@ -173,7 +171,7 @@ def test_where_the_disk_is_tight_each_shard_goes_before_the_next_is_copied(
     assert finished(config) == expected
 
 
-def test_another_split_after_shards_were_deleted(
+def test_another_split_after_deletions(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, calls = make_config(), itertools.count()

@@ -74,9 +74,7 @@ def test_a_packed_file_is_blocks_of_whole_lines(tmp_path: Path) -> None:
     assert expected(files, 1000, "line", results)[1] == gone[:1], "what follows it is not known"
 
 
-def test_small_packed_files_are_read_as_a_whole_and_large_ones_of_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_files_are_read_whole_where_small_or_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = _packed(tmp_path, "a.jsonl.gz", "b.jsonl.gz")
     whole = _all(files, 8 * max(file.bytes for file in files))
     assert [part.end for task in whole for part in task.parts if isinstance(part, Range)] == [None, None]

@@ -106,9 +106,7 @@ def test_who_differs_since_when_is_named(monkeypatch: pytest.MonkeyPatch, check:
         check.check(40)
 
 
-def test_tensor_parallel_shards_may_differ_and_replicas_may_not(
-    monkeypatch: pytest.MonkeyPatch, check: DivergenceCheck
-) -> None:
+def test_tensor_shards_may_differ_and_replicas_may_not(monkeypatch: pytest.MonkeyPatch, check: DivergenceCheck) -> None:
     pretend(monkeypatch, check, {1: MATRIX, 3: MATRIX}, tensor_size=2)
     check.check(21)
     pretend(monkeypatch, check, {1: MATRIX, 2: MATRIX}, tensor_size=2)

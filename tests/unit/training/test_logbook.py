@@ -94,9 +94,7 @@ def test_time_left_counts_pauses_and_leaves_the_first_step_out(tmp_path: Path, c
     assert [line["seconds_left"] for line in step_metrics.read(tmp_path)] == [99 * 30, 97 * 3, 96 * 6]
 
 
-def test_a_logged_step_is_the_mean_of_the_steps_since_the_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]
-) -> None:
+def test_a_logged_step_is_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     book = logbook(tmp_path)
     for step, loss in enumerate((5.0, 3.0), 1):
         clock[0] += 2
@@ -161,9 +159,7 @@ def validated(name: str, value: float, badness: float) -> ValidationResult:
     )
 
 
-def test_the_facts_keep_the_first_the_last_and_the_best_validation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_facts_keep_the_first_last_and_best_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     book = logbook(tmp_path)
     for step, bits, accuracy in ((0, 3.0, 0.5), (2, 1.0, 0.7), (4, 2.0, 0.9)):
         loss = validated("valid_bits_per_byte", bits, bits)
@@ -180,9 +176,7 @@ def test_the_facts_keep_the_first_the_last_and_the_best_validation(
     assert "step 4  valid_accuracy 0.9000" in capsys.readouterr().out
 
 
-def test_only_the_first_process_writes_and_all_keep_the_facts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_first_process_writes_and_all_keep_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (1, 0):
         book = logbook(tmp_path, rank=rank)
         book.add(record(1, 5.0))
@@ -344,7 +338,7 @@ def test_every_number_of_every_kind_of_line_is_a_curve_in_a_group(tmp_path: Path
 
 
 @pytest.mark.parametrize(("fails_at_start", "num_calls"), [(True, 0), (False, 1)])
-def test_a_tracker_that_fails_is_dropped_and_logged_once(
+def test_a_failing_tracker_is_dropped(
     tmp_path: Path, fails_at_start: bool, num_calls: int, messages: list[str]
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
@@ -367,7 +361,7 @@ def test_a_tracker_that_fails_is_dropped_and_logged_once(
 
 
 @pytest.mark.parametrize("room", [0, 9], ids=["no room", "room for half a line"])
-def test_lines_that_a_full_disk_refuses_are_written_when_there_is_room_again(
+def test_lines_that_a_full_disk_refuses_are_written_when_it_has_room(
     tmp_path: Path, messages: list[str], room: int
 ) -> None:
     path = tmp_path / "metrics.jsonl"
