@@ -1,7 +1,5 @@
 """Exports of every family as step 4 writes them, and programs that run with another client's packages."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

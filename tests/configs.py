@@ -1,7 +1,5 @@
 """Configurations for tests: small, valid, made from the class, so that a test names only the settings it is about."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

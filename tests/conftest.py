@@ -1,8 +1,6 @@
 """What all tests share: tests that need a GPU are left out where there is none; each part's time is printed, and which
 tests came nearest to what rounding explains."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

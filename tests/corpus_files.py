@@ -1,7 +1,5 @@
 """Corpus files for tests, compressed as their names say, found and read as the steps do."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable, Iterable

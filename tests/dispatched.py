@@ -1,7 +1,5 @@
 """What torch's operations take: the bytes that are alive at a time, and each tensor that they make."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Size, Tensor

@@ -4,8 +4,6 @@ No original is needed: what is special about them (first pieces, prefix, normali
 from the trainer's settings, which their files record.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@
 and prints what its processes answered as a JSON list.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import inspect

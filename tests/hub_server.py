@@ -6,8 +6,6 @@ a test sets HF_HUB_DISABLE_XET, as a user behind a proxy may. For datasets: revi
 files, those outside git by way of another host ("localhost"), which must never see the token.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -9,8 +9,6 @@ processor without AVX-512 has some of these settings alike. All other arguments 
 tests/rounding.py. What was found: docs/rounding.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Checkpoints of a few bytes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -4,8 +4,6 @@
 are the library's own, so that step 2 finds nothing to do and step 3 takes the files as any others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Notebooks run from top to bottom on a CPU, as Jupyter does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``python -m programs MODULE PROCESSES FILE`` does the latter.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

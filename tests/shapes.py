@@ -1,7 +1,5 @@
 """Shapes of tiny models for tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from configs import config_of

@@ -1,7 +1,5 @@
 """A small corpus, its tokenizer and token files, made once, and training runs over them in real processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

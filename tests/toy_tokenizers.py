@@ -1,7 +1,5 @@
 """A toy corpus in several scripts, and toy tokenizers trained on it in the process."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CTranslate2 converts an export and computes what transformers computes: probabilities and greedy tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """lm-evaluation-harness takes an export by the command that docs/evaluation.md shows, and measures what step 8 does."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

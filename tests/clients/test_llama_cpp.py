@@ -1,7 +1,5 @@
 """llama.cpp converts an export whose tokenizer is BPE, and reads, computes and writes as transformers does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

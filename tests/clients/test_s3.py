@@ -1,7 +1,5 @@
 """Step 2 reads a corpus from an object store: moto's S3, by s3fs, gives the token files of the same files on a disk."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

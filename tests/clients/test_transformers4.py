@@ -1,7 +1,5 @@
 """transformers 4.57 reads an export as transformers 5 does: ids, logits, greedy tokens, the model card's snippet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

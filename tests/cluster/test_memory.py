@@ -4,8 +4,6 @@ As such it writes FOLDER/RANK.json: the bytes resident before the first save, an
 peak is the kernel's own (VmHWM), which is set back before each save (``5`` in /proc/self/clear_refs, proc(5)).
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

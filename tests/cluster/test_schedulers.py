@@ -4,8 +4,6 @@ Slurm is a cluster of one's own on two namespaces: no munge (auth/none), no cgro
 the bytes of one machine, also where a machine is lost half-way.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Two machines train what one trains; nothing is left of a lost one, and the run goes on from its newest checkpoint."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time

@@ -1,7 +1,5 @@
 """The forge of training processes and the run that nothing befell."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

@@ -25,8 +25,6 @@ A job: ``step`` (``train`` or ``finetune``), its ``arguments`` (--config FILE, -
 All of it goes through public functions and methods, so that what lies below them can change.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Training processes that faults befall, what they must end as"""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Losses and gradients that are not finite: the step is skipped, reported, and remembered by a resumed run."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 from pathlib import Path

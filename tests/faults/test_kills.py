@@ -1,7 +1,5 @@
 """kill -9 at any moment: the same command resumes, and ends as the run without a fault, bit for bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

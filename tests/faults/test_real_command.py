@@ -1,7 +1,5 @@
 """The command as a person runs it, with two processes: killed whole, killed in part, asked to stop; and resumed."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

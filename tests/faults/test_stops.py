@@ -1,7 +1,5 @@
 """A request to stop, wherever the run is: it saves at the end of the step, and the same command resumes."""
 
-from __future__ import annotations
-
 import signal
 import time
 from pathlib import Path

@@ -4,8 +4,6 @@ This file is also the program that is measured: it prints the peak of its memory
 beyond what it held after the export of a tiny model, which loads every library.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

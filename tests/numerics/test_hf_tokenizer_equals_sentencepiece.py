@@ -1,7 +1,5 @@
 """Stock AutoTokenizer against SentencePiece: the same ids for hard and random texts; broken twins fail."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Intra-document masking: a document in a packed sequence is computed as alone, by a mask and by offsets."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The state of a process by arithmetic is the bytes of the tensors that real training processes hold."""
 
-from __future__ import annotations
-
 import gc
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The gradient norm and clipping against torch's, and a skipped step, with every engine and optimizer."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any

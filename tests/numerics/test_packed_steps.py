@@ -1,7 +1,5 @@
 """Training on packed examples: neither the micro batch nor the processes change it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A start costs no process more than training does, draws each number once, and gives the weights of seed and name."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """A model that is overfitted to short documents, exported and loaded as a user does, stops generating by itself."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

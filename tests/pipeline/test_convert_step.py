@@ -1,7 +1,5 @@
 """Step 4 on a run folder with a checkpoint: what it writes, proves, refuses and prints."""
 
-from __future__ import annotations
-
 import json
 import resource
 import shutil

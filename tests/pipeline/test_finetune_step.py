@@ -1,7 +1,5 @@
 """Step 7 as a person runs it: a small model learns small tasks, is stopped and resumed, tested, and exported."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

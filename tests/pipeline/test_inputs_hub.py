@@ -1,7 +1,5 @@
 """A Hub dataset as input of step 2, against a Hub on loopback: the documents of its files, and every way to fail."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The whole line, steps 1 to 6, for an encoder with a decoder and for experts, from the files in model_configs/."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

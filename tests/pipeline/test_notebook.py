@@ -1,7 +1,5 @@
 """The notebook runs from top to bottom on a CPU, with a tiny model, and shows what it should."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

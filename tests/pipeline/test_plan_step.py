@@ -1,7 +1,5 @@
 """python 0_plan.py: real steps measured, and real small runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`2_tokenize.sh` and `count_tokens.py` as a user runs them: real processes on real files, ended at any moment."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Step 1 as a user runs it: the script, its files, its words, its exit codes."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

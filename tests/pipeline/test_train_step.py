@@ -1,7 +1,5 @@
 """Step 3 as a person runs it: through the shell script and real processes, killed, resumed, refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

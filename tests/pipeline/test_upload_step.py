@@ -1,7 +1,5 @@
 """Step 6 as a user starts it, against a Hub on loopback: what arrives, what is refused, and with which exit code."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import socket

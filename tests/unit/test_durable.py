@@ -1,7 +1,5 @@
 """Files and folders get their name in one step, whoever is killed when; locks are held once, where there are any."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

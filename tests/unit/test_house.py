@@ -1,7 +1,5 @@
 """The rules of the house, checked on the source itself: floors, borders to vendors, sizes, shipped YAML."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """Progress lines, and numbers with their units."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """Memory and cores that this process may use: the machine's, within its control groups and its own limit."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections import namedtuple

@@ -1,7 +1,5 @@
 """setup.sh installs the files that the lock files name by their hashes, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

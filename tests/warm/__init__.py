@@ -7,8 +7,6 @@ their own with the environment, folder and streams that the test gives them, and
 an interpreter does is tested with real ones: test_run_all, test_current_folder, test_gpu_benchmark, test_real_command.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -8,8 +8,6 @@ client that is gone takes its program with it. Nothing but imports happens here,
 The training processes that such a program starts in its turn are forked as well (`_ForkedProcesses`).
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

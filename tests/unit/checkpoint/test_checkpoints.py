@@ -1,7 +1,5 @@
 """Checkpoints appear whole; a broken one is named and skipped; retention keeps what it should."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

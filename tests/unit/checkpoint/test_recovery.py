@@ -1,7 +1,5 @@
 """A start with checkpoints that are broken, that cannot be read at the moment, or that are too new."""
 
-from __future__ import annotations
-
 import builtins
 import errno
 import io

@@ -1,7 +1,5 @@
 """A checkpoint that several processes write, each its rows: read as one, whole or not there at all."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

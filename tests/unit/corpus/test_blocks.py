@@ -1,7 +1,5 @@
 """Blocks of compressed files: their union is the whole file for any size of a block; a damage is told once."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The unpacked bytes of .gz and .zst: several members, long windows, and all there is before damage."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import zlib

@@ -1,7 +1,5 @@
 """Entries of the configuration → corpus files: each once, in a fixed order, and nothing lost in silence."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import socket

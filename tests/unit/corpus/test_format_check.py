@@ -1,7 +1,5 @@
 """Faults that the first lines show before anything is encoded."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parts of corpus files → documents and bad lines: every line once in any format and cutting, every reason."""
 
-from __future__ import annotations
-
 import json
 import time
 import tracemalloc

@@ -1,7 +1,5 @@
 """Files at addresses, by the file system that `fsspec` keeps in memory: the documents of the same files on a disk."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import pickle

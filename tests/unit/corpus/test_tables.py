@@ -1,7 +1,5 @@
 """Rows of a .parquet → documents: every row once, every reason, damage told once a row group, in bounded memory."""
 
-from __future__ import annotations
-
 import io
 import os
 from pathlib import Path

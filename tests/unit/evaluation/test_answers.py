@@ -1,7 +1,5 @@
 """Prompts → ids of the model's own tokenizer → answers as text; answers of before come from the cache."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

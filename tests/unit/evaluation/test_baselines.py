@@ -1,7 +1,5 @@
 """Baselines on small data whose answers are known."""
 
-from __future__ import annotations
-
 import pytest
 
 from zerokara.evaluation import baselines

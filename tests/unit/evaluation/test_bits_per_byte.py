@@ -1,7 +1,5 @@
 """Bits per byte equal a computation by hand: every token scored once, text bytes only, whatever the tokenizer."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

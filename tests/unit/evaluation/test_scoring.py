@@ -1,7 +1,5 @@
 """Metrics against the libraries that define them; intervals hold the truth as often as they say."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Examples become token files: borders and ends, every format, every fault with its line, and counts that close."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Files of examples → records with their places, whatever the format; what is no record is told with its place."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a fine-tuning measures of its model is what stock transformers generate with the export, hostile prompts too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

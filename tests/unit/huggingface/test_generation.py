@@ -1,7 +1,5 @@
 """Batched greedy generation is that of each prompt alone, in every family; the model for it is made of weights."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

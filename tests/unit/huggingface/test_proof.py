@@ -1,7 +1,5 @@
 """The proof of a model: on how many tokens it is compared, and what counts as the same greedy token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

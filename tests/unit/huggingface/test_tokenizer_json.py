@@ -1,7 +1,5 @@
 """The tokenizer's files in an exported folder; tests/numerics compares the ids that they give."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 tests/numerics/test_export_logits.py proves all transforms to HF, test_from_hf.py that they come back.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

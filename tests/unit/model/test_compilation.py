@@ -1,7 +1,5 @@
 """When layers are compiled, when they run eagerly, and what happens when the compiler fails. Nothing is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock

@@ -3,8 +3,6 @@
 On rows of packed examples padding counts nowhere, and an example drops what it drops alone.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hidden states that lie as on a GPU give the same numbers, and attention copies none of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flash

@@ -1,7 +1,5 @@
 """Shapes count what is built, attention masks what it must, and megatron-core loads no more than is used."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tensor-parallel sharding: both directions, and that the table knows every parameter there is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Objectives. Span corruption as in T5: no token is lost, each cut is as likely, and the spans are the sample's own."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import comb
 

@@ -1,7 +1,5 @@
 """The order of one stream, the seats of a mixture, the order of a mixture in stages, and the shares of ranks."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from collections import Counter

@@ -1,7 +1,5 @@
 """Samples cut from a stream of tokens, and the documents that they hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Validation batches: windows of documents, whole samples, parts and ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The commands that a step prints, as a person uses them: pasted, they load the configuration that is meant."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """python 0_plan.py on a machine whose speed is known: what it advises is what its next command trains."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

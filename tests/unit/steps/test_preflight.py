@@ -1,7 +1,5 @@
 """No step begins whose output cannot be written or is somebody else's: in its dry run, at its start, with --redo."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

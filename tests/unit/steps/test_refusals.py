@@ -1,7 +1,5 @@
 """A step that is refused leaves nothing on the disk that was not there before, however far it had come."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

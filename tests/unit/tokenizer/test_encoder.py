@@ -1,7 +1,5 @@
 """Text to ids and back: what every later step builds on."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

@@ -1,7 +1,5 @@
 """The fast encoder: proved equal before the work, checked during it, left when it differs."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pre-segmentation: the text stays as it is, no piece is learnt across a boundary, a missing analyser is named."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import re

@@ -1,7 +1,5 @@
 """The report's numbers against counts by hand, for SentencePiece and for what Hugging Face's tokenizers make."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

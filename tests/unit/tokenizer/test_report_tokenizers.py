@@ -1,7 +1,5 @@
 """Tokenizers of other makers, measured as ours are: against counts by hand and against SentencePiece itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The plan of a training: how much text, how much memory, and that this is what the training then takes."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

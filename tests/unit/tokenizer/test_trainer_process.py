@@ -1,7 +1,5 @@
 """While SentencePiece works, something is shown all the time; and it does not go on working for nobody."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

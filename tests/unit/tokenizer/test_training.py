@@ -1,7 +1,5 @@
 """Training: the same bytes every time, and impossible settings told with the numbers that work."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A small tokenizer and a small corpus, made in the process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 `ZEROKARA_FUZZ_FILES=1000 pytest tests/unit/tokens/test_accounts.py -s` damages a thousand files instead of a few.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The whole of step 2's work: any number of workers, any cutting, any format; quarantine; failures leave nothing."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

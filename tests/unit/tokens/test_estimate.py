@@ -1,7 +1,5 @@
 """Estimate of step 2: tokens and disk space by a sample, and a tokenizer that can be exported."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
 from collections.abc import Callable

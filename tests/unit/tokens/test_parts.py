@@ -1,7 +1,5 @@
 """Step 2 in parts, encoded and merged by whoever comes: the bytes of one run, and what is no share of it is refused."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import random

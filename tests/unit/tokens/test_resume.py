@@ -1,7 +1,5 @@
 """A run of step 2 that was ended at any moment: the next one resumes, and ends with the same files."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """How the corpus is cut into tasks, and which of them a part does."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which documents are kept for validation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Guards of the weights: which steps are skipped, when a run is given up, and which processes have diverged."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

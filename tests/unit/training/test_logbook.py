@@ -3,8 +3,6 @@
 Trackers beside them see each step once, and no failure there stops a training.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

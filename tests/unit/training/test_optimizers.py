@@ -1,7 +1,5 @@
 """The parameters of each optimizer, their weight decay, the size of the state, and the settings it can run with."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

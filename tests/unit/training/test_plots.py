@@ -1,7 +1,5 @@
 """The plots of a run, and the process that draws them."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """Values of the recipe for `auto`, which a run keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

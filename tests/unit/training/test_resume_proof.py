@@ -1,7 +1,5 @@
 """The proof of resume: what it compares, what it calls equal, and what it refuses. Real runs: tests/pipeline."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

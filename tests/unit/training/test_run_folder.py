@@ -1,7 +1,5 @@
 """The identity of a run folder, --redo, and its locks."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The copy of a checkpoint in main memory: pinned ahead of the first save, and what a refused leaves behind."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The schedule against tables written out by hand, and the table of sources against what is really read."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

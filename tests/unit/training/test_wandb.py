@@ -1,7 +1,5 @@
 """Weights & Biases, with the real library without a network: it records, and it can never stop a training."""
 
-from __future__ import annotations
-
 import getpass
 import socket
 import sys

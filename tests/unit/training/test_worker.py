@@ -1,7 +1,5 @@
 """A training process: how it leaves and is asked to, and the attention kernels that its trial names."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

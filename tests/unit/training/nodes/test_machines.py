@@ -1,7 +1,5 @@
 """Machines that train together: the role of each, with its endpoint; faults that keep them from it; who is lost."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
