@@ -76,9 +76,7 @@ def test_what_cannot_compile_runs_eagerly(model: Decoder, whole_layers: bool, mo
 
 @pytest.mark.parametrize("whole_layers", [True, False])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_lack_of_memory_is_not_taken_for_what_does_not_compile(
-    model: Decoder, whole_layers: bool, wrapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lack_of_memory(model: Decoder, whole_layers: bool, wrapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     error: Exception = torch.OutOfMemoryError("CUDA out of memory")
     if wrapped:
         error, error.__cause__ = RuntimeError("backend='inductor' raised"), error

@@ -77,23 +77,6 @@ def test_a_first_token_that_nothing_predicts_is_not_counted(tmp_path: Path) -> N
     assert learned_labels(rows) == {0: [[8, END]], 1: [[6, END]]}
 
 
-def test_what_a_target_is_and_what_the_decoder_reads(tmp_path: Path) -> None:
-    examples = pair_examples()
-    rows = opened(tmp_path, examples, BOTH, both=True)
-    assert {number: runs for number, (runs,) in learned_labels(rows).items()} == dict(
-        enumerate(target for _, target in examples)
-    )
-    for row in range(len(rows)):
-        batch = Pairs(BOTH, START)(rows.many([row]), np.zeros(1, np.int64))
-        assert batch.segments is not None and batch.decoder_inputs is not None and batch.decoder_segments is not None
-        assert len(batch.arguments()) == 7 and batch.arguments()[3] is batch.decoder_inputs
-        for number, example in enumerate(rows.examples(row)):
-            read, target = examples[example]
-            assert batch.inputs[batch.segments == number].tolist() == read
-            assert batch.decoder_inputs[batch.decoder_segments == number].tolist() == [START, *target[:-1]]
-    assert rows.learned_counts(90).sum() == sum(len(target) for _, target in examples)
-
-
 @pytest.mark.parametrize("both", [False, True])
 def test_segments_ascend_and_the_number_of_examples_tells_padding(tmp_path: Path, both: bool) -> None:
     full = [[[*[5] * 15, END], [*[6] * 11, END]]] * 2 if both else [[[5] * 9, [*[6] * 7, END]]] * 2

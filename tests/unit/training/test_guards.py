@@ -1,13 +1,11 @@
 """Guards of the weights: which steps are skipped, when a run is given up, and which processes have diverged."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from shapes import shape_of
 
-from zerokara.checkpoint import TrainingState
 from zerokara.model import parallel
 from zerokara.model.builder import build
 from zerokara.training.guards import (
@@ -20,7 +18,6 @@ from zerokara.training.guards import (
     checksum,
 )
 
-START = TrainingState(0, 0, 0, 0.0, {}, "t", "d", "fp32", {})
 MATRIX, NORM = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.final_layernorm.weight"
 
 
@@ -57,18 +54,6 @@ def test_one_skipped_step_too_many_in_a_row_gives_up() -> None:
     guard.note(math.nan, "the loss is nan")
     with pytest.raises(TooManySkippedSteps, match=r"step 6: .* 3 .*max_skipped_steps is 2.*lr="):
         guard.check_skipped_in_row(6, "the loss is nan")
-
-
-def test_a_resumed_guard_judges_as_the_one_before() -> None:
-    first = StepGuard(spike_sigmas=2, max_skipped_steps=3)
-    for number in range(130):
-        first.note(3 + math.sin(number), "")
-    first.note(math.nan, "x")
-    kept = {name: getattr(first, name) for name in ("skipped_steps", "skipped_in_row", "recent_losses")}
-    resumed = StepGuard(2, 3, replace(START, **kept))
-    for loss in (3.0, 4.2, 4.5, 5.0, math.nan):
-        assert resumed.skip_reason_of_loss(loss) == first.skip_reason_of_loss(loss)
-    assert (resumed.skipped_steps, resumed.skipped_in_row, len(resumed.recent_losses)) == (1, 1, WINDOW_STEPS)
 
 
 @pytest.fixture
