@@ -65,7 +65,6 @@ class Exports:
     """Holds a folder for each name in `EXPORTS`, and nothing else."""
     questions: dict[str, Any]
     tokenizers: dict[str, Path]
-    """The SentencePiece models, by kind."""
 
     def __getitem__(self, name: str) -> Path:
         return self.folder / name

@@ -1,9 +1,14 @@
 """Corpus files for tests, compressed as their names say, found and read as the steps do."""
 
 import gzip
+import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import BadLine, Document, TxtDocument
@@ -11,7 +16,6 @@ from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import parts, read
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstd_module().compress}
-"""Compression by the ending of a name."""
 
 
 def json_lines(texts: Iterable[str]) -> bytes:
@@ -26,6 +30,13 @@ def write_jsonl(path: Path, records: Iterable[object]) -> str:
 
 def write_texts(path: Path, texts: Iterable[str]) -> str:
     return write_jsonl(path, ({"text": text} for text in texts))
+
+
+def parquet(row_group_size: int, **columns: Sequence[Any]) -> bytes:
+    """The bytes of a .parquet with these columns."""
+    stream = io.BytesIO()
+    pq.write_table(pa.table(columns), stream, row_group_size=row_group_size)
+    return stream.getvalue()
 
 
 def compressed(path: Path, content: bytes) -> Path:

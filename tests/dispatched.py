@@ -16,7 +16,6 @@ class Dispatched(TorchDispatchMode):
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak_bytes = 0
         self.made: list[tuple[str, Size]] = []
-        """Operation and size of each."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}

@@ -31,7 +31,6 @@ STEP_1 = {
     "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity", "add_dummy_prefix": False,
     "remove_extra_whitespaces": False, "user_defined_symbols": ["\n"], "pad_id": 3,
 }  # fmt: skip
-"""What step 1 sets."""
 _BPE = {
     "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
     "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True, "split_digits": True,

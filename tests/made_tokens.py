@@ -37,9 +37,7 @@ def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.d
         write_index(file, np.array(lengths, dtype=np.int32), dtype)
 
 
-def run_in_this_process(
-    job: Job, lanes: Sequence[Iterator[ShardTask]], num_workers: int
-) -> Generator[ShardResult, None, None]:
+def run_in_this_process(job: Job, lanes: Sequence[Iterator[ShardTask]], num_workers: int) -> Generator[ShardResult]:
     """Do the tasks one after another, in the place of `run_in_workers`."""
     for lane in lanes:
         for task in lane:

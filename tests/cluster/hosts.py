@@ -89,7 +89,6 @@ class Host:
 
 
 OWN = Path("/tmp/zerokara-own")
-"""The folder that is each host's own."""
 
 
 @contextlib.contextmanager

@@ -61,7 +61,6 @@ def main(arguments: Sequence[str]) -> int:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         before = resident("VmRSS")
         save(self, state)
-        assert self._current is not None
         self._current.result()
         if not (path := folder / f"{os.environ['RANK']}.json").exists():
             path.write_text(json.dumps([before, resident("VmHWM")]), encoding="utf-8")

@@ -39,11 +39,7 @@ def left_by(host: Host, folder: Path, to: Path) -> Trained:
 )
 @pytest.mark.parametrize("shared", [False, True], ids=["own folders", "shared folder"])
 def test_two_machines_train_what_one_process_trains(
-    hosts: list[Host],
-    train: Callable[..., Training],
-    tmp_path: Path,
-    settings: dict[str, str],
-    shared: bool,
+    hosts: list[Host], train: Callable[..., Training], tmp_path: Path, settings: dict[str, str], shared: bool
 ) -> None:
     """`by two`: two processes on each machine, where ZeRO 3 is hierarchical; and two on one machine."""
     by_two = "num_processes" in settings
@@ -91,9 +87,7 @@ def test_the_machine_that_is_left_goes_on_alone(hosts: list[Host], train: Callab
     assert "resuming from" in run.log(0) and "step 500/" in run.log(0)
 
 
-def test_a_batch_that_the_ones_left_cannot_share_ends_the_run_with_its_reason(
-    train: Callable[..., Training],
-) -> None:
+def test_a_batch_that_the_ones_left_cannot_share_ends_the_run_with_its_reason(train: Callable[..., Training]) -> None:
     """Three machines lose one: two can share 24 sequences, and cannot share 9."""
     for batch, code in ((24, 0), (9, 1)):
         with cluster(3) as three:

@@ -67,11 +67,9 @@ LOADED_LATE = (
     "numpy.ma",
     "sentencepiece.sentencepiece_model_pb2",
 )
-"""Modules that a training process loads in its start."""
 ENGINES = ReplicatedEngine, ZeroEngine
 Call = Callable[..., object]
 HOLD_SECONDS = 60
-"""Nothing is held for longer."""
 
 
 def main() -> None:

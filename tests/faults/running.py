@@ -66,9 +66,7 @@ class Forge:
         self.process.kill()
         self.process.wait()
 
-    def start(
-        self, run_dir: Path, fault: dict[str, Any] | None = None, work: tuple[str, ...] = ("train",), **settings: Any
-    ) -> None:
+    def start(self, run_dir: Path, fault: Any = None, work: tuple[str, ...] = ("train",), **settings: Any) -> None:
         """Start training in `run_dir`; `settings` are those of config.yaml."""
         if self.pid:  # of a test that failed
             self.kill()
@@ -111,12 +109,10 @@ class Forge:
         return [event[name] for event in self.events if name in event]
 
     def _send(self, job: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
 
     def _receive(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):  # the libraries, too, say things when they are imported
                 return dict(json.loads(line))
@@ -148,9 +144,7 @@ BY_COMMAND: dict[str, Any] = {
 """The run in two processes."""
 
 
-def trained_unbroken(
-    forge: Forge, run_dir: Path, fault: dict[str, Any] | None = None, settings: dict[str, Any] = COMMON
-) -> Trained:
+def trained_unbroken(forge: Forge, run_dir: Path, fault: Any = None, settings: dict[str, Any] = COMMON) -> Trained:
     code = forge.run(run_dir, fault, **settings)
     assert code == 0, forge.log
     return Trained(run_dir)

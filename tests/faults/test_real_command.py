@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import io
 import os
 import random
 import re
@@ -37,7 +36,6 @@ class Command:
             command, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, **(environment or {})},
         )  # fmt: skip
-        assert isinstance(self.process.stdout, io.FileIO)
         self._pipe = self.process.stdout
         fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.log = ""

@@ -25,7 +25,6 @@ TOLERANCE = 0.02
 the whole gradient of a parameter that the border between two ranks cuts. So no parameter here is large."""
 MODEL = {"num_layers": 12, "hidden_size": 256, "num_attn_heads": 8, "seq_len": 64}
 BATCH = {"global_batch_size": 4, "micro_batch_size": 1}
-"""Gradient accumulation, with two processes too."""
 OVERLAPPING = str(Path(__file__).with_name("overlapping_template.json"))
 """As on a GPU, where gradients are reduced through two buffers in turn."""
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {

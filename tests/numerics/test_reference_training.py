@@ -239,9 +239,7 @@ def test_a_broken_twin_is_noticed(stated: dict[str, Any], wrong: dict[str, Any],
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
-def test_precision_is_as_set_or_nothing_starts(
-    zero_stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precision_is_as_set_or_none_starts(zero_stage: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     join_alone()
     stated = {**SETTINGS, "zero_stage": zero_stage}
     settings = config_of(**stated, precision=precision)

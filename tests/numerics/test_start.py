@@ -28,7 +28,6 @@ PROCESSES = 4
 """Where memory is measured; two elsewhere."""
 SMALL = {"num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 32}
 LARGE = {"num_layers": 6, "hidden_size": 512, "num_attn_heads": 8, "seq_len": 32}
-"""20M parameters."""
 SLACK = 12e6
 """Bytes of what a first start loads: code, communication buffers."""
 RUNS: dict[str, dict[str, Any]] = {

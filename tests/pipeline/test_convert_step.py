@@ -158,9 +158,7 @@ def test_a_failed_proof_ends_with_1_and_keeps_the_folder_aside(
         ("auto", (), "t5", ("uno due <extra_id_0>", "cinque <extra_id_0>")),
     ],
 )
-def test_prompts_of_auto_are_those_of_the_run_or_of_its_text(
-    typed: Any, of_run: tuple[str, ...], architecture: str, expected: tuple[str, ...]
-) -> None:
+def test_prompts_of_auto(typed: Any, of_run: tuple[str, ...], architecture: str, expected: tuple[str, ...]) -> None:
     trained_with = config_of(architecture=architecture, sample_prompts=of_run)
     found = export.prompts_for(ConvertSettings(test_prompt_text=typed), trained_with, ["uno due\ntre", "cinque"])
     assert tuple(found) == expected

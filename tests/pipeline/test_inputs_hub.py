@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import io
 import json
 import os
 import socket
@@ -15,10 +14,8 @@ from typing import Any
 
 import hub_server
 import made_tokens
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from corpus_files import json_lines
+from corpus_files import json_lines, parquet
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
@@ -56,12 +53,6 @@ def _texts(first: int, count: int) -> list[str]:
     return [f"poem {number}: {'日本語の詩 ' * (number % 7)}" for number in range(first, first + count)]
 
 
-def _parquet(**columns: list[Any]) -> bytes:
-    stream = io.BytesIO()
-    pq.write_table(pa.table(columns), stream, row_group_size=60)
-    return stream.getvalue()
-
-
 FILES = {
     ".gitattributes": b"",
     "README.md": b"# poems",
@@ -69,7 +60,7 @@ FILES = {
     "LICENSE.txt": b"free",
     "data/train/b.jsonl.gz": gzip.compress(json_lines(_texts(1000, 300))),
     "data/train/a.jsonl": json_lines(_texts(0, 400)),
-    "data/train/c.parquet": _parquet(text=_texts(2000, 500), other=["x" * 50] * 500),
+    "data/train/c.parquet": parquet(60, text=_texts(2000, 500), other=["x" * 50] * 500),
     "data/test/a.jsonl": json_lines(_texts(5000, 3)),
     "日本 語/d.txt": "一行目\n二行目\n".encode(),
 }
@@ -107,7 +98,7 @@ def user(root: Path, tmp_path: Path, hub: Any) -> User:
     return User(root, tmp_path, hub.url)
 
 
-def test_step_2_writes_what_files_on_a_disk_give_and_sees_a_change(
+def test_step_2_writes_what_a_disks_files_give_and_sees_a_change(
     user: User, hub: Any, tiny_data: dict[str, str]
 ) -> None:
     for path in ("a.jsonl", "b.jsonl.gz", "c.parquet"):
@@ -136,7 +127,7 @@ def test_step_2_writes_what_files_on_a_disk_give_and_sees_a_change(
 
 def test_of_a_parquet_only_the_column_with_the_text_is_fetched(user: User, hub: Any) -> None:
     heavy = [os.urandom(2_000_000)]
-    hub.datasets["ada/images"] = hub_server.Dataset({"a.parquet": _parquet(image=heavy, text=["a word"], mask=heavy)})
+    hub.datasets["ada/images"] = hub_server.Dataset({"a.parquet": parquet(1, image=heavy, text=["a word"], mask=heavy)})
     assert user.read("hf://datasets/ada/images")["documents"] == ["a word"]
     assert hub.bytes_sent < 1_000_000
 

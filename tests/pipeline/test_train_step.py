@@ -164,9 +164,7 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
     assert re.search(r"trained +2[78]\.?\d?k tokens, (0\.99|1\.00)\d epochs", ended.stdout)
 
 
-def test_a_folder_of_another_run_or_files_is_left_alone(
-    tiny_data: dict[str, str], copied: Path, tmp_path: Path
-) -> None:
+def test_a_folder_of_another_run_or_files_is_left(tiny_data: dict[str, str], copied: Path, tmp_path: Path) -> None:
     settings = (f"output_model_dir={copied}", *WATCHED, "max_steps=20")
     (copied / "manifest.json").unlink()
     before = everything(copied)

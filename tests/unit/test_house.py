@@ -19,7 +19,6 @@ SOURCE = ROOT / "original_codes"
 PACKAGE = SOURCE / "zerokara"
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
 TREES = {path: ast.parse(source) for path, source in SOURCES.items()}
-"""Modules by their path in the package."""
 
 FLOORS = {
     room: floor

@@ -58,7 +58,6 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | Non
             [sys.executable, str(HERE / "server.py"), str(place)], env=variables, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
         )  # fmt: skip
-    assert server.stdin is not None and server.stdout is not None
     is_ready = any(line == "ready\n" for line in server.stdout)
     said = (folder / "errors.txt").read_text(encoding="utf-8")
     assert is_ready or "GPU" in said, said

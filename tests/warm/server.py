@@ -37,7 +37,6 @@ LOADED_LATE = (
     "transformers.models.qwen3_moe.modeling_qwen3_moe", "transformers.models.t5.modeling_t5",
     "transformers.generation.utils",
 )  # fmt: skip
-"""Modules that the steps load only when they need them."""
 
 
 def main(place: str) -> None:

@@ -26,9 +26,7 @@ def main(model: Path, questions: dict) -> dict:
 
     def ask(path: str, **question: object) -> dict:
         request = urllib.request.Request(
-            f"{server.listening_address}/{path}",
-            json.dumps(question).encode(),
-            {"Content-Type": "application/json"},
+            f"{server.listening_address}/{path}", json.dumps(question).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=60) as reply:
             return json.load(reply)

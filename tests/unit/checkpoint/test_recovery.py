@@ -83,9 +83,7 @@ def test_an_error_that_lasts_sets_it_aside_or_stops_a_reader(tmp_path: Path, unr
 
 
 @pytest.mark.parametrize(("harm", "failed"), [("unreadable", 6), ("forbidden", 1), ("broken", 0)])
-def test_a_run_never_starts_over_because_its_checkpoints_cannot_be_read(
-    tmp_path: Path, unreadable: SimpleNamespace, harm: str, failed: int
-) -> None:
+def test_a_run_never_starts_over(tmp_path: Path, unreadable: SimpleNamespace, harm: str, failed: int) -> None:
     for step in (10, 20):
         (saved(tmp_path, step) / "weights.safetensors").write_bytes(b"x")
     if harm != "broken":

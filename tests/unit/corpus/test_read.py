@@ -146,9 +146,7 @@ def test_lines_of_a_range_are_counted_from_its_start(tmp_path: Path) -> None:
         (b"x" * 101, Reason.TOO_LONG),
     ],
 )
-def test_txt_as_one_document(
-    tmp_path: Path, content: bytes, expected: str, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_txt(tmp_path: Path, content: bytes, expected: str, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
     path = compressed(tmp_path / f"a.txt{ending}", content)
     (item,) = items_of(path, 1, "file")

@@ -191,9 +191,7 @@ def test_progress_adds_up(models: dict[str, LoadedModel], monkeypatch: pytest.Mo
     assert len(advanced) > tokenizing + 2 and sum(advanced[tokenizing:]) == pytest.approx(sum(TEXT.bytes))
 
 
-def test_the_step_loads_each_model_once_for_all_texts_and_holds_one_at_a_time(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_model_is_loaded_once_one_at_a_time(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
     load_weights = models_module._load
 

@@ -31,17 +31,12 @@ def encoder(train_toy: TrainToy) -> Encoder:
     return Encoder(train_toy(vocab_size=560))
 
 
-def prepared(
-    folder: Path,
-    encoder: Encoder,
-    records: Sequence[Any] = (),
-    *,
-    encodes: bool = False,
-    length: int = 200,
-    redo: bool = False,
-    **settings: Any,
-) -> ExampleFiles:
-    """Prepare records as training examples; without validation examples unless `settings` ask for them."""
+def prepared(folder: Path, encoder: Encoder, records: Sequence[Any] = (), **settings: Any) -> ExampleFiles:
+    """Prepare records as training examples; without validation examples unless `settings` ask for them.
+
+    Beside settings there may be `encodes`, `length` and `redo`.
+    """
+    encodes, length, redo = (settings.pop(*each) for each in (("encodes", False), ("length", 200), ("redo", False)))
     if records:
         settings["train_data"] = [write_jsonl(folder / "train.jsonl", records)]
     settings = {"valid_fraction": 0, "output_prefix": str(folder / "out" / "x"), **settings}
@@ -161,9 +156,7 @@ def test_several_such_lines_are_told_at_once_and_a_label_without_a_word_once(tmp
         (PAIR, {"test_data": ["FOLDER/train.jsonl"]}, ["test_data", "train_data too"]),
     ],
 )
-def test_settings_that_do_not_fit_the_examples(
-    tmp_path: Path, encoder: Encoder, record: Any, settings: dict[str, Any], said: list[str]
-) -> None:
+def test_bad_settings(tmp_path: Path, encoder: Encoder, record: Any, settings: dict[str, Any], said: list[str]) -> None:
     if "test_data" in settings:
         settings = {"test_data": [str(tmp_path / "train.jsonl")]}
     (message,) = told(tmp_path, encoder, [record, record], **settings)

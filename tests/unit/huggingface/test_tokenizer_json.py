@@ -24,9 +24,7 @@ from zerokara.tokenizer.encoder import Encoder
     ],
     ids=["llama", "gemma", "t5", "trimming", "step 1 with a prefix", "step 1"],
 )
-def test_the_model_is_for_llama_cpp_where_ids_are_the_same(
-    tmp_path: Path, settings: dict[str, Any], same_ids: bool
-) -> None:
+def test_it_is_for_llama_cpp_where_ids_are_the_same(tmp_path: Path, settings: dict[str, Any], same_ids: bool) -> None:
     """llama.cpp puts a space before a text, and none before its further lines."""
     path = foreign_models.train(tmp_path / "trained.model", settings)
     encoder = Encoder(path)

@@ -128,9 +128,7 @@ def test_a_file_that_names_this_run_is_taken_as_it_is_and_another_runs_is_not() 
         ("mine.yaml", ["zero kara/convert_config.yaml"], "zero kara/convert_config.yaml"),
     ],
 )
-def test_the_file_that_belongs_to_it(
-    own: str, files: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_that_belongs(own: str, files: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(command.COMMAND_NAME, "bash zero kara/3_train_node1.sh")
     for name in (own, *files):
         write(name)

@@ -139,9 +139,7 @@ def _particles(text: str) -> Iterable[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
-def test_a_morpheme_that_is_parts_of_two_elsewhere_is_used_less_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_fallback: bool
-) -> None:
+def test_a_part_of_two_is_used_less_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_fallback: bool) -> None:
     rng = random.Random(1)
     words = ["言って", "行って", "立って", *["東京", "大阪", "学校", "神社の", "駅に"] * 2, "とって"]
     lines = ["".join(rng.choices(words, k=8)) for _ in range(3000)]

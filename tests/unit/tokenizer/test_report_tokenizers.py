@@ -129,9 +129,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     assert "Missing [UNK]" in _fault(path).rule, "it could not encode"
 
 
-def test_a_model_of_the_hub_is_compared_once_there(
-    toy: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_the_hub_is_compared(toy: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert "hf download owner/name" in _fault("hf://owner/name").remedy
     assert "hf download" in _fault("hf://no/such/name").remedy

@@ -30,9 +30,7 @@ def _size_that_works(train_toy: TrainToy, **settings: Any) -> int:
 
 
 @pytest.mark.parametrize("settings", [{"model_type": "unigram"}, {"model_type": "bpe", "extra_ids": 2}])
-def test_too_large_a_vocabulary_names_the_largest_that_works(
-    train_toy: TrainToy, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_large_a_size(train_toy: TrainToy, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     largest = _size_that_works(train_toy, vocab_size=90_000, **settings)
     trained_again = settings["model_type"] == "unigram"
     assert ("90,000" in capsys.readouterr().out) == trained_again, "a second training is announced"

@@ -25,7 +25,7 @@ from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, sentencepiece_itself
 from zerokara.tokens import merge
-from zerokara.tokens.encode import RunTasks, encode_corpus
+from zerokara.tokens.encode import encode_corpus
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, idx_path
 from zerokara.tokens.merge import SourceTally
 from zerokara.tokens.shard_tasks import ShardTask
@@ -34,10 +34,8 @@ from zerokara.tokens.shards import Job, shard_path, write_shard
 MakeConfig = Callable[..., PretrainConfig]
 
 
-def _encode(
-    config: PretrainConfig, task_bytes: int | None = None, run_tasks: RunTasks = run_in_this_process
-) -> list[SourceTally]:
-    encoded = made_tokens.encode(config, task_bytes, run_tasks)
+def _encode(config: PretrainConfig, task_bytes: int | None = None, **how: Any) -> list[SourceTally]:
+    encoded = made_tokens.encode(config, task_bytes, **how)
     discard_work(config)
     return encoded.sources
 
@@ -48,7 +46,7 @@ def _good_texts(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("task_bytes", [None, 3000])
-def test_every_document_stands_in_one_split_with_its_end_or_in_the_quarantine(
+def test_every_document_is_written_or_quarantined(
     make_config: MakeConfig, corpus: Path, task_bytes: int | None
 ) -> None:
     config = make_config(valid_fraction=0.1)
@@ -193,9 +191,7 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     assert (result.tokens, result.disk_bytes) == (4, path.stat().st_size)
 
 
-def test_sentencepiece_takes_over_from_a_fast_encoder_that_differs(
-    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sentencepiece_takes_over(make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = make_config()
     _encode(plain)
     config = make_config(output_prefix=str(tmp_path / "other" / "tokens"), num_workers=2)

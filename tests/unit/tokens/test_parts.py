@@ -98,9 +98,7 @@ def test_who_may_work_in_the_folder_at_once(config: PretrainConfig) -> None:
     assert not paths.work_folder.exists() and not paths.lock.exists()
 
 
-def test_shards_of_a_lost_encoder_and_damaged_ones_do_not_count(
-    config: PretrainConfig, expected: dict[str, bytes]
-) -> None:
+def test_shards_of_a_lost_encoder_and_damaged_do_not_count(config: PretrainConfig, expected: dict[str, bytes]) -> None:
     """The plan tells of the encoder as soon as one part has met the difference; the merge meets the damage."""
     encode(config, TASK_BYTES, part=Part(0, 2))
     folder = TokenPaths(config.output_prefix).work_folder

@@ -17,22 +17,20 @@ from typing import Any
 
 import made_tokens
 import pytest
-from made_tokens import finished, run_in_this_process, stopping_after, written
+from made_tokens import finished, stopping_after, written
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.tokens import merge, work_folder
-from zerokara.tokens.encode import EncodedCorpus, RunTasks, run_in_workers
+from zerokara.tokens.encode import EncodedCorpus, run_in_workers
 from zerokara.tokens.indexed import TokenPaths
 
 MakeConfig = Callable[..., PretrainConfig]
 TASK_BYTES = 4000
 
 
-def _encode(
-    config: PretrainConfig, task_bytes: int = TASK_BYTES, run_tasks: RunTasks = run_in_this_process
-) -> EncodedCorpus:
-    return made_tokens.encode(config, task_bytes, run_tasks)
+def _encode(config: PretrainConfig, task_bytes: int = TASK_BYTES, **how: Any) -> EncodedCorpus:
+    return made_tokens.encode(config, task_bytes, **how)
 
 
 def _stop(config: PretrainConfig, shards: int) -> None:
@@ -169,9 +167,7 @@ def test_where_the_disk_is_tight_each_shard_goes_before_the_next_is_copied(
     assert finished(config) == expected
 
 
-def test_another_split_after_deletions(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_split_later(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, calls = make_config(), itertools.count()
 
     def failing(*arguments: Any, copy: Callable[..., Any] = merge.index_part) -> Any:
@@ -192,11 +188,7 @@ def test_another_split_after_deletions(
 
 
 def test_a_disk_that_fails_to_read_and_a_corpus_that_was_moved_with_its_times_cost_no_finished_shard(
-    make_config: MakeConfig,
-    expected: dict[str, bytes],
-    corpus: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make_config: MakeConfig, expected: dict[str, bytes], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, real = make_config(), io.open
     _stop(config, 4)

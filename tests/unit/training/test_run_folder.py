@@ -135,10 +135,7 @@ def test_redo_sets_a_run_aside_and_says_so(plan_of: Plan, tmp_path: Path, is_lin
 
 
 def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
-    plan_of: Plan,
-    tiny_data: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    plan_of: Plan, tiny_data: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pasted with it, it would set aside the run that it was to resume; without it too early, resume the old one."""
 
@@ -233,9 +230,7 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(plan_of: Plan, ti
         pass
 
 
-def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited_for(
-    plan_of: Plan, tmp_path: Path
-) -> None:
+def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited_for(plan_of: Plan) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     config = plan_of().requested

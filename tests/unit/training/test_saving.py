@@ -19,7 +19,6 @@ class Cuda:
         self.refuses, self.pending_error = refuses, False
         self.registered: list[tuple[int, int, int]] = []
         self.threads: dict[str, torch.device] = {}
-        """Threads that have set their device."""
 
     def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # CUDA's name
         """1 for a refused, as CUDA has it."""
