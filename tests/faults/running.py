@@ -66,7 +66,9 @@ class Forge:
         self.process.kill()
         self.process.wait()
 
-    def start(self, run_dir: Path, fault: Any = None, work: tuple[str, ...] = ("train",), **settings: Any) -> None:
+    def start(
+        self, run_dir: Path, fault: dict[str, Any] | None = None, work: tuple[str, ...] = ("train",), **settings: Any
+    ) -> None:
         """Start training in `run_dir`; `settings` are those of config.yaml."""
         if self.pid:  # of a test that failed
             self.kill()
@@ -144,7 +146,9 @@ BY_COMMAND: dict[str, Any] = {
 """The run in two processes."""
 
 
-def trained_unbroken(forge: Forge, run_dir: Path, fault: Any = None, settings: dict[str, Any] = COMMON) -> Trained:
+def trained_unbroken(
+    forge: Forge, run_dir: Path, fault: dict[str, Any] | None = None, settings: dict[str, Any] = COMMON
+) -> Trained:
     code = forge.run(run_dir, fault, **settings)
     assert code == 0, forge.log
     return Trained(run_dir)

@@ -60,7 +60,7 @@ def accumulate(engine: Engine, ids: Tensor) -> float:
     ],
     ids=named,
 )
-def test_the_norm_is_torchs_the_state_of_clipped_gradients(overrides: dict[str, Any], batches: list[Tensor]) -> None:
+def test_norm_is_torchs_and_state_of_clipped_gradients(overrides: dict[str, Any], batches: list[Tensor]) -> None:
     """The gradient norm; and a state after clipping that is the one of gradients scaled beforehand."""
     ids = batches[0]
     _, shape = settings_and_shape()
