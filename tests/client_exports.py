@@ -1,7 +1,5 @@
 """Exports of every family as step 4 writes them, and programs that run with another client's packages."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -67,7 +65,6 @@ class Exports:
     """Holds a folder for each name in `EXPORTS`, and nothing else."""
     questions: dict[str, Any]
     tokenizers: dict[str, Path]
-    """The SentencePiece models, by kind."""
 
     def __getitem__(self, name: str) -> Path:
         return self.folder / name
@@ -85,13 +82,11 @@ class Exports:
 
 @cache
 def template_of(tokenizer: Path) -> ChatTemplate:
-    """The chat template of decoders with this SentencePiece model."""
     encoder = Encoder(tokenizer)
     return ChatTemplate(auto_source(encoder), "auto", tokenizer_of_exports(encoder, False))
 
 
 def joined(segments: Sequence[Sequence[int]]) -> list[int]:
-    """The ids of segments, as one list."""
     return [i for segment in segments for i in segment]
 
 

@@ -1,7 +1,5 @@
 """Configurations for tests: small, valid, made from the class, so that a test names only the settings it is about."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -76,13 +74,11 @@ def faults_of(folder: Path, text: str, *overrides: str, of: type = PretrainConfi
 
 
 def refused(call: Callable[..., object], *arguments: object, **named: object) -> list[Fault]:
-    """Return the faults for which this call is refused."""
     with pytest.raises(UserError) as caught:
         call(*arguments, **named)
     return caught.value.faults
 
 
 def fault_of(call: Callable[..., object], *arguments: object, **named: object) -> Fault:
-    """Return the one fault for which this call is refused."""
     (fault,) = refused(call, *arguments, **named)
     return fault

@@ -1,8 +1,6 @@
 """What all tests share: tests that need a GPU are left out where there is none; each part's time is printed, and which
 tests came nearest to what rounding explains."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal
@@ -63,7 +61,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The repository."""
     return ROOT
 
 

@@ -1,11 +1,14 @@
 """Corpus files for tests, compressed as their names say, found and read as the steps do."""
 
-from __future__ import annotations
-
 import gzip
+import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import BadLine, Document, TxtDocument
@@ -13,7 +16,6 @@ from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import parts, read
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstd_module().compress}
-"""Compression by the ending of a name."""
 
 
 def json_lines(texts: Iterable[str]) -> bytes:
@@ -21,15 +23,20 @@ def json_lines(texts: Iterable[str]) -> bytes:
 
 
 def write_jsonl(path: Path, records: Iterable[object]) -> str:
-    """Write a line of JSON for each record; return the path."""
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return str(path)
 
 
 def write_texts(path: Path, texts: Iterable[str]) -> str:
-    """Write a line of JSON for each text; return the path."""
     return write_jsonl(path, ({"text": text} for text in texts))
+
+
+def parquet(row_group_size: int, **columns: Sequence[Any]) -> bytes:
+    """The bytes of a .parquet with these columns."""
+    stream = io.BytesIO()
+    pq.write_table(pa.table(columns), stream, row_group_size=row_group_size)
+    return stream.getvalue()
 
 
 def compressed(path: Path, content: bytes) -> Path:

@@ -1,7 +1,5 @@
 """What torch's operations take: the bytes that are alive at a time, and each tensor that they make."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Size, Tensor
@@ -18,10 +16,8 @@ class Dispatched(TorchDispatchMode):
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak_bytes = 0
         self.made: list[tuple[str, Size]] = []
-        """Operation and size of each."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, and record."""
         given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
         found = func(*args, **(kwargs or {}))
         self._alive = {key: held for key, held in self._alive.items() if not held[0].expired()}

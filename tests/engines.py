@@ -1,7 +1,5 @@
 """Engines of a lone process, for tests that train a model without a run folder."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

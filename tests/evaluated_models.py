@@ -3,8 +3,6 @@
 Weights are random and wide, so that losses differ from token to token; the tokenizers are trained in the process.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An encoder that fails as it is told to, for worker processes: they can import this module, unlike a test's."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

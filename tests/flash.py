@@ -4,8 +4,6 @@ All that lies above them in torch (torch/nn/attention/varlen.py) is torch's own:
 sees.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

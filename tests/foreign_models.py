@@ -4,8 +4,6 @@ No original is needed: what is special about them (first pieces, prefix, normali
 from the trainer's settings, which their files record.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +31,6 @@ STEP_1 = {
     "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity", "add_dummy_prefix": False,
     "remove_extra_whitespaces": False, "user_defined_symbols": ["\n"], "pad_id": 3,
 }  # fmt: skip
-"""What step 1 sets."""
 _BPE = {
     "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
     "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True, "split_digits": True,

@@ -4,8 +4,6 @@
 and prints what its processes answered as a JSON list.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import inspect
@@ -46,7 +44,6 @@ def answers_of(
 
 
 def config_from(settings: Mapping[str, Any]) -> PretrainConfig:
-    """The configuration that a job's settings make."""
     return load(PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in settings.items()])
 
 
@@ -80,8 +77,6 @@ def answers(num_processes: int, tensor_parallel_size: int, work: Callable[[], di
 
 
 def main(module: str, function: str, file: str) -> None:
-    """Answer the jobs of a file."""
-
     from zerokara.training.compute import zero  # noqa: F401  # DeepSpeed, once for all processes
 
     warnings.simplefilter("ignore")

@@ -3,8 +3,6 @@
 ZEROKARA_REHEARSE_GPU_TESTS=1 rehearses: all but the tests marked slow then run on a CPU, in fp32 and joined by gloo.
 """
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -1,7 +1,5 @@
 """A grouped matrix product in plain operations: what torch's kernel computes, in any format and on any device."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ a test sets HF_HUB_DISABLE_XET, as a user behind a proxy may. For datasets: revi
 files, those outside git by way of another host ("localhost"), which must never see the token.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -36,7 +34,6 @@ def git_blob(content: bytes) -> str:
 
 
 def _entry(path: str, content: bytes, outside_git: bool) -> dict[str, Any]:
-    """A file in a listing."""
     entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": git_blob(content)}
     if outside_git:
         entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
@@ -127,7 +124,6 @@ def run(command: Sequence[str], place: Path, url: str, **environment: str) -> su
 
 @contextmanager
 def running(hub: Hub) -> Iterator[Hub]:
-    """Serve until the block ends."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -9,8 +9,6 @@ processor without AVX-512 has some of these settings alike. All other arguments 
 tests/rounding.py. What was found: docs/rounding.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess
@@ -33,12 +31,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "bf16_imitated": {**ONE_THREAD, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "bf16_without_onednn": {**ONE_THREAD, "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "mkl_compatible": {**ONE_THREAD, "MKL_CBWR": "COMPATIBLE"},
-    "oldest": {
-        **ONE_THREAD,
-        "ATEN_CPU_CAPABILITY": "default",
-        "ONEDNN_MAX_CPU_ISA": "SSE41",
-        "MKL_CBWR": "COMPATIBLE",
-    },
+    "oldest": {**ONE_THREAD, "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
 }
 """ATen is torch's own: sums, softmax, norms. oneDNN multiplies matrices in bf16: with AVX512_CORE it imitates what the
 processor lacks, below that ATen multiplies them. MKL multiplies them in fp32."""

@@ -1,7 +1,5 @@
 """Checkpoints of a few bytes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -17,8 +15,13 @@ def saved(run_dir: Path, step: int, valid_loss: float | None = None) -> Path:
     return store.save(run_dir, state, weights, moments)
 
 
+def flip_last_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
 def state_of(step: int, valid_loss: float | None = None) -> TrainingState:
-    """The state of `step`, validated with `valid_loss`."""
     facts = {"loss": 2.0} if valid_loss is None else {"valid_loss": valid_loss, "valid_step": step}
     return TrainingState(
         step=step, samples=step * 8, tokens=step * 256, seconds=1.5, shape={"num_layers": 1}, tokenizer_sha256="t",

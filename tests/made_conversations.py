@@ -5,8 +5,6 @@ or a tokenizer might take for its own: names of control pieces, whole and halved
 Jinja.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 

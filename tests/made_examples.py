@@ -1,7 +1,5 @@
 """Token files of examples, made in the test: documents of segments that are alternately read and learned."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from pathlib import Path

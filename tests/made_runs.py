@@ -1,7 +1,5 @@
 """Run folders as step 3 leaves them, made without training: wide random weights, so that everything in them matters."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small model and the examples of small tasks, for fine-tuning."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

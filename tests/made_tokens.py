@@ -4,8 +4,6 @@
 are the library's own, so that step 2 finds nothing to do and step 3 takes the files as any others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -39,9 +37,7 @@ def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.d
         write_index(file, np.array(lengths, dtype=np.int32), dtype)
 
 
-def run_in_this_process(
-    job: Job, lanes: Sequence[Iterator[ShardTask]], num_workers: int
-) -> Generator[ShardResult, None, None]:
+def run_in_this_process(job: Job, lanes: Sequence[Iterator[ShardTask]], num_workers: int) -> Generator[ShardResult]:
     """Do the tasks one after another, in the place of `run_in_workers`."""
     for lane in lanes:
         for task in lane:
@@ -75,7 +71,6 @@ def stopping_after(shards: int, run_tasks: RunTasks = run_in_this_process) -> Ru
 
 
 def written(config: PretrainConfig) -> dict[str, bytes]:
-    """The files in the folder of the token files, by name."""
     folder = Path(config.output_prefix).parent
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 

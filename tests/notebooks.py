@@ -1,7 +1,5 @@
 """Notebooks run from top to bottom on a CPU, as Jupyter does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,12 +38,10 @@ def execute(name: str, model: Path, prompts: Sequence[str], monkeypatch: pytest.
 
 
 def outputs(notebook: Any, kind: str) -> list[str]:
-    """All outputs of one MIME type, in order."""
     every = (output for cell in notebook.cells for output in cell.get("outputs", []))
     return [output.data[kind] for output in every if kind in output.get("data", {})]
 
 
 def printed(notebook: Any) -> str:
-    """All that the cells printed."""
     every = (output for cell in notebook.cells for output in cell.get("outputs", []))
     return "".join(output.text for output in every if output.output_type == "stream")

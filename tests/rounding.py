@@ -21,7 +21,7 @@ module.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,18 +74,13 @@ def times_tolerance(
     )
 
 
-def assert_same_curve(
-    found: Sequence[float],
-    expected: Sequence[float],
-    *,
-    at_step: int | None = None,
-    precision: str = "fp32",
-    quantity: str = "loss",
-) -> None:
-    """Assert that two curves, a value a step, differ by rounding alone."""
-    share = times_tolerance(found, expected, at_step=at_step, precision=precision, quantity=quantity)
+def assert_same_curve(found: Sequence[float], expected: Sequence[float], **how: Any) -> None:
+    """Assert that two curves differ by rounding alone; `how` as for `times_tolerance`."""
+    share = times_tolerance(found, expected, **how)
     shares.append(share)
-    assert share <= 1, f"{quantity}: {share:.3g} times what rounding explains\n{list(found)}\n{list(expected)}"
+    assert share <= 1, (
+        f"{how.get('quantity', 'loss')}: {share:.3g} times what rounding explains\n{list(found)}\n{list(expected)}"
+    )
 
 
 def assert_same_loss(found: float, expected: float, *, precision: str = "fp32") -> None:

@@ -1,7 +1,5 @@
 """Shapes of tiny models for tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from configs import config_of
@@ -15,5 +13,4 @@ def shape_of(vocab_size: int = 300, **overrides: Any) -> ModelShape:
 
 
 def named(overrides: dict[str, Any]) -> str:
-    """The name of a test case that is made of overrides."""
     return " ".join(f"{key}={value}" for key, value in overrides.items()) or "default"

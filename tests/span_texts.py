@@ -1,7 +1,5 @@
 """The inverse of span corruption, so that a test sees that no token is lost."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from zerokara.samples.objective import Ids

@@ -1,7 +1,5 @@
 """Kinds of training steps on random batches, for tests that watch what a step asks of its device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small corpus, its tokenizer and token files, made once, and training runs over them in real processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -74,18 +72,16 @@ def make_data(folder: Path, num_documents: int = 150, num_sentinels: int = 0, **
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run left behind."""
+    """What a run left behind; weights, moments (the optimizer's) and state are those of the newest checkpoint."""
 
     folder: Path
 
     @property
     def losses(self) -> list[float]:
-        """The loss of each step."""
         return [line["loss"] for line in step_metrics.read(self.folder) if "loss" in line]
 
     @property
     def valid_losses(self) -> list[float]:
-        """The loss of each validation."""
         return [line["valid_loss"] for line in step_metrics.read(self.folder) if "valid_loss" in line]
 
     @property
@@ -100,17 +96,14 @@ class Trained:
 
     @property
     def weights(self) -> dict[str, Any]:
-        """The newest checkpoint's."""
         return dict(read_weights(self._newest))
 
     @property
     def moments(self) -> dict[str, Any]:
-        """The optimizer's state, of the newest checkpoint."""
         return dict(read_moments(self._newest))
 
     @property
     def state(self) -> TrainingState:
-        """The newest checkpoint's."""
         return read_state(self._newest)
 
     @property

@@ -1,7 +1,5 @@
 """Token files of several sources, every token of which occurs once, so that a token tells its document."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from fractions import Fraction

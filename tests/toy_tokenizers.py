@@ -1,7 +1,5 @@
 """A toy corpus in several scripts, and toy tokenizers trained on it in the process."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +66,6 @@ def trainer(tmp_path_factory: pytest.TempPathFactory, corpus: list[str]) -> Trai
 
 @pytest.fixture(scope="session")
 def train_toy(tmp_path_factory: pytest.TempPathFactory) -> TrainToy:
-    """Train a toy tokenizer on `toy_lines`."""
     return trainer(tmp_path_factory, toy_lines())
 
 

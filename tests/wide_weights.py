@@ -1,7 +1,5 @@
 """Weights of tiny models with a large spread, so that logits spread (std > 0.5) and every rule matters to them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

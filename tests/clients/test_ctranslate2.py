@@ -1,7 +1,5 @@
 """CTranslate2 converts an export and computes what transformers computes: probabilities and greedy tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -20,9 +18,7 @@ def answers(exports: Exports) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in EXPORTS if name not in REFUSED])
-def test_probabilities_and_greedy_tokens_are_equal(
-    answers: dict[str, Any], exports: Exports, new: dict[str, Any], name: str
-) -> None:
+def test_what_it_computes_is_equal(answers: dict[str, Any], exports: Exports, new: dict[str, Any], name: str) -> None:
     found, expected = answers[name], log_softmax(np.array(new[name]["logits"]))
     if name in DECODERS:
         differences = np.abs(log_softmax(np.array(found["logits"])) - expected)

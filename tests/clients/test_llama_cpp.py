@@ -1,7 +1,5 @@
 """llama.cpp converts an export whose tokenizer is BPE, and reads, computes and writes as transformers does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,7 @@ def convert(export: Path, gguf: Path, fails: bool = False) -> str:
 
 
 @pytest.mark.parametrize("name", CONVERTED)
-def test_ids_probabilities_and_greedy_tokens_are_equal(
-    exports: Exports, new: dict[str, Any], tmp_path: Path, name: str
-) -> None:
+def test_ids_probabilities_and_text_are_equal(exports: Exports, new: dict[str, Any], tmp_path: Path, name: str) -> None:
     convert(exports[name], tmp_path / "model.gguf")
     found = ask("with_llama_cpp.py", "inference", tmp_path / "model.gguf", exports.questions)
     encoder, lines = exports.encoder(name), exports.questions["lines"]

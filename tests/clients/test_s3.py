@@ -1,9 +1,6 @@
 """Step 2 reads a corpus from an object store: moto's S3, by s3fs, gives the token files of the same files on a disk."""
 
-from __future__ import annotations
-
 import gzip
-import io
 import os
 import socket
 import subprocess
@@ -14,12 +11,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from client_exports import PACKAGES, ROOT
 from configs import typed
-from corpus_files import json_lines
+from corpus_files import json_lines, parquet
 from made_runs import corpus_lines, make_tokenizer
 
 SECRET = "aSecretThatMustShowUpNowhere0123456789"
@@ -29,16 +24,10 @@ def _jsonl(first: int, count: int) -> bytes:
     return json_lines(corpus_lines(first + count)[first:])
 
 
-def _parquet() -> bytes:
-    stream = io.BytesIO()
-    pq.write_table(pa.table({"id": range(400), "text": corpus_lines(400)}), stream, row_group_size=50)
-    return stream.getvalue()
-
-
 FILES = {
     "a.jsonl": _jsonl(0, 30_000),
     "sub/b.jsonl.gz": gzip.compress(_jsonl(700, 20_000)),
-    "sub/c.parquet": _parquet(),
+    "sub/c.parquet": parquet(50, id=range(400), text=corpus_lines(400)),
     "sub/d.jsonl.gz": gzip.compress(_jsonl(0, 5000))[:-500],
 }
 

@@ -1,7 +1,5 @@
 """transformers 4.57 reads an export as transformers 5 does: ids, logits, greedy tokens, the model card's snippet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -37,9 +35,7 @@ def test_ids_are_those_of_training(old: dict[str, Any], exports: Exports, name: 
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_conversation_has_the_ids_of_training(
-    old: dict[str, Any], new: dict[str, Any], exports: Exports, name: str
-) -> None:
+def test_conversations_are_as_trained(old: dict[str, Any], new: dict[str, Any], exports: Exports, name: str) -> None:
     segments = [exports.segments(name, messages) for messages in exports.questions["conversations"]]
     assert len(segments) == 100
     ours = [[joined(each), joined(each[:-1])] for each in segments]

@@ -1,7 +1,5 @@
 """transformers.js reads an export whose tokenizer is BPE as training did; of unigram it does not know the bytes."""
 
-from __future__ import annotations
-
 from client_exports import Exports, ask
 
 

@@ -1,7 +1,5 @@
 """TRL and PEFT take over from an export: the same answers are learned, LoRA steps, merge, reload."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The hosts of these tests, and runs on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ on many a cluster. All of it is inside a network namespace (`run.sh`), as root t
 machine allows it: nothing here changes the machine's own network.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -91,7 +89,6 @@ class Host:
 
 
 OWN = Path("/tmp/zerokara-own")
-"""The folder that is each host's own."""
 
 
 @contextlib.contextmanager

@@ -1,7 +1,5 @@
 """Faults that keep machines from training together are found before anything starts, and printed on every machine."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ As such it writes FOLDER/RANK.json: the bytes resident before the first save, an
 peak is the kernel's own (VmHWM), which is set back before each save (``5`` in /proc/self/clear_refs, proc(5)).
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -51,7 +49,6 @@ def test_a_save_costs_a_process_its_share(data: dict[str, str], tmp_path: Path, 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train, and measure the first save."""
     folder, plan = Path(arguments[0]), arguments[1]
     save = Saver.save
 
@@ -64,7 +61,6 @@ def main(arguments: Sequence[str]) -> int:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         before = resident("VmRSS")
         save(self, state)
-        assert self._current is not None
         self._current.result()
         if not (path := folder / f"{os.environ['RANK']}.json").exists():
             path.write_text(json.dumps([before, resident("VmHWM")]), encoding="utf-8")

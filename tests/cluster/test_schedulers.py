@@ -4,8 +4,6 @@ Slurm is a cluster of one's own on two namespaces: no munge (auth/none), no cgro
 the bytes of one machine, also where a machine is lost half-way.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -162,9 +160,7 @@ class TestSlurm:
         time.sleep(0.5)
         return hosts[0].run("env", f"SLURM_CONF={folder}/slurm.conf", *command)
 
-    def test_a_job_trains_on_two_nodes_and_goes_back_into_the_queue(
-        self, hosts: list[Host], data: dict[str, str], tmp_path: Path
-    ) -> None:
+    def test_a_job_of_two_nodes_is_requeued(self, hosts: list[Host], data: dict[str, str], tmp_path: Path) -> None:
         """At the signal before the time limit the run saves, the job is requeued, and the run ends at last."""
         log, run = tmp_path / "job.log", tmp_path / "run"
 

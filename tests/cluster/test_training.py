@@ -1,7 +1,5 @@
 """Two machines train what one trains; nothing is left of a lost one, and the run goes on from its newest checkpoint."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time
@@ -41,11 +39,7 @@ def left_by(host: Host, folder: Path, to: Path) -> Trained:
 )
 @pytest.mark.parametrize("shared", [False, True], ids=["own folders", "shared folder"])
 def test_two_machines_train_what_one_process_trains(
-    hosts: list[Host],
-    train: Callable[..., Training],
-    tmp_path: Path,
-    settings: dict[str, str],
-    shared: bool,
+    hosts: list[Host], train: Callable[..., Training], tmp_path: Path, settings: dict[str, str], shared: bool
 ) -> None:
     """`by two`: two processes on each machine, where ZeRO 3 is hierarchical; and two on one machine."""
     by_two = "num_processes" in settings
@@ -93,9 +87,7 @@ def test_the_machine_that_is_left_goes_on_alone(hosts: list[Host], train: Callab
     assert "resuming from" in run.log(0) and "step 500/" in run.log(0)
 
 
-def test_a_batch_that_the_ones_left_cannot_share_ends_the_run_with_its_reason(
-    train: Callable[..., Training],
-) -> None:
+def test_a_batch_that_the_ones_left_cannot_share_ends_the_run_with_its_reason(train: Callable[..., Training]) -> None:
     """Three machines lose one: two can share 24 sequences, and cannot share 9."""
     for batch, code in ((24, 0), (9, 1)):
         with cluster(3) as three:
@@ -110,9 +102,7 @@ def test_a_batch_that_the_ones_left_cannot_share_ends_the_run_with_its_reason(
                 assert ends == [0, 0] and "resuming from" in run.log(0), run.log(0)
 
 
-def test_a_request_to_stop_on_either_machine_saves_and_stops_both(
-    hosts: list[Host], train: Callable[..., Training]
-) -> None:
+def test_a_request_to_stop_either_saves_and_stops_both(hosts: list[Host], train: Callable[..., Training]) -> None:
     for number in (0, 1):
         run = train(hosts, name=f"stopped-{number}", **ENDLESS)
         run.wait_for("step 7/")
@@ -133,9 +123,7 @@ def test_ctrl_c_on_a_first_machine_that_waits_ends_the_other_with_one_message(tr
         assert "Traceback" not in run.log(0) + run.log(1) and run.log(1).count("failed: ") == 1, run.log(1)
 
 
-def test_what_is_lost_is_made_again_and_nothing_differs(
-    hosts: list[Host], train: Callable[..., Training], tmp_path: Path
-) -> None:
+def test_what_is_lost_is_made_again_alike(hosts: list[Host], train: Callable[..., Training], tmp_path: Path) -> None:
     """A killed process is started again; a machine that lost its disk gets the checkpoint from the other."""
     unbroken = train(hosts, name="unbroken", **LONG)
     assert unbroken.wait() == [0, 0], unbroken.log(0)

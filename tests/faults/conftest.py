@@ -1,7 +1,5 @@
 """The forge of training processes and the run that nothing befell."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +32,6 @@ def unbroken(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(scope="session")
 def unbroken_seconds(forge: Forge, unbroken: Trained, tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Seconds of a whole run, on this machine and now."""
     started = time.monotonic()
     trained_unbroken(forge, tmp_path_factory.mktemp("timed") / "run")
     return time.monotonic() - started

@@ -25,8 +25,6 @@ A job: ``step`` (``train`` or ``finetune``), its ``arguments`` (--config FILE, -
 All of it goes through public functions and methods, so that what lies below them can change.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
@@ -70,11 +68,9 @@ LOADED_LATE = (
     "numpy.ma",
     "sentencepiece.sentencepiece_model_pb2",
 )
-"""Modules that a training process loads in its start."""
 ENGINES = ReplicatedEngine, ShardedEngine, ZeroEngine
 Call = Callable[..., object]
 HOLD_SECONDS = 60
-"""Nothing is held for longer."""
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
 """Training processes that faults befall, what they must end as"""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -113,12 +111,10 @@ class Forge:
         return [event[name] for event in self.events if name in event]
 
     def _send(self, job: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
 
     def _receive(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):  # the libraries, too, say things when they are imported
                 return dict(json.loads(line))

@@ -1,7 +1,5 @@
 """Losses and gradients that are not finite: the step is skipped, reported, and remembered by a resumed run."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 from pathlib import Path
@@ -26,9 +24,7 @@ def with_bad_steps(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Tr
     return trained_unbroken(forge, tmp_path_factory.mktemp("bad") / "run", BAD)
 
 
-def test_a_bad_batch_is_skipped_and_its_documents_named(
-    forge: Forge, with_bad_steps: Trained, unbroken: Trained
-) -> None:
+def test_a_bad_batch_is_skipped_and_documents_named(forge: Forge, with_bad_steps: Trained, unbroken: Trained) -> None:
     lines = step_metrics.read(with_bad_steps.folder)
     assert [line["step"] for line in lines if "skipped" in line] == [5, 10, 11]
     assert [line["step"] for line in lines if "loss" in line] == [n for n in range(1, 45) if n not in (5, 10, 11)]

@@ -166,7 +166,6 @@ class Life:
             self.resumed = checkpoint.newest_to_resume(self.run_dir, self.log.append)
         self.require_nothing_lost()
         self.disk.heal()
-        assert self.resumed is not None
         reached = checkpoint.read_state(self.resumed).step
         if reached != newest:  # only if it is logged, and the other is kept
             assert any(f"{self.run_dir}/global_step{newest} as " in line for line in self.log)

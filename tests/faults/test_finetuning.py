@@ -1,7 +1,5 @@
 """Fine-tuning under the faults of training, and under those of its own: in answering, the examples and the test."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -3,8 +3,6 @@
 Step 2 on a disk with just the space that it estimates, and with a little less, started and resumed.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import random

@@ -1,7 +1,5 @@
 """kill -9 at any moment: the same command resumes, and ends as the run without a fault, bit for bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from faults.running import COMMON, Forge, Kills, assert_equal, whole_checkpoints
+from made_checkpoints import flip_last_byte
 from tiny import Trained
 
 from zerokara import checkpoint
@@ -52,17 +51,11 @@ def _truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
-
-
 def test_broken_newest_checkpoints(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
     """Each part of the newest four is broken; what they were is trained again, and the broken ones are kept aside."""
     run_dir, settings = tmp_path / "run", {**COMMON, "keep_last": 6}
     assert forge.run(run_dir, {"save": 6, "at_line": 1}, **settings) == -signal.SIGKILL
-    for harm in (_truncate, _flip, Path.unlink):
+    for harm in (_truncate, flip_last_byte, Path.unlink):
         before, broken = whole_checkpoints(run_dir), checkpoint.broken_names(run_dir)
         for step, part in zip(before[-4:], PARTS, strict=True):
             harm(checkpoint.folder_of(run_dir, step) / part)

@@ -1,10 +1,7 @@
 """The command as a person runs it, with two processes: killed whole, killed in part, asked to stop; and resumed."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
-import io
 import os
 import random
 import re
@@ -39,7 +36,6 @@ class Command:
             command, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, **(environment or {})},
         )  # fmt: skip
-        assert isinstance(self.process.stdout, io.FileIO)
         self._pipe = self.process.stdout
         fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.log = ""

@@ -1,7 +1,5 @@
 """A request to stop, wherever the run is: it saves at the end of the step, and the same command resumes."""
 
-from __future__ import annotations
-
 import signal
 import time
 from pathlib import Path
@@ -57,9 +55,7 @@ def test_a_file_called_stop(forge: Forge, unbroken: Trained, tmp_path: Path, mon
     assert_equal(run_dir, unbroken)
 
 
-def test_the_next_save_waits_for_the_one_before_and_the_end_for_the_last(
-    forge: Forge, unbroken: Trained, tmp_path: Path
-) -> None:
+def test_a_save_waits_for_the_one_before_the_end_for_the_last(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
     """Each save is held until the training waits for it."""
     run_dir = tmp_path / "run"
     fault = {

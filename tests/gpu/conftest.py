@@ -1,7 +1,5 @@
 """Every test of this folder is the only process of a run, joined by NCCL, whatever ran in this process before it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

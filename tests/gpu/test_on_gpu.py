@@ -1,7 +1,5 @@
 """On a GPU, in bf16: every stage and optimizer learns where it can run; offload moves the state and changes no loss."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

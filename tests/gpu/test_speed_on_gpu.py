@@ -1,7 +1,5 @@
 """On a GPU: FlashAttention runs, compiled layers and loss compute the same, and a run goes on after a stop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -5,8 +5,6 @@ copies from and to memory that is not pinned, `nonzero` and its kind. Waits for 
 DeepSpeed asks for, are counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -44,7 +44,6 @@ torch.distributed.distributed_c10d._get_default_timeout = lambda backend: dateti
 
 
 def optimizer_bytes(trainer: Trainer) -> int:
-    """Bytes of the optimizer's state in this process."""
     engine: Any = trainer.run.engine
     optimizers = engine._optimizers.values() if hasattr(engine, "_optimizers") else [engine._adam]
     values = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
@@ -66,7 +65,6 @@ def watch_weights(trainer: Trainer, name: str = "", at_step: int = 0) -> None:
 
 
 def train(config_path: str, job: dict[str, Any]) -> None:
-    """Train one run, to its end or to where it is to stop."""
     stop_at, spoil_at = job.pop("stop_at", None), job.pop("spoil_at", None)
     overrides = [f"{key}={value}" for key, value in job.items()]
     loaded = load(PretrainConfig, config_path, overrides)
@@ -108,7 +106,6 @@ def train(config_path: str, job: dict[str, Any]) -> None:
 
 
 def fault_of(job: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """What befalls a run while it trains."""
     if "fault" not in job:
         return contextlib.nullcontext()
     from faults.forge import armed  # loads what the other runs do without
@@ -117,7 +114,6 @@ def fault_of(job: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train what the file says."""
     path = Path(arguments[0])
     work = json.loads(path.read_text(encoding="utf-8"))
     for each in work["jobs"]:

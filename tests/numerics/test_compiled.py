@@ -5,8 +5,6 @@ torch.compile captures is what counts here (``aot_eager``); one run has the code
 way that they take on a GPU, their kernel in plain operations.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from functools import partial

@@ -4,8 +4,6 @@ This file is also the program that is measured: it prints the peak of its memory
 beyond what it held after the export of a tiny model, which loads every library.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess
@@ -64,7 +62,6 @@ def test_an_export_needs_little_more_than_one_copy_of_the_weights(tmp_path: Path
 
 
 def main(folder: Path) -> None:
-    """Measure; `folder` is empty."""
     parallel.start_alone()
     for name, shape in (("tiny", TINY), ("large", LARGE)):
         (folder / name).mkdir()

@@ -2,8 +2,6 @@
 steps 2, 3 and 4, with SentencePiece's own ids all the way.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

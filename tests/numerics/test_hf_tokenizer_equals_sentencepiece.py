@@ -1,7 +1,5 @@
 """Stock AutoTokenizer against SentencePiece: the same ids for hard and random texts; broken twins fail."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable
@@ -52,9 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_ids_are_equal_for_hard_texts_lines_and_documents(
-    train: Train, tmp_path: Path, model_type: str, name: str
-) -> None:
+def test_ids_are_equal_for_hard_texts_and_documents(train: Train, tmp_path: Path, model_type: str, name: str) -> None:
     encoder = train(model_type=model_type, **SETTINGS[name])
     tokenizer_json.write(encoder, tmp_path, 64)
     result = tokenizer_proof.prove(encoder, tmp_path, _documents(), 10_000)
@@ -225,9 +221,7 @@ class _Tied:
         return self.encoder.decode(ids)
 
 
-def test_a_tie_is_the_same_text_with_the_same_score_and_few_are_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tie_is_the_same_text_of_the_same_score_and_few_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model with exact ties: pieces へ and へへへ of scores that float32 cannot hold."""
     settings = {**GEMMA, "model_type": "unigram", "user_defined_symbols": ["\n"]}
     texts = [*toy_lines(800), *["へ", "への", "へへへ"] * 100]

@@ -1,7 +1,5 @@
 """Our .bin/.idx against megatron-core's own builder and reader, byte for byte, in both types of ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run that starts from a Hugging Face folder starts with that model's loss, and learns from there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

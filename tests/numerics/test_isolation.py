@@ -1,7 +1,5 @@
 """Intra-document masking: a document in a packed sequence is computed as alone, by a mask and by offsets."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -63,7 +61,6 @@ def batch_of(*ends: tuple[int, int], isolates: bool = True) -> list[torch.Tensor
 
 ENDS = (0, 11), (0, 25), (1, 0), (1, 7), (1, 8), (1, 39)
 DOCUMENTS = slice(0, 11), slice(11, 25), slice(25, 40)
-"""Places of the documents of the first sequence."""
 BATCHES = [batch_of(*ENDS), batch_of(), batch_of((1, 20), (0, 40))]
 
 

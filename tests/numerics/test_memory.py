@@ -1,7 +1,5 @@
 """The state of a process by arithmetic is the bytes of the tensors that real training processes hold."""
 
-from __future__ import annotations
-
 import gc
 import time
 from pathlib import Path
@@ -28,7 +26,6 @@ TOLERANCE = 0.02
 the whole gradient of a parameter that the border between two ranks cuts. So no parameter here is large."""
 MODEL = {"num_layers": 12, "hidden_size": 256, "num_attn_heads": 8, "seq_len": 64}
 BATCH = {"global_batch_size": 4, "micro_batch_size": 1}
-"""Gradient accumulation, with two processes too."""
 HIERARCHICAL = str(Path(__file__).with_name("hierarchical_template.json"))
 """Each machine keeps the weights of a step; here there is one."""
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -1,7 +1,5 @@
 """The gradient norm and clipping against torch's, and a skipped step, with every engine and optimizer."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any
@@ -62,9 +60,7 @@ def accumulate(engine: Engine, ids: Tensor) -> float:
     ],
     ids=named,
 )
-def test_the_norm_is_torchs_and_clipped_gradients_enter_the_state(
-    overrides: dict[str, Any], batches: list[Tensor]
-) -> None:
+def test_norm_is_torchs_and_state_of_clipped_gradients(overrides: dict[str, Any], batches: list[Tensor]) -> None:
     """The gradient norm; and a state after clipping that is the one of gradients scaled beforehand."""
     ids = batches[0]
     _, shape = settings_and_shape()
@@ -80,7 +76,6 @@ def test_the_norm_is_torchs_and_clipped_gradients_enter_the_state(
     for key, moment in optimizer_state(engine):
         name, _, kind = key.rpartition(".")
         gradient = clipped[name]
-        assert gradient is not None
         expected = {
             "exp_avg": lambda g: 0.1 * g,
             "exp_avg_sq": lambda g: (0.05 if settings.optimizer != "adafactor" else 1) * g**2,
@@ -126,9 +121,7 @@ def test_a_skipped_step_changes_nothing(overrides: dict[str, Any], how: str, bat
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_equal_matrices_in_one_product_are_as_one_at_a_time(
-    batches: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_matrices_together_are_as_one_at_a_time(batches: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers' matrices, parts of matrices, and experts'."""
     settings, shape = settings_and_shape(optimizer="muon", architecture="qwen3_moe", num_experts=4, weight_decay=0.1)
     found, stacked = [], torch_optimizers.STACK

@@ -1,7 +1,5 @@
 """Fine-tuning on packed examples: each is computed as alone, as Hugging Face's model does with labels of -100."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

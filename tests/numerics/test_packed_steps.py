@@ -1,7 +1,5 @@
 """Training on packed examples: neither the micro batch nor the processes change it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +55,6 @@ class OwnTokens(Processes):
 
 
 def train(config: PretrainConfig, folder: str, own_tokens: bool = False) -> dict[str, Any]:
-    """Train on the examples in `folder`."""
     both = config.traits.is_encoder_decoder
     lengths = packed(32, 24, True) if both else packed(32, 32, False)
     sizes = {"input_len": lengths.input, "target_len": lengths.target, "raw_len": lengths.raw}

@@ -1,7 +1,5 @@
 """Activation checkpointing changes no bit of a gradient; tests/unit/training/test_memory.py has what it keeps."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

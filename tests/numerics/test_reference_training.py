@@ -5,8 +5,6 @@ Muon and Adafactor against their papers, implemented plainly here; Adafactor on 
 Tensor-parallel ranks train as one process does (test_processes.py), and so as Hugging Face's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An interrupted and resumed run equals an uninterrupted one; bit for bit in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A start costs no process more than training does, draws each number once, and gives the weights of seed and name."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import math
@@ -31,7 +29,6 @@ PROCESSES = 4
 """Where memory is measured; two elsewhere."""
 SMALL = {"num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 32}
 LARGE = {"num_layers": 6, "hidden_size": 512, "num_attn_heads": 8, "seq_len": 32}
-"""20M parameters."""
 SLACK = 12e6
 """Bytes of what a first start loads: code, communication buffers."""
 RUNS: dict[str, dict[str, Any]] = {
@@ -54,8 +51,6 @@ def shape_of(name: str) -> ModelShape:
 
 
 class Draws(TorchDispatchMode):
-    """Counts the random numbers that are drawn."""
-
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
@@ -73,7 +68,6 @@ def resident(name: str = "VmRSS") -> int:
 
 
 def digest_of(engine: Engine, is_whole: bool) -> str:
-    """A hash of all weights, by name."""
     found = hashlib.sha256()
     for weights in (master_weights(engine), engine.module.named_parameters() if is_whole else ()):
         for _, weight in sorted(weights, key=itemgetter(0)):

@@ -1,7 +1,5 @@
 """A model that is overfitted to short documents, exported and loaded as a user does, stops generating by itself."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +16,7 @@ NUM_DOCUMENTS, PROMPT_WORDS, MAX_NEW_TOKENS = 40, 2, 20
 WORDS = [first + second for first in ("ba", "de", "fi", "go", "lu") for second in ("ma", "ne", "pi", "so", "ta")]
 
 
-def test_it_stops_by_itself_and_only_because_it_knows_the_end(
-    tiny_data: dict[str, str], train_runs: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_it_stops_knowing_the_end(tiny_data: dict[str, str], train_runs: Callable[..., Any], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place = tmp_path

@@ -1,7 +1,5 @@
 """Step 4 on a run folder with a checkpoint: what it writes, proves, refuses and prints."""
 
-from __future__ import annotations
-
 import json
 import resource
 import shutil
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 from configs import config_of
 from huggingface_hub import ModelCard
+from made_checkpoints import flip_last_byte
 from made_runs import make_run, make_tokenizer
 
 from zerokara.config.convert_config import ConvertSettings
@@ -103,9 +102,7 @@ def make_chat(run_dir: Path, tokenizer: Path) -> None:
     (run_dir / "conversations.jsonl").write_text(line, encoding="utf-8")
 
 
-def test_a_model_that_converses_is_exported_with_its_template(
-    run_dir: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_chat_model_has_its_template(run_dir: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_chat(run_dir, tokenizer)
     assert convert(run_dir, "--set", "check_lines=300") == 0
     assert "chat template" in capsys.readouterr().out
@@ -161,9 +158,7 @@ def test_a_failed_proof_ends_with_1_and_keeps_the_folder_aside(
         ("auto", (), "t5", ("uno due <extra_id_0>", "cinque <extra_id_0>")),
     ],
 )
-def test_prompts_of_auto_are_those_of_the_run_or_of_its_text(
-    typed: Any, of_run: tuple[str, ...], architecture: str, expected: tuple[str, ...]
-) -> None:
+def test_prompts_of_auto(typed: Any, of_run: tuple[str, ...], architecture: str, expected: tuple[str, ...]) -> None:
     trained_with = config_of(architecture=architecture, sample_prompts=of_run)
     found = export.prompts_for(ConvertSettings(test_prompt_text=typed), trained_with, ["uno due\ntre", "cinque"])
     assert tuple(found) == expected
@@ -186,9 +181,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
         assert convert(run_dir, "--dry-run", source=source) == 0 and not (run_dir.parent / "hf").exists()
 
 
-def test_a_disk_that_fills_up_leaves_nothing_and_the_same_command_resumes(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_fills_up_leaves_nothing_and_it_resumes(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Larger files than a limit are refused by the system, as by a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
@@ -226,9 +219,7 @@ def test_wrong_folders_are_refused(run_dir: Path, capsys: pytest.CaptureFixture[
     tokenizer.unlink()
     refused(f"{tokenizer}: ")
     weights = run_dir / "global_step10" / "weights.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
+    flip_last_byte(weights)
     refused(f"{weights}: ", source=run_dir / "global_step10")
     (run_dir / "global_step10" / "manifest.json").unlink()
     refused(str(run_dir / "global_step10"), source=run_dir / "global_step10")

@@ -1,7 +1,5 @@
 """What lies in the current folder, or beside the scripts, never passes for a package of the same name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Step 8 as a user starts it: two models of others, side by side; done already; refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Step 7 as a person runs it: a small model learns small tasks, is stopped and resumed, tested, and exported."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -52,7 +50,6 @@ def make(folder: Path, encoder: Encoder, architecture: str = "llama", **settings
 
 @pytest.fixture(scope="module")
 def labels(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A configuration for a task of two labels."""
     folder = tmp_path_factory.mktemp("labels")
     for name, count, seed in (("train", 400, 1), ("test", 60, 2)):
         (folder / f"{name}.tsv").write_text(made_tasks.label_lines(count, seed), encoding="utf-8")

@@ -1,10 +1,7 @@
 """A Hub dataset as input of step 2, against a Hub on loopback: the documents of its files, and every way to fail."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
-import io
 import json
 import os
 import socket
@@ -17,10 +14,8 @@ from typing import Any
 
 import hub_server
 import made_tokens
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from corpus_files import json_lines
+from corpus_files import json_lines, parquet
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
@@ -58,12 +53,6 @@ def _texts(first: int, count: int) -> list[str]:
     return [f"poem {number}: {'日本語の詩 ' * (number % 7)}" for number in range(first, first + count)]
 
 
-def _parquet(**columns: list[Any]) -> bytes:
-    stream = io.BytesIO()
-    pq.write_table(pa.table(columns), stream, row_group_size=60)
-    return stream.getvalue()
-
-
 FILES = {
     ".gitattributes": b"",
     "README.md": b"# poems",
@@ -71,7 +60,7 @@ FILES = {
     "LICENSE.txt": b"free",
     "data/train/b.jsonl.gz": gzip.compress(json_lines(_texts(1000, 300))),
     "data/train/a.jsonl": json_lines(_texts(0, 400)),
-    "data/train/c.parquet": _parquet(text=_texts(2000, 500), other=["x" * 50] * 500),
+    "data/train/c.parquet": parquet(60, text=_texts(2000, 500), other=["x" * 50] * 500),
     "data/test/a.jsonl": json_lines(_texts(5000, 3)),
     "日本 語/d.txt": "一行目\n二行目\n".encode(),
 }
@@ -109,7 +98,7 @@ def user(root: Path, tmp_path: Path, hub: Any) -> User:
     return User(root, tmp_path, hub.url)
 
 
-def test_step_2_writes_the_tokens_of_the_same_files_on_a_disk_and_notices_a_change(
+def test_step_2_writes_what_a_disks_files_give_and_sees_a_change(
     user: User, hub: Any, tiny_data: dict[str, str]
 ) -> None:
     for path in ("a.jsonl", "b.jsonl.gz", "c.parquet"):
@@ -138,7 +127,7 @@ def test_step_2_writes_the_tokens_of_the_same_files_on_a_disk_and_notices_a_chan
 
 def test_of_a_parquet_only_the_column_with_the_text_is_fetched(user: User, hub: Any) -> None:
     heavy = [os.urandom(2_000_000)]
-    hub.datasets["ada/images"] = hub_server.Dataset({"a.parquet": _parquet(image=heavy, text=["a word"], mask=heavy)})
+    hub.datasets["ada/images"] = hub_server.Dataset({"a.parquet": parquet(1, image=heavy, text=["a word"], mask=heavy)})
     assert user.read("hf://datasets/ada/images")["documents"] == ["a word"]
     assert hub.bytes_sent < 1_000_000
 
@@ -177,9 +166,7 @@ def test_what_is_not_there_is_told_with_its_remedy(user: User, hub: Any) -> None
     assert len(both["documents"]) == 1 + 400
 
 
-def test_a_connection_that_breaks_for_a_moment_and_a_hub_that_is_asked_too_often_are_waited_for(
-    user: User, hub: Any
-) -> None:
+def test_a_connection_that_breaks_and_a_hub_that_is_asked_too_often_are_waited_for(user: User, hub: Any) -> None:
     hub.drop_at, hub.num_drops = 6000, 2
     assert user.read(f"hf://datasets/{NAME}/data/train")["documents"] == TRAIN and hub.num_drops == 0
     hub.too_often = 2

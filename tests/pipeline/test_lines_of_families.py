@@ -1,7 +1,5 @@
 """The whole line, steps 1 to 6, for an encoder with a decoder and for experts, from the files in model_configs/."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
@@ -12,6 +10,7 @@ import pytest
 import torch
 import warm
 from configs import typed
+from corpus_files import write_texts
 
 from zerokara.training.monitoring import step_metrics
 
@@ -33,13 +32,10 @@ def corpus(tmp_path: Path) -> Path:
     for _ in range(300):
         start = chance.randrange(60)
         texts.append(" ".join(words[(start + 7 * number) % 60] for number in range(chance.randint(30, 60))) + ".")
-    path = tmp_path / "corpus.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return path
+    return Path(write_texts(tmp_path / "corpus.jsonl", texts))
 
 
 def run(*command: str) -> str:
-    """Run a step; gives its output."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

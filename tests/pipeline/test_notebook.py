@@ -1,7 +1,5 @@
 """The notebook runs from top to bottom on a CPU, with a tiny model, and shows what it should."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -56,9 +54,7 @@ def test_it_runs_from_top_to_bottom(model_dir: Path, monkeypatch: pytest.MonkeyP
     assert any("title='id " in html for html in outputs(done, "text/html"))
 
 
-def test_a_model_with_a_template_chats_and_perplexity_is_that_of_the_model(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_template_it_chats_and_perplexity_is_right(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One run for both: a conversation; and the notebook's number for a text longer than the context, against a plain
     loop here, without a curve."""
     import torch

@@ -1,7 +1,5 @@
 """A lack of memory is answered in numbers, with exit code 1, and costs no checkpoint."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

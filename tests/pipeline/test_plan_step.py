@@ -1,7 +1,5 @@
 """python 0_plan.py: real steps measured, and real small runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import asdict
@@ -36,9 +34,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_law_is_fitted_on_small_runs_and_kept(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_law_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     planner = Planner(config, ())
     settings = planner.config()
     small, encoder = SmallRuns(planner, Path(f"{settings.output_prefix}_plan")), Encoder(settings.input_tokenizer_file)

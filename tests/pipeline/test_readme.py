@@ -1,7 +1,5 @@
 """The README and the documents hold: their commands and options, settings, examples, files and tables of numbers."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`./run_all.sh`: the whole pipeline as a user runs it, through the real scripts, and how it ends when a step fails."""
 
-from __future__ import annotations
-
 import random
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Step 1 as a user runs it: the script, its files, its words, its exit codes."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
@@ -29,7 +27,6 @@ num_threads: 1
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a corpus and a configuration."""
     lines = toy_lines(600)
     write_texts(tmp_path / "corpus.jsonl", [*("\n".join(lines[i : i + 4]) for i in range(0, 600, 4)), ""])
     (tmp_path / "sentence_piece_config.yaml").write_text(CONFIG, encoding="utf-8")
@@ -80,9 +77,7 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path, capfd: pytest.
     assert (folder / "tokenizer.model").read_bytes() == encoder.model_bytes
 
 
-def test_pieces_lie_within_morphemes_and_the_tokenizer_needs_no_analyser(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_pieces_lie_within_morphemes_and_it_needs_no_analyser(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = ["昨日は東京へ行きました。今日も東京で会いましょう。", "学校には 先生と学生が います。"] * 200
     write_texts(place / "corpus.jsonl", lines)
     assert train_tokenizer.main(typed(pre_segment="sudachi", vocab_size=334)) == 0, capfd.readouterr().err

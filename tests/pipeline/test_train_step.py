@@ -1,7 +1,5 @@
 """Step 3 as a person runs it: through the shell script and real processes, killed, resumed, refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -84,9 +82,7 @@ def longer(tiny_data: dict[str, str], finished: Path, tmp_path_factory: pytest.T
     return run_dir
 
 
-def test_a_finished_run_is_complete_until_it_is_made_longer(
-    tiny_data: dict[str, str], finished: Path, longer: Path
-) -> None:
+def test_a_finished_run_is_complete_until_made_longer(tiny_data: dict[str, str], finished: Path, longer: Path) -> None:
     lines, facts = step_metrics.read(finished), manifest.read(finished / "manifest.json").facts
     assert recorded_steps(finished) == list(range(1, 21)) and facts["steps"] == 20 and facts["parameters"] > 0
     assert lines[-1]["step"] == 20 and lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"]
@@ -168,9 +164,7 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
     assert re.search(r"trained +2[78]\.?\d?k tokens, (0\.99|1\.00)\d epochs", ended.stdout)
 
 
-def test_a_folder_of_another_run_or_of_other_files_is_left_alone(
-    tiny_data: dict[str, str], copied: Path, tmp_path: Path
-) -> None:
+def test_a_folder_of_another_run_or_files_is_left(tiny_data: dict[str, str], copied: Path, tmp_path: Path) -> None:
     settings = (f"output_model_dir={copied}", *WATCHED, "max_steps=20")
     (copied / "manifest.json").unlink()
     before = everything(copied)

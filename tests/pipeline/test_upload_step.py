@@ -1,7 +1,5 @@
 """Step 6 as a user starts it, against a Hub on loopback: what arrives, what is refused, and with which exit code."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import socket
@@ -115,9 +113,7 @@ def test_a_dry_run_lists_files_and_bytes_without_network_or_token(user: User, hu
         ("ada/a--b", hub_server.TOKEN, 2, ["huggingface_name"]),
     ],
 )
-def test_who_may_not_upload_is_told_why(
-    user: User, hub: Any, name: str, token: str | None, code: int, words: list[str]
-) -> None:
+def test_who_may_not_is_told(user: User, hub: Any, name: str, token: str | None, code: int, words: list[str]) -> None:
     run = user.run("--set", f"huggingface_name={name!r}", token=token)
     assert run.returncode == code and all(word in run.stderr for word in words)
     assert hub.repositories == {} and (code == 1 or hub.requests == [])

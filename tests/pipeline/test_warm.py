@@ -1,7 +1,5 @@
 """A program in a fork of the warm Python lives and ends as in an interpreter of its own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Files and folders get their name in one step, whoever is killed when; locks are held once, where there are any."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -54,9 +52,7 @@ def test_a_folder_appears_whole_and_replaces(tmp_path: Path) -> None:
     assert content(target) == "3" and [p.name for p in tmp_path.rglob("*")] == ["out", "file"]
 
 
-def test_a_fault_between_the_two_renames_gives_the_old_one_its_name_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_between_renames_gives_the_old_its_name_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "folder"
     replace(target, "old")
     rename = os.rename
@@ -107,9 +103,7 @@ def test_links_stay_links_and_permissions_stay(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.rglob("*")} == {"disk", "there", "file", "folder", "config.yaml"}
 
 
-def test_new_parents_survive_a_power_cut_where_their_file_system_can_sync_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_parents_survive_a_power_cut_where_folders_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         synced: list[Path] = []
         patched.setattr(durable, "sync_folder", synced.append)
@@ -153,9 +147,7 @@ def test_the_file_is_open_for_writing(tmp_path: Path, monkeypatch: pytest.Monkey
         assert is_ours
 
 
-def test_a_file_system_without_locks_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(file: object, operation: int) -> None:
         raise OSError(code, os.strerror(code))
 

@@ -1,7 +1,5 @@
 """Faults as text, and secrets that no message may show."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The rules of the house, checked on the source itself: floors, borders to vendors, sizes, shipped YAML."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -21,7 +19,6 @@ SOURCE = ROOT / "original_codes"
 PACKAGE = SOURCE / "zerokara"
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
 TREES = {path: ast.parse(source) for path, source in SOURCES.items()}
-"""Modules by their path in the package."""
 
 FLOORS = {
     room: floor
@@ -44,7 +41,7 @@ FLOORS = {
 CHAMBERS = {"": 4, "nodes": 3, "processes": 2, "planning": 1, "monitoring": 1, "compute": 0}
 """The rooms within training/, which is the largest; the empty name is what lies in training/ itself."""
 
-PACKAGE_LINES, PACKAGE_FILES = 28_621, 176
+PACKAGE_LINES, PACKAGE_FILES = 28_817, 177
 """Size of the package. A change that makes it larger raises them on purpose, and says why; one that makes it smaller
 lowers them."""
 SLACK_LINES, SLACK_FILES = 200, 3
@@ -164,7 +161,6 @@ def reached(rooms: dict[str, set[str]], room: str) -> set[str]:
 
 
 def module_imports() -> dict[str, set[str]]:
-    """Each module, and those that it imports anywhere."""
     names = {f"zerokara/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in TREES}
     return {
         name: {each if each in names else each.rpartition(".")[0] for each in imported_names(TREES[path])}
@@ -174,7 +170,6 @@ def module_imports() -> dict[str, set[str]]:
 
 
 def room_imports() -> dict[str, set[str]]:
-    """Each room, and those that it imports."""
     rooms: dict[str, set[str]] = {room: set() for room in FLOORS}
     for name, others in module_imports().items():
         room = f"{name}.".split(".")[1]

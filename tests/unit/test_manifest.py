@@ -1,7 +1,5 @@
 """Manifests: an unchanged step is recognised wherever its files are, and every difference is a fault of its own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Progress lines, and numbers with their units."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys
@@ -13,7 +11,6 @@ from zerokara import progress
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time in seconds, as progress sees it."""
     now = [0.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     return now

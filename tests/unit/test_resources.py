@@ -1,7 +1,5 @@
 """Memory and cores that this process may use: the machine's, within its control groups and its own limit."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections import namedtuple
@@ -69,9 +67,7 @@ def test_the_limit_of_a_process_holds_for_each(monkeypatch: pytest.MonkeyPatch) 
     ("quota", "expected"),
     [("max 100000", 8), ("300000 100000", 3), ("350000 100000", 3), ("50000 100000", 1), ("6400000 100000", 8)],
 )
-def test_cores_are_no_more_than_the_group_has_the_time_of(
-    monkeypatch: pytest.MonkeyPatch, group: Path, quota: str, expected: int
-) -> None:
+def test_cores_are_those_of_the_group(monkeypatch: pytest.MonkeyPatch, group: Path, quota: str, expected: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     write(group, cpu__max=quota)
     assert resources.available_cores() == expected

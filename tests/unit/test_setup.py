@@ -1,7 +1,5 @@
 """setup.sh installs the files that the lock files name by their hashes, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -148,9 +146,7 @@ def test_all_that_setup_installs_must_have_the_hash_that_is_locked(tmp_path: Pat
         ("", {"SYSTEM": "Darwin"}, "macOS and Apple's GPUs are not supported"),
     ],
 )
-def test_the_torch_is_chosen_by_the_driver_and_the_cards(
-    tmp_path: Path, cards: str, variables: dict[str, str], expected: str
-) -> None:
+def test_torch_is_chosen_by_the_cards(tmp_path: Path, cards: str, variables: dict[str, str], expected: str) -> None:
     done = run_setup(tmp_path, "2.13.0", "--further", cards, **variables)
     calls = [path.read_text(encoding="utf-8") for path in sorted((tmp_path / "calls").iterdir())]
     if not expected.startswith("torch=="):

@@ -7,8 +7,6 @@ their own with the environment, folder and streams that the test gives them, and
 an interpreter does is tested with real ones: test_run_all, test_current_folder, test_gpu_benchmark, test_real_command.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -60,7 +58,6 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | Non
             [sys.executable, str(HERE / "server.py"), str(place)], env=variables, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
         )  # fmt: skip
-    assert server.stdin is not None and server.stdout is not None
     is_ready = any(line == "ready\n" for line in server.stdout)
     said = (folder / "errors.txt").read_text(encoding="utf-8")
     assert is_ready or "GPU" in said, said

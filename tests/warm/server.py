@@ -8,8 +8,6 @@ client that is gone takes its program with it. Nothing but imports happens here,
 The training processes that such a program starts in its turn are forked as well (`_ForkedProcesses`).
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc
@@ -39,7 +37,6 @@ LOADED_LATE = (
     "transformers.models.qwen3_moe.modeling_qwen3_moe", "transformers.models.t5.modeling_t5",
     "transformers.generation.utils",
 )  # fmt: skip
-"""Modules that the steps load only when they need them."""
 
 
 def main(place: str) -> None:

@@ -40,7 +40,6 @@ def answer(export: Path, converted: Path, questions: dict) -> dict:
 
 
 def converted_and_asked(export: Path, questions: dict) -> dict:
-    """The answer of one export, or why it cannot be converted."""
     with tempfile.TemporaryDirectory() as place:
         converted = Path(place) / "converted"
         try:

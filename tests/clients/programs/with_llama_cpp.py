@@ -19,7 +19,6 @@ NUM_DRAWS = 100
 
 
 def main(model: Path, questions: dict) -> dict:
-    """Everything that is compared."""
     settings = xllamacpp.CommonParams()
     settings.model.path = str(model)
     settings.n_ctx, settings.n_parallel, settings.cpuparams.n_threads = 64, 1, 1
@@ -27,9 +26,7 @@ def main(model: Path, questions: dict) -> dict:
 
     def ask(path: str, **question: object) -> dict:
         request = urllib.request.Request(
-            f"{server.listening_address}/{path}",
-            json.dumps(question).encode(),
-            {"Content-Type": "application/json"},
+            f"{server.listening_address}/{path}", json.dumps(question).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=60) as reply:
             return json.load(reply)

@@ -18,7 +18,6 @@ import transformers
 
 
 def answer(folder: Path, questions: dict) -> dict:
-    """Everything that is compared, of one export."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     config = transformers.AutoConfig.from_pretrained(folder)
     auto_class = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"

@@ -1,7 +1,5 @@
 """Checkpoints appear whole; a broken one is named and skipped; retention keeps what it should."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,16 +7,10 @@ from pathlib import Path
 
 import pytest
 from configs import fault_of
-from made_checkpoints import saved
+from made_checkpoints import flip_last_byte, saved
 
 from zerokara import checkpoint
 from zerokara.checkpoint import Retention, folders
-
-
-def _flip_last_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -27,12 +19,10 @@ def _flip_last_byte(path: Path) -> None:
         (lambda folder: (folder / "manifest.json").unlink(), "", "manifest.json"),
         (lambda folder: (folder / "weights.safetensors").unlink(), "weights.safetensors", "missing"),
         (lambda folder: (folder / "weights.safetensors").write_bytes(b"x"), "weights.safetensors", "1 bytes"),
-        (lambda folder: _flip_last_byte(folder / "optimizer.safetensors"), "optimizer.safetensors", "SHA-256"),
+        (lambda folder: flip_last_byte(folder / "optimizer.safetensors"), "optimizer.safetensors", "SHA-256"),
     ],
 )
-def test_a_broken_newest_is_skipped_and_logged(
-    tmp_path: Path, harm: Callable[[Path], None], file: str, word: str
-) -> None:
+def test_a_broken_one_is_skipped_and_logged(tmp_path: Path, harm: Callable[[Path], None], file: str, word: str) -> None:
     older, newest = saved(tmp_path, 10), saved(tmp_path, 20)
     harm(newest)
     fault = fault_of(checkpoint.check, newest)

@@ -1,7 +1,5 @@
 """A start with checkpoints that are broken, that cannot be read at the moment, or that are too new."""
 
-from __future__ import annotations
-
 import builtins
 import errno
 import io
@@ -45,9 +43,7 @@ def left(run_dir: Path) -> list[str]:
     return sorted(path.name for path in run_dir.iterdir())
 
 
-def test_a_manifest_that_cannot_be_read_just_now_costs_no_checkpoint(
-    tmp_path: Path, unreadable: SimpleNamespace
-) -> None:
+def test_a_manifest_that_cannot_be_read_now_costs_no_checkpoint(tmp_path: Path, unreadable: SimpleNamespace) -> None:
     """The best, and the newest but one: each is kept by the rule, and nobody knows it just now."""
     for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)):
         saved(tmp_path, step, loss)
@@ -69,9 +65,7 @@ def test_transient_errors_are_retried(tmp_path: Path, unreadable: SimpleNamespac
     assert checkpoint.newest_complete(tmp_path, log.append) == newest
 
 
-def test_an_error_that_lasts_sets_it_aside_at_a_start_and_stops_a_reader(
-    tmp_path: Path, unreadable: SimpleNamespace
-) -> None:
+def test_an_error_that_lasts_sets_it_aside_or_stops_a_reader(tmp_path: Path, unreadable: SimpleNamespace) -> None:
     older, newer = saved(tmp_path, 10), saved(tmp_path, 20)
     unreadable.parts = ("global_step20/optimizer",)
     with pytest.raises(RunError, match=r"global_step20/optimizer\.safetensors"):
@@ -89,9 +83,7 @@ def test_an_error_that_lasts_sets_it_aside_at_a_start_and_stops_a_reader(
 
 
 @pytest.mark.parametrize(("harm", "failed"), [("unreadable", 6), ("forbidden", 1), ("broken", 0)])
-def test_a_run_never_starts_over_because_its_checkpoints_cannot_be_read(
-    tmp_path: Path, unreadable: SimpleNamespace, harm: str, failed: int
-) -> None:
+def test_a_run_never_starts_over(tmp_path: Path, unreadable: SimpleNamespace, harm: str, failed: int) -> None:
     for step in (10, 20):
         (saved(tmp_path, step) / "weights.safetensors").write_bytes(b"x")
     if harm != "broken":

@@ -1,7 +1,5 @@
 """A checkpoint that several processes write, each its rows: read as one, whole or not there at all."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
@@ -127,9 +125,7 @@ def test_a_disk_that_refuses_one_share_leaves_nothing(tmp_path: Path, refuse: Ca
     assert checkpoint.all_steps(tmp_path) == [10, 20] and len(list(tmp_path.iterdir())) == 2
 
 
-def test_nobody_writes_any_more_when_a_save_has_failed(
-    tmp_path: Path, refuse: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_writes_later(tmp_path: Path, refuse: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first fails at once, another is slow: its late file must not come into the next attempt's folder."""
     write_share, ended = store.write_share, threading.Event()
 

@@ -1,7 +1,5 @@
 """The safetensors format, one tensor at a time: written as the library reads it, and read as it writes."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

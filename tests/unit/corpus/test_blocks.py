@@ -1,7 +1,5 @@
 """Blocks of compressed files: their union is the whole file for any size of a block; a damage is told once."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path
@@ -43,9 +41,7 @@ def _contents(seen: Seen) -> list[object]:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("kind", ["cut", "spoilt", "cut at a line's end"])
-def test_blocks_of_a_damaged_file_tell_the_damage_once(
-    tmp_path: Path, ending: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_tell_a_damage_once(tmp_path: Path, ending: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 60)
     random = Random(2)
     lines = [json.dumps({"text": f"{i} " + random.randbytes(random.randrange(40)).hex()}) for i in range(40)]
@@ -67,9 +63,7 @@ def test_blocks_of_a_damaged_file_tell_the_damage_once(
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_lines_that_are_too_long_cost_themselves_and_are_not_loaded(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_too_long_cost_themselves_alone(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
     long = Random(3).randbytes(300_000).hex().encode()
     content = b'{"text": "a"}\n' + b'{"text": "' + long + b'"}\n{"text": "b"}\n'

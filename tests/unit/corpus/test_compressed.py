@@ -1,7 +1,5 @@
 """The unpacked bytes of .gz and .zst: several members, long windows, and all there is before damage."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import zlib
@@ -98,9 +96,7 @@ def _fed_byte_by_byte(packed: bytes, compression: Compression) -> bytes:
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("garbage", [b"garbage that is no member", b"\n", b"\xff" * 100_000])
-def test_bytes_after_the_last_member_are_told_and_cost_nothing(
-    compression: Compression, garbage: bytes, text: bytes
-) -> None:
+def test_bytes_after_the_last_member_cost_nothing(compression: Compression, garbage: bytes, text: bytes) -> None:
     packed = PACK[compression](text)
     reader = CompressedReader(io.BytesIO(packed + garbage), compression, "a file")
     assert io.BufferedReader(reader).read() == text and "follows its last member" in reader.damage

@@ -1,7 +1,5 @@
 """Docstrings of installed packages → documents, on a small installation made here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,27 +1,22 @@
 """Entries of the configuration → corpus files: each once, in a fixed order, and nothing lost in silence."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from configs import fault_of, refused
 from corpus_files import compressed
+from programs import run_program
 
-from zerokara.corpus import find
 from zerokara.corpus.find import check_unchanged, find_files
 from zerokara.errors import RunError, shown
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, by relative names."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return Path(".")
@@ -142,10 +137,7 @@ def test_local_files_need_neither_fsspec_nor_pyarrow(tmp_path: Path) -> None:
         "heavy = {'huggingface_hub', 'pyarrow', 'pydantic', 'torch', 'numpy', 'backports', 'fsspec'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(find.__file__).parents[2])}
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert run.stdout == "[]\n"
+    assert run_program(program, tmp_path).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl"])
@@ -158,9 +150,7 @@ def test_links_are_followed(here: Path, entry: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl", "in/*"])
-def test_a_file_has_its_own_name_however_many_links_lead_to_it(
-    here: Path, entry: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_keeps_its_name_whatever_links_to_it(here: Path, entry: str, capsys: pytest.CaptureFixture[str]) -> None:
     write(here, "in/m.jsonl", "in/sub/n.jsonl")
     (here / "in/a.jsonl").symlink_to("m.jsonl")
     (here / "in/b.jsonl").symlink_to("sub/n.jsonl")
@@ -186,9 +176,7 @@ def test_a_link_to_nothing_with_a_corpus_file_s_name_is_a_fault(here: Path, entr
     assert (fault.where, fault.value) == ("config.yaml:3", "in/gone.jsonl") and "link" in fault.rule
 
 
-def test_other_links_to_nothing_are_told_where_they_may_have_been_a_folder(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_links_to_nothing_are_told_that_may_have_been_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(here, "in/a.jsonl")
     for link in ("part2", ".lock", "README.md"):
         (here / "in" / link).symlink_to("gone")

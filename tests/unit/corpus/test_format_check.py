@@ -1,7 +1,5 @@
 """Faults that the first lines show before anything is encoded."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -10,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from configs import fault_of
-from corpus_files import COMPRESS, compressed
+from corpus_files import COMPRESS, compressed, write_jsonl
 
 from zerokara.corpus import documents, format_check
 from zerokara.corpus.find import find_files
@@ -20,18 +18,13 @@ from zerokara.errors import RunError
 GOOD = b'{"text": "x"}\n' * 20
 
 
-def _check(*paths: Path, text_field: str = "text", txt_document: format_check.TxtDocument = "line") -> None:
+def _check(*paths: Path | str, text_field: str = "text", txt_document: format_check.TxtDocument = "line") -> None:
     check_formats(find_files([str(path) for path in paths], ""), text_field, txt_document, "config.yaml:5")
 
 
-def _jsonl(path: Path, *records: object) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return path
-
-
 def test_some_bad_lines_are_the_quarantine_s_business(tmp_path: Path) -> None:
-    _jsonl(tmp_path / "a.jsonl", *[{"body": "x"}] * 20, {"text": "x"})
-    _jsonl(tmp_path / "b.jsonl", {"body": "a short file, bad by chance"})
+    write_jsonl(tmp_path / "a.jsonl", [*[{"body": "x"}] * 20, {"text": "x"}])
+    write_jsonl(tmp_path / "b.jsonl", [{"body": "a short file, bad by chance"}])
     (tmp_path / "labels.json").write_bytes(b'["one bad line", "by chance"]')
     _check(tmp_path)
 
@@ -48,9 +41,7 @@ def test_some_bad_lines_are_the_quarantine_s_business(tmp_path: Path) -> None:
         ("a.txt", "日本語\n日本\n".encode("shift_jis") * 5, "iconv -f SHIFT_JIS"),
     ],
 )
-def test_a_wrong_format_is_recognised_even_among_good_files(
-    tmp_path: Path, name: str, content: bytes, hint: str
-) -> None:
+def test_a_wrong_format_is_seen_even_among_good_files(tmp_path: Path, name: str, content: bytes, hint: str) -> None:
     compressed(tmp_path / name, content)
     (tmp_path / "good.jsonl").write_bytes(GOOD)
     for entry in (tmp_path / name, tmp_path):
@@ -62,10 +53,10 @@ def test_a_wrong_format_is_recognised_even_among_good_files(
 def test_empty_texts_tell_nothing_about_the_format(tmp_path: Path, values: list[str | None]) -> None:
     head = [{"text": value} for value in values] * 60
     for rest in ([], [{"text": "x"}], [*[{"body": "x"}] * 49, {"text": "x"}]):
-        _check(_jsonl(tmp_path / "a.jsonl", *head, *rest))
+        _check(write_jsonl(tmp_path / "a.jsonl", [*head, *rest]))
     pq.write_table(pa.Table.from_pylist([*head, {"text": "x"}]), tmp_path / "a.parquet")
     _check(tmp_path / "a.parquet")
-    path = _jsonl(tmp_path / "a.jsonl", *head, *[{"body": "x"}] * 50, {"text": "x"})
+    path = write_jsonl(tmp_path / "a.jsonl", [*head, *[{"body": "x"}] * 50, {"text": "x"}])
     line = len(head) + 1
     fault = fault_of(_check, path)
     assert fault.where == f"{path}:{line}" and "49 lines" in fault.rule and "body" in fault.remedy
@@ -95,9 +86,7 @@ def test_not_all_empty_lines_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
         ("a.parquet", gzip.compress(GOOD), "gzip", ".gz"),
     ],
 )
-def test_a_misnamed_file_is_reported_even_among_good_ones(
-    tmp_path: Path, name: str, content: bytes, found: str, wanted: str
-) -> None:
+def test_a_misnamed_file_among_good_ones(tmp_path: Path, name: str, content: bytes, found: str, wanted: str) -> None:
     (tmp_path / "good.jsonl").write_bytes(GOOD)
     _check(tmp_path)
     (tmp_path / name).write_bytes(content)
@@ -142,9 +131,8 @@ def test_a_damaged_head_fails_alone_and_is_the_quarantine_s_business_among_other
 
 
 def test_a_disk_that_fails_is_reported(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path / "a.jsonl", *[{"text": "x"}] * 20)
-    files = find_files([str(path)], "")
-    path.unlink()
+    files = find_files([write_jsonl(tmp_path / "a.jsonl", [{"text": "x"}] * 20)], "")
+    (tmp_path / "a.jsonl").unlink()
     with pytest.raises(RunError, match=r"cannot read .*a\.jsonl: No such file"):
         check_formats(files, "text", "line", "config.yaml:5")
 

@@ -1,7 +1,5 @@
 """Parts of corpus files → documents and bad lines: every line once in any format and cutting, every reason."""
 
-from __future__ import annotations
-
 import json
 import time
 import tracemalloc
@@ -148,9 +146,7 @@ def test_lines_of_a_range_are_counted_from_its_start(tmp_path: Path) -> None:
         (b"x" * 101, Reason.TOO_LONG),
     ],
 )
-def test_txt_as_one_document(
-    tmp_path: Path, content: bytes, expected: str, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_txt(tmp_path: Path, content: bytes, expected: str, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
     path = compressed(tmp_path / f"a.txt{ending}", content)
     (item,) = items_of(path, 1, "file")
@@ -162,9 +158,7 @@ def test_txt_as_one_document(
 
 
 @pytest.mark.parametrize("ending", COMPRESS)
-def test_many_tiny_documents_and_a_line_without_end_take_little_memory(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_takes_little_memory(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 1 << 16)
     tiny, path = b'{"text": "a"}\n' * 20_000, tmp_path / f"a.jsonl{ending}"
     members = (tiny, b'{"text": "' + b"x" * 20_000_000 + b'"}\n', tiny)

@@ -1,20 +1,15 @@
 """Files at addresses, by the file system that `fsspec` keeps in memory: the documents of the same files on a disk."""
 
-from __future__ import annotations
-
 import gzip
-import io
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from configs import fault_of
-from corpus_files import json_lines
+from corpus_files import json_lines, parquet
 from fsspec.registry import known_implementations
 
 from zerokara.corpus.find import InputFile, check_unchanged, find_files
@@ -25,16 +20,10 @@ from zerokara.errors import Fault, UserError
 POEMS = [f"poem {i}" for i in range(600)]
 
 
-def _parquet(texts: list[str]) -> bytes:
-    stream = io.BytesIO()
-    pq.write_table(pa.table({"text": texts}), stream, row_group_size=10)
-    return stream.getvalue()
-
-
 FILES = {
     "data/a.jsonl": json_lines(POEMS[:300]),
     "data/sub/b.jsonl.gz": gzip.compress(json_lines(POEMS[300:500])),
-    "data/sub/c.parquet": _parquet(POEMS[500:]),
+    "data/sub/c.parquet": parquet(10, text=POEMS[500:]),
     "data/d.jsonl.xz": b"packed otherwise",
     "data/README.txt": b"about it",
     "data/.cache/e.jsonl": json_lines(["hidden"]),

@@ -1,11 +1,7 @@
 """Rows of a .parquet → documents: every row once, every reason, damage told once a row group, in bounded memory."""
 
-from __future__ import annotations
-
 import io
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from corpus_files import found
+from programs import run_program
 
-from zerokara.corpus import documents, tables
+from zerokara.corpus import documents
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import BadLine, Document, Range, Reason, bytes_before, ranges, read, total_plain_bytes
 
@@ -148,11 +145,7 @@ def _peak_mb(path: Path) -> tuple[int, float]:
         "print(sum(len(item.text) for item in read.read(read.Range(file))))\n"
         "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])\n"  # getrusage has its parent's too
     )
-    env = os.environ | {"PYTHONPATH": str(Path(tables.__file__).parents[2])}
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True, env=env
-    )
-    characters, peak = (int(line) for line in run.stdout.split())
+    characters, peak = map(int, run_program(program, path).stdout.split())
     return characters, peak / 1024
 
 

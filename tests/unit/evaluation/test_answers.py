@@ -1,7 +1,5 @@
 """Prompts → ids of the model's own tokenizer → answers as text; answers of before come from the cache."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,9 +55,7 @@ def prompt_words(tokenizer: Any, prompt: Any, is_encoder_decoder: bool = False) 
         ("<s> $A </s>", "w1 </s> </s>", "<s> w1 </s> </s>"),
     ],
 )
-def test_a_prompt_is_encoded_as_the_tokenizer_does_but_for_a_decoders_end(
-    template: str, prompt: str, expected: str
-) -> None:
+def test_a_prompt_is_encoded_as_a_text_but_for_a_decoders_end(template: str, prompt: str, expected: str) -> None:
     assert prompt_words(tokenizer_of(template), prompt) == expected
     assert prompt_words(tokenizer_of("$A </s>"), "w1 w2", is_encoder_decoder=True) == "w1 w2 </s>"
 

@@ -1,7 +1,5 @@
 """Baselines on small data whose answers are known."""
 
-from __future__ import annotations
-
 import pytest
 
 from zerokara.evaluation import baselines
@@ -27,9 +25,7 @@ LETTERS = [("x a", "x á"), ("a", "a"), ("a", "a"), ("y a", "y á")]
         (LETTERS, "x a", True, "x á"),
     ],
 )
-def test_each_word_takes_its_most_frequent_form(
-    pairs: list[tuple[str, str]], source: str, with_left: bool, restored: str
-) -> None:
+def test_a_word_takes_its_usual_form(pairs: list[tuple[str, str]], source: str, with_left: bool, restored: str) -> None:
     assert Forms(pairs).restored(source, with_left) == restored
 
 

@@ -1,7 +1,5 @@
 """Bits per byte equal a computation by hand: every token scored once, text bytes only, whatever the tokenizer."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -121,9 +119,7 @@ def test_what_spells_a_control_token_is_text(models: dict[str, LoadedModel]) -> 
         assert not set(ids) & set(model.tokenizer.all_special_ids)
 
 
-def test_a_killed_run_continues(
-    models: dict[str, LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on(models: dict[str, LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bits_per_byte, "BLOCK_BYTES", 80)
     model, whole, measured = models["gpt2"], row_of(models["gpt2"]), list[int]()
     compute = bits_per_byte.losses_of
@@ -195,9 +191,7 @@ def test_progress_adds_up(models: dict[str, LoadedModel], monkeypatch: pytest.Mo
     assert len(advanced) > tokenizing + 2 and sum(advanced[tokenizing:]) == pytest.approx(sum(TEXT.bytes))
 
 
-def test_the_step_loads_each_model_once_for_all_texts_and_holds_one_at_a_time(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_model_is_loaded_once_one_at_a_time(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
     load_weights = models_module._load
 

@@ -1,7 +1,5 @@
 """Texts drawn at random, and tasks read as fine-tuning reads them; what is wrong is named with its place."""
 
-from __future__ import annotations
-
 import gzip
 import random
 from collections.abc import Sequence

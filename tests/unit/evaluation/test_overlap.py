@@ -1,7 +1,5 @@
 """Which examples are found again, exactly and by n-gram."""
 
-from __future__ import annotations
-
 from zerokara.evaluation import overlap
 
 LONG = "the quick brown fox jumps over the lazy dog while the cat sleeps on a warm stone"

@@ -1,7 +1,5 @@
 """Sections as a table, as a page, and in a model card, which stays as it was but for the results."""
 
-from __future__ import annotations
-
 import html
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The report on a task: scores, intervals, differences, baselines, and what overlaps."""
 
-from __future__ import annotations
-
 import json
 import random
 

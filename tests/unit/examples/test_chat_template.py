@@ -1,7 +1,5 @@
 """Chat templates: ids and labels of training are those of the export, hostile text too; faults of templates."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import partial

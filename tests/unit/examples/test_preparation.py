@@ -1,7 +1,5 @@
 """Examples become token files: borders and ends, every format, every fault with its line, and counts that close."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections.abc import Sequence
@@ -33,17 +31,12 @@ def encoder(train_toy: TrainToy) -> Encoder:
     return Encoder(train_toy(vocab_size=560))
 
 
-def prepared(
-    folder: Path,
-    encoder: Encoder,
-    records: Sequence[Any] = (),
-    *,
-    encodes: bool = False,
-    length: int = 200,
-    redo: bool = False,
-    **settings: Any,
-) -> ExampleFiles:
-    """Prepare records as training examples; without validation examples unless `settings` ask for them."""
+def prepared(folder: Path, encoder: Encoder, records: Sequence[Any] = (), **settings: Any) -> ExampleFiles:
+    """Prepare records as training examples; without validation examples unless `settings` ask for them.
+
+    Beside settings there may be `encodes`, `length` and `redo`.
+    """
+    encodes, length, redo = (settings.pop(*each) for each in (("encodes", False), ("length", 200), ("redo", False)))
     if records:
         settings["train_data"] = [write_jsonl(folder / "train.jsonl", records)]
     settings = {"valid_fraction": 0, "output_prefix": str(folder / "out" / "x"), **settings}
@@ -163,9 +156,7 @@ def test_several_such_lines_are_told_at_once_and_a_label_without_a_word_once(tmp
         (PAIR, {"test_data": ["FOLDER/train.jsonl"]}, ["test_data", "train_data too"]),
     ],
 )
-def test_settings_that_do_not_fit_the_examples(
-    tmp_path: Path, encoder: Encoder, record: Any, settings: dict[str, Any], said: list[str]
-) -> None:
+def test_bad_settings(tmp_path: Path, encoder: Encoder, record: Any, settings: dict[str, Any], said: list[str]) -> None:
     if "test_data" in settings:
         settings = {"test_data": [str(tmp_path / "train.jsonl")]}
     (message,) = told(tmp_path, encoder, [record, record], **settings)
@@ -199,9 +190,7 @@ def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder
 
 
 @pytest.mark.parametrize("encodes", [False, True])
-def test_an_example_that_fills_a_row_is_kept_and_one_more_token_is_too_much(
-    tmp_path: Path, encoder: Encoder, encodes: bool
-) -> None:
+def test_an_example_that_fills_a_row_is_kept_and_no_longer_one(tmp_path: Path, encoder: Encoder, encodes: bool) -> None:
     """A decoder's last token is only a label: an example of 61 tokens takes 60 positions."""
     record = {"source": "the fox " * 9, "target": "b"}
     files = prepared(tmp_path, encoder, [record], encodes=encodes, length=500)
@@ -246,9 +235,7 @@ def test_an_input_is_on_one_side_only(tmp_path: Path, encoder: Encoder) -> None:
     assert again.train.sha256 == files.train.sha256 != other.train.sha256
 
 
-def test_test_examples_that_were_seen_are_counted(
-    tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_seen_test_examples_are_counted(tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
     test = [{"source": "unseen 1", "target": "a"}, PAIRS[3], {**PAIRS[4], "target": "b"}]
     settings = {"test_data": [write_jsonl(tmp_path / "test.jsonl", test)], "valid_fraction": 0.25}
     files = prepared(tmp_path, encoder, PAIRS, **settings)
@@ -315,17 +302,13 @@ def test_the_hash_is_of_the_borders_too(tmp_path: Path, encoder: Encoder) -> Non
     assert tokens[0] == tokens[1] and made[0].sha256 != made[1].sha256
 
 
-def test_answers_that_the_tokenizer_does_not_know_are_counted(
-    tmp_path: Path, train_toy: TrainToy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_answers_are_counted(tmp_path: Path, train_toy: TrainToy, capsys: pytest.CaptureFixture[str]) -> None:
     poor = Encoder(train_toy(vocab_size=560, byte_fallback=False))
     prepared(tmp_path, poor, [*PAIRS, {"source": "fox", "target": "ﷺ"}])
     assert "1 of 41 train answers" in capsys.readouterr().out
 
 
-def test_batches_of_any_size_and_of_bad_lines_give_the_same(
-    tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_of_any_size_give_the_same(tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [*BAD, *random.Random(1).choices(PAIRS, k=100)]
     whole = prepared(tmp_path, encoder, records, max_bad_fraction=0.5)
     monkeypatch.setattr("zerokara.examples.preparation.BATCH", 3)

@@ -1,7 +1,5 @@
 """Files of examples → records with their places, whatever the format; what is no record is told with its place."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
@@ -82,8 +80,7 @@ def test_rows_of_parquet_with_lists_and_broken_strings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("x.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000)[:-10]), ("x.parquet", b"PAR1 and no more")],
+    ("name", "content"), [("x.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000)[:-10]), ("x.parquet", b"PAR1 and no more")]
 )
 def test_a_damaged_file_is_an_error(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)

@@ -1,7 +1,5 @@
 """Token files of examples: segments, lengths, and a corpus that is none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

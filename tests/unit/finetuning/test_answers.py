@@ -1,7 +1,5 @@
 """What a fine-tuning measures of its model is what stock transformers generate with the export, hostile prompts too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,9 +39,7 @@ NEW_TOKENS = 10
 
 
 @pytest.mark.parametrize("architecture", ["llama", "t5"])
-def test_answers_are_those_of_the_export(
-    architecture: str, train_toy: TrainToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_the_export(architecture: str, train_toy: TrainToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(train_toy(vocab_size=560, byte_fallback=False))
     shape = shape_of(560, architecture=architecture, seq_len=256)
     weights, special = spread_weights(shape), SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
@@ -62,7 +58,6 @@ def test_answers_are_those_of_the_export(
     monkeypatch.setattr(worker, "parallel", SimpleNamespace(data_rank=lambda: 0, data_size=lambda: 1))
     task = TaskValidation(plan, SimpleNamespace(), "valid")  # type: ignore[arg-type]
     found = task.answer(stock_model_of(shape, weights, special))
-    assert found is not None
     controls = {*encoder.control_ids, encoder.unk_id}
     assert any(controls & {*each.ids} for each in found), "else forbidding them would not show"
 
@@ -74,7 +69,6 @@ def test_answers_are_those_of_the_export(
     asked = [prompt if encodes else prompt + "\n" for prompt in PROMPTS]
     assert [each.ids for each in found] == [stock_answer(model, tokenizer, prompt, encodes) for prompt in asked]
     measured = answers.answer(model, tokenizer, asked, max_new_tokens=NEW_TOKENS)
-    assert measured is not None
     assert texts(task, found) == measured.outputs
     assert [each.stopped for each in found] == measured.stopped
     unknown = [Generated([*each.ids, encoder.unk_id], False) for each in found]

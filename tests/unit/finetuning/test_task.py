@@ -1,7 +1,5 @@
 """The test examples are read once, with the best checkpoint; a result of another one never passes for its."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The law, and the small runs that it is fitted on; real runs are those of tests/pipeline."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import os

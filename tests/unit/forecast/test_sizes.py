@@ -1,7 +1,5 @@
 """Speed of a machine, plans that differ from the user's configuration, and sizes that fit hours, tokens and memory."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

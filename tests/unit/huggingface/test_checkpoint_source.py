@@ -1,8 +1,6 @@
 """Real text for the proofs comes from every source and from places spread over each; a notebook's is what the run was
 validated on, or none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

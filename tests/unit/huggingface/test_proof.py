@@ -1,7 +1,5 @@
 """The proof of a model: on how many tokens it is compared, and what counts as the same greedy token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -27,9 +25,7 @@ BILLION = ModelShape("llama", 22, 2048, 32, 4, 5632, 2048, 32000, False, 1e4, 1e
         (replace(SMALL, seq_len=20), 102, 20, 19),
     ],
 )
-def test_a_large_model_is_compared_on_fewer_tokens(
-    shape: ModelShape, rows: int, positions: int, new_tokens: int
-) -> None:
+def test_a_large_model_is_proved_on_fewer_tokens(shape: ModelShape, rows: int, positions: int, new_tokens: int) -> None:
     made = Causal(SampleLengths(raw=shape.seq_len, input=shape.seq_len, target=shape.seq_len, overlap=1))
     found = [text.decoder_ids for text in proof.windows([range(7, 5007)], shape, made)]
     assert len(found) == rows and {len(ids) for ids in found} == {positions}

@@ -1,7 +1,5 @@
 """config.json says each value under its older name too; weights are one file, or shards and their index."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

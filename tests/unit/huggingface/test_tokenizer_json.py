@@ -1,7 +1,5 @@
 """The tokenizer's files in an exported folder; tests/numerics compares the ids that they give."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,7 @@ from zerokara.tokenizer.encoder import Encoder
     ],
     ids=["llama", "gemma", "t5", "trimming", "step 1 with a prefix", "step 1"],
 )
-def test_the_model_is_exported_for_llama_cpp_where_it_gives_the_same_ids(
-    tmp_path: Path, settings: dict[str, Any], same_ids: bool
-) -> None:
+def test_it_is_for_llama_cpp_where_ids_are_the_same(tmp_path: Path, settings: dict[str, Any], same_ids: bool) -> None:
     """llama.cpp puts a space before a text, and none before its further lines."""
     path = foreign_models.train(tmp_path / "trained.model", settings)
     encoder = Encoder(path)

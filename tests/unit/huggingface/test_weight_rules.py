@@ -1,12 +1,9 @@
-"""The weight rules: one transform by hand, the order of a table, and every offender listed.
+"""The weight rules: the order of a table, and every offender listed.
 
 tests/numerics/test_export_logits.py proves all transforms to HF, test_from_hf.py that they come back.
 """
 
-from __future__ import annotations
-
 import pytest
-import torch
 
 from zerokara.errors import RunError
 from zerokara.huggingface import weight_rules
@@ -15,19 +12,6 @@ from zerokara.model.shapes import ModelShape
 
 # 4 heads and 2 kv heads of width 1: every row of linear_qkv is one head.
 TINY = ModelShape("llama", 2, 4, 4, 2, 3, 8, 5, True, 1e4, 1e-5, 0.02)
-
-
-def rows(*values: int) -> torch.Tensor:
-    return torch.tensor([[float(value)] for value in values])
-
-
-def test_queries_keys_and_values_stand_kv_head_by_kv_head() -> None:
-    # q0 q1 k0 v0 | q2 q3 k1 v1
-    ours = rows(0, 1, 100, 200, 2, 3, 101, 201)
-    query, key, value = weight_rules.QUERY_KEY_VALUE.to_hf(ours, TINY)
-    assert query.flatten().tolist() == [0, 1, 2, 3]
-    assert key.flatten().tolist() == [100, 101] and value.flatten().tolist() == [200, 201]
-    assert torch.equal(weight_rules.QUERY_KEY_VALUE.from_hf((query, key, value), TINY), ours)
 
 
 def test_layers_and_experts_are_written_out_in_order() -> None:

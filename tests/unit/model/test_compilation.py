@@ -1,7 +1,5 @@
 """When layers are compiled, when they run eagerly, and what happens when the compiler fails. Nothing is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -60,9 +58,7 @@ def test_a_function_runs_compiled_at_sizes_that_it_was_shown() -> None:
 
 
 @pytest.mark.parametrize("whole_layers", [True, False])
-def test_what_does_not_compile_is_logged_and_runs_eagerly(
-    model: Decoder, whole_layers: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_compile_runs_eagerly(model: Decoder, whole_layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = mock.Mock(side_effect=RuntimeError("no C++ compiler\nand a long story"))
     monkeypatch.setattr(torch, "compile", lambda *_, **__: compiled)  # fails at the first call
     ids = torch.zeros(2, 16, dtype=torch.int64)
@@ -82,9 +78,7 @@ def test_what_does_not_compile_is_logged_and_runs_eagerly(
 
 @pytest.mark.parametrize("whole_layers", [True, False])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_lack_of_memory_is_not_taken_for_what_does_not_compile(
-    model: Decoder, whole_layers: bool, wrapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lack_of_memory(model: Decoder, whole_layers: bool, wrapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     error: Exception = torch.OutOfMemoryError("CUDA out of memory")
     if wrapped:
         error, error.__cause__ = RuntimeError("backend='inductor' raised"), error

@@ -1,7 +1,5 @@
 """Attention on a CPU, by blocks in bf16 and with a learned bias: values and gradients are those of torch's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Which attention kernels a GPU uses, and that those of a package serve only where they run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import flash

@@ -1,7 +1,5 @@
 """Initial weights depend on the seed and the parameter's name, and are distributed as megatron-core's."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

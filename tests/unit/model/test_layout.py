@@ -1,7 +1,5 @@
 """Hidden states that lie as on a GPU give the same numbers, and attention copies none of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flash
@@ -62,9 +60,7 @@ def computed(name: str, documents: str, batch_first: bool) -> tuple[list[Tensor]
         ("t5", "mask"),
     ],
 )  # fmt: skip
-def test_batch_first_computes_the_same_and_attention_copies_nothing(
-    monkeypatch: pytest.MonkeyPatch, name: str, documents: str
-) -> None:
+def test_batch_first_is_the_same_and_copies_nothing(monkeypatch: pytest.MonkeyPatch, name: str, documents: str) -> None:
     flash.install()
     monkeypatch.setattr(layout, "is_batch_first", layout.is_batch_first)
     monkeypatch.setattr(cpu_attention, "serves", lambda _: False)

@@ -1,7 +1,5 @@
 """The model card says what the facts say, and nothing where there is no fact."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The comparison of a remote listing with the local manifest, and names."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Texts of others in Markdown, read back by a parser with HTML and tables on."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,13 +1,8 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_tokens import write_documents
-from tiny import span_data
-
-__all__ = ["span_data"]
 
 EOD = 2
 

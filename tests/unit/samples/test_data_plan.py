@@ -1,7 +1,5 @@
 """A run consumes what was declared, in the declared order, against a list that is made the long way round."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

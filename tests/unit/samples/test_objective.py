@@ -1,7 +1,5 @@
 """Objectives. Span corruption as in T5: no token is lost, each cut is as likely, and the spans are the sample's own."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import comb
 
@@ -43,15 +41,6 @@ def test_causal_labels_are_the_inputs_one_further_and_padding_does_not_count() -
     assert batch.loss_mask.tolist() == [[1, 0, 0]] and batch.loss_mask.dtype == np.float32
 
 
-def test_segments_count_the_ends_that_are_read() -> None:
-    tokens = np.array([[7, 8, 2, 5, 6, 2, 9], [2, 5, 5, 2, 2, 5, 2]])
-    batch = Causal(causal(6), masking_eod_id=2)(tokens, KEYS)
-    assert batch.segments is not None
-    assert batch.segments.tolist() == [[0, 0, 1, 1, 1, 2], [1, 1, 1, 2, 3, 3]]  # the last is a label only
-    plain = Causal(causal(6))(tokens, KEYS)
-    assert plain.segments is None and plain.inputs.tolist() == batch.inputs.tolist()
-
-
 def span_corruption(seq_len: int = 32) -> SpanCorruption:
     return SpanCorruption(with_spans(seq_len, 0.15, 3), seed=1, sentinels=np.arange(99, 89, -1), end_id=2, start_id=3)
 
@@ -61,7 +50,6 @@ def test_the_decoder_reads_what_it_wrote_one_later() -> None:
     tokens = np.random.default_rng(0).integers(4, 80, (3, made.lengths.raw))
     batch = made(tokens, np.arange(3))
     assert batch.inputs.shape == (3, 32) and batch.labels.shape == (3, made.lengths.target)
-    assert batch.decoder_inputs is not None
     assert (batch.decoder_inputs[:, 0] == 3).all() and np.array_equal(batch.decoder_inputs[:, 1:], batch.labels[:, :-1])
     assert (batch.inputs[:, -1] == 2).all() and (batch.labels[:, -1] == 2).all() and (batch.labels[:, 0] == 99).all()
     assert batch.loss_mask.all() and len(batch.arguments()) == 4

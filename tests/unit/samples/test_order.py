@@ -1,7 +1,5 @@
 """The order of one stream, the seats of a mixture, the order of a mixture in stages, and the shares of ranks."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from collections import Counter
@@ -13,7 +11,6 @@ from token_sources import plainly, sample_at
 from zerokara.config.data import OrderKind
 from zerokara.samples.batches import BatchLayout
 from zerokara.samples.order import (
-    BLOCK_SAMPLES,
     GOLDEN,
     Apportionment,
     KeyedPermutation,
@@ -143,30 +140,6 @@ def read(order: MixedOrder, num: int) -> list[tuple[int, int, int]]:
     firsts = np.cumsum([0, *order.samples_per_source])[:-1]
     sources = np.searchsorted(firsts, indices, side="right") - 1
     return list(zip(sources.tolist(), epochs.tolist(), (indices - firsts[sources]).tolist(), strict=True))
-
-
-def test_every_stage_has_exactly_its_seats() -> None:
-    order = MixedOrder(STAGES, SAMPLES, seed=5)
-    sources = [source for source, _, _ in read(order, 2200 + 3 * BLOCK_SAMPLES)]
-    assert order.firsts == [0, 1500, 2200]
-    assert Counter(sources[:1500]) == {0: 1125, 1: 375}
-    assert Counter(sources[1500:2200]) == {1: 583, 2: 117}
-    # At every block's edge each source stands where its weight says, and before that it does not in general.
-    for block in (1, 2, 3):
-        counts = Counter(sources[2200 : 2200 + block * BLOCK_SAMPLES])
-        assert [counts[source] for source in range(3)] == Apportionment((1, 1, 1)).seats(block * BLOCK_SAMPLES)
-    assert Counter(sources[:100]) != {0: 75, 1: 25}
-    assert max(len(run) for run in "".join(map(str, sources[:1024])).split("1")) > 8  # shuffled: not every fourth
-    for num in (0, 1, 999, 1024, 1025, 1499, 1500, 1501, 2199, 2200, 2300, 3300, 3500):
-        by_stage = order.counts_by_stage(num)
-        for (first, end), counts in zip(((0, 1500), (1500, 2200), (2200, 3500)), by_stage, strict=True):
-            assert counts == [sources[min(first, num) : min(end, num)].count(source) for source in range(3)]
-        assert order.counts(num) == [sources[:num].count(source) for source in range(3)]
-
-
-def test_sequential_sources_are_spread_evenly() -> None:
-    order = MixedOrder([MixedStage((3, 1), None, "sequential")], (100, 100), seed=5)
-    assert read(order, 8) == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (0, 0, 2), (0, 0, 3), (0, 0, 4), (1, 0, 1), (0, 0, 5)]
 
 
 def test_stages_may_be_added_without_a_change_of_the_past() -> None:

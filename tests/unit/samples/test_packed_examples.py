@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -77,23 +75,6 @@ def test_a_first_token_that_nothing_predicts_is_not_counted(tmp_path: Path) -> N
     rows = opened(tmp_path, [[[], [7, 8, END]], [[5], [6, END]]], DECODER, both=False)
     assert rows.learned_counts(9).tolist() == [0, 0, 2, 0, 0, 0, 1, 0, 1]
     assert learned_labels(rows) == {0: [[8, END]], 1: [[6, END]]}
-
-
-def test_what_a_target_is_and_what_the_decoder_reads(tmp_path: Path) -> None:
-    examples = pair_examples()
-    rows = opened(tmp_path, examples, BOTH, both=True)
-    assert {number: runs for number, (runs,) in learned_labels(rows).items()} == dict(
-        enumerate(target for _, target in examples)
-    )
-    for row in range(len(rows)):
-        batch = Pairs(BOTH, START)(rows.many([row]), np.zeros(1, np.int64))
-        assert batch.segments is not None and batch.decoder_inputs is not None and batch.decoder_segments is not None
-        assert len(batch.arguments()) == 7 and batch.arguments()[3] is batch.decoder_inputs
-        for number, example in enumerate(rows.examples(row)):
-            read, target = examples[example]
-            assert batch.inputs[batch.segments == number].tolist() == read
-            assert batch.decoder_inputs[batch.decoder_segments == number].tolist() == [START, *target[:-1]]
-    assert rows.learned_counts(90).sum() == sum(len(target) for _, target in examples)
 
 
 @pytest.mark.parametrize("both", [False, True])

@@ -1,7 +1,5 @@
 """Samples cut from a stream of tokens, and the documents that they hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +13,6 @@ from zerokara.config.data import causal
 from zerokara.samples.packed_tokens import DocumentId, PackedTokens, TokenSource, read_sources
 
 
-def test_samples_are_slices_across_documents(prefix: Path) -> None:
-    tokens = PackedTokens(prefix, causal(5))
-    assert len(tokens) == tokens.num_samples == 3 and tokens.num_tokens == 17
-    assert tokens[0].tolist() == [10, 11, 12, 2, 20, 21]
-    assert tokens[1].tolist() == [21, 2, 30, 31, 32, 33]
-    assert tokens[2].tolist() == [33, 34, 35, 36, 37, 38]
-    assert tokens[0].dtype == np.int64
-    assert tokens.many(np.array([2, 0])).tolist() == [tokens[2].tolist(), tokens[0].tolist()]
-
-
 @pytest.mark.parametrize(("seq_len", "expected"), [(1, 16), (4, 4), (8, 2), (15, 1), (16, 1)])
 def test_number_of_samples(prefix: Path, seq_len: int, expected: int) -> None:
     tokens = PackedTokens(prefix, causal(seq_len))
@@ -32,16 +20,8 @@ def test_number_of_samples(prefix: Path, seq_len: int, expected: int) -> None:
     assert len(tokens[expected - 1]) == seq_len + 1
     with pytest.raises(IndexError, match=f"sample {expected} of {expected}"):
         tokens[expected]
-
-
-def test_parts_are_cut_each_by_itself(prefix: Path) -> None:
-    tokens = PackedTokens(prefix, causal(3), parts=[5, 1, 0, 11])  # 1, 0, 0 and 3 samples
-    assert len(tokens) == 4 and tokens.samples_per_part == [1, 0, 0, 3]
-    assert [tokens.first_token(index) for index in range(4)] == [0, 6, 9, 12]
-    assert tokens[1].tolist() == [2, 30, 31, 32]
-    assert PackedTokens(prefix, causal(4), parts=[10, 7])[2].tolist() == [33, 34, 35, 36, 37]
     with pytest.raises(AssertionError, match="parts of 16 tokens of 17"):
-        PackedTokens(prefix, causal(3), parts=[5, 11])
+        PackedTokens(prefix, causal(seq_len), parts=[5, 11])
 
 
 def test_a_corpus_shorter_than_a_sequence_is_refused_with_numbers(prefix: Path, tmp_path: Path) -> None:

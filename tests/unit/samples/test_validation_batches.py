@@ -1,7 +1,5 @@
 """Validation batches: windows of documents, whole samples, parts and ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +23,6 @@ def causal(seq_len: int, masking_eod_id: int | None = None) -> Causal:
 def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     write_documents(tmp_path / "t", [np.array([7, 8, 9, 4, 5, 2]), np.array([6, 2])], np.dtype(np.uint16))
     ((_, batch),) = validation_batches(tmp_path / "t", causal(4), start_id=2).batches(micro_batch_size=3)
-    assert batch.segments is not None and batch.document_offsets is not None
     assert batch.inputs.tolist()[:2] == [[2, 7, 8, 9], [8, 9, 4, 5]] and batch.inputs[2, :2].tolist() == [2, 6]
     assert batch.labels.tolist()[:2] == [[7, 8, 9, 4], [9, 4, 5, 2]] and batch.labels[2, :2].tolist() == [6, 2]
     assert batch.loss_mask.tolist() == [[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0]]
@@ -35,9 +32,7 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seq_len", [1, 2, 5, 16, 17, 18, 40])
 @pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (3, 2), (8, 1)])
-def test_every_token_is_predicted_once_after_what_stands_before_it_in_its_document(
-    prefix: Path, seq_len: int, num_ranks: int, micro: int
-) -> None:
+def test_every_token_is_predicted_once_in_its_document(prefix: Path, seq_len: int, num_ranks: int, micro: int) -> None:
     evaluation = validation_batches(prefix, causal(seq_len), start_id=END)
     per_rank = [[batch for _, batch in evaluation.batches(micro, rank, num_ranks)] for rank in range(num_ranks)]
     assert len({len(batches) for batches in per_rank}) == 1  # or ranks would wait for each other
@@ -93,7 +88,6 @@ def test_a_limit_takes_from_every_part_in_proportion(prefix: Path) -> None:
 
 def predictions(batch: Batch) -> list[tuple[list[int], int]]:
     """For each label that counts: the inputs that its position may attend to, and the label."""
-    assert batch.segments is not None
     found = []
     for inputs, labels, mask, segments in zip(batch.inputs, batch.labels, batch.loss_mask, batch.segments, strict=True):
         for place in np.flatnonzero(mask):
@@ -104,7 +98,6 @@ def predictions(batch: Batch) -> list[tuple[list[int], int]]:
 
 def lengths_of(batch: Batch) -> list[int]:
     """Labels that count in each segment."""
-    assert batch.segments is not None
     return np.bincount(batch.segments[batch.loss_mask > 0]).tolist()
 
 

@@ -1,7 +1,5 @@
 """Folders that `--redo` has set aside: listed with their sizes; deleted only on request, and only if they are ours."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

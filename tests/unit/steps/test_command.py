@@ -1,7 +1,5 @@
 """How a step ends: exit codes, messages without secrets or control characters, a reader that has left."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

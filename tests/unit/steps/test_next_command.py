@@ -1,7 +1,5 @@
 """The commands that a step prints, as a person uses them: pasted, they load the configuration that is meant."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path
@@ -130,9 +128,7 @@ def test_a_file_that_names_this_run_is_taken_as_it_is_and_another_runs_is_not() 
         ("mine.yaml", ["zero kara/convert_config.yaml"], "zero kara/convert_config.yaml"),
     ],
 )
-def test_the_file_that_belongs_to_this_one(
-    own: str, files: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_that_belongs(own: str, files: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(command.COMMAND_NAME, "bash zero kara/3_train_node1.sh")
     for name in (own, *files):
         write(name)
@@ -159,9 +155,7 @@ def test_the_scripts_are_named_as_the_user_called_this_one(path: str, monkeypatc
     assert command.again([]) == "the same command"
 
 
-def test_what_was_stopped_is_told_by_the_command_that_was_typed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stop_tells_the_command_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def stop(config: Settings, options: command.Options) -> None:
         raise KeyboardInterrupt
 

@@ -1,7 +1,5 @@
 """python 0_plan.py on a machine whose speed is known: what it advises is what its next command trains."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 
@@ -49,9 +47,7 @@ def test_the_next_command_trains_what_is_advised(config: Path, capsys: pytest.Ca
     assert make_plan(pasted).schedule.num_tokens == pytest.approx(20000, rel=0.01)
 
 
-def test_small_models_are_offered_where_the_corpus_has_text_for_them(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_is_offered(config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "204,800 training tokens" in advice(config, capsys, *PLAN)[0]
     monkeypatch.setattr(plan.fit, "MIN_STEPS", 4)
     offer = advice(config, capsys, *PLAN, "--write", "--dry-run")[0].partition(" 10 minutes ")[2].partition("\n")[0]
@@ -61,8 +57,6 @@ def test_small_models_are_offered_where_the_corpus_has_text_for_them(
 @pytest.mark.parametrize(
     ("argv", "said"), [((), "--hours"), (("--hours", "0.1", "--set", "init_from=somewhere"), "init_from")]
 )
-def test_what_cannot_be_planned(
-    config: Path, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused(config: Path, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main(["--config", str(config), *argv]) == 2
     assert said in capsys.readouterr().err

@@ -1,12 +1,8 @@
 """No step begins whose output cannot be written or is somebody else's: in its dry run, at its start, with --redo."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +11,7 @@ from typing import Any
 
 import pytest
 from configs import typed
+from programs import run_program
 
 from zerokara import manifest
 from zerokara.config.architectures import ARCHITECTURES
@@ -44,9 +41,7 @@ def record(path: Path, step: str, *names: str, facts: Any = None) -> None:
     manifest.write(path, manifest.StepSpec(step, {}), made, facts or {}, 1.0)
 
 
-def test_torch_is_not_loaded_before_the_settings_and_the_outputs_are_checked(
-    tiny_data: dict[str, str], tmp_path: Path
-) -> None:
+def test_torch_is_not_loaded_before_settings_and_outputs_are_checked(tiny_data: dict[str, str], tmp_path: Path) -> None:
     """In one process: each step refuses a wrong setting, steps 3 and 4 a place that they cannot write to or read."""
     (tmp_path / "file").touch()
     blocked = tmp_path / "file" / "out"
@@ -61,10 +56,8 @@ def test_torch_is_not_loaded_before_the_settings_and_the_outputs_are_checked(
         "    assert [main(line) for line in lines] == [2] * len(lines), name\n"
         "    assert not {'torch', 'transformers'} & set(sys.modules), name\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("no_such_key = 1: ") == 6 and done.stderr.count(str(blocked)) >= 2
+    said = run_program(program).stderr
+    assert said.count("no_such_key = 1: ") == 6 and said.count(str(blocked)) >= 2
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])

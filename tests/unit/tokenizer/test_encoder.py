@@ -1,7 +1,5 @@
 """Text to ids and back: what every later step builds on."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random
@@ -119,9 +117,7 @@ def test_runs_only_where_sums_are_exact(train_toy: TrainToy, tmp_path: Path) -> 
         assert encoder.run_characters == 0 and encoder.runs("a\nb") == ["a", "b"]
 
 
-def test_a_missing_tokenizer_is_told_with_the_newest_that_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_tokenizer_is_told_with_the_newest_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     wanted = Path("tokenizers/it/tokenizer.model")
     assert "step 1" in fault_of(Encoder, wanted).remedy

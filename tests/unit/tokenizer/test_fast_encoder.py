@@ -1,7 +1,5 @@
 """The fast encoder: proved equal before the work, checked during it, left when it differs."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path
@@ -92,9 +90,7 @@ def test_other_ids_are_found_while_it_works(toy_bpe: Encoder, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("module", "value"), [("gigatoken", None), ("gigatoken._load.sentencepiece", None)])
-def test_without_gigatoken_the_work_is_done_all_the_same(
-    toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch, module: str, value: None
-) -> None:
+def test_without_gigatoken(toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch, module: str, value: None) -> None:
     monkeypatch.setitem(sys.modules, module, value)
     choice = fast_encoder.choose(toy_bpe, TEXTS)
     assert choice.name.startswith("sentencepiece") and "cannot be used" in choice.reason

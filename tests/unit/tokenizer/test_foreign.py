@@ -1,7 +1,5 @@
 """Tokenizers that step 1 did not make: ids as SentencePiece gives them for a whole document, and what is refused."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Callable

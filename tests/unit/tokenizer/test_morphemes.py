@@ -1,7 +1,5 @@
 """Pre-segmentation: the text stays as it is, no piece is learnt across a boundary, a missing analyser is named."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import re
@@ -141,9 +139,7 @@ def _particles(text: str) -> Iterable[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
-def test_a_morpheme_that_is_parts_of_two_elsewhere_is_used_less_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_fallback: bool
-) -> None:
+def test_a_part_of_two_is_used_less_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_fallback: bool) -> None:
     rng = random.Random(1)
     words = ["言って", "行って", "立って", *["東京", "大阪", "学校", "神社の", "駅に"] * 2, "とって"]
     lines = ["".join(rng.choices(words, k=8)) for _ in range(3000)]
@@ -202,9 +198,7 @@ def test_the_death_of_a_process_is_an_error(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", sorted(ANALYSERS))
-def test_a_missing_analyser_is_named_with_the_command_that_installs_it(
-    name: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_analyser_is_named_with_what_installs_it(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "distributions", lambda **_: [])
     fault = fault_of(morphemes.analyser_of, TokenizerConfig(pre_segment=name))
     assert (fault.key, fault.value) == ("pre_segment", name)

@@ -1,7 +1,5 @@
 """The page: whole, closed, without any reference outside, and with nothing in it that a corpus could run."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

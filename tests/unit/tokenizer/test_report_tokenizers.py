@@ -1,7 +1,5 @@
 """Tokenizers of other makers, measured as ours are: against counts by hand and against SentencePiece itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -84,9 +82,7 @@ def test_a_word_piece_equals_a_count_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"model_type": "bpe"}, {"byte_fallback": False}, {"add_dummy_prefix": True}])
-def test_our_own_tokenizer_measures_alike_in_both_formats(
-    train_toy: TrainToy, tmp_path: Path, settings: dict[str, object]
-) -> None:
+def test_ours_measures_alike_in_both_formats(train_toy: TrainToy, tmp_path: Path, settings: dict[str, object]) -> None:
     model_path = train_toy(**settings)
     tokenizer_json.write(Encoder(model_path), tmp_path, 100)
     texts = ["\n".join(LINES), "no 龘 newline"]
@@ -133,9 +129,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     assert "Missing [UNK]" in _fault(path).rule, "it could not encode"
 
 
-def test_a_model_of_the_hub_is_compared_once_it_is_downloaded(
-    toy: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_the_hub_is_compared(toy: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert "hf download owner/name" in _fault("hf://owner/name").remedy
     assert "hf download" in _fault("hf://no/such/name").remedy

@@ -1,7 +1,5 @@
 """The plan of a training: how much text, how much memory, and that this is what the training then takes."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -36,7 +34,6 @@ def _corpus(path: Path, text: str, line: int) -> list[InputFile]:
 
 @pytest.fixture(scope="module")
 def english(tmp_path_factory: pytest.TempPathFactory) -> list[InputFile]:
-    """Made-up words with spaces."""
     rng = random.Random(1)
     text = " ".join(_zipf(rng, _made_up(rng, "etaoinshrdlucmfw", 30_000, 10), WRITTEN // 7))
     return _corpus(tmp_path_factory.mktemp("en") / "en.jsonl", text, 150)
@@ -56,9 +53,7 @@ def japanese(tmp_path_factory: pytest.TempPathFactory) -> list[InputFile]:
 @pytest.mark.parametrize(
     ("language", "model_type"), [("english", "unigram"), ("english", "bpe"), ("japanese", "unigram")]
 )
-def test_the_estimate_is_what_a_training_takes(
-    language: str, model_type: Any, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_estimate_is_right(language: str, model_type: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     files: list[InputFile] = request.getfixturevalue(language)
     config = TokenizerConfig(model_type=model_type, vocab_size=6000)
     made = sample_budget.estimate(config, files)
@@ -106,9 +101,7 @@ def test_auto_follows_the_free_memory_within_bounds(japanese: list[InputFile], m
     assert sizes[1] == pytest.approx((0.5e9 - sample_budget.BASE_BYTES) / 16, rel=0.1)
 
 
-def test_a_sample_too_large_for_the_machine_is_refused_with_what_fits(
-    japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_a_sample_is_told_what_fits(japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_budget, "available_memory", lambda: 50_000_000)
     config = TokenizerConfig(sample_bytes=400_000_000)
     made = sample_budget.estimate(config, japanese)

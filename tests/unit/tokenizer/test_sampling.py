@@ -1,7 +1,5 @@
 """The sample: never dropped, within its budget, the same every time."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

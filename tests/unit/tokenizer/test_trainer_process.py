@@ -1,14 +1,11 @@
 """While SentencePiece works, something is shown all the time; and it does not go on working for nobody."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -35,9 +32,7 @@ UNIGRAM_LOG = [
 BPE_LOG = ["trainer.cc] Starts training with :", "bpe.cc] Added: freq=5 size=20 all=99", ""]
 
 
-def _follow(
-    said: Sequence[str], config: TokenizerConfig, monkeypatch: pytest.MonkeyPatch, silence: float
-) -> tuple[str, str]:
+def _follow(said: list[str], config: TokenizerConfig, monkeypatch: pytest.MonkeyPatch, pause: float) -> tuple[str, str]:
     """Follow a log that is written with silences; gives the log and the last line."""
     monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.1)
     monkeypatch.setattr(trainer_process, "BEAT_SECONDS", 0.02)
@@ -47,7 +42,7 @@ def _follow(
         with open(writing, "wb") as file:
             for line in said:
                 if not line:
-                    time.sleep(silence)
+                    time.sleep(pause)
                     continue
                 # A line may come in parts, and a part may end within a character.
                 for part in (line.encode()[:20], line.encode()[20:] + b"\n"):
@@ -64,7 +59,7 @@ def _follow(
 
 
 def test_each_silence_is_named_and_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    log, last = _follow(UNIGRAM_LOG, TokenizerConfig(vocab_size=8000), monkeypatch, silence=0.6)
+    log, last = _follow(UNIGRAM_LOG, TokenizerConfig(vocab_size=8000), monkeypatch, pause=0.6)
     assert log == "".join(line + "\n" for line in UNIGRAM_LOG if line)
     assert last == UNIGRAM_LOG[-1]
     shown = capsys.readouterr().err.splitlines()
@@ -75,7 +70,7 @@ def test_each_silence_is_named_and_timed(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_merges_are_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    _follow(BPE_LOG, TokenizerConfig(model_type="bpe", vocab_size=400), monkeypatch, silence=0.5)
+    _follow(BPE_LOG, TokenizerConfig(model_type="bpe", vocab_size=400), monkeypatch, pause=0.5)
     assert "training bpe, merging:   5% 20/400 [00:00<" in capsys.readouterr().err
 
 

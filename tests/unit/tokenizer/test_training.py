@@ -1,7 +1,5 @@
 """Training: the same bytes every time, and impossible settings told with the numbers that work."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -32,9 +30,7 @@ def _size_that_works(train_toy: TrainToy, **settings: Any) -> int:
 
 
 @pytest.mark.parametrize("settings", [{"model_type": "unigram"}, {"model_type": "bpe", "extra_ids": 2}])
-def test_too_large_a_vocabulary_names_the_largest_that_works(
-    train_toy: TrainToy, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_large_a_size(train_toy: TrainToy, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     largest = _size_that_works(train_toy, vocab_size=90_000, **settings)
     trained_again = settings["model_type"] == "unigram"
     assert ("90,000" in capsys.readouterr().out) == trained_again, "a second training is announced"
@@ -85,9 +81,7 @@ def test_no_piece_crosses_a_line_end_and_scores_sum_without_rounding(toy: Encode
     assert pieces[toy.eos_id].type is PieceType.CONTROL and pieces[toy.newline_id].type is PieceType.USER_DEFINED
 
 
-def test_every_sentence_reaches_the_trainer_whose_words_are_in_the_log_alone(
-    train_toy: TrainToy, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_every_sentence_is_used_and_told_in_the_log(train_toy: TrainToy, capfd: pytest.CaptureFixture[str]) -> None:
     lines = ["fox " * 1048, "fox\ttab", "語" * 1397, "the quick brown fox"] * 10
     path = train_toy(lines=lines, vocab_size=310, model_type="bpe", reserved_pieces=(), again=True)
     assert "\t" in {piece.text for piece in ModelFile(path.read_bytes()).pieces}
@@ -100,9 +94,7 @@ def test_every_sentence_reaches_the_trainer_whose_words_are_in_the_log_alone(
     ("command", "message"),
     [("kill -9 $$", "signal 9.* memory .*sample_bytes"), ("echo oh >&2; exit 1", "failed: oh; its log is .*log")],
 )
-def test_a_failed_training_is_explained(
-    train_toy: TrainToy, monkeypatch: pytest.MonkeyPatch, command: str, message: str
-) -> None:
+def test_a_failure_is_told(train_toy: TrainToy, monkeypatch: pytest.MonkeyPatch, command: str, message: str) -> None:
     real = trainer_process.subprocess.Popen
 
     def failing(_: list[str], **options: Any) -> Any:

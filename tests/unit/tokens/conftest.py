@@ -1,7 +1,5 @@
 """A small tokenizer and a small corpus, made in the process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +21,6 @@ SENTENCE = "the sea ice melts in spring and 春 の 海 終日 のたり かな 
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
-    """Documents of one to forty lines."""
     random = Random(seed)
 
     def line() -> str:
@@ -51,8 +48,6 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_config(tmp_path: Path, model_path: Path, corpus: Path) -> Callable[..., PretrainConfig]:
-    """A configuration for the corpus; settings may be given."""
-
     def make(**settings: Any) -> PretrainConfig:
         values = {
             "input_jsonl": [str(corpus)],

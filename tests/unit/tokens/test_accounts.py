@@ -3,8 +3,6 @@
 `ZEROKARA_FUZZ_FILES=1000 pytest tests/unit/tokens/test_accounts.py -s` damages a thousand files instead of a few.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -70,9 +68,7 @@ def _same_for_all_sizes(path: Path, tally_of: TallyOf) -> SourceTally:
     return tallies[0]
 
 
-def test_bad_lines_count_as_documents_and_one_that_is_too_long_with_its_bytes(
-    tmp_path: Path, tally_of: TallyOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_lines_count_as_documents(tmp_path: Path, tally_of: TallyOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 1000)
     bad = {"broken JSON": b"{broken\n", "empty line": b"\r\n", f"longer than {64} MiB": b"x" * 3000 + b"\n"}
     content = _lines(20) + b"".join(bad.values()) + _lines(30) + bad["broken JSON"] + b'{"text": "cut'
@@ -85,9 +81,7 @@ def test_bad_lines_count_as_documents_and_one_that_is_too_long_with_its_bytes(
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_a_packed_file_that_is_cut_off_counts_whole(
-    tmp_path: Path, tally_of: TallyOf, make_config: MakeConfig, ending: str
-) -> None:
+def test_a_cut_off_file_counts_whole(tmp_path: Path, tally_of: TallyOf, make_config: MakeConfig, ending: str) -> None:
     """Of half a file most documents may be lost, though all bytes that are there can be read."""
     packed = (gzip.compress if ending == ".gz" else zstd.compress)(_lines(9000))
     path = tmp_path / f"a.jsonl{ending}"
@@ -131,9 +125,7 @@ def test_rows_that_were_given_before_the_damage_stay_documents(tmp_path: Path, t
     assert tally.bytes_lost == path.stat().st_size - path.stat().st_size * tally.documents // 1000
 
 
-def test_of_several_members_the_damaged_one_is_unverified_and_bytes_after_the_last_are_lost(
-    tmp_path: Path, tally_of: TallyOf
-) -> None:
+def test_a_damaged_member_is_unverified_and_bytes_behind_the_last_are_lost(tmp_path: Path, tally_of: TallyOf) -> None:
     first, last, path = gzip.compress(_lines(500)), gzip.compress(_lines(100)), tmp_path / "a.jsonl.gz"
     path.write_bytes(first + b"garbage" * 10)
     tally = _same_for_all_sizes(path, tally_of)
@@ -154,7 +146,6 @@ def test_only_packed_files_without_a_byte_are_damaged(tmp_path: Path, tally_of: 
 
 
 def _mixed(tmp_path: Path, corpus: Path) -> list[str]:
-    """Sources that are damaged in all ways."""
     packed = gzip.compress(corpus.read_bytes() * 3)
     (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) * 2 // 3])
     (tmp_path / "spoilt.jsonl.zst").write_bytes(zstd.compress(corpus.read_bytes()) + b"garbage")
@@ -163,9 +154,7 @@ def _mixed(tmp_path: Path, corpus: Path) -> list[str]:
     return [str(corpus), str(tmp_path / "*.gz"), str(tmp_path / "spoilt.jsonl.zst"), str(tmp_path / "rows.parquet")]
 
 
-def test_workers_tasks_and_resumed_shards_change_no_count(
-    make_config: MakeConfig, corpus: Path, tmp_path: Path
-) -> None:
+def test_workers_tasks_and_resuming_change_no_count(make_config: MakeConfig, corpus: Path, tmp_path: Path) -> None:
     made, entries = [], _mixed(tmp_path, corpus)
     for number, (workers, task_bytes) in enumerate([(1, None), (3, 30_000)]):
         prefix = str(tmp_path / f"out{number}" / "tokens")
@@ -217,7 +206,6 @@ def _packed(random: Random, texts: Sequence[str], ending: str) -> bytes:
 
 
 def _damaged(random: Random, content: bytes) -> tuple[str, bytes]:
-    """A kind of damage, and the content with it."""
     kind = random.choice(["cut", "bits flipped", "range repeated", "range dropped", "range zeroed"])
     start = random.randrange(len(content))
     end = min(len(content), start + random.choice([1, 50, 5000]))
@@ -233,9 +221,7 @@ def _damaged(random: Random, content: bytes) -> tuple[str, bytes]:
 
 
 @pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst"])
-def test_more_documents_than_the_limit_are_never_lost_without_a_fault(
-    tmp_path: Path, make_config: MakeConfig, tally_of: TallyOf, ending: str
-) -> None:
+def test_what_is_lost_is_never_silent(tmp_path: Path, make_config: MakeConfig, tally_of: TallyOf, ending: str) -> None:
     """By any damage, made at random; test_compressed has what can be read of a damaged file."""
     config, done = make_config(max_bad_fraction=LIMIT), Counter[str]()
     for seed in range(NUM_FILES // 2):

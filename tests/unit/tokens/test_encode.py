@@ -1,7 +1,5 @@
 """The whole of step 2's work: any number of workers, any cutting, any format; quarantine; failures leave nothing."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re
@@ -27,7 +25,7 @@ from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, sentencepiece_itself
 from zerokara.tokens import merge
-from zerokara.tokens.encode import RunTasks, encode_corpus
+from zerokara.tokens.encode import encode_corpus
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, idx_path
 from zerokara.tokens.merge import SourceTally
 from zerokara.tokens.shard_tasks import ShardTask
@@ -36,24 +34,19 @@ from zerokara.tokens.shards import Job, shard_path, write_shard
 MakeConfig = Callable[..., PretrainConfig]
 
 
-def _encode(
-    config: PretrainConfig, task_bytes: int | None = None, run_tasks: RunTasks = run_in_this_process
-) -> list[SourceTally]:
-    encoded = made_tokens.encode(config, task_bytes, run_tasks)
+def _encode(config: PretrainConfig, task_bytes: int | None = None, **how: Any) -> list[SourceTally]:
+    encoded = made_tokens.encode(config, task_bytes, **how)
     discard_work(config)
     return encoded.sources
 
 
 def _good_texts(path: Path) -> list[str]:
-    found = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        if line and line != "{broken" and json.loads(line)["text"]:
-            found.append(json.loads(line)["text"])
-    return found
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [text for line in lines if line not in ("", "{broken") and (text := json.loads(line)["text"])]
 
 
 @pytest.mark.parametrize("task_bytes", [None, 3000])
-def test_every_document_stands_in_one_split_with_its_end_or_in_the_quarantine(
+def test_every_document_is_written_or_quarantined(
     make_config: MakeConfig, corpus: Path, task_bytes: int | None
 ) -> None:
     config = make_config(valid_fraction=0.1)
@@ -89,9 +82,7 @@ def test_each_source_gives_validation_documents(make_config: MakeConfig, corpus:
     assert len(IndexedTokens(TokenPaths(config.output_prefix).valid)) == 14
 
 
-def test_a_mended_corpus_leaves_no_quarantine_and_no_validation_leaves_no_files(
-    make_config: MakeConfig, corpus: Path
-) -> None:
+def test_a_mended_corpus_has_no_quarantine_and_no_validation_no_files(make_config: MakeConfig, corpus: Path) -> None:
     _encode(make_config())
     config = make_config(valid_fraction=0)
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in _good_texts(corpus)), encoding="utf-8")
@@ -108,9 +99,7 @@ def test_a_mended_corpus_leaves_no_quarantine_and_no_validation_leaves_no_files(
         ({"valid_min_documents": 151}, ("150",)),
     ],
 )
-def test_a_limit_that_stops_the_step_leaves_the_quarantine(
-    make_config: MakeConfig, settings: dict[str, float], words: tuple[str, ...]
-) -> None:
+def test_a_limit_leaves_quarantine(make_config: MakeConfig, settings: dict[str, float], words: tuple[str, ...]) -> None:
     config = make_config(**settings)
     fault = fault_of(_encode, config)
     assert {fault.key: fault.value} == settings and all(word in fault.rule + fault.remedy for word in words)
@@ -136,9 +125,7 @@ def _failing(error: BaseException) -> Callable[..., Any]:
     return failing
 
 
-def test_a_full_disk_while_merging_leaves_what_was_there(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_while_merging_harms_nothing(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     _encode(config)
     before = written(config)
@@ -204,9 +191,7 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     assert (result.tokens, result.disk_bytes) == (4, path.stat().st_size)
 
 
-def test_sentencepiece_takes_over_from_a_fast_encoder_that_differs(
-    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sentencepiece_takes_over(make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = make_config()
     _encode(plain)
     config = make_config(output_prefix=str(tmp_path / "other" / "tokens"), num_workers=2)
@@ -224,9 +209,7 @@ def test_sentencepiece_takes_over_from_a_fast_encoder_that_differs(
     assert finished(config) == written(plain)
 
 
-def test_redo_takes_over_what_this_very_work_had_finished(
-    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_redo_takes_its_own_over(make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A person who types an interrupted command again must not lose its hours to the --redo in it."""
     config = make_config()
     before = write_tokens(config).manifest.read_bytes()

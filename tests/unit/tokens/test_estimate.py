@@ -1,7 +1,5 @@
 """Estimate of step 2: tokens and disk space by a sample, and a tokenizer that can be exported."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
 from collections.abc import Callable
@@ -18,7 +16,6 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
 from zerokara.corpus.read import total_plain_bytes
 from zerokara.errors import UserError
-from zerokara.tokenizer.compatibility import notes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import estimate
 from zerokara.tokens.estimate import TokenEstimate, check_disk_space, estimate_tokens, sample_corpus
@@ -28,9 +25,7 @@ MakeConfig = Callable[..., PretrainConfig]
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
-def test_the_estimate_is_near(
-    make_config: MakeConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool
-) -> None:
+def test_it_is_near(make_config: MakeConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool) -> None:
     monkeypatch.setattr(estimate, "PLACE_CHARACTERS", 4_000)
     content = corpus.read_text(encoding="utf-8").replace("\n", "\n\n")
     corpus.write_text(content, encoding="utf-8")
@@ -87,20 +82,12 @@ def test_a_disk_too_small(make_config: MakeConfig, monkeypatch: pytest.MonkeyPat
     check_disk_space(config, files, expected)
 
 
-def test_a_tokenizer_of_step_1_and_one_of_others_with_notes(
-    make_config: MakeConfig, model_path: Path, corpus: Path, tmp_path: Path
-) -> None:
-    config = make_config(input_tokenizer_file=str(model_path))
-    choice, expected = estimate.prepare(config, find_files(config.input_jsonl, ""), Encoder(model_path))
-    assert choice.name.startswith("sentencepiece") and not notes(Encoder(model_path))
-    assert expected.corpus_bytes == corpus.stat().st_size
-    assert expected.documents == pytest.approx(300, rel=0.1) and expected.tokens > 10_000
-    other = Encoder(foreign_models.train(tmp_path / "llama.model", LLAMA))
-    assert other.eos_id == 2 and any("<0x0A>" in note for note in notes(other))
-
-
-def test_a_tokenizer_that_cannot_be_exported(make_config: MakeConfig, tmp_path: Path) -> None:
-    path = foreign_models.train(tmp_path / "llama.model", {**LLAMA, "user_defined_symbols": ["<a>"]})
+def test_only_for_a_tokenizer_that_can_be_exported(make_config: MakeConfig, corpus: Path, tmp_path: Path) -> None:
     config = make_config()
-    fault = fault_of(estimate.prepare, config, find_files(config.input_jsonl, ""), Encoder(path))
+    files = find_files(config.input_jsonl, "")
+    choice, expected = estimate.prepare(config, files, Encoder(config.input_tokenizer_file))
+    assert choice.name.startswith("sentencepiece") and expected.corpus_bytes == corpus.stat().st_size
+    assert expected.documents == pytest.approx(300, rel=0.1) and expected.tokens > 10_000
+    path = foreign_models.train(tmp_path / "llama.model", {**LLAMA, "user_defined_symbols": ["<a>"]})
+    fault = fault_of(estimate.prepare, config, files, Encoder(path))
     assert fault.where == str(path) and "'<a>'" in fault.rule

@@ -1,7 +1,5 @@
 """Token files: the worked example of the docstring, reading, counting, damaged files, and whose they are."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Step 2 in parts, encoded and merged by whoever comes: the bytes of one run, and what is no share of it is refused."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import random
@@ -26,23 +24,19 @@ TASK_BYTES = 4000
 
 @pytest.fixture
 def config(make_config: MakeConfig, corpus: Path, tmp_path: Path) -> PretrainConfig:
-    """Two sources, one of them packed."""
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(corpus.read_bytes() * 2))
     return make_config(input_jsonl=[str(corpus), str(tmp_path / "b.jsonl.gz")])
 
 
 @pytest.fixture
 def expected(config: PretrainConfig, tmp_path: Path) -> dict[str, bytes]:
-    """Files that one run writes."""
     whole = config.model_copy(update={"output_prefix": str(tmp_path / "whole" / "tokens")})
     encode(whole, TASK_BYTES)
     return finished(whole)
 
 
 @pytest.mark.parametrize(("of", "merge_of"), [(1, 1), (3, 4), (5, 2)])
-def test_parts_write_what_one_run_writes(
-    config: PretrainConfig, expected: dict[str, bytes], of: int, merge_of: int
-) -> None:
+def test_parts_write_as_one_run(config: PretrainConfig, expected: dict[str, bytes], of: int, merge_of: int) -> None:
     numbers = [*range(of), 0]  # one comes twice
     random.Random(of).shuffle(numbers)
     assert encode(config, TASK_BYTES, part=Part(998, 999)).text_bytes == 0, "there are more parts than tasks"
@@ -59,9 +53,7 @@ def test_parts_write_what_one_run_writes(
     assert finished(config) == expected
 
 
-def test_a_killed_part_goes_on_and_a_run_alone_does_the_rest(
-    config: PretrainConfig, expected: dict[str, bytes]
-) -> None:
+def test_a_killed_part_goes_on_and_one_run_does_the_rest(config: PretrainConfig, expected: dict[str, bytes]) -> None:
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             encode(config, TASK_BYTES, stopping_after(3), part=Part(1, 2))
@@ -106,9 +98,7 @@ def test_who_may_work_in_the_folder_at_once(config: PretrainConfig) -> None:
     assert not paths.work_folder.exists() and not paths.lock.exists()
 
 
-def test_shards_of_an_encoder_that_was_given_up_and_damaged_ones_do_not_count(
-    config: PretrainConfig, expected: dict[str, bytes]
-) -> None:
+def test_shards_of_a_lost_encoder_and_damaged_do_not_count(config: PretrainConfig, expected: dict[str, bytes]) -> None:
     """The plan tells of the encoder as soon as one part has met the difference; the merge meets the damage."""
     encode(config, TASK_BYTES, part=Part(0, 2))
     folder = TokenPaths(config.output_prefix).work_folder

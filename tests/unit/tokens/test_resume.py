@@ -1,7 +1,5 @@
 """A run of step 2 that was ended at any moment: the next one resumes, and ends with the same files."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import hashlib
@@ -19,33 +17,29 @@ from typing import Any
 
 import made_tokens
 import pytest
-from made_tokens import finished, run_in_this_process, stopping_after, written
+from made_tokens import finished, stopping_after, written
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.tokens import merge, work_folder
-from zerokara.tokens.encode import EncodedCorpus, RunTasks, run_in_workers
+from zerokara.tokens.encode import EncodedCorpus, run_in_workers
 from zerokara.tokens.indexed import TokenPaths
 
 MakeConfig = Callable[..., PretrainConfig]
 TASK_BYTES = 4000
 
 
-def _encode(
-    config: PretrainConfig, task_bytes: int = TASK_BYTES, run_tasks: RunTasks = run_in_this_process
-) -> EncodedCorpus:
-    return made_tokens.encode(config, task_bytes, run_tasks)
+def _encode(config: PretrainConfig, task_bytes: int = TASK_BYTES, **how: Any) -> EncodedCorpus:
+    return made_tokens.encode(config, task_bytes, **how)
 
 
 def _stop(config: PretrainConfig, shards: int) -> None:
-    """A run that Ctrl-C ends after some shards."""
     with pytest.raises(KeyboardInterrupt):
         _encode(config, run_tasks=stopping_after(shards))
 
 
 @pytest.fixture
 def expected(make_config: MakeConfig, tmp_path: Path) -> dict[str, bytes]:
-    """The files that an unbroken run writes."""
     config = make_config(output_prefix=str(tmp_path / "unbroken" / "tokens"))
     _encode(config)
     return finished(config)
@@ -62,9 +56,7 @@ def mixed(corpus: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("workers", "shards"), [(1, 5), (3, 1)])
-def test_a_stopped_run_resumes(
-    make_config: MakeConfig, mixed: list[str], tmp_path: Path, workers: int, shards: int
-) -> None:
+def test_it_resumes(make_config: MakeConfig, mixed: list[str], tmp_path: Path, workers: int, shards: int) -> None:
     whole = make_config(input_jsonl=mixed, output_prefix=str(tmp_path / "whole" / "tokens"), num_workers=2)
     _encode(whole, task_bytes=100_000)
     config = make_config(input_jsonl=mixed, num_workers=workers)
@@ -175,9 +167,7 @@ def test_where_the_disk_is_tight_each_shard_goes_before_the_next_is_copied(
     assert finished(config) == expected
 
 
-def test_another_split_after_shards_were_deleted(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_split_later(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, calls = make_config(), itertools.count()
 
     def failing(*arguments: Any, copy: Callable[..., Any] = merge.index_part) -> Any:
@@ -198,11 +188,7 @@ def test_another_split_after_shards_were_deleted(
 
 
 def test_a_disk_that_fails_to_read_and_a_corpus_that_was_moved_with_its_times_cost_no_finished_shard(
-    make_config: MakeConfig,
-    expected: dict[str, bytes],
-    corpus: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make_config: MakeConfig, expected: dict[str, bytes], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, real = make_config(), io.open
     _stop(config, 4)

@@ -1,10 +1,7 @@
-"""How the corpus is cut into tasks, and which of them a part does."""
-
-from __future__ import annotations
+"""How the corpus is cut into tasks, and which of them a part does; test_accounts has that no cutting loses a line."""
 
 import gzip
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -12,21 +9,13 @@ import pytest
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile, find_files
-from zerokara.corpus.read import Block, Range
+from zerokara.corpus.read import Range
 from zerokara.tokens import shard_tasks
 from zerokara.tokens.shard_tasks import WHOLE, Part, ShardTask, expected, lanes, num_workers
 
 
-@dataclass
-class Result:
-    next_start: int
-    disk_bytes: int
-
-
-def _all(
-    files: Sequence[InputFile], size: int, part: Part = WHOLE, done: dict[str, Result] | None = None
-) -> list[ShardTask]:
-    return [task for lane in lanes(files, size, "line", part, done or {})[0] for task in lane]
+def _all(files: Sequence[InputFile], size: int, part: Part = WHOLE) -> list[ShardTask]:
+    return [task for lane in lanes(files, size, "line", part, {})[0] for task in lane]
 
 
 def _packed(folder: Path, *names: str) -> list[InputFile]:
@@ -34,18 +23,6 @@ def _packed(folder: Path, *names: str) -> list[InputFile]:
         lines = (b'{"text": "%d %x"}\n' % (i, Random(f"{name} {i}").getrandbits(200)) for i in range(100))
         (folder / name).write_bytes(gzip.compress(b"".join(lines), 1))
     return find_files([str(folder)], "")
-
-
-def _results(made: Sequence[ShardTask]) -> dict[str, Result]:
-    """As `shards` leaves them."""
-    found = {}
-    for task in made:
-        (block,) = task.parts
-        next_start = 0
-        if isinstance(block, Block) and not block.is_last:
-            next_start = block.start + len(block.content)
-        found[task.name] = Result(next_start, block.disk_bytes)
-    return found
 
 
 def test_tasks_keep_to_one_source_and_gather_small_files(tmp_path: Path) -> None:
@@ -60,23 +37,7 @@ def test_tasks_keep_to_one_source_and_gather_small_files(tmp_path: Path) -> None
     assert expected(files, 250, "line", {}) == (made, [task.name for task in made])
 
 
-def test_a_packed_file_is_blocks_of_whole_lines(tmp_path: Path) -> None:
-    (file,) = files = _packed(tmp_path, "a.jsonl.gz")
-    made, results = _all(files, 1000), _results(_all(files, 1000))
-    contents = [part.content for task in made for part in task.parts if isinstance(part, Block)]
-    assert b"".join(contents) == gzip.decompress(file.path.read_bytes()) and len(made) > 5
-    listed, missing = expected(files, 1000, "line", results)
-    assert [task.name for task in listed] == [task.name for task in made] == sorted(results) and not missing
-    assert not _all(files, 1000, done=results)
-    gone = [made[2].name, made[-1].name]
-    results = {name: result for name, result in _results(made).items() if name not in gone}
-    assert [task.name for task in _all(files, 1000, done=results)] == gone
-    assert expected(files, 1000, "line", results)[1] == gone[:1], "what follows it is not known"
-
-
-def test_small_packed_files_are_read_as_a_whole_and_large_ones_of_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_files_are_read_whole_where_small_or_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = _packed(tmp_path, "a.jsonl.gz", "b.jsonl.gz")
     whole = _all(files, 8 * max(file.bytes for file in files))
     assert [part.end for task in whole for part in task.parts if isinstance(part, Range)] == [None, None]

@@ -1,7 +1,5 @@
 """Worker processes that die or meet errors end the step with a clear word, and never hang it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

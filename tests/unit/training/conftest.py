@@ -1,18 +1,13 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import span_data, tiny_data
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning.run_plan import RunPlan, make_plan
-
-__all__ = ["span_data", "tiny_data"]
 
 
 @pytest.fixture
@@ -28,7 +23,6 @@ def plan_of(tiny_data: dict[str, str], tmp_path: Path) -> Callable[..., RunPlan]
 
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a recorder logs."""
     logged: list[str] = []
     monkeypatch.setattr(step_metrics, "log", logged.append)
     return logged

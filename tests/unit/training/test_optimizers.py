@@ -1,6 +1,7 @@
-"""The parameters of each optimizer, their weight decay, the size of the state, and the settings it can run with."""
+"""What the plan says of each optimizer, the size of the state, and the settings it can run with.
 
-from __future__ import annotations
+tests/numerics/test_reference_training.py has which parameters it updates how.
+"""
 
 import itertools
 from typing import Any
@@ -10,7 +11,7 @@ from configs import config_of
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.model.shapes import ModelShape, row_blocks
+from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.updater import settings_for
 
@@ -20,36 +21,6 @@ SMALL = {"hidden_size": 64, "num_kv_heads": 2, "ffn_hidden_size": 96}
 def of(**overrides: Any) -> tuple[PretrainConfig, ModelShape]:
     settings = config_of(**{**SMALL, **overrides})
     return settings, ModelShape.from_config(settings, 500)
-
-
-def test_rows_of_the_matrices_in_one_parameter() -> None:
-    _, shape = of()  # heads of size 16: the two of a kv head, its key, its value, twice
-    queries, keys, values = row_blocks("decoder.layers.0.self_attention.linear_qkv.weight", shape)
-    assert list(queries) == [*range(32), *range(64, 96)]
-    assert list(keys) == [*range(32, 48), *range(96, 112)]
-    assert list(values) == [*range(48, 64), *range(112, 128)]
-    gate, up = row_blocks("decoder.layers.1.mlp.linear_fc1.weight", shape)
-    assert list(gate) == list(range(96)) and list(up) == list(range(96, 192))
-    assert row_blocks("decoder.layers.1.mlp.linear_fc2.weight", shape) == ()
-
-
-def test_every_parameter_is_in_one_group_and_vectors_do_not_decay() -> None:
-    for optimizer in ("adamw", "adafactor", "muon"):
-        settings, shape = of(optimizer=optimizer, architecture="gpt2", num_kv_heads="auto")
-        parameters = shape.parameter_shapes()
-        groups = optimizers.parameter_groups(settings, parameters)
-        assert sorted(name for names in groups.values() for name in names) == sorted(parameters)
-        for group, names in groups.items():
-            assert {len(parameters[name]) > 1 for name in names} == {group.weight_decay > 0}
-            assert group.lr_scale == 1
-
-
-def test_muon_updates_the_matrices_of_the_layers_alone() -> None:
-    settings, shape = of(optimizer="muon", tie_word_embeddings=False)
-    found = optimizers.parameter_groups(settings, shape.parameter_shapes())
-    groups = {group.algorithm: names for group, names in found.items() if group.kind == "matrix"}
-    assert set(groups["adamw"]) == {"embedding.word_embeddings.weight", "output_layer.weight"}
-    assert len(groups["muon"]) == 2 * 4
 
 
 def test_the_plan_has_a_line_for_each_group_with_the_weight_decay() -> None:

@@ -1,7 +1,5 @@
 """The plots of a run, and the process that draws them."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import threading
@@ -105,9 +103,7 @@ def drawing_recorder(run_dir: Path) -> Recorder:
     return Recorder(run_dir, 60, {"plots": lambda: Plots(run_dir)})
 
 
-def test_training_does_not_wait_for_a_drawing_and_its_end_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
-) -> None:
+def test_only_the_end_waits_for_a_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]) -> None:
     drawings, is_drawn = list[list[str]](), threading.Event()
     run = subprocess.run
 

@@ -1,7 +1,5 @@
 """Values of the recipe for `auto`, which a run keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -133,7 +131,6 @@ def test_a_run_keeps_what_it_began_with(planned: Callable[..., RunPlan]) -> None
     assert run_folder.look(first.requested) is None  # nothing is trained yet: the next start begins
     (first.run_dir / run_folder.METRICS_NAME).write_text('{"step": 1, "loss": 2.0}\n', encoding="utf-8")
     earlier = run_folder.look(first.requested)
-    assert earlier is not None
     kept = earlier.requested
     longer = planned("train_tokens=400000000")
     assert longer.resolved.global_batch_size != first.resolved.global_batch_size

@@ -1,7 +1,5 @@
 """The proof of resume: what it compares, what it calls equal, and what it refuses. Real runs: tests/pipeline."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -52,9 +50,7 @@ def training(change: float, losses: dict[int, float] = LOSSES) -> Callable[..., 
 @pytest.mark.parametrize(
     ("processes", "change", "loss"), [(1, 1e-6, 1.5), (1, 0.0, 1.5000001), (2, 1e-3, 1.51), (2, 3.0, 1.5)]
 )
-def test_a_difference_is_refused(
-    plan: RunPlan, monkeypatch: pytest.MonkeyPatch, processes: int, change: float, loss: float
-) -> None:
+def test_difference(plan: RunPlan, monkeypatch: pytest.MonkeyPatch, processes: int, change: float, loss: float) -> None:
     """One process on a CPU must give equal bits; several are allowed a tolerance."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(resume_proof, "spawn", training(change, {**LOSSES, 4: loss}))
@@ -64,7 +60,7 @@ def test_a_difference_is_refused(
     assert not list(plan.run_dir.parent.iterdir())
 
 
-def test_the_tolerance_of_several_processes_is_printed(
+def test_a_tolerance_is_told(
     plan: RunPlan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(resume_proof, "spawn", training(1e-3, {**LOSSES, 4: 1.50001}))

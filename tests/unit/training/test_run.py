@@ -1,7 +1,5 @@
 """The weights that a run starts from, and batches that are prepared while the device works on those before."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Generator, Iterator

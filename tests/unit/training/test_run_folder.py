@@ -1,7 +1,5 @@
 """The identity of a run folder, --redo, and its locks."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shlex
@@ -17,7 +15,7 @@ from pathlib import Path
 import orjson
 import pytest
 from configs import fault_of
-from tiny import ROOT
+from programs import run_program
 
 from zerokara import checkpoint
 from zerokara.config.loading import RESOLVED_NAME, load
@@ -137,10 +135,7 @@ def test_redo_sets_a_run_aside_and_says_so(plan_of: Plan, tmp_path: Path, is_lin
 
 
 def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
-    plan_of: Plan,
-    tiny_data: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    plan_of: Plan, tiny_data: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pasted with it, it would set aside the run that it was to resume; without it too early, resume the old one."""
 
@@ -217,12 +212,9 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(plan_of: Plan, ti
     command = ["--config", tiny_data["config"], "--set", f"output_model_dir={plan.run_dir}"]
     calls = "codes = [train.main([*sys.argv[1:], *more]) for more in ([], ['--redo'], ['--dry-run'])]"
     program = f"import sys; from zerokara.steps import train; {calls}; print(*codes, 'torch' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
     with run_folder.command_lock(plan.requested):
         before = {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")}
-        done = subprocess.run(
-            [sys.executable, "-c", program, *command], env=environment, capture_output=True, text=True, check=True
-        )
+        done = run_program(program, *command)
         assert done.stdout.split() == ["2", "2", "2", "False"], done.stderr
         assert done.stderr.count(f"output_model_dir = {plan.run_dir}: ") == 3
         assert done.stderr.count(f" process {os.getpid()};") == 3
@@ -238,9 +230,7 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(plan_of: Plan, ti
         pass
 
 
-def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited_for(
-    plan_of: Plan, tmp_path: Path
-) -> None:
+def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited_for(plan_of: Plan) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     config = plan_of().requested

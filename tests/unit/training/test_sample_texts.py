@@ -1,7 +1,5 @@
 """Sample texts: which tokens are chosen, and samples.md."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

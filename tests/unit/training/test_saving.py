@@ -1,7 +1,5 @@
 """The copy of a checkpoint in main memory: pinned ahead of the first save, and what a refused leaves behind."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +19,6 @@ class Cuda:
         self.refuses, self.pending_error = refuses, False
         self.registered: list[tuple[int, int, int]] = []
         self.threads: dict[str, torch.device] = {}
-        """Threads that have set their device."""
 
     def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # CUDA's name
         """1 for a refused, as CUDA has it."""

@@ -1,7 +1,5 @@
 """The schedule against tables written out by hand, and the table of sources against what is really read."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -104,9 +102,7 @@ def test_inverse_sqrt_is_t5s_where_min_lr_is_what_that_reaches() -> None:
         (("warmup_fraction=0.6", "lr_schedule=wsd", "decay_fraction=0.5"), "decay_fraction", 0.5, "at most 0.4"),
     ],
 )
-def test_a_warmup_or_decay_that_does_not_fit_is_refused_with_the_most_that_does(
-    overrides: tuple[str, ...], key: str, value: float, remedy: str
-) -> None:
+def test_a_warmup_or_decay_that_does_not_fit(overrides: tuple[str, ...], key: str, value: float, remedy: str) -> None:
     fault = fault_of(schedule, *TEN_STEPS, *overrides)
     assert (fault.where, fault.key, fault.value) == ("--set", key, value) and remedy in fault.remedy
 

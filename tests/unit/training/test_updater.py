@@ -1,7 +1,5 @@
 """Which updater serves a run, what the plan says of it, and the settings that DeepSpeed gets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a validation counts: bits per byte of the text alone, and the control tokens apart."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Weights & Biases, with the real library without a network: it records, and it can never stop a training."""
 
-from __future__ import annotations
-
 import getpass
 import socket
 import sys
@@ -67,9 +65,7 @@ def steps_recorded(part: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_offline_a_run_keeps_its_id_and_no_step_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
-) -> None:
+def test_offline_no_step_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]) -> None:
     import wandb
 
     record(tmp_path, "offline", 0, 20)
@@ -103,9 +99,7 @@ def test_only_the_last_name_of_a_path_is_shared() -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_be_reached_delays_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
-) -> None:
+def test_an_absent_server_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(step_metrics, "SERVER_SECONDS", 2)
     began = time.monotonic()
@@ -118,9 +112,7 @@ def test_a_server_that_cannot_be_reached_delays_nothing(
     assert len(step_metrics.read(tmp_path)) == 1
 
 
-def test_without_a_key_there_is_a_message_and_no_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
-) -> None:
+def test_without_a_key_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")

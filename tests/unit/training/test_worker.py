@@ -1,7 +1,5 @@
 """A training process: how it leaves and is asked to, and the attention kernels that its trial names."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -70,9 +68,7 @@ class Attention(torch.nn.Module):
     ("has_bias", "is_own", "expected"),
     [(False, False, "flash"), (True, False, "plain operations"), (False, True, "by blocked_attention")],
 )
-def test_one_pass_is_profiled_and_tells_what_it_called(
-    has_bias: bool, is_own: bool, expected: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_one_pass_is_profiled(has_bias: bool, is_own: bool, expected: str, capfd: pytest.CaptureFixture[str]) -> None:
     model, heads_BHSE = Attention(has_bias, is_own), torch.randn(1, 2, 8, 4, requires_grad=True)
     seen = profile_first_forward(model)
     model(heads_BHSE).sum().backward()

@@ -1,7 +1,5 @@
 """Machines that train together: the role of each, with its endpoint; faults that keep them from it; who is lost."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -71,9 +69,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
 
 @pytest.mark.parametrize("index", ["0", "1"])
 @pytest.mark.parametrize(("found", "address"), [("10.0.0.1", "10.0.0.1"), ("127.0.1.1", "10.0.0.9")])
-def test_in_a_slurm_step_nobody_is_told_anything(
-    monkeypatch: pytest.MonkeyPatch, index: str, found: str, address: str
-) -> None:
+def test_in_a_slurm_step_nobody_is_told(monkeypatch: pytest.MonkeyPatch, index: str, found: str, address: str) -> None:
     """They meet at the first node; where its name leads nowhere, at the one where srun was called."""
     slurm(monkeypatch, NODEID=index)
     known = {"node01": [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (found, 29442))]}

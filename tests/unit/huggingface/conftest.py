@@ -1,3 +1,0 @@
-from tiny import tiny_data
-
-__all__ = ["tiny_data"]
