@@ -9,7 +9,8 @@ of torchtitan's `tensorwise`).
 Only training computes so: validation is without gradients, and in bf16, as the exported model is evaluated.
 
 torch._scaled_mm (2.13) takes the first factor by rows and the second by columns; on a GPU the lengths that are added
-over, and those of the result's columns, must be multiples of 16. A product of other sizes is in bf16.
+over, and those of the result's columns, must be multiples of 16. Tokens are filled up with zeros, which change nothing;
+the product of a weight of other sizes is in bf16.
 
 Letters: M tokens, K inputs, N outputs.
 """
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 FORWARD, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16
@@ -30,10 +31,13 @@ MULTIPLE = 16
 def product(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """Return what `linear` does, [..., N] in bf16, by factors in float8 where there will be a gradient."""
     inputs_MK = inputs.flatten(0, -2)
-    if not torch.is_grad_enabled() or any(size % MULTIPLE for size in (*inputs_MK.shape, *weight_NK.shape)):
+    if not torch.is_grad_enabled() or any(size % MULTIPLE for size in weight_NK.shape):
         return linear(inputs, weight_NK, bias_N)
+    tokens = len(inputs_MK)
+    if missing := -tokens % MULTIPLE:
+        inputs_MK = pad(inputs_MK, (0, 0, 0, missing))
     out_MN: Tensor = Float8Product.apply(inputs_MK, weight_NK)
-    out = out_MN.view(*inputs.shape[:-1], -1)
+    out = out_MN[:tokens].view(*inputs.shape[:-1], -1)
     return out if bias_N is None else out + bias_N
 
 

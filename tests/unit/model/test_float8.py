@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from engines import random_batch
+from shapes import shape_of
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from zerokara.model import float8
+from zerokara.model import float8, parallel
+from zerokara.model.builder import build
 from zerokara.model.float8 import Float8Product, product
+from zerokara.model.layers import multiply_in_float8
+from zerokara.model.shapes import is_layer_matrix
 
 UNITS = {torch.float8_e4m3fn: 2**-4, torch.float8_e5m2: 2**-3, torch.bfloat16: 2**-9}
 """Rounding to the nearest changes a number by at most so much of it, while it is not among the smallest."""
@@ -80,16 +86,46 @@ def test_zeros_and_the_largest_numbers_are_exact(factors: list[Tensor]) -> None:
     assert all(torch.equal(each, torch.zeros_like(each)) for each in nothing)
 
 
-@pytest.mark.parametrize("sizes", [(33, 64, 48), (32, 60, 48), (32, 64, 40)])
-def test_sizes_that_a_gpu_does_not_take_are_in_bf16(
-    sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, inner, outer = sizes
+@pytest.mark.parametrize("sizes", [(60, 48), (64, 40)])
+def test_weights_that_a_gpu_does_not_take_are_in_bf16(sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, outer = sizes
     monkeypatch.setattr(Float8Product, "apply", lambda *_: pytest.fail("float8 is tried"))
     inputs, weight = (
-        torch.randn(size, dtype=torch.bfloat16, requires_grad=True) for size in ((rows, inner), (outer, inner))
+        torch.randn(size, dtype=torch.bfloat16, requires_grad=True) for size in ((32, inner), (outer, inner))
     )
     assert torch.equal(product(inputs, weight), linear(inputs, weight))
+
+
+def test_tokens_are_filled_up(factors: list[Tensor]) -> None:
+    """As a T5's may be, whose decoder has another length: not so few that they would be in bf16."""
+    inputs, weight, bias, gradient = factors
+    few, filled = inputs[:, :13], torch.cat([inputs[:, :13].flatten(0, 1), torch.zeros(6, 64)]).bfloat16()
+    out, expected = product(few, weight, bias), product(filled, weight, bias)
+    assert torch.equal(out.flatten(0, 1), expected[:26])
+    rows = gradient[:, :13].flatten(0, 1)
+    found = torch.autograd.grad(out, (inputs, weight), gradient[:, :13])
+    wanted = torch.autograd.grad(expected, (inputs, weight), torch.cat([rows, torch.zeros(6, 48).bfloat16()]))
+    assert all(map(torch.equal, found, wanted)) and found[1].abs().sum() > 0
+
+
+@pytest.mark.parametrize("family", [{}, {"architecture": "t5", "seq_len": 29, "relative_attention_num_buckets": 8}])
+def test_all_matrices_of_attention_and_dense_layers_are_in_float8_and_no_others(
+    family: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parallel.start_alone()
+    shape = shape_of(64, hidden_size=32, num_attn_heads=2, ffn_hidden_size=64, **family)
+    model = build(shape, torch.bfloat16, seed=1)
+    multiply_in_float8(model)
+    weights = {weight.data_ptr(): name for name, weight in model.named_parameters()}
+    seen, real = set[str](), Float8Product.apply
+
+    def watched(inputs_MK: Tensor, weight_NK: Tensor) -> Tensor:
+        seen.add(weights[weight_NK.data_ptr()])
+        return real(inputs_MK, weight_NK)
+
+    monkeypatch.setattr(Float8Product, "apply", watched)
+    model(*random_batch(shape, 3, torch.Generator().manual_seed(1)))
+    assert seen == {name for name, size in shape.parameter_shapes().items() if is_layer_matrix(name, size)}
 
 
 def test_without_gradients_it_is_bf16_as_the_export_is(factors: list[Tensor]) -> None:
