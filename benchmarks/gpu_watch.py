@@ -81,19 +81,19 @@ def lines_of(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
         printed.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    while True:
+    while (left := deadline - time.monotonic()) > 0:  # also for one that never stops printing
         try:
-            line = printed.get(timeout=max(0.1, deadline - time.monotonic()))
+            line = printed.get(timeout=left)
         except queue.Empty:
-            yield KILLED
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-            process.kill()
-            return
+            break
         if line is None:
             return
         yield line
+    yield KILLED
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+    process.kill()
 
 
 def follow_memory(pid: int, peak: list[int]) -> None:

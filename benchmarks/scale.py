@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/scale.py
 
 Nothing here was run on such machines. The program's own formulae give operations, memory, bytes of a checkpoint, and
-what DeepSpeed sends at each stage (`Traffic`); link speeds, peaks and failures are published; speeds of the host were
-measured (`Measured`). Failures are simulated.
+what FSDP2 and DeepSpeed send at each stage (`Traffic`); link speeds, peaks and failures are published; speeds of the
+host were measured (`Measured`). Failures are simulated.
 """
 
 from __future__ import annotations
@@ -110,31 +110,28 @@ class Traffic:
         """The same within each machine alone."""
         return num_bytes * (GPUS - 1) / GPUS / NVLINK
 
-    def sum(self, num_bytes: float) -> float:
-        """Every GPU gets the sum of all (all-reduce)."""
-        return 2 * self.gather(num_bytes)
-
 
 def step_seconds(run: Run, network: float) -> float:
-    """A step: what each stage of DeepSpeed 0.19.8 sends, and what of it the backward pass hides.
+    """A step: what each stage sends, and what of it the forward and backward passes (a third, two thirds) hide.
 
-    Gradients are summed in fp32. Stage 1 in bf16 sums them once a step, beside nothing. Stages 2 and 3 sum those of
-    each micro batch, beside the backward pass (two thirds of the compute). Stage 3 gathers the weights twice for each
-    micro batch; hierarchical, once a step between machines. Updated weights are gathered once a step at 1 and 2.
+    Gradients are scattered in fp32 beside the backward pass: at stage 1 in the last micro batch, at 2 and 3 in each.
+    Weights are gathered beside the forward pass of the first; at stage 3 beside both passes of each, or hierarchical
+    (DeepSpeed 0.19.8), once a step between machines and then inside of them.
     """
-    traffic, compute, number = Traffic(run.nodes, network), run.compute_seconds, run.micro_batches
+    traffic, number = Traffic(run.nodes, network), run.micro_batches
+    forward, backward = run.compute_seconds / 3, run.compute_seconds * 2 / 3
     parameters = run.shape.num_parameters()
-    gradients, weights = 4 * parameters, 2 * parameters
-    if run.layout.config.zero_stage == 1:
-        return number * compute + traffic.sum(gradients) + traffic.gather(weights)
-    summing = traffic.gather(gradients)
-    if run.layout.config.zero_stage == 2:
-        return number * max(compute, compute / 3 + summing) + traffic.gather(weights)
-    first = traffic.gather(weights)
-    later = traffic.gather_inside(weights) if run.layout.template else first
-    forward = max(compute / 3, first), max(compute / 3, later)
-    backward = max(compute * 2 / 3, later + summing)
-    return forward[0] + (number - 1) * forward[1] + number * backward
+    scattering, first = traffic.gather(4 * parameters), traffic.gather(2 * parameters)
+    stage, later = run.layout.config.zero_stage, 0.0
+    if stage == 3:
+        later = traffic.gather_inside(2 * parameters) if run.layout.template else first
+    scattered = 1 if stage == 1 else number
+    return (
+        max(forward, first)
+        + (number - 1) * max(forward, later)
+        + scattered * max(backward, later + scattering)
+        + (number - scattered) * backward
+    )
 
 
 def runs(size: str, nodes: int) -> Iterator[Run]:
@@ -206,11 +203,9 @@ def checkpoint_table(nodes: int) -> list[str]:
 
 
 def waiting_seconds(run: Run, network: float) -> float:
-    """Every process sees every tensor whole and keeps its rows: at stages 1 and 2 DeepSpeed sums it, padded with 0."""
+    """Every process sees every tensor whole, gathered from all, and keeps its rows."""
     whole = optimizers.checkpoint_bytes("adamw", run.shape)
-    traffic = Traffic(run.nodes, network)
-    seen = traffic.gather(whole) if run.layout.config.zero_stage == 3 else traffic.sum(whole)
-    return seen + whole / run.layout.num_processes / PCIE
+    return Traffic(run.nodes, network).gather(whole) + whole / run.layout.num_processes / PCIE
 
 
 def tokenizing_table(text: float, cores: int) -> list[str]:

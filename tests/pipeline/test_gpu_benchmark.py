@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +68,7 @@ def test_first_tells_each_fact_in_a_line(root: Path, tmp_path: Path, module_of: 
         assert min(parts["products"], parts["loss"], parts["update"]) > 0, name
     sizes = [told[name]["parameters"] for name in jobs.TINY_FIRST]
     assert sizes[0] == sizes[2] < sizes[1], "the large vocabulary"
-    assert "DeepSpeed's ZeRO, stage 2" in told["125m-zero2"]["updater"]
+    assert "FSDP2, as ZeRO stage 2" in told["125m-zero2"]["updater"]
     assert [json.loads(line) for line in (tmp_path / "measurements.jsonl").open(encoding="utf-8")] == facts
 
 
@@ -118,6 +120,17 @@ def test_parts_of_a_step_are_told_by_place_and_name(module_of: Any, monkeypatch:
         "waiting": 10.0,
     }  # fmt: skip
     assert report["idle"] == pytest.approx(0.5) and len(report["attention"]) == 1
+
+
+def test_a_job_ends_at_its_limit_however_much_it_prints(module_of: Any, tmp_path: Path) -> None:
+    seen, started, alive = module_of("gpu_watch"), time.monotonic(), tmp_path / "alive"
+    talks = f"while sleep 0.01; do echo still here; echo >> {alive}; done"
+    watched = seen.watch(["bash", "-c", f"({talks}) & wait"], "talks", tmp_path, started + 1)
+    assert watched.code == -signal.SIGKILL and watched.lines[-1][1] == seen.KILLED and len(watched.lines) > 3
+    assert time.monotonic() - started < 10
+    size = alive.stat().st_size
+    time.sleep(0.2)
+    assert alive.stat().st_size == size > 3, "what it started has ended too"
 
 
 def test_missing_packages_are_named(module_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

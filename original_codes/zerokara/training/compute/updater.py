@@ -1,6 +1,6 @@
 """The engine that updates the weights of a run, and the settings of DeepSpeed where it is DeepSpeed's.
 
-`engine.ReplicatedEngine` (ours) serves ZeRO stage 0, a lone data-parallel rank, and Adafactor and Muon;
+`engine.ReplicatedEngine` (ours) serves ZeRO stage 0, stage 1 of a lone data-parallel rank, and Adafactor and Muon;
 `sharded.ShardedEngine` (torch's FSDP2) AdamW at the other stages; `zero.ZeroEngine` (DeepSpeed's) every offload, and
 hierarchical partitioning. docs/decisions.md says why. Without torch or deepspeed on import: a plan names the engine,
 and checks DeepSpeed's template, before they are loaded.
@@ -43,7 +43,7 @@ def engine_kind(
         return "replicated"
     if config.offload != "none" or hierarchy_of(template) > 1:
         return "deepspeed"
-    return "sharded" if data_parallel_size > 1 else "replicated"
+    return "sharded" if data_parallel_size > 1 or config.zero_stage > 1 else "replicated"
 
 
 def hierarchy_of(template: Mapping[str, Any]) -> int:
