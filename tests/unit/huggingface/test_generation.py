@@ -31,7 +31,9 @@ def prompts() -> list[list[int]]:
     return [torch.randint(4, 200, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-def generated(architecture: str, batch: list[list[int]], eos_id: Any = SPECIAL.eos, **more: Any) -> list[Generated]:
+def generated(
+    architecture: str, batch: list[list[int]], eos_id: int | list[int] = SPECIAL.eos, **more: Any
+) -> list[Generated]:
     settings = {"max_new_tokens": NEW_TOKENS, "pad_id": SPECIAL.pad, **more}
     return generate(model_of(architecture), batch, eos_id=eos_id, **settings)
 

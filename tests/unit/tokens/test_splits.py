@@ -1,7 +1,6 @@
 """Which documents are kept for validation."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,9 @@ def _valid(n: int, k: int, seed: int = 1, source: int = 0) -> list[int]:
     ("documents", "fraction", "minimum", "expected"),
     [(10000, 0.01, 10, 100), (500, 0.01, 10, 10), (500, 0.0, 10, 0), (150, 0.01, 0, 2), (40, 0.01, 0, 0)],
 )
-def test_how_many(make_config: Any, documents: int, fraction: float, minimum: int, expected: int) -> None:
+def test_how_many(
+    make_config: Callable[..., PretrainConfig], documents: int, fraction: float, minimum: int, expected: int
+) -> None:
     config = make_config(valid_fraction=fraction, valid_min_documents=minimum)
     assert merge.num_valid_documents(config, "a", documents) == expected
 
