@@ -5,8 +5,9 @@ get the plan as a file, and RANK, LOCAL_RANK and WORLD_SIZE from torchrun's agen
 (`nodes.agent`). This process waits for them, and trains nothing itself.
 
 On a GPU `micro_batch_size: auto` becomes the largest that fits, found by trials whose peak memory is measured; on a CPU
-one with as many tokens as make it fastest. Another size adds the same numbers up in another order, so a run keeps its
-micro batch as long as the settings of `_MICRO_BATCH_SETTINGS` stay.
+one with as many tokens as make it fastest, and a long run tries how many processes are. Another size adds the same
+numbers up in another order, so a run keeps its micro batch as long as the settings of `_MICRO_BATCH_SETTINGS` stay, and
+its processes as long as the machine stays.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ TRIAL_SECONDS = 3600.0
 """Wait of the other machines for the first one's trials of the micro batch."""
 CPU_TOKENS = 2048
 """Tokens of the largest micro batch on a CPU: a larger matrix product is no faster. Measured."""
+SHORT_RUN_SECONDS, CPU_FLOPS = 600, 20e9
+"""A run on a CPU that is over in so many seconds, at so many operations a second of a core, is not worth trials, each
+of which takes four seconds or more."""
 _MICRO_BATCH_SETTINGS = {
     "global_batch_size", "precision", "optimizer", "zero_stage", "tensor_parallel_size", "offload",
     "activation_checkpointing",
@@ -111,7 +115,7 @@ def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machin
             if owns_run_dir and not machines.is_first:
                 stack.enter_context(run_folder.command_lock(config))
         else:
-            plan = with_micro_batch(plan, resumed)
+            plan = with_micro_batch(with_processes(plan, resumed), resumed)
         if owns_run_dir:
             if redo and earlier:  # the last thing before the start: a refusal above has cost nothing
                 run_folder.set_aside(plan.run_dir)
@@ -144,13 +148,26 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
     config, devices = plan.requested, processors.devices()
     micro = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     plan = replace(plan, devices=devices).with_settings(precision=devices.precision(config), micro_batch_size=micro)
-    # On a CPU as many as share the batch and fit, at last 1.
-    for number in devices.process_counts(config, plan.schedule.batch_tokens // plan.nodes):
-        shares_batch = plan.resolved.global_batch % (plan.nodes * number * micro) == 0
-        if shares_batch and replace(plan, num_processes=plan.nodes * number).memory.fits:
-            break
+    counts = process_counts(plan)
+    return _on_processes(plan, kept_processes(plan, earlier, counts) or counts[0], earlier)
+
+
+def process_counts(plan: RunPlan) -> list[int]:
+    """Return the numbers of processes of a machine that share the batch and fit, the largest first; at last 1."""
+    micro = 1 if plan.requested.micro_batch_size == "auto" else plan.resolved.micro_batch
+    counts = plan.devices.process_counts(plan.requested, plan.schedule.batch_tokens // plan.nodes)
+    fitting = [
+        number
+        for number in counts
+        if plan.resolved.global_batch % (plan.nodes * number * micro) == 0
+        and replace(plan, num_processes=plan.nodes * number).memory.fits
+    ]
+    return fitting or counts[-1:]
+
+
+def _on_processes(plan: RunPlan, number: int, earlier: EarlierRun | None) -> RunPlan:
     plan = plan.on_processes(plan.nodes * number)
-    if config.micro_batch_size == "auto":
+    if plan.requested.micro_batch_size == "auto":
         plan = plan.with_settings(micro_batch_size=kept_micro_batch(plan, earlier) or first_micro_batch(plan))
     return plan
 
@@ -251,6 +268,38 @@ def kept_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> int | None:
     is_same = before == [plan.num_processes, plan.nodes, plan.requested_template, gpu_bytes]
     is_same &= all(was["resolved"][key] == getattr(plan.resolved, key) for key in _MICRO_BATCH_SETTINGS)
     return int(was["resolved"]["micro_batch_size"]) if is_same else None
+
+
+def kept_processes(plan: RunPlan, earlier: EarlierRun | None, counts: Sequence[int]) -> int | None:
+    """Return the number of the run's last start, where that was `auto` on a CPU like this one and is still possible."""
+    was = earlier.plan if earlier else {}
+    if plan.devices.gpu_names or was.get("devices") != orjson.loads(orjson.dumps(plan.devices)):
+        return None
+    number = was["num_processes"] // was["nodes"]
+    return number if was["requested"]["num_processes"] == "auto" and number in counts else None
+
+
+def with_processes(plan: RunPlan, earlier: EarlierRun | None) -> RunPlan:
+    """Return the plan with the number of processes for `auto` on a CPU that trials of a few steps find fastest.
+
+    They are tried from the most down, until fewer, with more threads each, are slower. An earlier start has chosen
+    already; and a run of minutes would lose more by trials than it gains, and goes by `processors.MIN_PROCESS_TOKENS`.
+    """
+    counts = process_counts(plan)
+    flops = plan.schedule.num_tokens * plan.shape.flops_per_token()
+    is_short = flops < SHORT_RUN_SECONDS * CPU_FLOPS * plan.devices.cores
+    if plan.devices.gpu_names or not counts[1:] or is_short or kept_processes(plan, earlier, counts):
+        return plan
+    fastest, least = plan, math.inf
+    for number in counts:
+        other = _on_processes(plan, number, earlier)
+        result = _tried(other)
+        seconds = result.seconds_per_step if result else math.inf
+        print(f"num_processes: auto: {number} took {seconds_text(seconds)} a step", flush=True)
+        if seconds > least:
+            break
+        fastest, least = other, seconds
+    return fastest
 
 
 def with_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> RunPlan:

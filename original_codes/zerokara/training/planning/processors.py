@@ -15,7 +15,7 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from itertools import takewhile
@@ -66,6 +66,7 @@ class Devices:
     computes_bf16: bool = False  # in hardware; otherwise it would be emulated
     computes_fp8: bool = False
     unusable: str = ""  # why torch computes on none of the GPUs that it was built for
+    cores: int = field(default_factory=lambda: available_cores())  # those of this process
 
     def process_counts(self, config: MachineSettings, batch_tokens: int) -> list[int]:
         """Return the numbers of processes to try, the largest first: the configured one, or one for each GPU.
