@@ -37,7 +37,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import language_model, loopback
-from zerokara.training import launching, loop, worker
+from zerokara.training import loop, spawning, worker
 from zerokara.training.compute import updater
 from zerokara.training.guards import StepRecord
 from zerokara.training.planning import processors, run_folder
@@ -89,7 +89,7 @@ def main() -> None:
         return train_step(engine, processes, loader, step, *others)
 
     loop.train_step = profiled
-    with launching.rendezvous() as variables:
+    with spawning.rendezvous() as variables:
         os.environ.update(variables | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
         sys.exit(worker.main([str(plan.run_dir / PLAN_NAME), "train"]))
 

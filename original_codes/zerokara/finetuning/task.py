@@ -27,8 +27,9 @@ from zerokara.progress import count_text, log
 from zerokara.samples.bin_packing import target_length
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training.launching import Commands, spawn
+from zerokara.training.launching import Commands
 from zerokara.training.planning.run_plan import PlannedData, RunPlan, RunTask
+from zerokara.training.spawning import spawn
 
 RESULT_NAME = "test_result.json"
 ANSWERS_NAME = "test_answers.jsonl"

@@ -14,10 +14,10 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import overrides
 from zerokara.model.shapes import ModelShape
 from zerokara.resources import available_cores
-from zerokara.training import launching
-from zerokara.training.launching import try_steps
+from zerokara.training import trials
 from zerokara.training.planning import recipe, run_plan
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.trials import try_steps
 
 MEASURED: dict[str, tuple[SizeName, SizeName]] = {"cpu": ("1M", "10M"), "cuda": ("60M", "350M")}
 """Sizes whose steps are measured, by device: the range of what users train there."""
@@ -65,7 +65,7 @@ class Planner:
 
     def local_plan(self, **settings: Any) -> RunPlan:
         """Plan such a run on this machine."""
-        return launching.on_this_machine(run_plan.make_plan(self.config(**settings)))
+        return trials.on_this_machine(run_plan.make_plan(self.config(**settings)))
 
     @cached_property
     def device(self) -> str:

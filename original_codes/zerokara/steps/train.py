@@ -13,7 +13,7 @@ from pathlib import Path
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.steps import command, preflight
-from zerokara.training import launching, resume_proof
+from zerokara.training import launching, resume_proof, trials
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import run_folder, run_plan
 
@@ -34,7 +34,7 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
     if options.verify_resume:
         earlier = run_folder.look(config)
         plan = run_plan.make_plan(config, kept=earlier.requested if earlier else None, task=task)
-        plan = launching.on_this_machine(plan, earlier)
+        plan = trials.on_this_machine(plan, earlier)
         launching.check_fits(plan, starts=True)
         resume_proof.prove(plan, options.verify_resume)
     elif options.evaluate is not None:

@@ -3,55 +3,34 @@
 Checks come first, the cheapest first: before torch is loaded, then before anything is written. The training processes
 get the plan as a file, and RANK, LOCAL_RANK and WORLD_SIZE from torchrun's agent, which starts and watches them
 (`nodes.agent`). This process waits for them, and trains nothing itself.
-
-On a GPU `micro_batch_size: auto` becomes the largest that fits, found by trials whose peak memory is measured; on a CPU
-one with as many tokens as make it fastest, and a long run tries how many processes are. Another size adds the same
-numbers up in another order, so a run keeps its micro batch as long as the settings of `_MICRO_BATCH_SETTINGS` stay, and
-its processes as long as the machine stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
-import signal
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import orjson
-
 from zerokara import checkpoint
 from zerokara.config.pretrain_config import RunConfig
-from zerokara.errors import INTERRUPTED, RunError, Stopped, UserError
-from zerokara.model import loopback
-from zerokara.progress import bytes_text, count_text, log, plural, seconds_text, summary
+from zerokara.errors import RunError, Stopped, UserError
+from zerokara.progress import count_text, log, plural, seconds_text, summary
+from zerokara.training import trials
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning import processors, run_folder, run_plan, schedule
-from zerokara.training.planning.memory import SAFE_SHARE, TrialResult, min_activation_bytes
+from zerokara.training.planning import run_folder, run_plan, schedule
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, RunTask
 from zerokara.training.planning.schedule import table_lines
-from zerokara.training.processes import supervision
+from zerokara.training.spawning import spawn
 
 if TYPE_CHECKING:  # it imports torch
-    from zerokara.training.nodes.meeting import Meeting
+    pass
 
 TRIAL_SECONDS = 3600.0
 """Wait of the other machines for the first one's trials of the micro batch."""
-CPU_TOKENS = 2048
-"""Tokens of the largest micro batch on a CPU: a larger matrix product is no faster. Measured."""
-SHORT_RUN_SECONDS, CPU_FLOPS = 600, 20e9
-"""A run on a CPU that is over in so many seconds, at so many operations a second of a core, is not worth trials, each
-of which takes four seconds or more."""
-_MICRO_BATCH_SETTINGS = {
-    "global_batch_size", "precision", "optimizer", "zero_stage", "tensor_parallel_size", "offload",
-    "activation_checkpointing",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,14 +69,14 @@ def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machin
             *plan.faults(len(resumed.steps) if resumed else 0),
         ]:
             raise UserError(faults)
-        plan = on_this_machine(plan, resumed)
+        plan = trials.on_this_machine(plan, resumed)
         check_fits(plan, starts=not (resumed and resumed.steps))
         changes += changed_choices(plan, resumed) if resumed else []
         show(plan, [*lines, *(f"changed since this run's last start: {each}" for each in changes)])
         if dry_run:
             if machines.number > 1:
                 print(f"  this machine alone is tried: start without --dry-run to compare all {machines.number}")
-            seconds, steps = try_steps(plan)[1].seconds_per_step, plan.schedule.num_steps
+            seconds, steps = trials.try_steps(plan)[1].seconds_per_step, plan.schedule.num_steps
             print(f"all {steps:,} steps would take {seconds_text(steps * seconds)}, validations and saves not counted")
             print("dry run: everything is in order; nothing was written in the run folder")
             return
@@ -108,14 +87,14 @@ def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machin
             # Before the first machine knows the micro batch, it may have tried several, and compiled for each.
             meeting = stack.enter_context(meet(machines))
             if machines.is_first:
-                meeting.publish("micro_batch", with_micro_batch(plan, resumed).resolved.micro_batch)
+                meeting.publish("micro_batch", trials.with_micro_batch(plan, resumed).resolved.micro_batch)
             plan = plan.with_settings(micro_batch_size=meeting.wait_for("micro_batch", seconds=TRIAL_SECONDS))
             plan = check_consistent(meeting, plan)
             owns_run_dir = meeting.owns_run_dir(plan.run_dir)
             if owns_run_dir and not machines.is_first:
                 stack.enter_context(run_folder.command_lock(config))
         else:
-            plan = with_micro_batch(with_processes(plan, resumed), resumed)
+            plan = trials.with_micro_batch(trials.with_processes(plan, resumed), resumed)
         if owns_run_dir:
             if redo and earlier:  # the last thing before the start: a refusal above has cost nothing
                 run_folder.set_aside(plan.run_dir)
@@ -135,41 +114,6 @@ def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machin
         task_rows = task.finish(plan, commands, newest)
         rows = run_folder.summary_rows(run_folder.record(plan, newest), newest, plan.run_dir, task_rows)
         summary(f"trained {plan.run_dir}", rows, commands.convert)
-
-
-def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan:
-    """Resolve devices, precision, processes and micro batch. From here on torch may be loaded.
-
-    On a GPU a micro batch that no earlier start has chosen is a first guess: see `with_micro_batch`.
-
-    Raises:
-        UserError: there are too few GPUs or cores.
-    """
-    config, devices = plan.requested, processors.devices()
-    micro = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
-    plan = replace(plan, devices=devices).with_settings(precision=devices.precision(config), micro_batch_size=micro)
-    counts = process_counts(plan)
-    return _on_processes(plan, kept_processes(plan, earlier, counts) or counts[0], earlier)
-
-
-def process_counts(plan: RunPlan) -> list[int]:
-    """Return the numbers of processes of a machine that share the batch and fit, the largest first; at last 1."""
-    micro = 1 if plan.requested.micro_batch_size == "auto" else plan.resolved.micro_batch
-    counts = plan.devices.process_counts(plan.requested, plan.schedule.batch_tokens // plan.nodes)
-    fitting = [
-        number
-        for number in counts
-        if plan.resolved.global_batch % (plan.nodes * number * micro) == 0
-        and replace(plan, num_processes=plan.nodes * number).memory.fits
-    ]
-    return fitting or counts[-1:]
-
-
-def _on_processes(plan: RunPlan, number: int, earlier: EarlierRun | None) -> RunPlan:
-    plan = plan.on_processes(plan.nodes * number)
-    if plan.requested.micro_batch_size == "auto":
-        plan = plan.with_settings(micro_batch_size=kept_micro_batch(plan, earlier) or first_micro_batch(plan))
-    return plan
 
 
 def check_fits(plan: RunPlan, starts: bool) -> None:
@@ -240,187 +184,9 @@ def evaluate(config: RunConfig, task: RunTask, name: str) -> None:
     if earlier:
         run_folder.check_same_run(plan, earlier)
     folder = run_folder.find_checkpoint(plan, name)
-    plan = on_this_machine(plan, earlier)
+    plan = trials.on_this_machine(plan, earlier)
     tokens, processes = count_text(plan.data.num_valid_tokens), plural(plan.num_processes, "process", "processes")
     log(f"{task.title}, evaluate: {folder} on {tokens} tokens, {processes}")
     print(f"  {plan.devices.text(plan.num_processes)}")
     if code := spawn(plan, "evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")
-
-
-def first_micro_batch(plan: RunPlan) -> int:
-    """Return the largest size that almost certainly fits, on a CPU no larger than is faster; 1 where none does."""
-    forecast = plan.memory
-    sizes = forecast.micro_batch_sizes
-    if forecast.device == "cpu":
-        enough = [size for size in sizes if size * forecast.shape.input_len >= CPU_TOKENS]
-        sizes = [size for size in sizes if not enough or size <= enough[0]]
-    return next((size for size in reversed(sizes) if forecast.with_settings(micro_batch_size=size).fits), 1)
-
-
-def kept_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> int | None:
-    """Return the size of the run's last start, where that was `auto` too, in the same layout on the same machine."""
-    was, gpu_bytes = earlier.plan if earlier else {}, plan.devices.gpu_bytes
-    if "resolved" not in was or was["requested"]["micro_batch_size"] != "auto":
-        return None
-    before = [was["num_processes"], was["nodes"], was["deepspeed_template"]]
-    before.append(was["devices"]["gpu_bytes"] if "devices" in was else gpu_bytes)  # earlier versions kept it elsewhere
-    is_same = before == [plan.num_processes, plan.nodes, plan.requested_template, gpu_bytes]
-    is_same &= all(was["resolved"][key] == getattr(plan.resolved, key) for key in _MICRO_BATCH_SETTINGS)
-    return int(was["resolved"]["micro_batch_size"]) if is_same else None
-
-
-def kept_processes(plan: RunPlan, earlier: EarlierRun | None, counts: Sequence[int]) -> int | None:
-    """Return the number of the run's last start, where that was `auto` on a CPU like this one and is still possible."""
-    was = earlier.plan if earlier else {}
-    if plan.devices.gpu_names or was.get("devices") != orjson.loads(orjson.dumps(plan.devices)):
-        return None
-    number = was["num_processes"] // was["nodes"]
-    return number if was["requested"]["num_processes"] == "auto" and number in counts else None
-
-
-def with_processes(plan: RunPlan, earlier: EarlierRun | None) -> RunPlan:
-    """Return the plan with the number of processes for `auto` on a CPU that trials of a few steps find fastest.
-
-    They are tried from the most down, until fewer, with more threads each, are slower. An earlier start has chosen
-    already; and a run of minutes would lose more by trials than it gains, and goes by `processors.MIN_PROCESS_TOKENS`.
-    """
-    counts = process_counts(plan)
-    flops = plan.schedule.num_tokens * plan.shape.flops_per_token()
-    is_short = flops < SHORT_RUN_SECONDS * CPU_FLOPS * plan.devices.cores
-    if plan.devices.gpu_names or not counts[1:] or is_short or kept_processes(plan, earlier, counts):
-        return plan
-    fastest, least = plan, math.inf
-    for number in counts:
-        other = _on_processes(plan, number, earlier)
-        result = _tried(other)
-        seconds = result.seconds_per_step if result else math.inf
-        print(f"num_processes: auto: {number} took {seconds_text(seconds)} a step", flush=True)
-        if seconds > least:
-            break
-        fastest, least = other, seconds
-    return fastest
-
-
-def with_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> RunPlan:
-    """Return the plan with its final micro batch: on a GPU that of trials, unless an earlier start has made them."""
-    is_known = plan.memory.device == "cpu" or kept_micro_batch(plan, earlier)
-    return plan if is_known or plan.requested.micro_batch_size != "auto" else try_steps(plan)[0]
-
-
-def try_steps(plan: RunPlan) -> tuple[RunPlan, TrialResult]:
-    """Train a few steps that leave nothing behind; return the plan, on a GPU with the micro batch for `auto`.
-
-    This machine trains alone: its processes then hold at least as much as among several.
-
-    Raises:
-        RunError: they failed, or ran out of memory with a micro batch that the user chose or that is the smallest.
-    """
-    alone = plan.on_processes(plan.processes_per_node, 1)
-    print(f"trying a few steps in {plural(alone.num_processes, 'process', 'processes')}", flush=True)
-    if plan.requested.micro_batch_size != "auto" or alone.memory.device == "cpu":
-        size, result = plan.resolved.micro_batch, _tried(alone)
-    else:
-        size, result = _largest_on_gpu(alone)
-    if result is None:
-        raise RunError("the trial ran out of memory; the messages above say where. Nothing was written")
-    return plan.with_settings(micro_batch_size=size), result
-
-
-def _largest_on_gpu(plan: RunPlan) -> tuple[int, TrialResult | None]:
-    """Find the largest micro batch that fits, from the measured peaks of smaller ones; None where not even 1 does.
-
-    Two neighbours are tried first, the larger of which almost certainly fits: their difference is what a sequence takes
-    (at least its `min_activation_bytes`: the update may set both peaks). The largest that fits by that is next, and
-    smaller ones where it does not.
-
-    Example: 14 GB with 4 sequences and 18 GB with 8 of at most 256, within 80 GB: 64 is next. If that takes 74 GB, it
-    is the choice; if it runs out of memory, 32 is next.
-    """
-    forecast = plan.memory
-    sizes, gpu = forecast.micro_batch_sizes, forecast.pools[0]
-    limit_bytes = SAFE_SHARE * gpu.available_bytes - sum(forecast.uncounted.values())
-    least = min_activation_bytes(forecast.with_settings(micro_batch_size=1))
-    before_first = max(0, sizes.index(first_micro_batch(plan)) - 1)
-    waiting, fitting = sizes[before_first : before_first + 2], dict[int, TrialResult]()
-    while waiting:
-        size = waiting.pop(0)
-        print(f"micro_batch_size: auto: trying {size}", flush=True)
-        result = _tried(plan.with_settings(micro_batch_size=size))
-        fits = result is not None and result.peak_bytes <= limit_bytes
-        peak = "ran out of memory" if result is None else f"took {bytes_text(result.peak_bytes)}"
-        print(f"micro_batch_size: auto: {size} {'fits' if fits else 'does not fit'}: a process {peak}", flush=True)
-        if result is not None and fits:
-            fitting[size] = result
-            if len(fitting) > 1 and not waiting:
-                smaller = sorted(fitting)[-2]
-                grown = (result.peak_bytes - fitting[smaller].peak_bytes) / (size - smaller)
-                reach = size + (limit_bytes - result.peak_bytes) / max(least, grown)
-                waiting = [each for each in sizes if size < each <= reach][-1:]
-        else:
-            sizes = [each for each in sizes if each < size]
-            if not sizes:
-                return size, result
-            waiting = [each for each in sizes if each > max(fitting, default=0)][-1:]
-    return max(fitting), fitting[max(fitting)]
-
-
-def _tried(plan: RunPlan) -> TrialResult | None:
-    """Run a trial; None where a process ran out of memory."""
-    with tempfile.TemporaryDirectory(prefix="zerokara-trial-") as folder:
-        path = Path(folder, "result.json")
-        code = spawn(plan, "trial", str(path))
-        if code and code != supervision.OUT_OF_MEMORY:
-            raise RunError(f"the trial ended with exit code {code}; the messages above say why. Nothing was written")
-        return None if code else TrialResult(**orjson.loads(path.read_bytes()))
-
-
-def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path | None = None) -> int:
-    """Run the training processes, which do `work` (`worker.main`), here or on each of the machines of a `meeting`.
-
-    `path` is the file of the plan, where the run folder has one; otherwise a temporary one is written.
-
-    Returns the exit code of the first process that fails, 0 where none does; the others are ended. Ctrl-C, SIGTERM and
-    SIGHUP ask the training processes to stop at the end of a step; a second Ctrl-C kills them. If this process is
-    killed, they save and exit. On several machines the run survives lost processes and machines, `max_restarts` times.
-
-    Raises:
-        KeyboardInterrupt: they were asked to stop, and have saved.
-    """
-    network = loopback.environment()
-    if meeting:
-        network = loopback.environment(meeting.address) | {supervision.FOLDER_NAME: str(meeting.folder_owner)}
-    oom_kills_before = supervision.num_oom_kills()
-    with contextlib.ExitStack() as stack:
-        if path is None:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
-            plan.write(path)
-        place, own = stack.enter_context(rendezvous()), plan.devices.process_environment(plan.processes_per_node)
-        # The environment of this process, too: libraries read some variables when they are loaded.
-        stack.callback(os.environ.update, dict(os.environ))
-        stack.callback(os.environ.clear)
-        os.environ |= {**network, **own, **place}
-        # Where torch is loaded for the agent alone, the processes are forked, and need not load it once more. Where it
-        # is there already it may have used a GPU or threads, with which a process cannot be forked.
-        is_forked = "torch" not in sys.modules
-        from zerokara.training.nodes import agent
-
-        code = agent.run(plan, [str(path), *work], is_forked, meeting)
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if code == -signal.SIGKILL and meeting is None:
-        print(f"failed: {supervision.kill_message(oom_kills_before)}", file=sys.stderr)
-    return code
-
-
-@contextlib.contextmanager
-def rendezvous() -> Iterator[dict[str, str]]:
-    """Keep the rendezvous of this machine's processes as long as the block lasts; yield it for their environment.
-
-    torch's usual one is a TCP port, which every user of the machine can reach, and change what is agreed there. This is
-    a file without a name, in memory (memfd_create(2)). Processes open it through /proc, which Linux allows to the same
-    user alone; it is gone with the last one that holds it.
-    """
-    with open(os.memfd_create("zerokara_rendezvous"), "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        yield {supervision.RENDEZVOUS_NAME: f"/proc/{os.getpid()}/fd/{file.fileno()}"}

@@ -27,14 +27,14 @@ from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text
 from zerokara.steps import train
-from zerokara.training import launching
-from zerokara.training.launching import CPU_TOKENS, first_micro_batch, kept_micro_batch, try_steps
+from zerokara.training import trials
 from zerokara.training.planning import memory
 from zerokara.training.planning.memory import SAFE_SHARE, MemoryForecast, min_activation_bytes, state_bytes
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining, supervision
+from zerokara.training.trials import CPU_TOKENS, first_micro_batch, kept_micro_batch, try_steps
 
 LAYERS = 3
 GB = 10**9
@@ -343,7 +343,7 @@ def stand_in(
         Path(path).write_text(json.dumps(result), encoding="ascii")
         return code
 
-    monkeypatch.setattr(launching, "spawn", spawn)
+    monkeypatch.setattr(trials, "spawn", spawn)
     return tried
 
 
@@ -364,7 +364,7 @@ def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(
     plan: RunPlan, monkeypatch: pytest.MonkeyPatch, first: int, peak_of: Callable[[int], float], tried: list[int]
 ) -> None:
     found = stand_in(monkeypatch, peak_of, memory=100)
-    monkeypatch.setattr(launching, "first_micro_batch", lambda _: first)
+    monkeypatch.setattr(trials, "first_micro_batch", lambda _: first)
     chosen, result = try_steps(on_gpu(plan, 100 * GB))
     fitting = [size for size in found if peak_of(size) <= 86.5]
     assert found == tried and chosen.resolved.micro_batch == max(fitting)

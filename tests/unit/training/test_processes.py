@@ -25,7 +25,7 @@ from programs import launch
 from tiny import ROOT
 
 from zerokara.model import loopback
-from zerokara.training import launching
+from zerokara.training import spawning
 from zerokara.training.nodes import agent
 from zerokara.training.planning import processors
 from zerokara.training.processes import joining, supervision
@@ -242,7 +242,7 @@ while line := sys.stdin.readline():
 @pytest.fixture
 def processes(root: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """Two processes that have loaded torch and wait for a line before they connect."""
-    with launching.rendezvous() as told:
+    with spawning.rendezvous() as told:
         started = []
         for rank in range(2):
             place = {"RANK": str(rank), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
@@ -329,7 +329,7 @@ def test_processes_share_the_store_which_outlives_the_one_that_made_it(monkeypat
         joining.rendezvous.cache_clear()
         monkeypatch.delenv(supervision.RENDEZVOUS_NAME, raising=False)
         assert joining.rendezvous() is None
-    with launching.rendezvous() as environment:
+    with spawning.rendezvous() as environment:
         monkeypatch.setenv(supervision.RENDEZVOUS_NAME, environment[supervision.RENDEZVOUS_NAME])
         for _ in range(2):
             joining.rendezvous.cache_clear()
@@ -341,7 +341,7 @@ def test_processes_share_the_store_which_outlives_the_one_that_made_it(monkeypat
 
 
 def test_another_user_cannot_open_it() -> None:
-    with launching.rendezvous() as environment:
+    with spawning.rendezvous() as environment:
         path = environment[supervision.RENDEZVOUS_NAME]
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         assert subprocess.run(["cat", path], capture_output=True).returncode == 0

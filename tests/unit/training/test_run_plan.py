@@ -21,7 +21,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.indexed import IndexedTokens, bin_path
-from zerokara.training import launching
+from zerokara.training import launching, trials
 from zerokara.training.planning import processors, run_plan
 from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.processors import Devices
@@ -124,7 +124,7 @@ def test_a_longer_run_announces_that_its_learning_rate_rises(make: Make) -> None
 
 def test_on_a_cpu_processes_share_the_cores(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def processes(*overrides: str) -> int:
-        return launching.on_this_machine(make(*overrides, processes=None)).num_processes
+        return trials.on_this_machine(make(*overrides, processes=None)).num_processes
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(processors, "available_cores", lambda: 4)
@@ -148,17 +148,17 @@ def test_a_long_run_on_a_cpu_takes_the_fastest_number_of_processes_and_keeps_it(
 
     def chosen(earlier: EarlierRun | None = None, *overrides: str) -> RunPlan:
         tried.clear()
-        made = launching.on_this_machine(make("micro_batch_size=auto", *overrides, processes=None), earlier)
-        return launching.with_processes(made, earlier)
+        made = trials.on_this_machine(make("micro_batch_size=auto", *overrides, processes=None), earlier)
+        return trials.with_processes(made, earlier)
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(processors, "available_cores", lambda: 4)
     monkeypatch.setattr(processors, "MIN_PROCESS_TOKENS", 64)
-    monkeypatch.setattr(launching, "_tried", trial)
+    monkeypatch.setattr(trials, "_tried", trial)
     assert chosen().num_processes == 4 and not tried, "over in seconds"
-    monkeypatch.setattr(launching, "SHORT_RUN_SECONDS", 0)
+    monkeypatch.setattr(trials, "SHORT_RUN_SECONDS", 0)
     plan = chosen()
-    assert (plan.num_processes, plan.resolved.micro_batch, tried) == (2, launching.first_micro_batch(plan), [4, 2, 1])
+    assert (plan.num_processes, plan.resolved.micro_batch, tried) == (2, trials.first_micro_batch(plan), [4, 2, 1])
     plan.write(tmp_path / PLAN_NAME)
     earlier = EarlierRun([5], None, {}, orjson.loads((tmp_path / PLAN_NAME).read_bytes()), ended_at=None)
     assert chosen(earlier).num_processes == 2 and not tried, "bit for bit"
