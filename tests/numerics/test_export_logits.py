@@ -5,6 +5,7 @@ Weights have a large spread, so that logits spread (std > 0.5) and every rule ma
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,15 @@ import rounding
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from wide_weights import spread_weights
 
+from zerokara.config.model import RopeScaling
 from zerokara.huggingface import families, to_hf
 from zerokara.huggingface import proof as export_proof
 from zerokara.huggingface.tokenizer_proof import Proof
 from zerokara.huggingface.weight_rules import QUERY_KEY_VALUE, Parts, Transform, WeightRule
+from zerokara.model import builder, rotary
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
 
@@ -35,6 +39,17 @@ MIXTRAL = replace(
 )
 QWEN3_MOE = replace(MIXTRAL, architecture="qwen3_moe", num_experts=5, experts_per_token=3, moe_layers=(1,))
 SWITCH = replace(T5, architecture="switch", num_experts=4, experts_per_token=1, moe_ffn_hidden_size=80, moe_layers=(1,))
+SCALED = {
+    name: replace(LLAMA, rope_theta=100.0, rope_scaling=RopeScaling(rope_type=name.split()[0], factor=4, **more))
+    for name, more in {
+        "linear": {},
+        "llama3": {"original_max_position_embeddings": 12, "low_freq_factor": 1, "high_freq_factor": 4},
+        "yarn": {"original_max_position_embeddings": 12, "beta_fast": 2, "beta_slow": 0.5},
+        "yarn by default": {"original_max_position_embeddings": 40},
+        "yarn with a factor": {"original_max_position_embeddings": 12, "beta_fast": 2, "attention_factor": 1.5},
+    }.items()
+}
+"""Of the four frequencies of a head some are divided, some are not, and some lie in between."""
 SHAPES = [
     shape
     for base in (LLAMA, QWEN3, GPT2, MIXTRAL, QWEN3_MOE, T5, SWITCH)
@@ -45,7 +60,7 @@ CASES = [
     for shape in SHAPES
     for dtype in ("fp32", "bf16")
     if shape.architecture == "llama" or (dtype == "fp32") is shape.tie_word_embeddings
-]
+] + [(shape, "fp32") for shape in (*SCALED.values(), replace(QWEN3, rope_scaling=SCALED["yarn"].rope_scaling))]
 """Llama both ways; what is saved in bf16 goes the same way for all."""
 
 
@@ -93,6 +108,22 @@ def test_logits_arg_max_and_greedy_are_equal(tmp_path: Path, shape: ModelShape, 
     assert found.facts["greedy_tokens"] == 3 * (shape.seq_len - 1) >= 3 * 20
     assert found.facts["tied_output"] is shape.tie_word_embeddings
     assert found.facts["bf16_max_difference"] > 1e-3, "bf16 cannot be this exact: it was not computed"
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scaled_frequencies_are_those_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = SCALED[name]
+    theirs, factor = ROPE_INIT_FUNCTIONS[name.split()[0]](families.hf_config(shape, SPECIAL, "fp32"))
+    model = builder.build(shape)
+    assert isinstance(model, builder.Decoder)
+    torch.testing.assert_close(model.rotary_pos_emb.inv_freq, theirs, rtol=3e-7, atol=0)  # two roundings
+    assert rotary.attention_factor(shape.rope_scaling) == factor
+    plain = builder.build(replace(shape, rope_scaling=None)).rotary_pos_emb.inv_freq
+    divided = (plain / theirs).round(decimals=4).tolist()
+    assert divided != [1.0] * 4 and (name == "linear") is (divided == [4.0] * 4)
+    assert ModelShape.from_json(json.loads(json.dumps(shape.as_json()))) == shape
+    older = {key: value for key, value in LLAMA.as_json().items() if key != "rope_scaling"}
+    assert ModelShape.from_json(older) == LLAMA, "what was saved before there was the setting"
 
 
 def _swapped_names(rule: WeightRule) -> WeightRule:
@@ -167,6 +198,18 @@ def test_an_untied_model_that_is_loaded_tied_fails(tmp_path: Path) -> None:
 
     found = export_and_prove(tmp_path / "hf", replace(LLAMA, tie_word_embeddings=False), harm=tie)
     assert any("tie_word_embeddings" in fault for fault in found.faults)
+
+
+@pytest.mark.parametrize("name", ["linear", "llama3", "yarn"])
+def test_a_scaling_that_others_do_not_read_fails(tmp_path: Path, name: str) -> None:
+    def forget(folder: Path) -> None:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        del values["rope_scaling"]
+        values["rope_parameters"] = {"rope_type": "default", "rope_theta": values["rope_theta"]}
+        (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+
+    found = export_and_prove(tmp_path / "hf", SCALED[name], harm=forget)
+    assert found.faults and found.facts["max_difference"] > rounding.BROKEN * rounded(found)
 
 
 def test_flat_logits_get_a_note_and_no_numbers_do_not_pass(tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
             wrong.add(key)
             if inner and inner[0].isdecimal() and (inner[1:] or detail["type"] == "model_type"):
                 key = ".".join([f"{key}[{inner[0]}]", *inner[1:2]])  # stages[1].order, or stages[1]
+            elif inner and isinstance(values[key], dict) and (inner[0] in values[key] or detail["type"] == "missing"):
+                key = f"{key}.{inner[0]}"  # rope_scaling.factor
             by_key.setdefault(key, []).append(detail)
         faults += [_invalid(key, details, origin, config_class) for key, details in by_key.items()]
         # Every setting has a default: with it in place of the wrong values, the rules can check the valid ones.
@@ -261,7 +263,7 @@ def _invalid(key: str, details: list[ErrorDetails], origin: Origin, config_class
     """Return the fault of a value that pydantic refuses; `details` are its alternatives (`a number or "auto"`)."""
     value = details[0]["input"]
     if details[0]["type"] == "extra_forbidden":  # in an item of a list of mappings, stages[1].order
-        item, *_ = get_args(config_class.model_fields[key.partition("[")[0]].annotation)
+        item, *_ = get_args(config_class.model_fields[re.split(r"[.\[]", key)[0]].annotation)
         remedy = _nearest(key.rpartition(".")[2], item.model_fields, f"there are {', '.join(item.model_fields)}")
         return Fault(origin.where(key), "there is no such setting", key, value, remedy)
     rules = list(dict.fromkeys(_rule_text(detail) for detail in details))

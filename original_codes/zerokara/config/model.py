@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from zerokara.config.architectures import ARCHITECTURES, HEAD_DIM, SIZES, Architecture, Name, SizeName
 from zerokara.config.data import SampleLengths, causal, with_spans
-from zerokara.config.settings import Auto, NaturalInt, PositiveFloat, PositiveInt, Settings, as_tuple
+from zerokara.config.settings import Auto, Entry, NaturalInt, PositiveFloat, PositiveInt, Settings, as_tuple
 from zerokara.errors import Fault
 
 _Value = TypeVar("_Value")
@@ -18,6 +18,32 @@ Layers = Annotated[tuple[NaturalInt, ...], BeforeValidator(as_tuple)]
 
 def _or(value: _Value | Auto, otherwise: _Value) -> _Value:
     return otherwise if value == "auto" else value
+
+
+class RopeScaling(Entry):
+    """Scaling of the rotary frequencies by transformers' names; a key not given is None."""
+
+    rope_type: Literal["linear", "yarn", "llama3"]
+    factor: Annotated[float, Field(gt=1, allow_inf_nan=False)]
+    original_max_position_embeddings: PositiveInt | None = None
+    low_freq_factor: PositiveFloat | None = None
+    high_freq_factor: PositiveFloat | None = None
+    attention_factor: PositiveFloat | None = None
+    beta_fast: PositiveFloat | None = None
+    beta_slow: PositiveFloat | None = None
+
+    @property
+    def turns(self) -> tuple[float, float]:
+        """Turns within the original length: frequencies with fewer are divided by the factor, those with more stay."""
+        return self.low_freq_factor or self.beta_slow or 1.0, self.high_freq_factor or self.beta_fast or 32.0
+
+
+_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": ((), ()),
+    "yarn": (("original_max_position_embeddings",), ("attention_factor", "beta_fast", "beta_slow")),
+    "llama3": (("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"), ()),
+}
+"""Keys that a type of `RopeScaling` needs beside its factor, and those that it can have."""
 
 
 class ModelSettings(Settings):
@@ -52,6 +78,10 @@ class ModelSettings(Settings):
     `auto` is true, for t5 false as in version 1.1."""
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary position embedding (not gpt2, not t5); larger for long sequences."""
+    rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary frequencies, for a seq_len that grows (docs/training.md); null for none. For example
+    {rope_type: yarn, factor: 4, original_max_position_embeddings: 2048}; or rope_type linear, which takes a factor
+    alone, or llama3, which takes low_freq_factor and high_freq_factor (Llama 3.1: 1 and 4) too."""
     relative_attention_num_buckets: Annotated[PositiveInt, Field(ge=4, multiple_of=4)] = 32
     """t5: buckets of the relative position bias, each with a learned bias per head; a multiple of 4."""
     relative_attention_max_distance: PositiveInt = 128
@@ -151,6 +181,18 @@ class ModelSettings(Settings):
         elif not self.traits.supports_gqa and made["num_kv_heads"] != heads:
             yield self.fault("num_kv_heads", f"must be auto for {architecture}, which has no grouped-query attention")
 
+        if self.rope_scaling:
+            kind, given = self.rope_scaling.rope_type, self.rope_scaling.model_dump(exclude_none=True).keys()
+            needed, optional = _SCALING_KEYS[kind]
+            low, high = self.rope_scaling.turns
+            if self.traits.positions != "rotary":
+                yield self.fault("rope_scaling", f"must be null for {architecture}, which has no rotary positions")
+            elif missing := [key for key in needed if key not in given]:
+                yield self.fault("rope_scaling", f"of type {kind} needs {', '.join(missing)} too")
+            elif unread := given - {"rope_type", "factor", *needed, *optional}:
+                yield self.fault(f"rope_scaling.{min(unread)}", f"has no effect in rope_type: {kind}", "remove it")
+            elif low >= high:
+                yield self.fault("rope_scaling", f"must scale fewer turns than it keeps: {low:g} is not below {high:g}")
         if self.traits.moe_every:
             layers, moe_layers = made["num_layers"], made["moe_layers"]
             step = layers // max(1, len(moe_layers))

@@ -77,11 +77,12 @@ GPT2 = Family(
 
 
 def _llama_values(shape: ModelShape) -> dict[str, Any]:
+    rotation = shape.rope_scaling.model_dump(exclude_none=True) if shape.rope_scaling else {"rope_type": "default"}
     return {
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
         "initializer_range": shape.init_std,
-        "rope_parameters.rope_type": "default",
+        **{f"rope_parameters.{key}": value for key, value in rotation.items()},
         "rope_parameters.rope_theta": float(shape.rope_theta),
         "attention_bias": False,
         "mlp_bias": False,

@@ -19,10 +19,12 @@ from typing import Any
 
 import orjson
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from zerokara.checkpoint import folders
-from zerokara.config.model import ModelSettings
+from zerokara.config.model import ModelSettings, RopeScaling
+from zerokara.config.writing import value_text
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, tokenizer_proof, weight_rules
 from zerokara.huggingface.tokenizer_json import MODEL_FILE, SENTENCEPIECE_FILE
@@ -136,6 +138,8 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
         values["ffn_hidden_size"] = values["moe_ffn_hidden_size"]
     if layers := family.moe_layers(config):
         values["moe_layers"] = layers
+    if scaling := _rope_scaling(folder, config):
+        values["rope_scaling"] = scaling
     if "seq_len" not in values:  # the tokenizer may say it
         path = folder / "tokenizer_config.json"
         try:
@@ -183,6 +187,20 @@ def _read_config(folder: Path) -> Any:
         raise UserError(
             Fault(str(folder / "config.json"), f"transformers cannot read it: {_one_line(error)}")
         ) from error
+
+
+def _rope_scaling(folder: Path, hf_config: Any) -> RopeScaling | None:
+    """Scaling of a loaded configuration's rotary frequencies; one that ours does not compute is a UserError."""
+    given = getattr(hf_config, "rope_parameters", None) or {}
+    values = {key: value for key, value in given.items() if key not in ("rope_theta", "type") and value is not None}
+    if values.get("rope_type", "default") == "default":
+        return None
+    try:
+        return RopeScaling(**values)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        rule = f"is no scaling that can be trained here: {faults}"
+        raise UserError(Fault(str(folder / "config.json"), rule, "rope_parameters", values)) from error
 
 
 def _value_of(hf_config: Any, key: str) -> Any:
@@ -251,8 +269,11 @@ def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: 
     ours = {**family.config_values(shape), "tie_word_embeddings": shape.tie_word_embeddings}
     hf_config.tie_word_embeddings = family.config_is_tied(hf_config)
     settings = {**family.settings, "tie_word_embeddings": "tie_word_embeddings"}
+    if (scaling := _rope_scaling(folder, hf_config)) != shape.rope_scaling:
+        text = value_text(scaling)
+        yield fault("rope_scaling", f"the model of init_from has {text}", f"set rope_scaling: {text}")
     for key, expected in ours.items():
-        if key in _OF_TRAINING:
+        if key in _OF_TRAINING or (key.startswith("rope_parameters.") and key not in settings):
             continue
         value = _value_of(hf_config, key)
         may_be_longer = key == "max_position_embeddings" and value >= expected

@@ -79,6 +79,9 @@ def with_older_names(values: Mapping[str, Any], older_names: Mapping[str, str]) 
         older: reduce(lambda value, key: value[key], newer.split("."), values)
         for newer, older in (OLDER_NAMES_OF_ALL | dict(older_names)).items()
     }
+    rotation = {key: value for key, value in values.get("rope_parameters", {}).items() if key != "rope_theta"}
+    if rotation.get("rope_type", "default") != "default":
+        copies["rope_scaling"] = rotation
     return dict(sorted({**values, **copies}.items()))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import gelu, silu
 
-from zerokara.model import initial_weights, layers, parallel
+from zerokara.model import initial_weights, layers, parallel, rotary
 from zerokara.model.attention import FusedAttention, HeadNorm
 from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, Routing, experts_of
 from zerokara.model.language_model import Decoder, EncoderDecoder
@@ -84,12 +84,16 @@ def _model_of(shape: ModelShape, config: TransformerConfig) -> Model:
         "share_embeddings_and_output_weights": shape.tie_word_embeddings,
     }
     if not shape.traits.is_encoder_decoder:
-        return Decoder(
+        decoder = Decoder(
             **common,
             transformer_layer_spec=_block_spec(shape, causal=True),
             position_embedding_type="learned_absolute" if shape.traits.positions == "learned" else "rope",
             rotary_base=shape.rope_theta,  # declared int, used as float
         )
+        if shape.rope_scaling:
+            rotation = decoder.rotary_pos_emb
+            rotation.inv_freq = rotary.scaled_frequencies(rotation.inv_freq, shape.rope_theta, shape.rope_scaling)
+        return decoder
     model = EncoderDecoder(
         **common,
         encoder_config=config,
@@ -119,7 +123,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def _config(shape: ModelShape) -> TransformerConfig:
-    traits = shape.traits
+    traits, scaling = shape.traits, shape.rope_scaling
+    sharpened = {"softmax_scale": rotary.attention_factor(scaling) ** 2 * shape.head_dim**-0.5} if scaling else {}
     return TransformerConfig(
         tensor_model_parallel_size=parallel.tensor_size(),
         num_layers=shape.num_layers,
@@ -149,6 +154,7 @@ def _config(shape: ModelShape) -> TransformerConfig:
         async_tensor_model_parallel_allreduce=False,
         persist_layer_norm=False,
         **_FAMILIES[shape.architecture],
+        **sharpened,
     )
 
 

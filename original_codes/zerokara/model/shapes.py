@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.config.architectures import ARCHITECTURES, Architecture
-from zerokara.config.model import ModelSettings
+from zerokara.config.model import ModelSettings, RopeScaling
 from zerokara.progress import count_text
 
 VOCABULARY_MULTIPLE = 128
@@ -78,6 +78,8 @@ class ModelShape:
     """F of one expert."""
     moe_layers: tuple[int, ...] = ()
     """The layers with experts, counted from 0; the same in encoder and decoder."""
+    rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary frequencies."""
 
     def __post_init__(self) -> None:
         lengths = dict.fromkeys(("raw_len", "input_len", "target_len"), self.seq_len)
@@ -93,6 +95,7 @@ class ModelShape:
             seq_len=config.seq_len,
             vocab_size=vocab_size,
             rope_theta=config.rope_theta,
+            rope_scaling=config.rope_scaling,
             relative_attention_num_buckets=config.relative_attention_num_buckets,
             relative_attention_max_distance=config.relative_attention_max_distance,
             raw_len=config.lengths.raw,
@@ -104,11 +107,13 @@ class ModelShape:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ModelShape:
         """The inverse of `as_json`."""
-        return cls(**{**values, "moe_layers": tuple(values.get("moe_layers", ()))})
+        scaling = RopeScaling(**values["rope_scaling"]) if values.get("rope_scaling") else None
+        return cls(**{**values, "moe_layers": tuple(values.get("moe_layers", ())), "rope_scaling": scaling})
 
     def as_json(self) -> dict[str, Any]:
         """The shape as JSON values."""
-        return {**asdict(self), "moe_layers": list(self.moe_layers)}
+        scaling = self.rope_scaling and self.rope_scaling.model_dump()
+        return {**asdict(self), "moe_layers": list(self.moe_layers), "rope_scaling": scaling}
 
     @property
     def padded_vocab_size(self) -> int:

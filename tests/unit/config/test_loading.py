@@ -18,6 +18,7 @@ from zerokara.errors import UserError
 from zerokara.training.planning.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[3]
+LLAMA3 = "{rope_type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 8}"
 
 
 def test_every_fault_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -78,6 +79,15 @@ def test_a_micro_batch_that_cannot_fit_is_answered_with_one_that_does(
         ("architecture: t5\nrelative_attention_max_distance: 16\n", ":2", "relative_attention_max_distance", "16"),
         ("architecture: t5\nseq_len: 2\n", ":2", "seq_len", "at least 3"),
         ("head_dim: 7\n", ":1", "head_dim", "even"),
+        ("rope_scaling: {rope_type: linear, factor: 1}\n", ":1", "rope_scaling.factor", "greater than 1"),
+        ("rope_scaling:\n  rope_type: ntk\n  factor: 2\n", ":2", "rope_scaling.rope_type", "'yarn'"),
+        ("rope_scaling: {rope_type: yarn}\n", ":1", "rope_scaling.factor", "given"),
+        ("rope_scaling: {rope_type: yarn, factor: 2}\n", ":1", "rope_scaling", "original_max_position_embeddings"),
+        (f"rope_scaling: {LLAMA3}\n".replace("1,", "4,"), ":1", "rope_scaling", "4 is not below 4"),
+        (f"rope_scaling: {LLAMA3}\n".replace("low_", "lo_"), ":1", "rope_scaling.lo_freq_factor", "low_freq_factor"),
+        (f"rope_scaling: {LLAMA3}\n".replace("llama3", "linear"), ":1", "rope_scaling.high_freq_factor", "remove it"),
+        (f"architecture: gpt2\nrope_scaling: {LLAMA3}\n", ":2", "rope_scaling", "gpt2"),
+        ("rope_scaling: yarn\n", ":1", "rope_scaling", "a mapping"),
         ("keep_every: 150\nsave_interval: 100\n", ":1", "keep_every", "try 200"),
         ("valid_fraction: 0.9\n", ":1", "valid_fraction", "0.5"),
         ("lr: .nan\n", ":1", "lr", "must be"),

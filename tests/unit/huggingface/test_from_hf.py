@@ -23,11 +23,15 @@ from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 
 SIZES = ["num_layers=2", "hidden_size=24", "num_attn_heads=4", "ffn_hidden_size=40", "seq_len=16"]
+YARN = "{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 8, beta_slow: 0.5}"
+LLAMA3 = (
+    "{rope_type: llama3, factor: 2.5, original_max_position_embeddings: 8, low_freq_factor: 1, high_freq_factor: 4}"
+)
 VARIANTS = {
     "llama": ["num_kv_heads=2", "rope_theta=5000.0", "head_dim=8"],
-    "qwen3": ["num_kv_heads=2", "norm_epsilon=1e-6"],
-    "mixtral": ["num_experts=3"],
-    "qwen3_moe": ["moe_layers=[1]", "num_experts=3", "moe_ffn_hidden_size=16"],
+    "qwen3": ["num_kv_heads=2", "norm_epsilon=1e-6", "rope_scaling={rope_type: linear, factor: 2}"],
+    "mixtral": ["num_experts=3", f"rope_scaling={YARN}"],
+    "qwen3_moe": ["moe_layers=[1]", "num_experts=3", "moe_ffn_hidden_size=16", f"rope_scaling={LLAMA3}"],
     "switch": ["num_layers=4", "num_experts=3", "relative_attention_num_buckets=8"],
     "t5": ["head_dim=8", "relative_attention_max_distance=64"],
 }
@@ -104,6 +108,24 @@ def test_all_differing_settings_are_listed_at_once(tmp_path: Path, encoder: Enco
     remedies = {key: f"set {key}: {value}" for key, value in values.items()} | {"attention_bias": ""}
     assert {key: fault.remedy for key, fault in faults.items()} == remedies
     assert faults["attention_bias"].where == str(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("ours", ["null", "{rope_type: linear, factor: 4}", YARN.replace("0.5", "0.25")])
+def test_another_scaling_of_rotary_positions_is_told_with_the_models(
+    tmp_path: Path, encoder: Encoder, ours: str
+) -> None:
+    exported(tmp_path, encoder, f"rope_scaling={YARN}")
+    settings = settings_of(tmp_path, f"rope_scaling={ours}")
+    assert fault_of(settings, encoder, "rope_scaling").remedy == f"set rope_scaling: {YARN}"
+    older = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_slow": 0.5}
+    edit(tmp_path / "config.json", rope_scaling=older, rope_parameters=None)  # as transformers 4 wrote it
+    assert fault_of(settings, encoder, "rope_scaling").remedy == f"set rope_scaling: {YARN}"
+    edit(tmp_path / "config.json", rope_scaling={**older, "mscale": 0.7, "mscale_all_dim": 1.0})
+    fault = fault_of(settings, encoder, "rope_parameters")
+    assert "mscale" in fault.rule and fault.where == str(tmp_path / "config.json")
+    edit(tmp_path / "config.json", rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+    with pytest.raises(UserError, match=r"rope_type: Input should be 'linear', 'yarn' or 'llama3'"):
+        from_hf.settings_of(tmp_path, settings.fault)
 
 
 def test_a_model_may_read_shorter_sequences_where_positions_are_not_learned(tmp_path: Path, encoder: Encoder) -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from zerokara.config.model import RopeScaling
 from zerokara.huggingface import families, to_hf
 from zerokara.model.shapes import ModelShape
 
@@ -28,12 +29,15 @@ OLDER = {
 @pytest.mark.parametrize("architecture", OLDER)
 def test_older_names_stand_beside_the_newer(tmp_path: Path, architecture: str) -> None:
     experts = EXPERTS if architecture in ("mixtral", "qwen3_moe") else {}
-    shape = replace(LLAMA, architecture=architecture, **experts)
+    scaling = RopeScaling(rope_type="linear", factor=2) if architecture == "qwen3" else None
+    shape = replace(LLAMA, architecture=architecture, rope_scaling=scaling, **experts)
     config = families.hf_config(shape, families.SpecialIds(1, 2, 3), "bf16")
     config.save_pretrained(tmp_path)
     before = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     after = to_hf.with_older_names(before, families.FAMILIES[architecture].older_names)
     added = {"torch_dtype": "bfloat16", **OLDER[architecture]}
+    if architecture == "qwen3":
+        added["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
     assert after == before | added
     assert not before.keys() & added.keys(), "transformers writes them itself by now: the table can lose a line"
     with pytest.raises(KeyError, match="gone"):

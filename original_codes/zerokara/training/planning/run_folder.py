@@ -25,6 +25,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.writing import as_yaml
 from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, made_folder, unused_name, write_file, write_json
 from zerokara.errors import Fault, RunError, UserError
+from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text, seconds_text
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, baseline_text
 
@@ -287,7 +288,7 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
         checkpoint.check(folder)
     state = checkpoint.read_state(folder)
     other = "tokenizer" if state.tokenizer_sha256 != plan.encoder.sha256 else ""
-    if other := "model" if state.shape != plan.shape.as_json() else other:
+    if other := "model" if ModelShape.from_json(state.shape) != plan.shape else other:
         raise UserError(Fault(where=str(folder), rule=f"is of another {other} than the configuration's"))
     return folder
 
