@@ -46,7 +46,7 @@ CPU_TOKENS = 2048
 """Tokens of the largest micro batch on a CPU: a larger matrix product is no faster. Measured."""
 _MICRO_BATCH_SETTINGS = {
     "global_batch_size", "precision", "optimizer", "zero_stage", "tensor_parallel_size", "offload",
-    "activation_checkpointing",
+    "activation_checkpointing", "seq_len",
 }  # fmt: skip
 
 
