@@ -9,7 +9,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,9 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
             change = f"optimizer was {state.optimizer}, is {config.optimizer_name}"
             log(f"{change}: the optimizer state restarts from zero")
         log(f"resuming from {folder}: step {state.step}, {count_text(state.tokens)} tokens done")
+        if (length := plan.shape.raw_len) != state.shape["raw_len"]:  # the position, counted in the longer sequences
+            log(f"seq_len grows from {state.shape['seq_len']} to {plan.shape.seq_len}")
+            state = replace(state, samples=-(-state.tokens // length))
     elif config.init_from:
         load_state(engine, _weights_of(Path(config.init_from), plan.shape, processes).items())
         surplus = from_hf.num_surplus_rows(Path(config.init_from), plan.shape)

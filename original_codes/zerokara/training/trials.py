@@ -32,7 +32,7 @@ SHORT_RUN_SECONDS, CPU_FLOPS = 600, 20e9
 of which takes four seconds or more."""
 _MICRO_BATCH_SETTINGS = {
     "global_batch_size", "precision", "optimizer", "zero_stage", "tensor_parallel_size", "offload",
-    "activation_checkpointing",
+    "activation_checkpointing", "seq_len",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import orjson
@@ -57,6 +57,62 @@ def test_a_changed_setting_is_announced_and_another_shape_refused(plan_of: Plan)
     assert changes(plan_of()) == []
     assert changes(plan_of("lr=0.02", "num_workers=1")) == ["lr: 0.01 → 0.02"]
     assert_another_run(plan_of("num_layers=3"), "num_layers", "2", "3")
+
+
+def with_state(plan: RunPlan) -> Path:
+    """A run folder with a checkpoint of its first step, of which there is no more than the state."""
+    step, length = plan.resolved.global_batch, plan.shape.raw_len
+    numbers = {"step": 1, "samples": step, "tokens": step * length, "seconds": 1.0, "precision": "fp32", "facts": {}}
+    hashes = {"tokenizer_sha256": plan.encoder.sha256, "data_sha256": plan.data.sha256}
+    state = checkpoint.TrainingState(**numbers, **hashes, shape=plan.shape.as_json())
+    (begin(plan) / "global_step1" / checkpoint.STATE_NAME).write_bytes(orjson.dumps(asdict(state)))
+    return plan.run_dir
+
+
+YARN = "rope_scaling={rope_type: yarn, factor: 2, original_max_position_embeddings: 32}"
+LONGER = ("seq_len=64", "global_batch_size=4")
+
+
+@pytest.mark.parametrize("stages", ["[]", "[{tokens: 640, source_weights: [2]}, {tokens: rest, order: sequential}]"])
+def test_sequences_may_grow_and_rotary_positions_change_with_them(plan_of: Plan, stages: str) -> None:
+    begun = plan_of(f"stages={stages}")
+    with_state(begun)
+    grown = plan_of(f"stages={stages}", *LONGER, YARN, "rope_theta=50000")
+    assert [change.partition(":")[0] for change in changes(grown)] == [
+        "seq_len", "rope_theta", "rope_scaling", "global_batch_size",
+    ]  # fmt: skip
+    assert grown.schedule.num_steps == begun.schedule.num_steps and grown.schedule.num_tokens == 20 * 256
+    for others, facts in {
+        ("rope_theta=50000",): ("rope_theta", "10000.0"),
+        (YARN,): ("rope_scaling", "'yarn'"),
+        (*LONGER, "seed=7"): ("seed",),
+        (*LONGER, "intra_document_masking=true"): ("intra_document_masking",),
+        (*LONGER, "source_weights=[3]", "stages=[{tokens: 640}]", "train_tokens=auto"): ("stages",),
+        ("seq_len=16", "global_batch_size=16"): ("seq_len", "16"),
+    }.items():
+        assert_another_run(plan_of(*dict.fromkeys((f"stages={stages}", *others))), *facts)
+    for batch, length, remedy in ((8, 64, "set it to 4"), (5, 48, "grow to a seq_len that divides 256")):
+        fault = fault_of(
+            changes,
+            plan_of(f"stages={stages}", f"seq_len={length}", f"global_batch_size={batch}", "micro_batch_size=1"),
+        )
+        assert (fault.key, fault.remedy) == ("global_batch_size", remedy) and "256 tokens" in fault.rule
+    run_folder.claim(grown)  # a start that saves nothing, for lack of memory
+    assert [change.partition(":")[0] for change in changes(begun)] == [
+        "seq_len", "rope_theta", "rope_scaling", "global_batch_size",
+    ]  # fmt: skip
+    kept = run_folder.look(grown.requested)
+    assert kept is not None
+    auto = plan_of(
+        f"stages={stages}", "seq_len=128", "global_batch_size=auto", "micro_batch_size=1", kept=kept.requested
+    )
+    assert auto.resolved.global_batch == 2 and changes(auto)
+
+
+def test_learned_positions_do_not_grow(plan_of: Plan) -> None:
+    with_state(plan_of("architecture=gpt2", "num_kv_heads=auto"))
+    fault = fault_of(changes, plan_of("architecture=gpt2", "num_kv_heads=auto", *LONGER))
+    assert fault.key == "seq_len" and "learned" in fault.rule and "32" in fault.remedy
 
 
 def test_another_curriculum_is_refused_and_a_longer_one_goes_on(plan_of: Plan) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ _KEY_NAMES = {
 }
 """Entries of the identity that are no settings, as the user knows them."""
 _DERIVED = {"vocab_size", "raw_len", "input_len", "target_len"}  # reported only where nothing else differs
+_GROWING = ("seq_len", "rope_theta", "rope_scaling")  # may change together, once the sequences grow
 # Settings whose change is not reported: the content of those files is compared, and step 2's own.
 _UNREPORTED = PLACES - {"deepspeed_template"} | {"num_workers"}
 # Settings that change nothing in what is trained.
@@ -177,9 +178,16 @@ def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
     """Check that the run folder is this run's; return a message for each setting that changed since its last start.
 
     Raises:
-        UserError: the folder holds another run.
+        UserError: the folder holds another run, or this one cannot go on with longer sequences.
     """
     config, was, now = plan.requested, dict(earlier.identity), identity_of(plan)
+    if earlier.state and not config.packs_examples and any(was.get(key) != now[key] for key in _GROWING):
+        saved = ModelShape.from_json(earlier.state.shape)
+        if plan.shape.seq_len > saved.seq_len:
+            _check_growth(plan, earlier, saved)
+        # Back to what was saved: a start with longer sequences that has saved nothing binds nobody.
+        if plan.shape.seq_len > saved.seq_len or all(getattr(saved, key) == getattr(config, key) for key in _GROWING):
+            now = _identity_as(ModelShape.from_json({key: was.get(key) for key in saved.as_json()}), plan)
     if _only_longer(was["curriculum"], now["curriculum"]):
         was["curriculum"] = now["curriculum"]
     if differing := list(_differences(was, now)):
@@ -188,6 +196,32 @@ def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
         raise UserError(config.fault("output_model_dir", rule, remedy))
     before, wanted = earlier.requested, config.model_dump(mode="json", exclude={*_UNREPORTED})
     return [f"{key}: {before[key]} → {value}" for key, value in wanted.items() if before.get(key, value) != value]
+
+
+def _check_growth(plan: RunPlan, earlier: EarlierRun, saved: ModelShape) -> None:
+    """Check that a run can go on with longer sequences than those of its checkpoint, which has the shape `saved`.
+
+    Raises:
+        UserError: the positions are not rotary, or a step would take another number of tokens.
+    """
+    config, kind = plan.requested, saved.traits.positions
+    if kind != "rotary":
+        rule = f"cannot grow from {saved.seq_len} with architecture {saved.architecture}, whose positions are {kind}"
+        raise UserError(config.fault("seq_len", rule, f"set it to {saved.seq_len}: only rotary positions go further"))
+    tokens = earlier.requested["global_batch_size"] * earlier.requested["seq_len"]
+    if config.global_batch * config.seq_len != tokens:
+        rule = (
+            f"must keep the {tokens:,} tokens of a step, by which the schedule counts, with seq_len = {config.seq_len}"
+        )
+        size, rest = divmod(tokens, config.seq_len)
+        remedy = f"grow to a seq_len that divides {tokens:,}" if rest else f"set it to {size}"
+        raise UserError(config.fault("global_batch_size", rule, remedy))
+
+
+def _identity_as(shape: ModelShape, plan: RunPlan) -> dict[str, Any]:
+    """Return the identity that a plan would have with the length and the rotary positions of `shape`."""
+    config = plan.requested.model_copy(update={key: getattr(shape, key) for key in _GROWING})
+    return identity_of(replace(plan, resolved=config, data=plan.task.data_of(config, plan.encoder)))
 
 
 def is_complete(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str]) -> bool:
