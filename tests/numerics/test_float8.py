@@ -1,7 +1,5 @@
 """Runs in fp8: they learn as in bf16, whoever updates the weights, and go on from one in the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a training step asks of its device, and what it sends; watched in steps of every kind."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

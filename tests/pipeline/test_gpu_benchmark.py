@@ -1,7 +1,5 @@
 """`benchmarks/gpu.sh` and tests/gpu, tried on a CPU with tiny models: nothing is found out there, and no line fails."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

@@ -1,7 +1,5 @@
 """Weights and stages: nested values keep their lines, and every fault names the stage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

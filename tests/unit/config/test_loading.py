@@ -1,7 +1,5 @@
 """Strict loading: every fault at once, with file, line, value, rule and remedy."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from itertools import pairwise, permutations

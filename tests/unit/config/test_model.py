@@ -1,7 +1,5 @@
 """Sizes by name, and the lengths of samples: T5's own numbers, and its definition written down a second time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import get_args
 

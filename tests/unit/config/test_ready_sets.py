@@ -1,7 +1,5 @@
 """The ready sets of model_configs/: each is whole, its steps fit together, and sets that share a file agree on it."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from pathlib import Path

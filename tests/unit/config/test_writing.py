@@ -1,7 +1,5 @@
 """Configuration files that are written: by the program, and changed in the user's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Products in float8: values, gradients, what is not finite, zeros, sizes that do not fit, and compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The chunked cross-entropy is torch's: on one process, on ranks that share the vocabulary (threads here), fused."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@
 processes are stood in.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -4,8 +4,6 @@ No other machine and no other user can join that: another user who connects in t
 detected before anything is computed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

@@ -1,7 +1,5 @@
 """GPUs that are named must be there, processes must each have a GPU or a core, and how they share the cores."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A plan: what it refuses, its table, what it makes of the machine that it is for, and its file."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys
