@@ -61,4 +61,5 @@ def test_the_law_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     (expected,) = [line for line in said.splitlines() if line.strip().startswith("expect")]
     monkeypatch.setattr(Planner, "measure_speed", lambda self: Speed(1e-5, 1e-11))
     assert step.main(["--config", str(config), "--tokens", "60000"]) == 0
-    assert expected in capsys.readouterr().out  # the same law, and no run
+    said = capsys.readouterr().out
+    assert expected in said and "   131,072 " in said  # the same law, and no run
