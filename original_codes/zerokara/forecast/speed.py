@@ -111,8 +111,8 @@ class Planner:
             return
         yield f"  {'seq_len':>9} {'micro batch':>12} {'memory of a process':>20}"
         for length in sorted({run.shape.seq_len, *LONG_LENGTHS}):
-            lengths = dict.fromkeys(("seq_len", "raw_len", "input_len", "target_len"), length)
-            longer = _fitting(replace(run, shape=replace(run.shape, **lengths)))
+            shape = replace(run.shape, seq_len=length, raw_len=length, input_len=length, target_len=length)
+            longer = _fitting(replace(run, shape=shape))
             pool, note = longer.pools[0], "" if longer.fits else "  may not fit here"
             own = bytes_text(pool.needed_bytes() / pool.num_processes)
             mark = "→" if length == run.shape.seq_len else " "
