@@ -187,7 +187,7 @@ def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
             _check_growth(plan, earlier, saved)
         # Back to what was saved: a start with longer sequences that has saved nothing binds nobody.
         if plan.shape.seq_len > saved.seq_len or all(getattr(saved, key) == getattr(config, key) for key in _GROWING):
-            now = _identity_as(ModelShape.from_json({key: was.get(key) for key in saved.as_json()}), plan)
+            now = _identity_as(ModelShape.from_json({key: was[key] for key in saved.as_json() if key in was}), plan)
     if _only_longer(was["curriculum"], now["curriculum"]):
         was["curriculum"] = now["curriculum"]
     if differing := list(_differences(was, now)):
