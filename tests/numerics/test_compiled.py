@@ -178,7 +178,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "qwen3, tensor parallel": {**SHARED, "architecture": "qwen3"},
 }
 ROTATED = ("llama", "qwen3")
-SOFTMAX = {"log_sum_of_exponentials", "softmax_times_mask"}
+SOFTMAX = {"log_sum_of_exponentials", "softmax_of_real"}
 
 
 SHARDED: dict[str, dict[str, Any]] = {

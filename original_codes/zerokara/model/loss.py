@@ -51,14 +51,14 @@ def cross_entropy(
     whole.
     """
     hidden_ND, labels_N = hidden_SBD.transpose(0, 1).flatten(0, 1), labels_BS.flatten()
-    counted_BS = torch.ones_like(labels_BS, dtype=torch.float32) if per_token or mask_BS is None else mask_BS
-    arguments = hidden_ND, weight_VD, labels_N, counted_BS.flatten(), vocab_size, group
+    arguments = hidden_ND, weight_VD, labels_N, vocab_size, group
     if per_token:
         with torch.no_grad():
             return torch.cat([nats_C for _, nats_C, _ in _chunks(*arguments, needs_gradient=False)]).view_as(labels_BS)
     # Asked here: inside a Function gradients are always off, and a parameter requires one during validation too.
     differentiates = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
-    return _ChunkedCrossEntropy.apply(*arguments, differentiates or is_warming_up)
+    mask_N = None if mask_BS is None else mask_BS.flatten()
+    return _ChunkedCrossEntropy.apply(*arguments, mask_N, differentiates or is_warming_up)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -68,23 +68,27 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         labels_N: Tensor,
-        mask_N: Tensor,
         vocab_size: int,
         group: ProcessGroup | None,
+        mask_N: Tensor | None,
         needs_gradient: bool,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND if needs_gradient else hidden_ND[:0])
         # The sum over chunks is kept in fp32: in bf16 each addition would round.
         grad_weight_VD = torch.zeros_like(weight_VD if needs_gradient else weight_VD[:0], dtype=torch.float32)
-        chunks = _chunks(hidden_ND, weight_VD, labels_N, mask_N, vocab_size, group, needs_gradient)
-        for chunk, nats_C, grad_CV in chunks:
-            total += (nats_C * mask_N[chunk]).sum()
+        for chunk, nats_C, grad_CV in _chunks(hidden_ND, weight_VD, labels_N, vocab_size, group, needs_gradient):
+            hidden_CD = hidden_ND[chunk]
+            if mask_N is not None:  # the gradients' as well, here on rows of D, not of V, numbers
+                nats_C, hidden_CD = nats_C * mask_N[chunk], hidden_CD * mask_N[chunk, None].to(hidden_CD.dtype)
+            total += nats_C.sum()
             if needs_gradient and grad_CV is not None:
                 torch.mm(grad_CV, weight_VD, out=grad_hidden_ND[chunk])
-                _add_product(grad_weight_VD, grad_CV.t(), hidden_ND[chunk])
+                _add_product(grad_weight_VD, grad_CV.t(), hidden_CD)
             del grad_CV  # freed before the next chunk's logits are made
         if needs_gradient:
+            if mask_N is not None:
+                grad_hidden_ND.mul_(mask_N[:, None])
             if group:
                 torch.distributed.all_reduce(grad_hidden_ND, group=group)
             ctx.save_for_backward(grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype))
@@ -101,22 +105,17 @@ def _chunks(
     hidden_ND: Tensor,
     weight_VD: Tensor,
     labels_N: Tensor,
-    mask_N: Tensor,
     vocab_size: int,
     group: ProcessGroup | None,
     needs_gradient: bool,
 ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
     """Yield each chunk, its nats [C] and the gradient of its logits [C, V], to which this keeps no reference."""
-    num_tokens = hidden_ND.size(0)
-    rows = chunk_rows(hidden_ND.device.type, num_tokens, weight_VD.size(0))
+    rows = chunk_rows(hidden_ND.device.type, len(hidden_ND), len(weight_VD))
     # One buffer for all chunks: on a CPU fresh memory costs as much as what is computed in it.
-    size = rows, weight_VD.size(0)
-    if hidden_ND.dtype != torch.float32:
-        size = block_rows(hidden_ND.device.type, *size), weight_VD.size(0)
-    buffer_CV = None if fused_softmax else torch.empty(size, dtype=torch.float32, device=hidden_ND.device)
-    for start in range(0, num_tokens, rows):
+    buffer_CV = None if fused_softmax else hidden_ND.new_empty(rows, len(weight_VD))
+    for start in range(0, len(hidden_ND), rows):
         chunk = slice(start, start + rows)
-        inputs = hidden_ND[chunk], weight_VD, labels_N[chunk], mask_N[chunk], vocab_size, group
+        inputs = hidden_ND[chunk], weight_VD, labels_N[chunk], vocab_size, group
         yield chunk, *_nats_and_gradient(*inputs, buffer_CV, needs_gradient)
 
 
@@ -124,54 +123,27 @@ def _nats_and_gradient(
     hidden_CD: Tensor,
     weight_VD: Tensor,
     labels_C: Tensor,
-    mask_C: Tensor,
     vocab_size: int,
     group: ProcessGroup | None,
     buffer_CV: Tensor | None,
     needs_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the nats of a chunk's tokens, [C] in fp32, and the gradient of their masked sum with respect to logits.
+    """Return the nats of a chunk's tokens, [C] in fp32, and the gradient of their sum with respect to logits.
 
-    The gradient is [C, V] in the dtype of the hidden states. In place, in blocks of `block_rows`: in fp32 within
-    `buffer_CV` (C rows or more), otherwise through it (fp32, a block). Or without a buffer by the compiled softmax.
+    The gradient is [C, V] in the dtype of the hidden states: within `buffer_CV` (C rows or more), or without one by the
+    compiled softmax.
     """
     num_rows = weight_VD.size(0)
     first_row = group.rank() * num_rows if group else 0
     num_real = min(max(vocab_size - first_row, 0), num_rows)  # rows of this rank that are no padding
     rows_C = labels_C - first_row
     is_local_C = (rows_C >= 0) & (rows_C < num_rows)
-    labels_C = rows_C.where(is_local_C, 0)
-    in_fp32 = hidden_CD.dtype == torch.float32
-    if buffer_CV is not None and in_fp32:
-        logits_CV = torch.mm(hidden_CD, weight_VD.t(), out=buffer_CV[: len(hidden_CD)])
-    else:
-        logits_CV = hidden_CD @ weight_VD.t()
-    label_logits_C = logits_CV.gather(1, labels_C[:, None]).squeeze(1).float()
-    if buffer_CV is not None:
-        logits_CV[:, num_real:] = float("-inf")
-        nats_C = torch.empty_like(label_logits_C)
-        # The exponentials once for the loss and its gradient, while a block lies in the cache: memory traffic is the
-        # cost here. A row's numbers are those of the row by itself.
-        width = block_rows(hidden_CD.device.type, *logits_CV.shape)
-        for start in range(0, len(hidden_CD), width):
-            block = slice(start, start + width)
-            exp_WV = logits_CV[block]
-            if not in_fp32:
-                exp_WV = buffer_CV[: len(exp_WV)].copy_(exp_WV)
-            max_W = _over_ranks(exp_WV.amax(dim=1), ReduceOp.MAX, group)
-            exp_WV.sub_(max_W[:, None]).exp_()
-            sums_2W = torch.stack([exp_WV.sum(dim=1), label_logits_C[block].where(is_local_C[block], 0)])
-            sum_W, label_logits_W = _over_ranks(sums_2W, ReduceOp.SUM, group)
-            nats_C[block] = max_W + sum_W.log() - label_logits_W
-            if needs_gradient:
-                exp_WV.mul_((mask_C[block] / sum_W)[:, None])  # mask · softmax
-                exp_WV.scatter_add_(1, labels_C[block, None], -(mask_C * is_local_C)[block, None])
-                if not in_fp32:
-                    logits_CV[block] = exp_WV
-        return nats_C, logits_CV if needs_gradient else None
-    assert fused_softmax is not None
-    log_sums, softmax_times_mask = fused_softmax
-    log_sum_C = log_sums(logits_CV, num_real) if num_real else torch.full_like(label_logits_C, float("-inf"))
+    labels_C1 = rows_C.where(is_local_C, 0)[:, None]
+    logits_CV = torch.mm(hidden_CD, weight_VD.t(), out=None if buffer_CV is None else buffer_CV[: len(hidden_CD)])
+    label_logits_C = logits_CV.gather(1, labels_C1).squeeze(1).float()
+    log_sums, softmax = fused_softmax or (softmax_in_place, None)
+    own_log_sum_C = log_sums(logits_CV, num_real) if num_real else torch.full_like(label_logits_C, float("-inf"))
+    log_sum_C = own_log_sum_C
     if group:
         max_C = _over_ranks(log_sum_C.clone(), ReduceOp.MAX, group)
         sums_2C = torch.stack([(log_sum_C - max_C).exp(), label_logits_C.where(is_local_C, 0)])
@@ -180,12 +152,15 @@ def _nats_and_gradient(
     nats_C = log_sum_C - label_logits_C
     if not needs_gradient:
         return nats_C, None
-    grad_CV = softmax_times_mask(logits_CV, log_sum_C, mask_C, num_real)
+    if softmax:
+        grad_CV = softmax(logits_CV, log_sum_C, num_real)
+    else:
+        grad_CV = logits_CV.mul_((own_log_sum_C - log_sum_C).exp()[:, None]) if group else logits_CV
     # The label's entry, softmax − 1, is computed in fp32: its softmax is near 1 where the model is right. Of a label on
     # another rank the entry of row 0 stays as it is.
-    label_gradient_C = (torch.expm1(-nats_C) * mask_C).to(grad_CV.dtype)
-    entries_C = label_gradient_C.where(is_local_C, grad_CV.gather(1, labels_C[:, None]).squeeze(1))
-    return nats_C, grad_CV.scatter_(1, labels_C[:, None], entries_C[:, None])
+    of_label_C1 = torch.expm1(-nats_C).to(grad_CV.dtype)[:, None]
+    entries_C1 = of_label_C1.where(is_local_C[:, None], grad_CV.gather(1, labels_C1))
+    return nats_C, grad_CV.scatter_(1, labels_C1, entries_C1)
 
 
 def _add_product(sum_VD: Tensor, grad_VC: Tensor, hidden_CD: Tensor) -> None:
@@ -221,6 +196,26 @@ def _over_ranks(numbers: Tensor, operation: ReduceOp.RedOpType, group: ProcessGr
     return numbers
 
 
+def softmax_in_place(logits_CV: Tensor, num_real: int) -> Tensor:
+    """Put the softmax over the real rows in place of the logits; return `log_sum_of_exponentials`.
+
+    In blocks of `block_rows`, which stay in a CPU's cache: memory traffic is the cost here.
+    """
+    logits_CV[:, num_real:] = float("-inf")
+    log_sum_C = torch.empty(len(logits_CV), dtype=torch.float32, device=logits_CV.device)
+    width = block_rows(logits_CV.device.type, *logits_CV.shape)
+    for start in range(0, len(logits_CV), width):
+        block = slice(start, start + width)
+        numbers_WV = logits_CV[block].float()
+        max_W = numbers_WV.amax(dim=1)
+        torch.softmax(numbers_WV, dim=1, out=numbers_WV)
+        log_sum_C[block] = max_W - numbers_WV.amax(dim=1).log()  # the largest is exp(max − log Σ exp)
+        if logits_CV.dtype != torch.float32:
+            logits_CV[block] = numbers_WV
+        del numbers_WV  # freed before the next block's are made
+    return log_sum_C
+
+
 def log_sum_of_exponentials(logits_CV: Tensor, num_real: int) -> Tensor:
     """log Σ exp over the real rows, [C] in fp32; there must be one."""
     real_CV = _real(logits_CV, num_real)
@@ -228,9 +223,9 @@ def log_sum_of_exponentials(logits_CV: Tensor, num_real: int) -> Tensor:
     return (max_C1 + (real_CV - max_C1).exp().sum(dim=1, keepdim=True).log()).squeeze(1)
 
 
-def softmax_times_mask(logits_CV: Tensor, log_sum_C: Tensor, mask_C: Tensor, num_real: int) -> Tensor:
-    """exp(logit − log Σ exp) · mask, [C, V] in the dtype of the logits; 0 in the rows that are not real."""
-    return ((_real(logits_CV, num_real) - log_sum_C[:, None]).exp() * mask_C[:, None]).to(logits_CV.dtype)
+def softmax_of_real(logits_CV: Tensor, log_sum_C: Tensor, num_real: int) -> Tensor:
+    """exp(logit − log Σ exp), [C, V] in the dtype of the logits; 0 in the rows that are not real."""
+    return (_real(logits_CV, num_real) - log_sum_C[:, None]).exp().to(logits_CV.dtype)
 
 
 def _real(logits_CV: Tensor, num_real: int) -> Tensor:
@@ -239,5 +234,5 @@ def _real(logits_CV: Tensor, num_real: int) -> Tensor:
     return logits_CV.float().where(real_V, float("-inf"))
 
 
-SOFTMAX = log_sum_of_exponentials, softmax_times_mask
+SOFTMAX = log_sum_of_exponentials, softmax_of_real
 """The softmax in two parts: ranks that share the vocabulary communicate between them; evaluation needs the first."""

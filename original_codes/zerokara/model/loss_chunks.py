@@ -15,7 +15,7 @@ takes as long as a product of some 800 rows (H100: 3.35 TB/s, 700 TFLOP/s): of 4
 
 BLOCK_BYTES = 2 * 2**20
 """Memory for the rows of a chunk that a CPU takes the softmax of at a time, in fp32: they stay in its cache through all
-passes over them. For 2,048 rows of 8,064 on a core of an EPYC the passes took 36 ms, and 23 so (bf16), by CPU time."""
+passes over them. For 2,048 rows of 8,064 on a core of an EPYC the softmax took 42 ms, and 31 so (bf16)."""
 
 TILE_ROWS = 64
 """Large chunks are whole multiples of this: a GPU computes products in tiles, and a partial tile costs a whole one."""
@@ -43,13 +43,15 @@ def loss_bytes(
     """
     rows = chunk_rows(device_type, num_tokens, num_rows)
     converted = number_bytes if number_bytes < 4 else 0  # beside fp32
-    # Logits and their gradient; or both in one place, and where that is not in fp32 a block that is.
-    block = 4 * block_rows(device_type, rows, num_rows) if converted else 0
-    chunk = (2 * number_bytes * rows if is_fused else number_bytes * rows + block) * num_rows
     weight = num_rows * hidden_size
     hidden = number_bytes * num_tokens * hidden_size  # their gradient
+    # A chunk's gradient of the weight, before it is added (`loss.adds_in_fp32`).
+    product = converted * weight if device_type == "cpu" else 0
     if device_type == "cpu":
         hidden *= 2  # and a copy in the order of the labels (`layout`)
-        chunk += converted * weight  # a chunk's gradient of the weight, before it is added (`loss.adds_in_fp32`)
+    # Logits and their gradient; or both in one place, and where that is not in fp32, meanwhile a block that is.
+    block = 4 * block_rows(device_type, rows, num_rows) * num_rows if converted else 0
+    of_rows = number_bytes * rows * num_rows
+    chunk = 2 * of_rows + product if is_fused else of_rows + max(block, product)
     # At the end no chunk is left, and the gradient of the weight is converted.
     return hidden + 4 * weight + max(chunk, converted * weight)

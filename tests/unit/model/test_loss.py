@@ -89,7 +89,7 @@ def test_loss_and_gradients_are_torchs(
 def test_a_padding_row_that_takes_part_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, right = inputs()[1], computed(inputs()[1])[0]
     broken = lambda logits, real: loss.log_sum_of_exponentials(logits, real + 1)  # noqa: E731
-    monkeypatch.setattr(loss, "fused_softmax", (broken, loss.softmax_times_mask))
+    monkeypatch.setattr(loss, "fused_softmax", (broken, loss.softmax_of_real))
     assert rounding.times_tolerance([computed(weight)[0]], [right]) > rounding.BROKEN
 
 
