@@ -110,7 +110,7 @@ def test_training_begins_with_the_loss_of_the_model(continued: dict[str, Continu
     made = continued[name]
     encoder, reading = made.encoder, data_plan(made.settings)
     shape = ModelShape.from_config(made.settings, encoder.vocab_size)
-    from_hf.check_source(made.start, shape, encoder, extends_vocabulary=False, fault=made.settings.fault)
+    from_hf.check_source(made.start, shape, encoder, new_embeddings="none", fault=made.settings.fault)
     layout = BatchLayout(made.settings.global_batch_size, made.settings.global_batch_size)
     of_run = objective(made.settings, encoder, made.settings.seed, False)
     (read,) = Batches(reading.tokens(), reading.order(), layout, of_run).at(0)
@@ -152,5 +152,5 @@ def test_surplus_rows_are_left_out_where_no_token_has_them(continued: dict[str, 
     tokenizer = transformers.AutoTokenizer.from_pretrained(named)
     tokenizer.add_tokens(["<further>"])
     tokenizer.save_pretrained(named)
-    fault = fault_of(from_hf.check_source, named, shape, encoder, extends_vocabulary=False, fault=settings.fault)
+    fault = fault_of(from_hf.check_source, named, shape, encoder, new_embeddings="none", fault=settings.fault)
     assert fault.key == "input_tokenizer_file" and f"{encoder.vocab_size} is '<further>'" in fault.rule

@@ -36,7 +36,11 @@ FILES: dict[str, type[Settings]] = {
 }
 """Settings of each file. A set in `model_configs/` has a prefix before the name; the last ends all the others."""
 RESOLVED_NAME = "config_resolved.yaml"  # in a run folder: all settings of its newest start
-GONE = ("cluster", "cluster_parts")  # settings that earlier runs have recorded, and that nothing reads any more
+GONE = (
+    "cluster",
+    "cluster_parts",
+    "resize_vocabulary",
+)  # settings that earlier runs have recorded, and that nothing reads any more
 
 _Config = TypeVar("_Config", bound=Settings)
 _MAX_BYTES = 256 * 1024  # the shipped files have 16 kB with their comments
@@ -51,8 +55,9 @@ _RENAMED = {
     "fp16": "precision",
     "data_path": "output_prefix",
     "model_prefix": "output_dir",
+    "resize_vocabulary": "new_embeddings",
 }
-"""Names in other programs that are spelt too differently to be found by their letters."""
+"""Names in other programs, or earlier ones here, that are spelt too differently to be found by their letters."""
 
 
 def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str] = ()) -> _Config:

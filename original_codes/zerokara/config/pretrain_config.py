@@ -12,6 +12,8 @@ from zerokara.config.model import ModelSettings
 from zerokara.config.settings import Settings
 from zerokara.errors import Fault
 
+NewEmbeddings = Literal["none", "mean_of_pieces", "overlap", "random"]
+
 
 class StartSettings(Settings):
     """The weights to start from (step 3)."""
@@ -20,8 +22,10 @@ class StartSettings(Settings):
     """Hugging Face folder with the weights to start from (continued pretraining); empty to initialize from the seed.
     Architecture, sizes and tokenizer must be those of that model (step 3 names each that differs), the weights must be
     *.safetensors; no code of the folder is run. A run that has started resumes from its own checkpoints."""
-    resize_vocabulary: Literal["none", "mean"] = "none"
-    """If the tokenizer has more pieces than that of init_from: `none` refuses it, `mean` starts them as the mean."""
+    new_embeddings: NewEmbeddings = "none"
+    """What the embeddings of another tokenizer than init_from's begin as: `none` refuses it; `mean_of_pieces` the mean
+    of what the old tokenizer makes of a piece's text; `overlap` the mean of all. A piece that both have keeps its own.
+    `random` draws all of them, for comparison."""
 
 
 class TrainingSettings(EngineSettings, DataOrderSettings, StartSettings):

@@ -24,9 +24,11 @@ from torch import Tensor
 
 from zerokara.checkpoint import folders
 from zerokara.config.model import ModelSettings, RopeScaling
+from zerokara.config.pretrain_config import NewEmbeddings
 from zerokara.config.writing import value_text
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, tokenizer_proof, weight_rules
+from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
 from zerokara.huggingface.tokenizer_json import MODEL_FILE, SENTENCEPIECE_FILE
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
@@ -52,11 +54,11 @@ SettingFault = Callable[..., Fault]
 
 
 def check_source(
-    folder: Path, shape: ModelShape, encoder: Encoder, extends_vocabulary: bool, fault: SettingFault
-) -> None:
+    folder: Path, shape: ModelShape, encoder: Encoder, new_embeddings: NewEmbeddings, fault: SettingFault
+) -> NewVocabulary | None:
     """Check that `folder` holds a model of this shape, with the ids of this tokenizer; `fault` is of our settings.
 
-    `extends_vocabulary`: our tokenizer may have further pieces after the last of the model's.
+    With `new_embeddings` another tokenizer may take the place of the folder's; returned is what that does.
 
     Raises:
         UserError: there is no such folder, or it holds another model; lists everything that differs.
@@ -70,16 +72,29 @@ def check_source(
         name = _architecture(hf_config)
         raise UserError(fault("architecture", rule, f"set architecture: {name}" if name else _KNOWN))
     _check_weights(folder, hf_config, family.auto_class, fault)
-    faults = [
-        *_differing_settings(folder, shape, hf_config, fault),
-        *_differing_pieces(folder, hf_config.vocab_size, encoder, shape.vocab_size, extends_vocabulary, fault),
-    ]
+    faults = [*_differing_settings(folder, shape, hf_config, fault)]
+    if new_embeddings == "none":
+        faults += _differing_pieces(folder, hf_config.vocab_size, encoder, shape.vocab_size, fault)
     if faults:
         raise UserError(faults)
+    return vocabulary_of(folder, encoder, new_embeddings, fault)
 
 
-def open_weights(folder: Path, shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
+def vocabulary_of(
+    folder: Path, encoder: Encoder, new_embeddings: NewEmbeddings, fault: SettingFault
+) -> NewVocabulary | None:
+    """Return what becomes of the embeddings of `folder` under our tokenizer; None without `new_embeddings`."""
+    if new_embeddings == "none":
+        return None
+    return new_vocabulary(new_embeddings, Encoder(tokenizer_of(folder, fault)), encoder)
+
+
+def open_weights(
+    folder: Path, shape: ModelShape, vocabulary: NewVocabulary | None = None, seed: int = 0
+) -> Iterator[tuple[str, Tensor]]:
     """Load the weights of `folder`, and return them by our parameter names, in fp32; `check_source` comes first.
+
+    With a new `vocabulary` rows are made for it; `seed` is that of random ones.
 
     Each is let go when it was returned: beside what is left of them, one tensor is held.
 
@@ -94,10 +109,9 @@ def open_weights(folder: Path, shape: ModelShape) -> Iterator[tuple[str, Tensor]
         name, *_ = rule.hf
         if rule.transform is COPIED_VOCABULARY and any(not theirs[copy].equal(theirs[name]) for copy in rule.hf):
             raise RunError(f"{folder}: encoder and decoder have different embeddings; ours share one")
-        if rule.transform in (VOCABULARY, COPIED_VOCABULARY):  # one row for each id; further ones are the mean
-            rows_VD = theirs[name][: shape.vocab_size]
-            mean_VD = theirs[name].mean(dim=0, keepdim=True).expand(shape.vocab_size - len(rows_VD), -1)
-            theirs[name] = torch.cat((rows_VD, mean_VD)) if len(mean_VD) else rows_VD
+        if rule.transform in (VOCABULARY, COPIED_VOCABULARY):
+            rows = theirs[name]
+            theirs[name] = vocabulary.rows(rows, seed) if vocabulary else rows[: shape.vocab_size]
     del model
     return weight_rules.from_hf(table, theirs, shape)
 
@@ -286,14 +300,11 @@ def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: 
             yield Fault(where=str(folder / "config.json"), key=key, value=value, rule=rule)
 
 
-def _differing_pieces(
-    folder: Path, theirs: int, encoder: Encoder, ours: int, extends_vocabulary: bool, fault: SettingFault
-) -> Iterator[Fault]:
+def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, ours: int, fault: SettingFault) -> Iterator[Fault]:
     """Faults where an id of the folder's model, which has `theirs`, is another piece than in our tokenizer, or none."""
-    same = "use the tokenizer of that model (and run step 2 again)"
-    if theirs < ours and not extends_vocabulary:
-        remedy = f"{same}, or, if ours only adds pieces at the end, set resize_vocabulary: mean"
-        yield fault("input_tokenizer_file", f"has {ours:,} pieces, the model of init_from {theirs:,}", remedy)
+    same = "use the tokenizer of that model (and run step 2 again), or set new_embeddings: mean_of_pieces"
+    if theirs < ours:
+        yield fault("input_tokenizer_file", f"has {ours:,} pieces, the model of init_from {theirs:,}", same)
         return
     try:
         tokenizer = tokenizer_proof.load(folder)

@@ -173,12 +173,17 @@ class Encoder:
         """Return the piece as it is in the vocabulary, with the space mark."""
         return str(self._processor.IdToPiece(token_id))
 
+    @cached_property
+    def token_texts(self) -> list[bytes]:
+        """The UTF-8 bytes of text that each id stands for; none for control pieces and <unk>."""
+        return [piece.text_bytes for piece in self.model.pieces]
+
     def piece_bytes(self) -> npt.NDArray[np.int32]:
-        """Return int32[vocab_size]: the UTF-8 bytes of text that each id stands for; 0 for control pieces and <unk>.
+        """Return int32[vocab_size]: the number of bytes of `token_texts`.
 
         The sum over a line without unknown characters is its normalised length in bytes, with the dummy prefix.
         """
-        return np.array([piece.num_bytes for piece in self.model.pieces], dtype=np.int32)
+        return np.array([*map(len, self.token_texts)], dtype=np.int32)
 
     @cached_property
     def control_ids(self) -> frozenset[int]:

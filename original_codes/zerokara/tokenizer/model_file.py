@@ -43,11 +43,13 @@ class Piece(NamedTuple):
     type: PieceType
 
     @property
-    def num_bytes(self) -> int:
-        """UTF-8 bytes of the piece's text; 0 for control pieces and <unk>."""
+    def text_bytes(self) -> bytes:
+        """The piece's text in UTF-8; empty for control pieces and <unk>."""
         if self.type in (PieceType.CONTROL, PieceType.UNKNOWN):
-            return 0
-        return 1 if self.type is PieceType.BYTE else len(self.text.replace(SPACE_MARK, " ").encode())
+            return b""
+        if self.type is PieceType.BYTE:  # <0x0A>
+            return bytes([int(self.text[1:-1], 16)])
+        return self.text.replace(SPACE_MARK, " ").encode()
 
 
 class ModelFile:

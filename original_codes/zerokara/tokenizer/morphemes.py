@@ -235,7 +235,7 @@ def rescore(model: ModelFile, sentences: Path, morphemes: Path) -> None:
     """
     size = min(MAX_RESCORED_BYTES, sentences.stat().st_size)
     normal = np.array([piece.type is PieceType.NORMAL for piece in model.pieces])
-    lengths = np.array([piece.num_bytes for piece in model.pieces], dtype=np.int64)
+    lengths = np.array([len(piece.text_bytes) for piece in model.pieces], dtype=np.int64)
     lowest = min(piece.score for piece in model.pieces if piece.type is PieceType.NORMAL)
     with Progress("rescoring pieces that cross morphemes", total=ROUNDS * size, unit="B") as progress:
         for _ in range(ROUNDS):

@@ -70,7 +70,7 @@ def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machin
         ]:
             raise UserError(faults)
         plan = trials.on_this_machine(plan, resumed)
-        check_fits(plan, starts=not (resumed and resumed.steps))
+        lines += check_fits(plan, starts=not (resumed and resumed.steps))
         changes += changed_choices(plan, resumed) if resumed else []
         show(plan, [*lines, *(f"changed since this run's last start: {each}" for each in changes)])
         if dry_run:
@@ -116,19 +116,24 @@ def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machin
         summary(f"trained {plan.run_dir}", rows, commands.convert)
 
 
-def check_fits(plan: RunPlan, starts: bool) -> None:
+def check_fits(plan: RunPlan, starts: bool) -> list[str]:
     """Check that a run can fit into this machine's memory, and, where it `starts`, the model it starts from.
+
+    Returns a line for the plan about that model's new vocabulary, if it gets one.
 
     Raises:
         UserError: it cannot; there is no such model, or none that this run can start from. For that torch is loaded.
     """
+    lines: list[str] = []
     if plan.resolved.init_from and starts:
         from zerokara.huggingface import from_hf
 
-        source, extends_vocabulary = Path(plan.resolved.init_from), plan.resolved.resize_vocabulary == "mean"
-        from_hf.check_source(source, plan.shape, plan.encoder, extends_vocabulary, plan.resolved.fault)
+        source, config = Path(plan.resolved.init_from), plan.resolved
+        vocabulary = from_hf.check_source(source, plan.shape, plan.encoder, config.new_embeddings, config.fault)
+        lines += [f"new_embeddings: {vocabulary.row}"] if vocabulary else []
     if faults := list(plan.memory_alone.faults(plan.requested)):  # with other programs, it is noted in the plan
         raise UserError(faults)
+    return lines
 
 
 def changed_choices(plan: RunPlan, earlier: EarlierRun) -> Iterator[str]:

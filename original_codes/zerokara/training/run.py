@@ -24,7 +24,6 @@ from zerokara.huggingface import from_hf
 from zerokara.model import builder, compilation, flash_attention, initial_weights, layers, parallel
 from zerokara.model.builder import Model
 from zerokara.model.experts import Routing
-from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch
@@ -203,10 +202,12 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
             log(f"seq_len grows from {state.shape['seq_len']} to {plan.shape.seq_len}")
             state = replace(state, samples=-(-state.tokens // length))
     elif config.init_from:
-        load_state(engine, _weights_of(Path(config.init_from), plan.shape, processes).items())
+        load_state(engine, _weights_of(plan, processes).items())
         surplus = from_hf.num_surplus_rows(Path(config.init_from), plan.shape)
-        without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
-        log(f"starting from the weights of {config.init_from}{without}")
+        beside = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
+        if config.new_embeddings != "none":
+            beside = f", its embeddings by new_embeddings: {config.new_embeddings}"
+        log(f"starting from the weights of {config.init_from}{beside}")
     else:
         load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
     if config.precision == "fp8":
@@ -222,13 +223,16 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
     return Run(plan, processes, model, engine, state, batches)
 
 
-def _weights_of(folder: Path, shape: ModelShape, processes: Processes) -> SentTensors:
-    """The weights of a Hugging Face folder, in its order; the first process alone reads it."""
+def _weights_of(plan: RunPlan, processes: Processes) -> SentTensors:
+    """The weights of the Hugging Face folder that a run starts from; the first process alone reads it."""
+    config, shape = plan.resolved, plan.shape
     weights: Iterator[tuple[str, Tensor]] = iter(())
 
     def open_weights() -> str:
         nonlocal weights
-        weights = from_hf.open_weights(folder, shape)
+        folder = Path(config.init_from)
+        vocabulary = from_hf.vocabulary_of(folder, plan.encoder, config.new_embeddings, config.fault)
+        weights = from_hf.open_weights(folder, shape, vocabulary, config.seed)
         return ""
 
     processes.from_one(open_weights)

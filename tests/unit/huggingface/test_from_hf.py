@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import configs
+import foreign_models
 import made_tasks
 import pytest
 import torch
@@ -18,6 +20,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, from_hf, to_hf
+from zerokara.huggingface.new_vocabulary import new_vocabulary
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
@@ -56,7 +59,7 @@ def exported(folder: Path, encoder: Encoder, *overrides: str, shared: bool = Tru
 
 def check(settings: PretrainConfig, encoder: Encoder, shape: ModelShape | None = None) -> None:
     shape = shape or ModelShape.from_config(settings, encoder.vocab_size)
-    from_hf.check_source(Path(settings.init_from), shape, encoder, settings.resize_vocabulary == "mean", settings.fault)
+    from_hf.check_source(Path(settings.init_from), shape, encoder, settings.new_embeddings, settings.fault)
 
 
 def fault_of(settings: PretrainConfig, encoder: Encoder, key: str | None = "init_from") -> Fault:
@@ -253,22 +256,52 @@ def test_another_tokenizer_is_refused(tmp_path: Path, encoder: Encoder) -> None:
     assert "tokenizer" in fault_of(settings, encoder).rule
 
 
-def test_added_pieces_start_as_the_mean(tmp_path: Path, encoder: Encoder) -> None:
-    smaller = exported(tmp_path, encoder, "tie_word_embeddings=false")
-    shape = ModelShape.from_config(smaller, encoder.vocab_size)
-    extended = replace(shape, vocab_size=encoder.vocab_size + 7)
-    fault = configs.fault_of(check, smaller, encoder, extended)
-    assert fault.key == "input_tokenizer_file" and "resize_vocabulary: mean" in fault.remedy
-    settings = settings_of(tmp_path, "tie_word_embeddings=false", "resize_vocabulary=mean")
-    check(settings, encoder, extended)
-    plain, weights = dict(from_hf.open_weights(tmp_path, shape)), dict(from_hf.open_weights(tmp_path, extended))
+def test_a_piece_that_both_vocabularies_have_keeps_its_row(tmp_path: Path, encoder: Encoder) -> None:
+    exported(tmp_path / "hf", encoder, "tie_word_embeddings=false")
+    (tmp_path / "hf" / "tokenizer.model").write_bytes(encoder.model_bytes)
+    lines = [" ".join(words) for words in itertools.permutations(["stea", "zilei", "śnieg", "the", "of"])]
+    new = Encoder(foreign_models.train(tmp_path / "new.model", foreign_models.STEP_1, lines, vocab_size=300))
+    shape = ModelShape.from_config(settings_of(tmp_path / "hf", "tie_word_embeddings=false"), new.vocab_size)
+    old_shape, found = replace(shape, vocab_size=encoder.vocab_size), {}
+    old = dict(from_hf.open_weights(tmp_path / "hf", old_shape))
+    for way in ("mean_of_pieces", "overlap", "random"):
+        settings = settings_of(tmp_path / "hf", "tie_word_embeddings=false", f"new_embeddings={way}")
+        vocabulary = from_hf.check_source(tmp_path / "hf", shape, new, settings.new_embeddings, settings.fault)
+        found[way] = dict(from_hf.open_weights(tmp_path / "hf", shape, vocabulary, seed=5)), vocabulary
+    their_id = {encoder.piece(i): i for i in range(encoder.vocab_size)}
+    unequal = [i for i in range(new.vocab_size) if new.piece(i) not in their_id]
+    word = next(i for i in unequal if new.piece(i).endswith("zilei"))
+    split = encoder.encode(new.token_texts[word].decode()).tolist()
     for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
-        old = plain[name][:500]
-        assert torch.equal(weights[name][:500], old) and old.std() > 0
-        assert weights[name].shape == (extended.padded_vocab_size, 24) and weights[name][507:].eq(0).all()
-        torch.testing.assert_close(weights[name][500:507], old.mean(dim=0).expand(7, -1))
-    with pytest.raises(UserError, match=r"499 .* 500; its id 499 is '"):
-        check(settings, encoder, replace(shape, vocab_size=499))
+        mean = old[name][: encoder.vocab_size].mean(dim=0)
+        for way, (weights, vocabulary) in found.items():
+            rows = weights[name]
+            assert rows.shape == (shape.padded_vocab_size, 24) and rows[new.vocab_size :].eq(0).all()
+            kept = [i for i in range(new.vocab_size) if i not in unequal]
+            equal = [torch.equal(rows[i], old[name][their_id[new.piece(i)]]) for i in kept]
+            assert any(equal) == all(equal) == (way != "random") and vocabulary.num_kept >= len(kept) > 256
+        expected = old[name][split].mean(dim=0)
+        torch.testing.assert_close(found["mean_of_pieces"][0][name][word], expected)
+        torch.testing.assert_close(found["overlap"][0][name][word], mean)
+        drawn = found["random"][0][name][: new.vocab_size]
+        torch.testing.assert_close(drawn.std(), old[name].std(), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("old_settings", [foreign_models.STEP_1, foreign_models.LLAMA, foreign_models.GEMMA])
+@pytest.mark.parametrize("new_settings", [foreign_models.STEP_1, foreign_models.LLAMA])
+def test_a_new_piece_comes_from_the_pieces_that_make_its_text_within_a_line(
+    tmp_path: Path, old_settings: dict[str, Any], new_settings: dict[str, Any]
+) -> None:
+    lines = [" ".join(words) for words in itertools.permutations(["stea", "zilei", "śnieg", "the", "of"])]
+    old = Encoder(foreign_models.train(tmp_path / "old.model", old_settings))
+    new = Encoder(foreign_models.train(tmp_path / "new.model", new_settings, lines, vocab_size=300))
+    found = new_vocabulary("mean_of_pieces", old, new)
+    for i, (text, ids) in enumerate(zip(new.token_texts, found.sources, strict=True)):
+        if text:
+            assert b"".join(old.token_texts[each] for each in ids) == text, new.piece(i)
+    named = ("unk_id", "bos_id", "eos_id")
+    assert [found.sources[getattr(new, name)] for name in named] == [[getattr(old, name)] for name in named]
+    assert any(len(ids) > 3 for ids in found.sources) and 256 < found.num_kept < new.vocab_size - 5
 
 
 def test_the_tokenizer_of_a_folder_is_found_by_any_of_its_names(tmp_path: Path) -> None:

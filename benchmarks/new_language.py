@@ -1,0 +1,96 @@
+"""What `new_embeddings` is worth: a model of one language learns another, for the same tokens, in each way.
+
+    python benchmarks/new_language.py OUT --old pt.jsonl --new ro.jsonl --seeds 1,2,3
+
+Of both texts the last documents are held out. A model of the old language is trained once; then for each seed the new
+language with the old tokenizer, with a new one and each of `new_embeddings`, and from scratch. Equal vocabularies make
+equal steps, so equal tokens take equal time. All is done by the numbered steps, which skip what is done: a run that was
+stopped goes on. The table has the bits per byte of both held-out texts (step 8), the mean and the spread of the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = {"train_tokenizer": "sentence_piece_config.yaml", "convert_to_hf": "convert_config.yaml"}
+ARMS = ["old_tokenizer", "random", "overlap", "mean_of_pieces", "scratch"]
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--old", type=Path, required=True, help=".jsonl or .jsonl.gz with text")
+    parser.add_argument("--new", type=Path, required=True)
+    parser.add_argument("--size", default="5M")
+    parser.add_argument("--vocab-size", type=int, default=8000)
+    parser.add_argument("--old-tokens", type=int, default=5_000_000)
+    parser.add_argument("--new-tokens", type=int, default=600_000)
+    parser.add_argument("--lr-share", type=float, default=0.5, help="peak learning rate over that of a new model")
+    parser.add_argument("--held-out", type=int, default=100, help="documents")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--seeds", default="1,2,3")
+    given = parser.parse_args()
+    out = given.out.resolve()
+    for name, path in (("old", given.old), ("new", given.new)):
+        _split(path, out, name, given.held_out)
+        if not (out / f"{name}_tokenizer").exists():
+            sizes = {"input": f"[{out}/{name}.jsonl]", "vocab_size": given.vocab_size}
+            _step("train_tokenizer", output_dir=out / f"{name}_tokenizer", **sizes)
+    base = _model(given, out, "base", "old", "old", given.old_tokens)
+    lr = json.loads((base.parent / "base" / "plan.json").read_text())["resolved"]["lr"]
+    models: dict[str, list[Path]] = {}
+    for seed in given.seeds.split(","):
+        for arm in given.arms.split(","):
+            start = {"init_from": base, "lr": lr * given.lr_share} if arm != "scratch" else {}
+            start |= {"new_embeddings": arm} if arm in ("random", "overlap", "mean_of_pieces") else {}
+            tokenizer = "old" if arm == "old_tokenizer" else "new"
+            model = _model(given, out, f"{arm}_{seed}", "new", tokenizer, given.new_tokens, seed=seed, **start)
+            models.setdefault(arm, []).append(model)
+    named = [base, *(model for each in models.values() for model in each)]
+    texts = f"[{out}/old_held_out.jsonl, {out}/new_held_out.jsonl]"
+    _step("evaluate", models=f"[{', '.join(map(str, named))}]", texts=texts, output_dir=out / "evaluation", tasks="[]")
+    print((out / "evaluation" / "results.json").read_text())
+
+
+def _split(path: Path, out: Path, name: str, held_out: int) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    lines = (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8").readlines()
+    for file, some in ((f"{name}.jsonl", lines[:-held_out]), (f"{name}_held_out.jsonl", lines[-held_out:])):
+        if not (out / file).exists():
+            (out / file).write_text("".join(some), encoding="utf-8")
+
+
+def _model(
+    given: argparse.Namespace, out: Path, name: str, text: str, tokenizer: str, tokens: int, **more: object
+) -> Path:
+    """Tokenise, train and export; return the Hugging Face folder."""
+    settings = {
+        "input_jsonl": f"[{out}/{text}.jsonl]", "output_prefix": out / f"{text}_by_{tokenizer}",
+        "input_tokenizer_file": out / f"{tokenizer}_tokenizer" / "tokenizer.model", "output_model_dir": out / name,
+        "model_size": given.size, "num_layers": "auto", "hidden_size": "auto", "num_attn_heads": "auto",
+        "train_tokens": tokens, "max_epochs_per_source": 16, "sample_prompts": "[]", "eval_interval": 100_000, **more,
+    }  # fmt: skip
+    if not (out / f"{name}_hf").exists():
+        _step("tokenize", **settings)
+        _step("train", **settings)
+        exported = {"input_model_dir": out / name, "output_tokenizer_and_model_dir": out / f"{name}_hf"}
+        _step("convert_to_hf", **exported, language="[mul]")
+    return out / f"{name}_hf"
+
+
+def _step(step: str, **settings: object) -> None:
+    config = ROOT / CONFIGS.get(step, "evaluate_config.yaml" if step == "evaluate" else "config.yaml")
+    options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "zerokara.steps", step, "--config", str(config), *options]
+    subprocess.run(command, check=True, cwd=ROOT / "original_codes")
+
+
+if __name__ == "__main__":
+    main()

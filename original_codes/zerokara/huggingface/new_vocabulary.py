@@ -1,0 +1,84 @@
+"""A new vocabulary for an old model (`new_embeddings`): what each row of its embeddings begins as.
+
+A piece that the old vocabulary holds too, by its text or as the same control piece, keeps its row. Of all others
+
+- ``mean_of_pieces`` makes the mean of the rows of the pieces into which the old tokenizer splits the text (fast
+  vocabulary transfer: Gee et al., 2022, EMNLP industry track), or where there are none, as ``overlap`` does;
+- ``overlap`` makes the mean of all rows: a token that is new to the model then changes the logits of no other
+  (Hewitt, 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html).
+
+``random`` draws every row around that mean, with the old rows' deviation in each dimension: what the others are
+compared with. Input and output embedding are treated alike.
+
+Shape suffixes: V new rows, O old rows, D hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from zerokara.tokenizer.encoder import Encoder
+
+_LINE_END = "\n"
+_CONTROLS = "pad_id", "unk_id", "bos_id", "eos_id"
+
+
+class NewVocabulary(NamedTuple):
+    """The way from an old tokenizer's rows to a new one's."""
+
+    way: Literal["mean_of_pieces", "overlap", "random"]
+    sources: list[list[int]]
+    """Of each new id: the old id of the same piece, or the ids that the old tokenizer makes of its text, or none."""
+    num_kept: int
+    """Ids whose piece both have."""
+    num_old: int
+
+    @property
+    def row(self) -> str:
+        """For the plan."""
+        missing = sum(not ids for ids in self.sources)
+        counts = (
+            f"{self.num_kept:,} stood in the old vocabulary, {len(self.sources) - missing - self.num_kept:,} it splits"
+        )
+        return f"{self.way}: of {len(self.sources):,} pieces {counts}, {missing:,} have no source"
+
+    def rows(self, old_OD: Tensor, seed: int) -> Tensor:
+        """Return the new rows [V, D] of one matrix; rows of `old_OD` that no id has are not used."""
+        old_OD = old_OD[: self.num_old]
+        mean_D = old_OD.mean(dim=0)
+        if self.way == "random":
+            generator = torch.Generator().manual_seed(seed)
+            return mean_D + old_OD.std(dim=0) * torch.randn(len(self.sources), len(mean_D), generator=generator)
+        used = [ids if len(ids) == 1 or self.way == "mean_of_pieces" else [] for ids in self.sources]
+        lengths = torch.tensor([len(ids) for ids in used])
+        flat = torch.tensor([each for ids in used for each in ids], dtype=torch.int64)
+        means_VD = embedding_bag(flat, old_OD, lengths.cumsum(0) - lengths, mode="mean")
+        return torch.where(lengths[:, None] > 0, means_VD, mean_D)
+
+
+def new_vocabulary(way: Literal["mean_of_pieces", "overlap", "random"], old: Encoder, new: Encoder) -> NewVocabulary:
+    """Compare two tokenizers, piece by piece."""
+    by_name = {old.piece(i): i for i in range(old.vocab_size)}
+    by_text = {text: i for i, text in enumerate(old.token_texts) if text}
+    control = {getattr(new, name): getattr(old, name) for name in _CONTROLS if getattr(old, name) >= 0}
+    before = old.encode(_LINE_END).tolist()  # so that no dummy prefix is put before the text
+    sources, num_kept = [], 0
+    for i, text in enumerate(new.token_texts):
+        same = by_name.get(new.piece(i), -1)
+        if same < 0 or old.token_texts[same] != text:  # "é" names a character here, a byte there
+            same = by_text.get(text, control.get(i, -1) if not text else -1)
+        if same >= 0:
+            num_kept += 1
+            sources.append([same])
+            continue
+        try:
+            ids = old.encode(_LINE_END + text.decode()).tolist()
+            ids = ids[len(before) :] if ids[: len(before)] == before else ids
+        except UnicodeDecodeError:  # a part of a character
+            ids = [by_text[bytes([byte])] for byte in text if bytes([byte]) in by_text]
+        sources.append([each for each in ids if each != old.unk_id] if text else [])
+    return NewVocabulary(way, sources, num_kept, old.vocab_size)
