@@ -33,7 +33,9 @@ class ExampleSettings(Settings):
     """Hugging Face folder of the model to start from, such as step 4 writes. Its config.json gives the architecture and
     all sizes; the weights must be *.safetensors; no code of the folder is run."""
     input_tokenizer_file: Text = "auto"
-    """SentencePiece model of its tokenizer; `auto` is the {sentencepiece,tokenizer,spiece}.model in that folder."""
+    """Its tokenizer; `auto` is the {sentencepiece,tokenizer,spiece}.model in that folder, else its tokenizer.json."""
+    end_of_document: Text = "auto"
+    """Token that ends a document, of a tokenizer.json: `auto` is the only one that the folder names as eos_token."""
     train_data: Words = ("data/finetune/train.jsonl",)
     """Training examples: files as in step 2 (.jsonl, or a table in .tsv or .txt, each plain, .gz or .zst; .parquet),
     globs, folders, lists ("@files.txt"). The first line of a .tsv or .txt names its columns, between tabs."""

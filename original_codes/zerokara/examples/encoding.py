@@ -245,7 +245,7 @@ def auto_source(encoder: Encoder, is_encoder_decoder: bool = False) -> str:
         answer = answer.removesuffix("\n") + end
     # Numbered names (<extra_id_0>) by what they share before their numbers.
     stem_of, replaced = partial(_NUMBERED.sub, r"\1"), list[str]()
-    for stem, group in groupby(sorted({*controls, encoder.piece(encoder.unk_id)}, key=stem_of), key=stem_of):
+    for stem, group in groupby(sorted(map(encoder.piece, encoder.special_ids), key=stem_of), key=stem_of):
         names = list(group)
         name = stem if len(names) > 1 else names[0]
         if len(name) > 1:

@@ -77,7 +77,7 @@ def prepare(
     settings |= {"packed_length": packed_length, "init_from (is its model an encoder-decoder)": is_encoder_decoder}
     if not files["valid"]:
         settings |= {"valid_fraction": config.valid_fraction, "seed": config.seed}
-    inputs: dict[str, manifest.Inputs] = {"input_tokenizer_file": encoder.model_path}
+    inputs: dict[str, manifest.Inputs] = {"input_tokenizer_file": encoder.record}
     inputs |= {f"{split}_data": for_manifest(files[split]) for split in SPLITS if files[split]}
     if config.chat_template != "auto":
         inputs["chat_template"] = Path(config.chat_template)

@@ -51,7 +51,7 @@ class ShardPlan:
     task_bytes: int
     """The first run's size stays, however many workers a later run has."""
     encoder: str = ""
-    """Name of the encoder; once SentencePiece has had to take over, it stays."""
+    """Name of the encoder; once another had to take over from gigatoken, it stays."""
     format: int = FORMAT
 
     def differences(self, earlier: ShardPlan) -> list[str]:
@@ -62,8 +62,8 @@ class ShardPlan:
         return [f"{name} was {was}, here it is {now}" for name, was, now in pairs if was != now]
 
     def has_made(self, result: ShardResult) -> bool:
-        """False for a shard of a fast encoder where SentencePiece has had to take over since."""
-        return not self.encoder.startswith("sentencepiece") or result.encoder_name.startswith("sentencepiece")
+        """False for a shard of gigatoken where another encoder has had to take over since."""
+        return self.encoder.startswith("gigatoken") or not result.encoder_name.startswith("gigatoken")
 
 
 @contextmanager

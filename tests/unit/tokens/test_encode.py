@@ -23,7 +23,7 @@ from zerokara.errors import RunError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.fast_encoder import EncoderChoice, sentencepiece_itself
+from zerokara.tokenizer.fast_encoder import EncoderChoice, without_gigatoken
 from zerokara.tokens import merge
 from zerokara.tokens.encode import encode_corpus
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, idx_path
@@ -167,7 +167,7 @@ def test_a_file_that_grows_or_goes_meanwhile(make_config: MakeConfig, corpus: Pa
     corpus.unlink()
     encoder = Encoder(config.input_tokenizer_file)
     with pytest.raises(RunError, match=r"cannot read or write .*corpus\.jsonl: No such file or directory"):
-        encode_corpus(config, files, encoder, sentencepiece_itself(encoder, ""))
+        encode_corpus(config, files, encoder, without_gigatoken(encoder, ""))
 
 
 def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp_path: Path) -> None:
