@@ -58,8 +58,9 @@ class ExampleSettings(Settings):
     """Text around what is read, with `{input}` in its place, e.g. "Translate: {input}\\n"; `auto` is "{input}\\n" for a
     decoder (a line of its own), "{input}" for an encoder-decoder. Not for messages."""
     chat_template: Text = "auto"
-    """messages: a Jinja file, in which `{% generation %}` marks what is learned; `auto` is a template with the control
-    tokens for turns of the tokenizer (reserved_pieces of step 1), or of plain text where it has none."""
+    """messages: a Jinja file, in which `{% generation %}` marks what is learned; `auto` is the folder's own if it has
+    such marks, else a template with the control tokens for turns of the tokenizer (reserved_pieces of step 1, those of
+    ChatML or Llama 3), or of plain text where it has none."""
     system_prompt: str = ""
     """messages: system message put before each conversation that has none; empty for none."""
     overlong: Overlong = "fail"
