@@ -149,7 +149,7 @@ def encode(
 
     If the fast encoder turns out to differ, the tokenizer's own library does everything anew, and the plan says so.
     """
-    if choice.encoder is not encoder and not plan.encoder.startswith("gigatoken"):
+    if plan.encoder.startswith(encoder.library) and choice.encoder is not encoder:
         choice = without_gigatoken(encoder, "")
     if finished:
         size = sum(result.text_bytes for result in finished.values())

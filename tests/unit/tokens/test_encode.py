@@ -201,7 +201,7 @@ def test_sentencepiece_takes_over(make_config: MakeConfig, tmp_path: Path, capsy
     encoded = encode_corpus(config, files, encoder, choice, task_bytes=4000)
     assert encoded.encoder_name == "sentencepiece 0.2.3" and encoded.resumed_shards == 0
     message = capsys.readouterr().out
-    assert "quick 1.0" in message and "'a text'" in message and "SentencePiece" in message
+    assert "quick 1.0" in message and "'a text'" in message and "over with sentencepiece" in message
     # A run that resumes after that does not try the fast encoder again.
     for path in list(TokenPaths(config.output_prefix).work_folder.glob("*-*.json"))[:2]:
         path.unlink()
