@@ -157,8 +157,8 @@ class HuggingFaceEncoder(Encoder):
         several = ", ".join(f"{self.piece(i)} ({file})" for i, file in named.items())
         one, rule = ids[0] if len(ids) == 1 else None, ""
         if choice == "auto" and one is None:
-            rule = f"is auto, and {where} may end a document by any of {several}"
-            rule = rule if named else f"is auto, and no file beside {where} names an end (eos_token)"
+            rule = f"is not certain: {where} may end a document by {several}"
+            rule = rule if named else f"is not known: no file beside {where} names one (eos_token)"
         elif one is None:
             rule = f"is no token of {where}"
         elif one in self.vendor.encode(self.piece(one), add_special_tokens=False).ids:

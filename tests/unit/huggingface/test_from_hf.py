@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import configs
+import foreign_models
 import made_tasks
 import pytest
 import torch
+from foreign_models import QWEN_3, byte_level
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.loading import load
@@ -21,6 +24,7 @@ from zerokara.huggingface import families, from_hf, to_hf
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import CONFIG_NAME, IN_FOLDER, JSON_NAME, open_encoder
 
 SIZES = ["num_layers=2", "hidden_size=24", "num_attn_heads=4", "ffn_hidden_size=40", "seq_len=16"]
 YARN = "{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 8, beta_slow: 0.5}"
@@ -271,9 +275,27 @@ def test_added_pieces_start_as_the_mean(tmp_path: Path, encoder: Encoder) -> Non
         check(settings, encoder, replace(shape, vocab_size=499))
 
 
+def test_a_tokenizer_json_is_compared_by_its_ids(tmp_path: Path) -> None:
+    named, texts = {"eos_token": "<|endoftext|>"}, foreign_models.documents(99)
+    of_model = open_encoder(byte_level(tmp_path / "tokenizer", QWEN_3, texts, tokenizer_config=named))
+    settings = exported(tmp_path / "hf", of_model, "architecture=qwen3")
+    for name in (JSON_NAME, CONFIG_NAME):
+        assert (tmp_path / "hf" / name).read_bytes() == (tmp_path / "tokenizer" / name).read_bytes()
+    check(settings, of_model)
+    found = from_hf.tokenizer_of(tmp_path / "hf", settings.fault)
+    assert open_encoder(found, "<|endoftext|>").sha256 == of_model.sha256
+    other = open_encoder(byte_level(tmp_path / "other", QWEN_3, texts[:20], tokenizer_config=named))
+    assert "other pieces" in fault_of(settings, other, "input_tokenizer_file").rule
+    with_more = Tokenizer.from_file(found)
+    with_more.add_tokens(["<one more>"])
+    with_more.save(str(tmp_path / "more.json"))
+    fault = fault_of(settings, open_encoder(tmp_path / "more.json", "<|endoftext|>"), "input_tokenizer_file")
+    assert f"has {of_model.vocab_size + 1} pieces, the model of init_from {of_model.vocab_size}" in fault.rule
+
+
 def test_the_tokenizer_of_a_folder_is_found_by_any_of_its_names(tmp_path: Path) -> None:
     config = settings_of(tmp_path)
     assert configs.fault_of(from_hf.tokenizer_of, tmp_path, config.fault).key == "input_tokenizer_file"
-    for name in reversed(from_hf.TOKENIZER_NAMES):
+    for name in reversed(IN_FOLDER):
         (tmp_path / name).touch()
         assert from_hf.tokenizer_of(tmp_path, config.fault) == str(tmp_path / name)

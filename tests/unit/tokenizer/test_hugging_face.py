@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configs import fault_of
+from configs import config_of, fault_of
 from foreign_models import LLAMA_3, QWEN_3, SPECIAL, STEP_1, byte_level, documents, train
 from tokenizers import Tokenizer, normalizers
 
+from zerokara.samples.objective import objective
 from zerokara.tokenizer import fast_encoder
 from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, open_encoder
@@ -147,3 +148,16 @@ def test_what_cannot_be_opened_is_one_fault(folder: Path, tmp_path: Path, fault:
         "damaged": "that can be opened", "missing": "no such tokenizer file",
     }  # fmt: skip
     assert words[fault] in fault_of(open_encoder, place, end).rule
+
+
+def test_sentinels_are_found_by_their_names(folder: Path, kind: str, tmp_path: Path) -> None:
+    with_sentinels = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with_sentinels.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
+    with_sentinels.save(str(tmp_path / "t5.json"))
+    encoder = open_encoder(tmp_path / "t5.json", BASE[kind])
+    assert [encoder.piece(i) for i in encoder.sentinel_ids] == ["<extra_id_0>", "<extra_id_1>"]
+    assert encoder.decode_continuation([encoder.sentinel_ids[1]]) == "<extra_id_1>"
+    settings = config_of(architecture="t5", seq_len=64)
+    for each in (encoder, open_encoder(folder)):
+        fault = fault_of(objective, settings, each, seed=1, intra_document_masking=False)
+        assert fault.key == "input_tokenizer_file" and ("decoder" in fault.remedy) == (not each.sentinel_ids)
