@@ -40,8 +40,8 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
     if config.init_from:
         raise UserError(config.fault("init_from", "fixes the model's size: there is nothing to plan", "set it to ''"))
-    vocab_size = open_encoder(config.input_tokenizer_file, config.end_of_document).vocab_size
     counts = count(config.output_prefix)
+    vocab_size = open_encoder(config.input_tokenizer_file, config.end_of_document).vocab_size
     planner = Planner(options.config_path, tuple(options.overrides))
     log(f"plan: {counts.train.tokens:,} training tokens in {config.output_prefix}")
     speed = planner.measure_speed()
