@@ -4,12 +4,15 @@ No original is needed: what is special about them (first pieces, prefix, normali
 from the trainer's settings, which their files record.
 """
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 WORDS = ("the", "fox", "naïve", "Größe", "țară", "42", "日本語", "の", "=", "--", "(x)", "aaa")
 
@@ -59,3 +62,38 @@ def train(path: Path, settings: dict[str, Any], texts: Sequence[str] = (), vocab
             character_coverage=1.0, num_threads=1, minloglevel=2, **settings,
         )  # fmt: skip
     return path
+
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA_3, QWEN_3 = "llama3", "qwen3"
+SPECIAL = {
+    LLAMA_3: ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    QWEN_3: ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+}
+
+
+def byte_level(folder: Path, kind: str, texts: Sequence[str] = (), vocab_size: int = 420, **files: Any) -> Path:
+    """Make a folder with a byte-level BPE as Llama 3 or Qwen 3 has it, and JSON `files` beside tokenizer.json."""
+    made = tokenizers.Tokenizer(models.BPE(ignore_merges=kind == LLAMA_3))
+    split = pre_tokenizers.Split(tokenizers.Regex(_WORDS % ("{1,3}" if kind == LLAMA_3 else "")), "isolated")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence([split, bytes_]), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(texts or documents(150), trainer)
+    made.add_special_tokens(SPECIAL[kind])
+    if kind == QWEN_3:
+        made.normalizer = normalizers.NFC()
+        made.add_tokens(["<think>", "</think>"])
+    else:
+        begin = SPECIAL[kind][0]
+        made.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A", special_tokens=[(begin, made.token_to_id(begin))]
+        )
+    folder.mkdir(exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder / "tokenizer.json"

@@ -17,7 +17,6 @@ from zerokara.tokenizer.encoder import Encoder
 WORDS = ("sun", "moon", "star", "tree", "bird", "stone", "river", "cloud", "night", "road")
 LABELS = {"0": "bad", "1": "good"}
 SIZES: Any = {"num_layers": 2, "hidden_size": 48, "num_attn_heads": 4, "ffn_hidden_size": 96, "seq_len": 64}
-SPECIAL = families.SpecialIds(bos=1, eos=2, pad=3)
 TURN_PIECES = ("<|system|>", "<|user|>", "<|assistant|>")
 
 
@@ -31,7 +30,9 @@ def make_tokenizer(folder: Path) -> Encoder:
 def make_folder(folder: Path, encoder: Encoder, config: PretrainConfig, shared: bool = True, **hf_values: Any) -> Path:
     """Make a Hugging Face folder of random weights, as step 4 writes one; `hf_values` go into its config.json."""
     shape = ModelShape.from_config(config, encoder.vocab_size)
-    hf_config, family = families.hf_config(shape, SPECIAL, "fp32"), families.FAMILIES[shape.architecture]
+    bos = encoder.bos_id if encoder.bos_id >= 0 else None
+    special, family = families.SpecialIds(bos, encoder.eos_id, encoder.pad_id), families.FAMILIES[shape.architecture]
+    hf_config = families.hf_config(shape, special, "fp32")
     for key, value in hf_values.items():
         setattr(hf_config, key, value)
     torch.manual_seed(3)

@@ -17,8 +17,8 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
 from zerokara.durable import atomic_file
 from zerokara.steps.tokenize import manifest_work
-from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.fast_encoder import sentencepiece_itself
+from zerokara.tokenizer.fast_encoder import without_gigatoken
+from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens import work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, manifest_facts
 from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path, write_index
@@ -52,8 +52,9 @@ def encode(
     merging: Part | None = None,
 ) -> EncodedCorpus:
     """Encode the corpus of `config` with SentencePiece; the work folder stays, and there is no manifest."""
-    files, encoder = find_files(config.input_jsonl, config.where("input_jsonl")), Encoder(config.input_tokenizer_file)
-    choice = sentencepiece_itself(encoder, "")
+    files = find_files(config.input_jsonl, config.where("input_jsonl"))
+    encoder = open_encoder(config.input_tokenizer_file, config.end_of_document)
+    choice = without_gigatoken(encoder, "")
     return encode_corpus(config, files, encoder, choice, task_bytes, run_tasks, part, merging)
 
 
@@ -90,7 +91,8 @@ def write_tokens(config: PretrainConfig) -> TokenPaths:
     """Write the token files of both splits, the quarantine file and the manifest of `config`."""
     paths, encoded = TokenPaths(config.output_prefix), encode(config)
     files = find_files(config.input_jsonl, config.where("input_jsonl"))
-    facts = manifest_facts(config, files, encoded, Encoder(config.input_tokenizer_file))
-    manifest.write(paths.manifest, manifest_work(config, files), {"tokens": paths.outputs}, facts, 0.0)
+    encoder = open_encoder(config.input_tokenizer_file, config.end_of_document)
+    facts = manifest_facts(config, files, encoded, encoder)
+    manifest.write(paths.manifest, manifest_work(config, files, encoder), {"tokens": paths.outputs}, facts, 0.0)
     work_folder.discard(paths)
     return paths

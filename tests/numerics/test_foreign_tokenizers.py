@@ -1,5 +1,5 @@
 """Continued pretraining of models whose tokenizers step 1 did not make: from a folder as it lies on the Hub, through
-steps 2, 3 and 4, with SentencePiece's own ids all the way.
+steps 2, 3 and 4, with the ids of SentencePiece or of tokenizers all the way.
 """
 
 import json
@@ -14,7 +14,8 @@ import torch
 import transformers
 from configs import fault_of, typed
 from corpus_files import write_texts
-from foreign_models import LLAMA, T5, documents
+from foreign_models import LLAMA, QWEN_3, T5, documents
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 from tiny import T5 as T5_SETTINGS
 from tiny import Trained
 from token_sources import data_plan
@@ -27,6 +28,7 @@ from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import objective
 from zerokara.steps import convert_to_hf, tokenize
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import open_encoder
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,12 @@ class Continued:
 
     @property
     def encoder(self) -> Encoder:
-        return Encoder(self.tokenizer)
+        return open_encoder(self.tokenizer)
 
 
 FAMILY = {
     "llama": (LLAMA, {"architecture": "llama"}, "LlamaTokenizer", "tokenizer.model", 1, 4.0),
+    "qwen3": (None, {"architecture": "qwen3"}, "Qwen2Tokenizer", "", 128, 4.0),
     "t5": (T5, {**T5_SETTINGS, "tie_word_embeddings": "false"}, "T5Tokenizer", "spiece.model", 128, 0.4),
 }
 """Settings of the tokenizer and of the model, transformers' class of the tokenizer, the name of its file, what the rows
@@ -53,13 +56,18 @@ of the embedding are a multiple of (T5's has 32,128 for 32,100 ids), and what ma
 
 
 def make_start(folder: Path, name: str, texts: list[str], given: dict[str, str]) -> None:
-    """A Hugging Face folder of random weights, with SentencePiece's file and no tokenizer.json, as the originals."""
+    """A Hugging Face folder of random weights, with SentencePiece's file or a tokenizer.json, as the originals."""
     trainer, _, tokenizer_class, file_name, multiple, scale = FAMILY[name]
     folder.mkdir()
-    tokenizer = foreign_models.train(folder / file_name, trainer, texts)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}), encoding="utf-8")
+    named = {"tokenizer_class": tokenizer_class}
+    if trainer is None:
+        named |= {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "bos_token": None}
+        foreign_models.byte_level(folder, QWEN_3, texts, tokenizer_config=named)
+    else:
+        foreign_models.train(folder / file_name, trainer, texts)
+        (folder / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
     settings = load(PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in given.items()])
-    encoder = Encoder(tokenizer)
+    encoder = open_encoder(folder)
     rows = -(-encoder.vocab_size // multiple) * multiple
     shape = ModelShape.from_config(settings, rows)
     made = families.hf_config(shape, families.SpecialIds(None, encoder.eos_id, encoder.pad_id), "fp32")
@@ -139,6 +147,20 @@ def test_the_export_is_proved_and_of_one_piece(continued: dict[str, Continued], 
     if name == "t5":
         assert tokenizer.convert_tokens_to_ids("<extra_id_0>") == encoder.vocab_size - 1 == encoder.sentinel_ids[0]
         assert of_model.decoder_start_token_id == 0
+
+
+def test_the_files_of_a_tokenizer_json_go_all_the_way_and_megatron_reads_its_tokens(
+    continued: dict[str, Continued],
+) -> None:
+    made, encoder = continued["qwen3"], continued["qwen3"].encoder
+    for place in (made.exported, made.run.folder / "tokenizer"):
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            assert (place / name).read_bytes() == (made.start / name).read_bytes()
+    assert not list(made.exported.glob("*.model"))
+    tokens = IndexedDataset(made.settings.output_prefix + "_text_document")
+    texts = [encoder.decode(tokens[number]) for number in range(len(tokens))]
+    assert all(tokens[number][-1] == encoder.eos_id for number in range(len(tokens)))
+    assert len(texts) > 100 and {*texts} < {*documents(120)}
 
 
 def test_surplus_rows_are_left_out_where_no_token_has_them(continued: dict[str, Continued], tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 import made_tasks
 import pytest
 from configs import typed
+from foreign_models import QWEN_3, byte_level
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.examples import facts
-from zerokara.steps import finetune
+from zerokara.huggingface import exported_folder
+from zerokara.steps import convert_to_hf, finetune
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.training.monitoring import step_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,9 +100,17 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     assert "model-index" in card and f"{record.test.value:.2%}" in card
 
 
-def test_conversations_are_learned_by_an_encoder_decoder(encoder: Encoder, tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text(made_tasks.conversation_lines(200, 1), encoding="utf-8")
-    config = make(tmp_path, encoder, "t5", train_data=[str(tmp_path / "train.jsonl")], epochs=1, metric="exact_match")
+@pytest.mark.parametrize("architecture", ["t5", "qwen3"])
+def test_conversations_are_learned(architecture: str, encoder: Encoder, tmp_path: Path) -> None:
+    """By an encoder-decoder, and by a decoder with a tokenizer.json, in its own turns."""
+    lines = made_tasks.conversation_lines(200, 1)
+    (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
+    if architecture == "qwen3":
+        named = {"eos_token": "<|endoftext|>"}
+        encoder = open_encoder(byte_level(tmp_path / "own", QWEN_3, lines.split("\\n"), tokenizer_config=named))
+    config = make(
+        tmp_path, encoder, architecture, train_data=[str(tmp_path / "train.jsonl")], epochs=1, metric="exact_match"
+    )
     several = ("num_processes=2", "micro_batch_size=2", "zero_stage=2")
     done = run(config, *QUICK, *several, "max_steps=6", "eval_examples=8")
     assert done.returncode == 0, done.stderr + done.stdout
@@ -107,8 +118,16 @@ def test_conversations_are_learned_by_an_encoder_decoder(encoder: Encoder, tmp_p
     losses = [line["loss"] for line in step_metrics.read(run_dir) if "loss" in line]
     assert len(losses) == 6 and losses[-1] < losses[0]
     assert len(facts.conversations(run_dir)) == 196, "those that are not drawn for validation"
-    assert (run_dir / facts.CHAT_TEMPLATE_NAME).read_text(encoding="utf-8").count("endgeneration") == 1
+    template = (run_dir / facts.CHAT_TEMPLATE_NAME).read_text(encoding="utf-8")
+    assert template.count("endgeneration") == 1 and ("<|im_start|>user" in template) == (architecture == "qwen3")
     assert {"valid_exact_match", "valid_stopped"} <= {key for line in step_metrics.read(run_dir) for key in line}
+    exported = tmp_path / "hf"
+    assert convert_to_hf.main(typed(input_model_dir=run_dir, output_tokenizer_and_model_dir=exported)) == 0
+    proof = exported_folder.proved(exported).facts["proof"]
+    assert proof["chat"]["compared"] == 196 and proof["token_ids"]["holds"]
+    if architecture == "qwen3":
+        ends = json.loads((exported / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
+        assert [encoder.piece(end) for end in ends] == ["<|endoftext|>", "<|im_end|>"]
 
 
 @pytest.mark.parametrize(

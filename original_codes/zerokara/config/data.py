@@ -39,7 +39,11 @@ class DataSettings(Settings):
     txt_document: Literal["file", "line"] = "file"
     """Document of a .txt file: the whole `file`, or each `line`."""
     input_tokenizer_file: Text = "tokenizers/embedded/tokenizer.model"
-    """The tokenizer.model of step 1, or another SentencePiece model, such as that of the model that init_from names."""
+    """The tokenizer.model of step 1, or another: a SentencePiece model, a tokenizer.json, or a Hugging Face folder,
+    such as that of the model that init_from names."""
+    end_of_document: Text = "auto"
+    """Token that ends each document, where input_tokenizer_file is a tokenizer.json; `auto` is the only one that the
+    files beside it name as eos_token. Where they name several: the one that did so in the model's pretraining."""
     output_prefix: Text = "data/embedded/tokens"
     """Path and beginning of the name of the token files: <output_prefix>_text_document.bin and .idx."""
     num_workers: PositiveInt | Auto = "auto"

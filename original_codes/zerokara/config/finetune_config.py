@@ -33,7 +33,9 @@ class ExampleSettings(Settings):
     """Hugging Face folder of the model to start from, such as step 4 writes. Its config.json gives the architecture and
     all sizes; the weights must be *.safetensors; no code of the folder is run."""
     input_tokenizer_file: Text = "auto"
-    """SentencePiece model of its tokenizer; `auto` is the {sentencepiece,tokenizer,spiece}.model in that folder."""
+    """Its tokenizer; `auto` is the {sentencepiece,tokenizer,spiece}.model in that folder, else its tokenizer.json."""
+    end_of_document: Text = "auto"
+    """Token that ends a document, of a tokenizer.json: `auto` is the only one that the folder names as eos_token."""
     train_data: Words = ("data/finetune/train.jsonl",)
     """Training examples: files as in step 2 (.jsonl, or a table in .tsv or .txt, each plain, .gz or .zst; .parquet),
     globs, folders, lists ("@files.txt"). The first line of a .tsv or .txt names its columns, between tabs."""
@@ -56,8 +58,9 @@ class ExampleSettings(Settings):
     """Text around what is read, with `{input}` in its place, e.g. "Translate: {input}\\n"; `auto` is "{input}\\n" for a
     decoder (a line of its own), "{input}" for an encoder-decoder. Not for messages."""
     chat_template: Text = "auto"
-    """messages: a Jinja file, in which `{% generation %}` marks what is learned; `auto` is a template with the control
-    tokens for turns of the tokenizer (reserved_pieces of step 1), or of plain text where it has none."""
+    """messages: a Jinja file, in which `{% generation %}` marks what is learned; `auto` is the folder's own if it has
+    such marks, else a template with the control tokens for turns of the tokenizer (reserved_pieces of step 1, those of
+    ChatML or Llama 3), or of plain text where it has none."""
     system_prompt: str = ""
     """messages: system message put before each conversation that has none; empty for none."""
     overlong: Overlong = "fail"

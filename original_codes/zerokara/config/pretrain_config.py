@@ -45,6 +45,7 @@ class RunConfig(TrainingSettings, ModelSettings):
 
     if TYPE_CHECKING:  # fields of the classes that add the data, where they stand among their like
         input_tokenizer_file: str
+        end_of_document: str
         output_prefix: str
 
     def resolved_sizes(self) -> dict[str, Any]:

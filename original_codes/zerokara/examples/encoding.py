@@ -47,6 +47,12 @@ _PROBES: tuple[list[Message], ...] = (
     [{"role": role, "content": f"{role} {turn}"} for turn in range(2) for role in ("user", "assistant")],
 )
 """Conversations on which every template is tried before any data is read."""
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_TURNS = {
+    "<|im_start|>": ("<|im_start|>{}\n", "<|im_end|>", "\n"),
+    "<|start_header_id|>": ("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", ""),
+}
+"""Turns of ChatML (Qwen) and of Llama 3, by a control piece: how one begins, how it ends, and what is between two."""
 _AUTO_PATH = Path(__file__).with_name("auto_chat_template.jinja")
 
 
@@ -68,12 +74,13 @@ class ChatTemplate:
         for number, token in tokenizer.backend_tokenizer.get_added_tokens_decoder().items():
             if number != tokenizer.unk_token_id:  # which unknown characters are, too
                 self._is_cut[number], self._is_control[number] = True, token.special
-        if not re.search(r"\{%-?\s*generation\s*-?%\}", source):
+        if not marks_answers(source):
             rule = "has no {% generation %} block, which marks what is learned"
             remedy = "write {% generation %}{{ message.content + eos_token }}{% endgeneration %} for the answers"
             raise UserError(Fault(where, rule, remedy=remedy))
         ends = {int(answer[-1]) for messages in _PROBES for answer in self._tried(messages)[1::2]}
-        self.end_ids = [tokenizer.eos_token_id, *sorted(ends - {tokenizer.eos_token_id})]
+        own = {tokenizer.eos_token_id} - {None}
+        self.end_ids = [*own, *sorted(ends - own)]
         """Ids at which generation stops: </s>, and others that end the answers."""
 
     def encode(self, conversations: Sequence[Sequence[Message]]) -> list[Segments | Unlearnable]:
@@ -141,7 +148,8 @@ class ChatTemplate:
         borders = np.searchsorted(offsets[:, 0], places)
         for place, border in zip(places, borders.tolist(), strict=True):
             beside = ids[max(0, border - 1) : border + 1]
-            if border and (offsets[border - 1, 1] > place or not self._is_cut[beside].any()):
+            is_cut = self._is_cut[beside].any() or self._ends_a_line(text[:place], ids[:border])
+            if border and (offsets[border - 1, 1] > place or not is_cut):
                 around = f"{text[max(0, place - 20) : place]!r} | {text[place : place + 20]!r}"
                 rule = f"the chat template changes between read and learned text inside a line ({around})"
                 return Unlearnable(f"{rule}, where ids cannot be cut", "put a line end or a control piece there")
@@ -155,6 +163,16 @@ class ChatTemplate:
                 names = ", ".join(self._tokenizer.convert_ids_to_tokens(answer[controls].tolist()))
                 return Unlearnable(f"an answer holds several control pieces ({names}), but only its end may be one")
         return [np.concatenate(segments[:-1]), segments[-1]] if self._is_encoder_decoder else segments
+
+    def _ends_a_line(self, text: str, ids: Ids) -> bool:
+        """True if a text ends with a line end, and has by itself the ids that it has before an answer."""
+        encode = self._tokenizer.backend_tokenizer.encode
+        return text.endswith("\n") and encode(text, add_special_tokens=False).ids == ids.tolist()
+
+
+def marks_answers(source: str) -> bool:
+    """True if a template marks what is learned."""
+    return _MARK.search(source) is not None
 
 
 def _losses(text: str, learned: Spans, messages: Sequence[Message]) -> Iterator[str]:
@@ -230,22 +248,28 @@ def auto_source(encoder: Encoder, is_encoder_decoder: bool = False) -> str:
 
     ``<|user|>How are you?<|assistant|>Fine.</s><|user|>…``; without the reserved pieces of step 1, a line that names
     the role (``user:``) begins a turn, since text after a line end has ids of its own. With a tokenizer that step 1 did
-    not make it has not, so there ``</s>`` takes the place of the line end before an answer. The names of control pieces
-    in messages get a space behind their first character (``</s>`` becomes ``< /s>``).
+    not make it has not, so there ``</s>`` takes the place of the line end before an answer. One with the control pieces
+    of ChatML or Llama 3 gets their turns. The names of control pieces in messages get a space behind their first
+    character (``</s>`` becomes ``< /s>``).
     """
     quoted = partial(json.dumps, ensure_ascii=False)  # Jinja's escapes are Python's
     controls = {encoder.piece(i) for i in encoder.control_ids}
     end = encoder.piece(encoder.eos_id)
     has_pieces = controls.issuperset(TURN_PIECES.values())
     begins = TURN_PIECES if has_pieces else {role: f"{role}:\n" for role in TURN_PIECES}
+    after, between, first = "" if has_pieces else "\n", "", ""
+    turns = next((turns for piece, turns in _TURNS.items() if {piece, turns[1]} <= controls), None)
+    if turns and not has_pieces and not is_encoder_decoder:
+        begins, end, between = {role: turns[0].format(role) for role in TURN_PIECES}, turns[1], turns[2]
+        after, first = end + between, encoder.piece(encoder.bos_id) if encoder.bos_id >= 0 else ""
     answer = begins["assistant"]
     if is_encoder_decoder:
         answer += end  # as every input of an encoder ends
-    elif not has_pieces and not encoder.by_line:
+    elif not has_pieces and not encoder.by_line and not turns:
         answer = answer.removesuffix("\n") + end
     # Numbered names (<extra_id_0>) by what they share before their numbers.
     stem_of, replaced = partial(_NUMBERED.sub, r"\1"), list[str]()
-    for stem, group in groupby(sorted({*controls, encoder.piece(encoder.unk_id)}, key=stem_of), key=stem_of):
+    for stem, group in groupby(sorted(map(encoder.piece, encoder.special_ids), key=stem_of), key=stem_of):
         names = list(group)
         name = stem if len(names) > 1 else names[0]
         if len(name) > 1:
@@ -256,6 +280,8 @@ def auto_source(encoder: Encoder, is_encoder_decoder: bool = False) -> str:
         "END": quoted(end),
         "USER": quoted(begins["user"]),
         "SYSTEM": quoted(begins["system"]),
-        "AFTER": "" if has_pieces else f" + {quoted(chr(10))}",
+        "AFTER": after and f" + {quoted(after)}",
+        "BETWEEN": between and f"{{{{- {quoted(between)} -}}}}",
+        "FIRST": first and f"{{{{- {quoted(first)} -}}}}",
     }
     return re.sub("|".join(values), lambda name: values[name[0]], _AUTO_PATH.read_text(encoding="utf-8"))

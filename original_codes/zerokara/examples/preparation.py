@@ -33,7 +33,7 @@ from zerokara.corpus.find import InputFile, check_unchanged, for_manifest
 from zerokara.durable import PARTIAL_SUFFIX, atomic_file, made_folder
 from zerokara.errors import Fault, UserError
 from zerokara.examples import formats
-from zerokara.examples.encoding import ChatTemplate, Fate, Segments, auto_source, encode, fit
+from zerokara.examples.encoding import ChatTemplate, Fate, Segments, auto_source, encode, fit, marks_answers
 from zerokara.examples.example_files import SPLITS, STEP, ExampleFiles, ExamplePaths, Split, example_writer
 from zerokara.examples.facts import SplitCounts
 from zerokara.examples.formats import Example, ExampleFormat, Found, Record, Unlearnable
@@ -77,7 +77,7 @@ def prepare(
     settings |= {"packed_length": packed_length, "init_from (is its model an encoder-decoder)": is_encoder_decoder}
     if not files["valid"]:
         settings |= {"valid_fraction": config.valid_fraction, "seed": config.seed}
-    inputs: dict[str, manifest.Inputs] = {"input_tokenizer_file": encoder.model_path}
+    inputs: dict[str, manifest.Inputs] = {"input_tokenizer_file": encoder.record}
     inputs |= {f"{split}_data": for_manifest(files[split]) for split in SPLITS if files[split]}
     if config.chat_template != "auto":
         inputs["chat_template"] = Path(config.chat_template)
@@ -139,7 +139,12 @@ def _template(config: FinetuneConfig, encoder: Encoder, tokenizer: Any, is_encod
     """Read the template that the configuration names, or make that of `auto`."""
     path, is_auto = config.chat_template, config.chat_template == "auto"
     try:
-        source = auto_source(encoder, is_encoder_decoder) if is_auto else Path(path).read_text(encoding="utf-8")
+        if not is_auto:
+            source = Path(path).read_text(encoding="utf-8")
+        elif isinstance(own := tokenizer.chat_template, str) and marks_answers(own):  # that of the folder
+            source = own
+        else:
+            source = auto_source(encoder, is_encoder_decoder)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise UserError(Fault(path, f"cannot be read as a chat template: {reason}")) from error

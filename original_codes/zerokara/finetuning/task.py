@@ -27,6 +27,7 @@ from zerokara.progress import count_text, log
 from zerokara.samples.bin_packing import target_length
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.training.launching import Commands
 from zerokara.training.planning.run_plan import PlannedData, RunPlan, RunTask
 from zerokara.training.spawning import spawn
@@ -65,7 +66,7 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
         faults.append(config.fault("packed_length", rule, f"set it to {run.seq_len}, or auto"))
     if faults:
         raise UserError(faults)
-    encoder = Encoder(run.input_tokenizer_file)
+    encoder = open_encoder(run.input_tokenizer_file, run.end_of_document)
     files = preparation.prepare(
         run,
         encoder,

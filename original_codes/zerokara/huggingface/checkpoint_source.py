@@ -1,6 +1,7 @@
 """What an export is made from: the checkpoint in its run folder, and real text to prove it on. No torch here.
 
-A run folder holds, besides its checkpoints: ``tokenizer.model``, ``config_resolved.yaml``, ``metrics.jsonl``.
+A run folder holds, besides its checkpoints: ``tokenizer.model`` (or ``tokenizer/tokenizer.json``, and what lay beside
+it), ``config_resolved.yaml``, ``metrics.jsonl``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from zerokara.errors import Fault, UserError
 from zerokara.examples.example_files import ExampleFiles, ExampleTokens
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import JSON_NAME, RUN_FOLDER, open_encoder
 
 if TYPE_CHECKING:  # torch is imported only when weights are read
     from torch import Tensor
@@ -53,7 +55,12 @@ class CheckpointSource:
     @property
     def tokenizer_path(self) -> Path:
         """The tokenizer that the run was trained with."""
-        return self.run_dir / TOKENIZER_NAME
+        return _tokenizer_path(self.run_dir)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """That tokenizer, opened."""
+        return open_encoder(self.tokenizer_path, self.config.end_of_document)
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -103,16 +110,23 @@ def find(settings: ConvertSettings) -> CheckpointSource:
         remedy = "run step 3 until it has saved one (save_interval), or name another run folder"
         raise UserError(settings.fault("input_model_dir", rule, remedy))
     run_dir = folder.parent
-    missing = [name for name in (TOKENIZER_NAME, RESOLVED_NAME) if not (run_dir / name).is_file()]
+    tokenizer = _tokenizer_path(run_dir)
+    missing = [path for path in (tokenizer, run_dir / RESOLVED_NAME) if not path.is_file()]
     if missing:
         rule, remedy = "is missing next to the checkpoint", "keep the checkpoint in the folder where step 3 wrote it"
-        raise UserError([Fault(where=str(run_dir / name), rule=rule, remedy=remedy) for name in missing])
-    state, sha256 = checkpoint.read_state(folder), manifest.sha256_of(run_dir / TOKENIZER_NAME)
-    if sha256 != state.tokenizer_sha256:
-        hashes = f"sha256 {sha256[:12]}, trained with {state.tokenizer_sha256[:12]}"
-        rule = f"is not the tokenizer of {folder.name}: {hashes}"
-        raise UserError(Fault(where=str(run_dir / TOKENIZER_NAME), rule=rule, remedy="put the right file back"))
-    return CheckpointSource(run_dir, folder, state, load_run(run_dir / RESOLVED_NAME))
+        raise UserError([Fault(where=str(path), rule=rule, remedy=remedy) for path in missing])
+    source = CheckpointSource(run_dir, folder, checkpoint.read_state(folder), load_run(run_dir / RESOLVED_NAME))
+    is_model, expected = tokenizer.name == TOKENIZER_NAME, source.state.tokenizer_sha256
+    sha256 = manifest.sha256_of(tokenizer) if is_model else source.encoder.sha256
+    if sha256 != expected:
+        rule = f"is not the tokenizer of {folder.name}: sha256 {sha256[:12]}, trained with {expected[:12]}"
+        raise UserError(Fault(where=str(tokenizer), rule=rule, remedy="put the right file back"))
+    return source
+
+
+def _tokenizer_path(run_dir: Path) -> Path:
+    path = run_dir / RUN_FOLDER / JSON_NAME
+    return path if path.is_file() else run_dir / TOKENIZER_NAME
 
 
 def corpus_files(settings: ConvertSettings, trained_with: RunConfig) -> list[InputFile]:

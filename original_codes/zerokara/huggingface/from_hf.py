@@ -29,10 +29,10 @@ from zerokara.config.writing import value_text
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, tokenizer_proof, weight_rules
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
-from zerokara.huggingface.tokenizer_json import MODEL_FILE, SENTENCEPIECE_FILE
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import FIRST_END, open_encoder, tokenizer_file
 
 _OF_TRAINING = {
     "initializer_range", "initializer_factor", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate",
@@ -40,8 +40,6 @@ _OF_TRAINING = {
 """Values that change neither weights nor results of a model, only its training."""
 _MAX_REASON = 300
 """Characters of a message of transformers, which may quote a whole file."""
-TOKENIZER_NAMES = (SENTENCEPIECE_FILE, MODEL_FILE, "spiece.model")
-"""Names of a folder's SentencePiece model: ours, Llama's, T5's."""
 _T5_CONTEXT = 512
 """Context length of the T5 models, whose configuration has none: relative positions know no limit."""
 _MAX_CONTEXT = 10**6
@@ -86,7 +84,7 @@ def vocabulary_of(
     """Return what becomes of the embeddings of `folder` under our tokenizer; None without `new_embeddings`."""
     if new_embeddings == "none":
         return None
-    return new_vocabulary(new_embeddings, Encoder(tokenizer_of(folder, fault)), encoder)
+    return new_vocabulary(new_embeddings, open_encoder(tokenizer_of(folder, fault), FIRST_END), encoder)
 
 
 def open_weights(
@@ -166,13 +164,12 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
 
 
 def tokenizer_of(folder: Path, fault: SettingFault) -> str:
-    """Return the path of a folder's SentencePiece model; a folder without one is a UserError."""
-    for name in TOKENIZER_NAMES:
-        if (folder / name).is_file():
-            return str(folder / name)
-    rule = f"is auto, and {folder} holds none of {', '.join(TOKENIZER_NAMES)}"
-    remedy = "export the model again (step 4), or name the tokenizer.model with which it was trained"
-    raise UserError(fault("input_tokenizer_file", rule, remedy))
+    """Return the path of a folder's tokenizer: its SentencePiece model, else tokenizer.json; none is a UserError."""
+    try:
+        return str(tokenizer_file(folder))
+    except UserError as error:
+        rule = f"is auto, and in {folder} {error.faults[0].rule}"
+        raise UserError(fault("input_tokenizer_file", rule, error.faults[0].remedy)) from error
 
 
 def _architecture(config: Any) -> str | None:
@@ -313,11 +310,11 @@ def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, ours: int, fa
         yield fault("init_from", rule, "its tokenizer is needed to compare the ids")
         return
     named = tokenizer.convert_ids_to_tokens(list(range(theirs)))
-    pieces = [piece.text for piece in encoder.model.pieces[:theirs]]
+    pieces = encoder.pieces[:theirs]
     if surplus := [token for token in range(ours, theirs) if named[token] is not None]:
         rule = f"has {ours:,} pieces, the model of init_from {theirs:,}; its id {surplus[0]} is {named[surplus[0]]!r}"
         yield fault("input_tokenizer_file", rule, same)
-    differing = [token for token, (name, piece) in enumerate(zip(named, pieces, strict=False)) if name != piece]
+    differing = [token for token, (name, piece) in enumerate(zip(named, pieces, strict=False)) if (name or "") != piece]
     if differing:
         first = differing[0]
         rule = (

@@ -25,10 +25,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from zerokara.durable import write_file, write_json
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import CARRIED, CONFIG_NAME, HuggingFaceEncoder
 from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, PieceType
 
 MODEL_FILE = "tokenizer.model"
@@ -57,8 +60,19 @@ def write(
     For an encoder-decoder, the encoder input ends with </s>; decoder ids are those of the text alone. The chat template
     stands in a file of its own, which transformers 4.57 and 5, TRL and llama.cpp read.
 
+    The files of a Hugging Face tokenizer are written as they were; one without `tokenizer_config.json` gets its own.
+
     Raises: UserError when the model is of a kind that cannot be written exactly.
     """
+    if isinstance(encoder, HuggingFaceEncoder):
+        files = {name: content for name, content in encoder.folder_files.items() if name in CARRIED}
+        if CONFIG_NAME not in files:
+            files[CONFIG_NAME] = orjson.dumps(_tokenizer_config(encoder, model_max_length, is_encoder_decoder))
+        if chat_template is not None:
+            files[CHAT_TEMPLATE_NAME] = chat_template.encode()
+        for name, content_bytes in files.items():
+            write_file(folder / name, content_bytes)
+        return [folder / name for name in files]
     check_exportable(encoder)
     model = encoder.model
     end = encoder.piece(encoder.eos_id) if is_encoder_decoder else None
@@ -82,6 +96,8 @@ def is_for_llama_cpp(encoder: Encoder) -> bool:
     be segmented differently than in training (3.72 bits per byte instead of 1.89), so it gets no file: without one
     llama.cpp's converter ends with an error.
     """
+    if isinstance(encoder, HuggingFaceEncoder):
+        return False  # it needs no such file
     model = encoder.model
     keeps_text = model.normalization == "identity" and not model.remove_extra_whitespaces
     prefixes_lines = model.add_dummy_prefix and encoder.by_line
@@ -243,9 +259,8 @@ def _bpe(model: ModelFile) -> dict[str, Any]:
 
 
 def _tokenizer_config(encoder: Encoder, model_max_length: int, is_encoder_decoder: bool) -> dict[str, Any]:
-    model = encoder.model
     named = {encoder.bos_id, encoder.eos_id, encoder.unk_id, encoder.pad_id}
-    extra = [piece.text for i, piece in enumerate(model.pieces) if piece.type is PieceType.CONTROL and i not in named]
+    extra = [encoder.piece(i) for i in sorted(encoder.control_ids - named)]
     return {
         "tokenizer_class": TOKENIZER_CLASS,
         "model_max_length": model_max_length,
@@ -258,7 +273,7 @@ def _tokenizer_config(encoder: Encoder, model_max_length: int, is_encoder_decode
         "model_input_names": ["input_ids", "attention_mask"],
         **encoder.special_tokens,
         # llama.cpp would put a space before every text.
-        **({"add_prefix_space": False} if is_for_llama_cpp(encoder) and not model.add_dummy_prefix else {}),
+        **({"add_prefix_space": False} if is_for_llama_cpp(encoder) and not encoder.model.add_dummy_prefix else {}),
         # The sentinels, by the name of transformers 4, which transformers 5 takes too. Of transformers 5's own name,
         # extra_special_tokens, transformers 4 takes no list.
         **({"additional_special_tokens": extra} if extra else {}),

@@ -25,6 +25,7 @@ from zerokara.huggingface import tokenizer_json
 from zerokara.progress import Progress
 from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import HuggingFaceEncoder
 from zerokara.tokenizer.model_file import NEWLINE, PieceType
 
 TIE_TOLERANCE = 1e-6
@@ -35,6 +36,7 @@ MAX_SHOWN = 10
 MAX_TEXT_CHARACTERS = 100_000
 """A longer text is compared line by line only: as a whole it would take the vendor too long."""
 _BATCH = 256
+_ANY_LENGTH = 1 << 30  # a tokenizer that is not a model's yet; a longer text would only be warned of
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ def prove(encoder: Encoder, hf_folder: Path, texts: Iterable[str], max_lines: in
     """
     theirs, hard = load(hf_folder), hard_texts(encoder)
     failures = [message for is_tie, message in _differences(encoder, theirs, hard) if not is_tie]
-    for sentinel in encoder.sentinel_ids:  # as users spell one: its one id, without a space before it
+    is_carried = isinstance(encoder, HuggingFaceEncoder)  # how its users spell sentinels is not ours to change
+    # As users spell one: its one id, without a space before it.
+    for sentinel in () if is_carried else encoder.sentinel_ids:
         text = f"a {encoder.piece(sentinel)} b"
         ours = [*encoder.encode("a").tolist(), sentinel, *encoder.encode(" b").tolist()]
         found = list(theirs(text, add_special_tokens=False)["input_ids"])
@@ -96,6 +100,7 @@ def _differences(encoder: Encoder, theirs: Any, texts: Sequence[str]) -> Iterato
     """Texts that give other ids, or decode otherwise, as pairs: is it a tie, and a message."""
     # Not verbose: a text longer than the context length is no fault here.
     asked = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    whole = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
     found = theirs(list(texts), **asked, return_attention_mask=False)["input_ids"] if texts else []
     for text, our_array, their_ids in zip(texts, encoder.encode_many(texts), found, strict=True):
         ours = our_array.tolist()
@@ -103,14 +108,16 @@ def _differences(encoder: Encoder, theirs: Any, texts: Sequence[str]) -> Iterato
             is_tie = _is_tie(encoder, ours, their_ids)
             yield is_tie, _difference("tie" if is_tie else "ids", text, ours, their_ids)
         # Each decodes <unk> differently, and it is no text of the user anyway.
-        elif encoder.unk_id not in ours and theirs.decode(ours, skip_special_tokens=True) != encoder.decode(ours):
+        elif encoder.unk_id not in ours and theirs.decode(ours, **whole) != encoder.decode(ours):
             yield False, _difference("decoded text", text, ours, their_ids)
 
 
 def _is_tie(encoder: Encoder, ours: list[int], theirs: list[int]) -> bool:
     """True if these different ids are the same text in other pieces of the same total score."""
+    if isinstance(encoder, HuggingFaceEncoder) or not encoder.model.is_unigram:
+        return False
     pieces = encoder.model.pieces
-    if not encoder.model.is_unigram or encoder.decode(ours) != encoder.decode(theirs):
+    if encoder.decode(ours) != encoder.decode(theirs):
         return False
     # Bytes, symbols and line ends have no score; they must be the same.
     fixed = [[i for i in ids if pieces[i].type is not PieceType.NORMAL] for ids in (ours, theirs)]
@@ -158,7 +165,13 @@ def load(hf_folder: Path) -> Any:
 
 def tokenizer_of_exports(encoder: Encoder, is_encoder_decoder: bool) -> Any:
     """Tokenizer of every export with this encoder, as `AutoTokenizer` loads it; raises as `tokenizer_json.write`."""
-    any_length = 1 << 30  # it is not a model's yet; a longer text would only be warned of
     with TemporaryDirectory() as folder:
-        tokenizer_json.write(encoder, Path(folder), any_length, is_encoder_decoder)
+        tokenizer_json.write(encoder, Path(folder), _ANY_LENGTH, is_encoder_decoder)
         return load(Path(folder))
+
+
+def of_exports(encoder: Encoder) -> list[str]:
+    """Differences of the tokenizer of every export with this encoder on the hard texts, before anything is trained."""
+    with TemporaryDirectory() as folder:
+        tokenizer_json.write(encoder, Path(folder), _ANY_LENGTH)
+        return prove(encoder, Path(folder), ()).faults

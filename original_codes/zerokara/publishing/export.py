@@ -26,7 +26,6 @@ from zerokara.huggingface import exported_folder, families, proof, to_hf, tokeni
 from zerokara.huggingface.checkpoint_source import METRICS_NAME, CheckpointSource
 from zerokara.publishing import card
 from zerokara.samples.objective import beginnings
-from zerokara.tokenizer.encoder import Encoder
 
 
 def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequence[str]) -> manifest.Manifest:
@@ -44,7 +43,7 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
     folder = Path(settings.output_tokenizer_and_model_dir)
     keep = durable.ASIDE_ENDING if exported_folder.to_keep(folder) else ""
     with exported_folder.full_disk_explained(folder), durable.atomic_folder(folder, keep) as partial:
-        encoder, weights, shape = Encoder(source.tokenizer_path), source.weights(), source.shape
+        encoder, weights, shape = source.encoder, source.weights(), source.shape
         is_encoder_decoder = shape.traits.is_encoder_decoder
         path = source.run_dir / finetuning.CHAT_TEMPLATE_NAME
         chat_template = path.read_text(encoding="utf-8") if path.is_file() else None
@@ -53,7 +52,8 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         if chat_template is not None:
             ends = ChatTemplate(chat_template, str(path), tokenizer_proof.load(partial), is_encoder_decoder).end_ids
         bos = encoder.bos_id if encoder.bos_id >= 0 else None
-        special = families.SpecialIds(bos, encoder.eos_id, encoder.pad_id, tuple(ends[1:]))
+        others = tuple(end for end in ends if end != encoder.eos_id)
+        special = families.SpecialIds(bos, encoder.eos_id, encoder.pad_id, others)
         outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size)
         outputs["tokenizer"] = tokenizer_files
         lap("writing")

@@ -142,6 +142,7 @@ class SpanCorruption:
             needed = f"a sample of {lengths.raw} tokens needs one for each of its {lengths.num_spans} masked spans"
             rule = f"has {len(sentinels)} sentinel tokens <extra_id_N>; {needed}"
             remedy = f"train a tokenizer with extra_ids: {max(100, lengths.num_spans)} (step 1), or lower seq_len"
+            remedy = remedy if sentinels else f"{remedy.partition(',')[0]}, or choose a decoder (architecture)"
             raise UserError(Fault(str(encoder.model_path), rule, "input_tokenizer_file", remedy=remedy))
         return cls(lengths, seed, np.array(sentinels, dtype=np.int64), encoder.eos_id, encoder.pad_id)
 

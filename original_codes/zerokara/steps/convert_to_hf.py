@@ -12,7 +12,6 @@ from zerokara.durable import ASIDE_ENDING, unused_name
 from zerokara.huggingface import checkpoint_source, exported_folder
 from zerokara.progress import bytes_text, log, plain, seconds_text, summary
 from zerokara.steps import command, preflight
-from zerokara.tokenizer.encoder import Encoder
 
 
 def convert(config: ConvertConfig, options: command.Options) -> None:
@@ -42,8 +41,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         return
     from zerokara.publishing import export  # torch and transformers: everything that can be checked without is checked
 
-    encoder = Encoder(source.tokenizer_path)
-    documents = checkpoint_source.documents(files, source.config, config.check_lines, encoder)
+    documents = checkpoint_source.documents(files, source.config, config.check_lines, source.encoder)
     made = export.export(source, config, documents)
     _print_samples(made.facts["samples"], is_encoder_decoder)
     model, proof = made.facts["model"], made.facts["proof"]

@@ -23,7 +23,7 @@ from zerokara.forecast.speed import LEFT_TO_RECIPE, Planner, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text, log, seconds_text, summary
 from zerokara.steps import command
-from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import Counts, count
 
 HELP = {
@@ -40,7 +40,8 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
     if config.init_from:
         raise UserError(config.fault("init_from", "fixes the model's size: there is nothing to plan", "set it to ''"))
-    counts, vocab_size = count(config.output_prefix), Encoder(config.input_tokenizer_file).vocab_size
+    counts = count(config.output_prefix)
+    vocab_size = open_encoder(config.input_tokenizer_file, config.end_of_document).vocab_size
     planner = Planner(options.config_path, tuple(options.overrides))
     log(f"plan: {counts.train.tokens:,} training tokens in {config.output_prefix}")
     speed = planner.measure_speed()

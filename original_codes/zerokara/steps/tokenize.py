@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from pathlib import Path
 
 from pydantic import TypeAdapter
 
@@ -17,6 +16,7 @@ from zerokara.progress import bytes_text, count_text, log, plural, summary
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.compatibility import notes
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, open_encoder
 from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
 from zerokara.tokens.encode import encode_corpus, manifest_facts, start_fork_server, summary_rows
@@ -35,16 +35,16 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         name += f", {'part' if part else 'merge'} {share.number}/{share.of}"
     files, faults = list[InputFile](), list[Fault]()
     try:
-        encoder = Encoder(config.input_tokenizer_file)
+        encoder = open_encoder(config.input_tokenizer_file, config.end_of_document)
     except UserError as error:
-        faults += [config.fault("input_tokenizer_file", fault.rule, fault.remedy) for fault in error.faults]
+        faults += [config.fault(each.key or "input_tokenizer_file", each.rule, each.remedy) for each in error.faults]
     try:
         files = find_files(config.input_jsonl, config.where("input_jsonl"))
     except UserError as error:
         faults += error.faults
     if faults:
         raise UserError(faults)
-    work, steps = manifest_work(config, files), ("count_tokens.py", "3_train_node1.sh")
+    work, steps = manifest_work(config, files, encoder), ("count_tokens.py", "3_train_node1.sh")
     following = "\nthen: ".join(command.next_command(step, options, config) for step in steps)
     if done := manifest.already_done(paths.manifest, work, redo=options.redo):
         check_bad_fraction(config, TypeAdapter(SourceTally).validate_python(done.facts), paths)
@@ -57,12 +57,18 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
     start_fork_server()
     choice, expected = prepare(config, files, encoder)
+    if isinstance(encoder, HuggingFaceEncoder):
+        from zerokara.huggingface import tokenizer_proof  # transformers, seconds to import
+
+        if differences := tokenizer_proof.of_exports(encoder):
+            rule = f"gives other ids in transformers, so that no export could be proved: {differences[0]}"
+            raise UserError(config.fault("input_tokenizer_file", rule, "use another tokenizer"))
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     tokens = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
     workers = plural(num_workers(config, files), "worker")
     log(f"{name}: {corpus} → {bin_path(paths.train)} ({tokens}), {workers}")
     log(f"  encoder: {choice.name}, {choice.reason}")
-    for note in notes(encoder):
+    for note in [*notes(encoder), *([expected.loss] if expected.loss else [])]:
         log(f"  tokenizer: {note}")
     if options.dry_run:
         log("dry run: nothing was written")
@@ -77,17 +83,17 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     seconds = time.monotonic() - started
     manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, encoded.hashes)
     work_folder.discard(paths)
-    summary(f"{name}: done", summary_rows(config, encoded, time.monotonic() - started), following)
+    rows = summary_rows(config, encoded, time.monotonic() - started)
+    summary(f"{name}: done", [*rows, *([("text lost", expected.loss)] if expected.loss else [])], following)
 
 
-def manifest_work(config: PretrainConfig, files: list[InputFile]) -> manifest.StepSpec:
+def manifest_work(config: PretrainConfig, files: list[InputFile], encoder: Encoder) -> manifest.StepSpec:
     """Return the settings and inputs that the token files depend on."""
     names = ("text_field", "txt_document", "valid_fraction", "valid_min_documents", "split_seed")
     settings = {name: getattr(config, name) for name in names}
     num_files = [sum(file.source == i for file in files) for i in range(len(config.input_jsonl))]
     settings["input_jsonl (number of files of each entry)"] = num_files
-    tokenizer = Path(config.input_tokenizer_file)
-    inputs: manifest.Paths = {"input_tokenizer_file": tokenizer, "input_jsonl": for_manifest(files)}
+    inputs: manifest.Paths = {"input_tokenizer_file": encoder.record, "input_jsonl": for_manifest(files)}
     return manifest.StepSpec(preflight.TOKENS_STEP, settings, inputs)
 
 

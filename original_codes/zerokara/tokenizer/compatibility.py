@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import NUM_T5_SENTINELS, Encoder
+from zerokara.tokenizer.hugging_face import HuggingFaceEncoder
 from zerokara.tokenizer.model_file import NEWLINE, PieceType
 
 MAX_SYMBOLS = 50
@@ -53,17 +54,13 @@ def hard_texts(encoder: Encoder) -> list[str]:
 
     Beside `HARD_TEXTS` these spell the control tokens and the user's symbols: alone, doubled, cut short, inside words.
     """
-    names = [encoder.piece(i) for i in sorted({*encoder.control_ids, encoder.unk_id})]
+    names = [encoder.piece(i) for i in sorted(encoder.special_ids)]
     texts = [*HARD_TEXTS, *names[:6], " ".join(names), "x".join(names) + "\n" + "".join(names) + "<EOD>"]
-    symbols = [text for text in _texts_of(encoder, PieceType.USER_DEFINED) if text != NEWLINE]
+    symbols = [text for text in encoder.symbols if text != NEWLINE]
     for symbol in symbols[:MAX_SYMBOLS]:
         texts += [symbol, symbol + symbol, f"a{symbol}b", f"one {symbol} two  {symbol}", f"{symbol[:-1]} {symbol[1:]}"]
         texts.append(f"{symbol}\n{symbol} \n {symbol}日本{symbol}")
     return [*texts, "".join(symbols), " ".join(symbols)]
-
-
-def _texts_of(encoder: Encoder, kind: PieceType) -> list[str]:
-    return [piece.text for piece in encoder.model.pieces if piece.type is kind]
 
 
 def check_exportable(encoder: Encoder) -> None:
@@ -76,10 +73,13 @@ def check_exportable(encoder: Encoder) -> None:
     def listed(texts: list[str]) -> str:
         return ", ".join(map(repr, texts[:3])) + (f", … {len(texts):,} in all" if texts[3:] else "")
 
+    if isinstance(encoder, HuggingFaceEncoder):  # its own files are exported, and proved on hard texts by step 2
+        return
     model = encoder.model
     line_end = {NEWLINE} if encoder.by_line else set()
-    symbols = [text for text in _texts_of(encoder, PieceType.USER_DEFINED) if text not in line_end]
-    and_symbols, unused = f"has user-defined symbols ({listed(symbols)})", _texts_of(encoder, PieceType.UNUSED)
+    symbols = [text for text in encoder.symbols if text not in line_end]
+    unused = [piece.text for piece in model.pieces if piece.type is PieceType.UNUSED]
+    and_symbols = f"has user-defined symbols ({listed(symbols)})"
     rules = {
         "is neither a unigram nor a BPE model": not (model.is_unigram or model.is_bpe),
         "puts spaces at the end of pieces (treat_whitespace_as_suffix)": model.whitespace_as_suffix,
@@ -97,6 +97,9 @@ def notes(encoder: Encoder) -> list[str]:
     """Notes for the user on the ids of a model that step 1 did not make; empty for one of step 1."""
     if encoder.by_line:
         return []
+    if isinstance(encoder, HuggingFaceEncoder):
+        end = encoder.piece(encoder.eos_id)
+        return [f"Hugging Face: the ids of a document are tokenizers' for its whole text, and {end} ends it"]
     model, line_end = encoder.model, [encoder.piece(i) for i in encoder.encode("a\na").tolist()]
     prefix = ", with a space before it" if model.add_dummy_prefix else ""
     lossy = [model.normalization] if model.charsmap else []

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import sentencepiece
 
 from zerokara.errors import Fault, UserError
+from zerokara.manifest import Inputs
 from zerokara.tokenizer import MODEL_NAME
 from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile, PieceType
 
@@ -54,6 +55,9 @@ class Encoder:
     Raises:
         UserError: the file is no SentencePiece model, or lacks an end-of-document id or ids for line ends.
     """
+
+    library = "sentencepiece"
+    """Package that encodes."""
 
     def __init__(self, model_path: str | Path, run_characters: int | None = None) -> None:
         self.model_path = Path(model_path)
@@ -191,6 +195,21 @@ class Encoder:
         return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.CONTROL)
 
     @property
+    def special_ids(self) -> set[int]:
+        """Control ids, and that of <unk> where there is one."""
+        return {*self.control_ids, self.unk_id} - {-1}
+
+    @property
+    def pieces(self) -> list[str]:
+        """Pieces by id."""
+        return [piece.text for piece in self.model.pieces]
+
+    @property
+    def symbols(self) -> list[str]:
+        """User-defined pieces, at which any text is cut."""
+        return [piece.text for piece in self.model.pieces if piece.type is PieceType.USER_DEFINED]
+
+    @property
     def special_tokens(self) -> dict[str, str]:
         """Pieces of the special ids, by the names that Hugging Face gives them (``eos_token``)."""
         ids = {"bos": self.bos_id, "eos": self.eos_id, "unk": self.unk_id, "pad": self.pad_id}
@@ -222,7 +241,17 @@ class Encoder:
         """Content hash of the model file, which identifies the tokenizer of token files and runs."""
         return hashlib.sha256(self.model_bytes).hexdigest()
 
-    def __reduce__(self) -> tuple[type["Encoder"], tuple[Path, int]]:
+    @property
+    def record(self) -> Inputs:
+        """The tokenizer as an input of a step, for its manifest; its hash is `sha256`."""
+        return self.model_path
+
+    @property
+    def run_files(self) -> dict[str, bytes]:
+        """Contents of the files that a run folder keeps, by their names there."""
+        return {MODEL_NAME: self.model_bytes}
+
+    def __reduce__(self) -> tuple[Any, ...]:
         return Encoder, (self.model_path, self.run_characters)
 
 

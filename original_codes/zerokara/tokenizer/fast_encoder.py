@@ -18,38 +18,43 @@ import numpy as np
 
 from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.encoder import Encoder, Ids, Joined
-from zerokara.tokenizer.model_file import ModelFile, PieceType
+from zerokara.tokenizer.hugging_face import HuggingFaceEncoder
+from zerokara.tokenizer.model_file import NEWLINE, ModelFile
 
 PROOF_SHARE = 0.01
 """Share of the corpus on which the two are compared before the work, within the limits below."""
 MIN_PROOF_CHARACTERS, MAX_PROOF_CHARACTERS = 200_000, 1_000_000
 """At most a fifth of a second for SentencePiece."""
 CHECKED_CHARACTERS = 1024
-"""Text of each batch that SentencePiece encodes a second time: about one part in a thousand."""
+"""Text of each batch that the other library encodes a second time: about one part in a thousand."""
 MAX_CACHED_TOKENS = 8_000_000
-"""Tokens (some 40 MB of text) after which gigatoken is reopened: its cache, by then some 100 MB, has no limit."""
+"""Tokens (some 40 MB of text) after which gigatoken is reopened: its cache, by then some 100 MB, has no limit. Four
+times as many for a vocabulary of 150,000 pieces, with which it takes a second to open."""
 
 
 class FastEncoderDiffersError(Exception):
-    """The fast encoder gave other ids than SentencePiece for this text, though it was proved equal on a sample."""
+    """The fast encoder gave other ids for this text, though it was proved equal on a sample."""
 
 
 class FastEncoder:
     """gigatoken in the place of `Encoder`, for step 2."""
 
     def __init__(self, reference: Encoder) -> None:
-        from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
-
         self._reference = reference
         self.model_path, self.sha256 = reference.model_path, reference.sha256
         self.vocab_size, self.eos_id = reference.vocab_size, reference.eos_id
-        self._prefix = b" " if reference.model.add_dummy_prefix else b""
-        self._end = marker(self.eos_id).encode()
-        model = ModelFile(reference.model.to_bytes())
-        special = (PieceType.CONTROL, PieceType.UNKNOWN)
-        model.rename({i: marker(i) for i, piece in enumerate(model.pieces) if piece.type in special})
-        model.add_dummy_prefix = False  # it is put before each text here, and many texts are encoded as one
-        self._content = sentencepiece_to_tokenizer_json(model.to_bytes()).encode()
+        self._prefix, self._end = b"", marker(self.eos_id).encode()
+        names = {i: marker(i) for i in reference.special_ids}
+        if isinstance(reference, HuggingFaceEncoder):
+            self._content = reference.renamed(names)
+        else:
+            from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
+
+            self._prefix = b" " if reference.model.add_dummy_prefix else b""
+            model = ModelFile(reference.model.to_bytes())
+            model.rename(names)
+            model.add_dummy_prefix = False  # it is put before each text here, and many texts are encoded as one
+            self._content = sentencepiece_to_tokenizer_json(model.to_bytes()).encode()
         self._open()
 
     def _open(self) -> None:
@@ -84,7 +89,7 @@ class FastEncoder:
         """Return gigatoken's ids as they are."""
         # Its calls for many texts import a large package and make lists of Python numbers, so many texts go to it as
         # one, each followed by the name of the end-of-document piece.
-        if self._cached_tokens > MAX_CACHED_TOKENS:
+        if self._cached_tokens > MAX_CACHED_TOKENS * max(1, self.vocab_size // 32_000):
             self._open()
         as_bytes = [text.encode() for text in texts]
         prefixed = [text and self._prefix + text for text in as_bytes] if self._prefix else as_bytes
@@ -102,29 +107,31 @@ class EncoderChoice:
     reason: str
 
 
-def sentencepiece_itself(encoder: Encoder, reason: str) -> EncoderChoice:
-    """Choose SentencePiece."""
-    return EncoderChoice(encoder, f"sentencepiece {version('sentencepiece')}", reason)
+def without_gigatoken(encoder: Encoder, reason: str) -> EncoderChoice:
+    """Choose the tokenizer's own library."""
+    return EncoderChoice(encoder, f"{encoder.library} {version(encoder.library)}", reason)
 
 
 def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> EncoderChoice:
-    """Choose gigatoken if it gives SentencePiece's ids on the hard texts and on a sample; else SentencePiece.
+    """Choose gigatoken if it gives the ids of the tokenizer's own library on the hard texts and on a sample; else that.
 
     The sample is the beginning of `texts`: `PROOF_SHARE` of the `corpus_bytes`, within its limits.
     """
-    model, faster, untried = encoder.model, "gigatoken, which is faster for BPE,", ""
-    if model.is_unigram:
-        return sentencepiece_itself(encoder, "the fastest for unigram")
-    if not (model.is_bpe and model.byte_fallback):
+    faster, untried = "gigatoken, which is faster for BPE,", ""
+    if isinstance(encoder, HuggingFaceEncoder):
+        untried = "" if encoder.is_bpe else "is no BPE model"
+    elif (model := encoder.model).is_unigram:
+        return without_gigatoken(encoder, "the fastest for unigram")
+    elif not (model.is_bpe and model.byte_fallback):
         untried = "is no BPE model with byte fallback"
     elif model.add_dummy_prefix and (encoder.by_line or model.remove_extra_whitespaces):
         untried = f"puts a space before every {'line' if encoder.by_line else 'text that it has trimmed'}"
     if untried:
-        return sentencepiece_itself(encoder, f"{faster} is not used: the model {untried}")
+        return without_gigatoken(encoder, f"{faster} is not used: the model {untried}")
     try:
         fast = FastEncoder(encoder)
-    except Exception as error:  # SentencePiece does the work, whatever keeps gigatoken from loading.
-        return sentencepiece_itself(encoder, f"{faster} cannot be used here: {error}")
+    except Exception as error:  # the other does the work, whatever keeps gigatoken from loading.
+        return without_gigatoken(encoder, f"{faster} cannot be used here: {str(error).partition(NEWLINE)[0]}")
     limit = min(max(int(PROOF_SHARE * corpus_bytes), MIN_PROOF_CHARACTERS), MAX_PROOF_CHARACTERS)
     sample, characters = hard_texts(encoder), 0
     for text in texts:
@@ -134,9 +141,11 @@ def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Enc
             break
     different = _first_difference(encoder, fast, sample)
     if different is not None:
-        return sentencepiece_itself(encoder, f"{faster} gave different ids, first for {_excerpt(different)}")
+        return without_gigatoken(encoder, f"{faster} gave different ids, first for {_excerpt(different)}")
     size = sum(map(len, sample))
-    reason = f"proved equal to SentencePiece on {len(sample):,} texts of {size:,} characters; checked while it works"
+    reason = (
+        f"proved equal to {encoder.library} on {len(sample):,} texts of {size:,} characters; checked while it works"
+    )
     return EncoderChoice(fast, f"gigatoken {version('gigatoken')}", reason)
 
 

@@ -8,35 +8,23 @@ SentencePiece model, and not every one has an equal `tokenizer.json`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import orjson
 import sentencepiece
-from tokenizers import Tokenizer
 
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import Ids
+from zerokara.tokenizer.hugging_face import PART_OF_CHARACTER, TokenizerJson
 from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, PieceType
 
 HUB_PREFIX = "hf://"
 IN_FOLDER = ("tokenizer.json", "tokenizer.model", "spiece.model")
 """Files that a folder may hold, in order of preference."""
-_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_PART_OF_CHARACTER = b"\x80"
-"""Content of every byte that is no character by itself."""
-_PRINTING = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTING]
-_BYTES = {chr(byte): byte for byte in _PRINTING} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
-"""The characters with which GPT-2's vocabulary spells bytes (`bytes_to_unicode`, gpt-2/src/encoder.py): printable bytes
-are themselves; the others, in their order, are the characters from U+0100 on."""
-
 
 TokenKind = IntEnum("TokenKind", ("PIECE", "CHARACTER", "BYTE", "UNKNOWN"), start=0)
 """Kind of a token: several characters, one whole character, a part of one (a byte-fallback piece such as <0xE3>; in
@@ -116,7 +104,7 @@ def _sentencepiece(content: bytes) -> MeasuredTokenizer:
     processor.LoadFromSerializedProto(content)
     model = ModelFile(content)
     kind = "unigram" if model.is_unigram else "BPE" if model.is_bpe else "word or character"
-    without_text = dict.fromkeys((PieceType.CONTROL, PieceType.UNKNOWN)) | {PieceType.BYTE: _PART_OF_CHARACTER}
+    without_text = dict.fromkeys((PieceType.CONTROL, PieceType.UNKNOWN)) | {PieceType.BYTE: PART_OF_CHARACTER}
 
     def spans(line: str) -> list[tuple[int, int, int]]:
         made = processor.EncodeAsOffsetMapping(line)
@@ -136,30 +124,10 @@ def _sentencepiece(content: bytes) -> MeasuredTokenizer:
 
 def _hugging_face(content: bytes) -> MeasuredTokenizer:
     """Open a `tokenizer.json`: BPE, byte-level BPE, Unigram, WordPiece or whole words."""
-    settings = orjson.loads(content)
-    # Nothing is to be added or truncated; a post-processor would also change offsets (`trim_offsets`).
-    settings.update(truncation=None, padding=None, post_processor=None)
-    vendor = Tokenizer.from_str(orjson.dumps(settings).decode())
-    vendor.encode_special_tokens = True  # text that spells a special token is text
-    vendor.encode("a 1 龘 \U0001f600", add_special_tokens=False)  # raises for a WordPiece without its unknown token
-    model = settings["model"]
-    parts: dict[str, dict[str, Any]] = {}
-    for key, sequence in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")):
-        part = settings.get(key) or {}
-        parts |= {each["type"]: each for each in part.get(sequence, [part]) if each}
-    description = f"Hugging Face {model.get('type', 'tokenizer')}" + (", byte-level" if "ByteLevel" in parts else "")
-    vocabulary = vendor.get_vocab(with_added_tokens=True)
-    pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
-    for piece, i in vocabulary.items():
-        pieces[i] = piece
-    contents: list[bytes | None] = [_spelt_by(piece, model, parts) for piece in pieces]
-    for token in settings.get("added_tokens") or []:
-        contents[token["id"]] = None if token["special"] else pieces[token["id"]].encode()
-    # Unigram names its unknown token by id, the others by text, and byte-level BPE has none.
-    named = (model.get("unk_id"), vocabulary.get(model.get("unk_token")))
-    unknown = {i for i in named if i is not None}
-    for i in unknown:
-        contents[i] = None
+    opened = TokenizerJson(content)
+    vendor, model = opened.vendor, opened.model
+    description = f"Hugging Face {model.get('type', 'tokenizer')}"
+    description += ", byte-level" if "ByteLevel" in opened.parts else ""
 
     def spans(line: str) -> list[tuple[int, int, int]]:
         encoding = vendor.encode(line, add_special_tokens=False)
@@ -167,24 +135,13 @@ def _hugging_face(content: bytes) -> MeasuredTokenizer:
 
     return MeasuredTokenizer(
         description=description + (", byte fallback" if model.get("byte_fallback") else ""),
-        vocab_size=len(vocabulary),
-        pieces=pieces,
-        contents=contents,
-        unknown_ids=unknown,
+        vocab_size=opened.num_pieces,
+        pieces=opened.pieces,
+        contents=opened.contents,
+        unknown_ids=opened.unknown_ids,
         encode=lambda lines: [
             np.array(each.ids, dtype=np.int32) for each in vendor.encode_batch_fast(lines, add_special_tokens=False)
         ],
         decode=lambda ids: list(vendor.decode_batch([line.tolist() for line in ids], skip_special_tokens=False)),
         spans=spans,
     )
-
-
-def _spelt_by(piece: str, model: dict[str, Any], parts: dict[str, dict[str, Any]]) -> bytes:
-    """Return the bytes of the text that a piece of a `tokenizer.json` stands for."""
-    if "ByteLevel" in parts and all(character in _BYTES for character in piece):
-        return bytes(_BYTES[character] for character in piece)
-    if model.get("byte_fallback") and _BYTE_PIECE.fullmatch(piece):
-        return _PART_OF_CHARACTER
-    text = piece.removeprefix(model.get("continuing_subword_prefix") or "")
-    text = text.removesuffix(model.get("end_of_word_suffix") or "")
-    return text.replace(parts.get("Metaspace", {}).get("replacement", SPACE_MARK), " ").encode()

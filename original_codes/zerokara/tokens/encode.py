@@ -35,7 +35,7 @@ from zerokara.errors import Fault, RunError, UserError, shown
 from zerokara.manifest import FileKey, file_key
 from zerokara.progress import Progress, bytes_text, count_text, log, plural, seconds_text
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, sentencepiece_itself
+from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, without_gigatoken
 from zerokara.tokens import merge, shards, work_folder
 from zerokara.tokens.accounts import SourceTally, check_sources, count_sources, total, write_quarantine
 from zerokara.tokens.indexed import TokenPaths, dtype_for
@@ -147,10 +147,10 @@ def encode(
 ) -> dict[str, ShardResult]:
     """Run the tasks of a part that are not in `finished`; return all results by name.
 
-    If the fast encoder turns out to differ, SentencePiece does everything anew, and the plan says so.
+    If the fast encoder turns out to differ, the tokenizer's own library does everything anew, and the plan says so.
     """
-    if plan.encoder.startswith("sentencepiece") and not choice.name.startswith("sentencepiece"):
-        choice = sentencepiece_itself(encoder, "")
+    if plan.encoder.startswith(encoder.library) and choice.encoder is not encoder:
+        choice = without_gigatoken(encoder, "")
     if finished:
         size = sum(result.text_bytes for result in finished.values())
         log(f"  resuming: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
@@ -178,9 +178,9 @@ def encode(
                 progress.advance(result.disk_bytes)
         return results
     except FastEncoderDiffersError as difference:
-        what = f"{choice.name} gave other ids than SentencePiece for {difference}"
-        log(f"  {what}: starting over with SentencePiece")
-    choice = sentencepiece_itself(encoder, "")
+        what = f"{choice.name} gave other ids than {encoder.library} for {difference}"
+        log(f"  {what}: starting over with {encoder.library}")
+    choice = without_gigatoken(encoder, "")
     plan = replace(plan, encoder=choice.name)
     write_json(folder / work_folder.PLAN_NAME, plan)
     return encode(config, files, encoder, choice, plan, folder, {}, part, run_tasks)

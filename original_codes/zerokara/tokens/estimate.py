@@ -6,7 +6,7 @@ import shutil
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, zip_longest
 
 from zerokara.config.data import DataSettings
@@ -47,6 +47,12 @@ class SamplePlace:
     bad_bytes: int = 0
     """Bytes of the records of its bad lines."""
 
+    @property
+    def beginning(self) -> list[str]:
+        """The documents that are encoded for the estimate."""
+        ends = list(accumulate(map(len, self.texts)))
+        return self.texts[: bisect_left(ends, ESTIMATE_CHARACTERS) + 1]
+
 
 @dataclass(frozen=True)
 class TokenEstimate:
@@ -60,6 +66,8 @@ class TokenEstimate:
     """Bytes of the quarantine file."""
     corpus_bytes: int = 0
     """Bytes of all files, unpacked."""
+    loss: str = ""
+    """Share of the sampled documents that do not come back when their ids are decoded; empty if all do."""
 
 
 def prepare(config: DataSettings, files: Sequence[InputFile], encoder: Encoder) -> tuple[EncoderChoice, TokenEstimate]:
@@ -75,7 +83,16 @@ def prepare(config: DataSettings, files: Sequence[InputFile], encoder: Encoder) 
     choice = choose(encoder, (text for texts in rounds for text in texts if text is not None), corpus_bytes)
     expected = estimate_tokens(corpus_bytes, places, choice.encoder)
     check_disk_space(config, files, expected)
-    return choice, expected
+    return choice, replace(expected, loss=_loss([text for place in places for text in place.beginning], encoder))
+
+
+def _loss(texts: list[str], encoder: Encoder) -> str:
+    pairs = zip(texts, encoder.encode_many(texts), strict=True)
+    changed = [text for text, ids in pairs if encoder.decode(ids) != text]
+    if not changed:
+        return ""
+    share = f"{len(changed) / len(texts):.1%} of {len(texts):,} sampled documents"
+    return f"{share} do not decode to exactly what they were, first {changed[0][:40]!r}"
 
 
 def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> list[SamplePlace]:
@@ -95,9 +112,8 @@ def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: T
     """Encode a part of the sample; `corpus_bytes` is the size of all files, unpacked."""
     times, sampled_tokens = corpus_bytes / max(1, sum(place.sampled_bytes for place in places)), 0.0
     for place in (place for place in places if place.texts):
-        ends = list(accumulate(map(len, place.texts)))
-        count = min(bisect_left(ends, ESTIMATE_CHARACTERS) + 1, len(ends))
-        sampled_tokens += len(encoder.encode_joined(place.texts[:count])[0]) * ends[-1] / ends[count - 1]
+        characters = [sum(map(len, texts)) for texts in (place.texts, place.beginning)]
+        sampled_tokens += len(encoder.encode_joined(place.beginning)[0]) * characters[0] / characters[1]
     tokens = round(times * sampled_tokens)
     return TokenEstimate(
         tokens,

@@ -132,6 +132,7 @@ def begin_worker(job: Job) -> None:
     """
     global _job
     _job = job
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: there are as many workers as cores
     step = multiprocessing.parent_process()
     assert step is not None
 

@@ -37,6 +37,7 @@ RESULT = TypeAdapter(ShardResult)
 _TURN_SECONDS = 60.0
 """Time for which a share of the work waits for others that begin at the same moment."""
 _CHUNK_BYTES = 1 << 20
+_LIBRARIES = ("sentencepiece", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class ShardPlan:
     task_bytes: int
     """The first run's size stays, however many workers a later run has."""
     encoder: str = ""
-    """Name of the encoder; once SentencePiece has had to take over, it stays."""
+    """Name of the encoder; once the tokenizer's own library has had to take over, it stays."""
     format: int = FORMAT
 
     def differences(self, earlier: ShardPlan) -> list[str]:
@@ -62,8 +63,8 @@ class ShardPlan:
         return [f"{name} was {was}, here it is {now}" for name, was, now in pairs if was != now]
 
     def has_made(self, result: ShardResult) -> bool:
-        """False for a shard of a fast encoder where SentencePiece has had to take over since."""
-        return not self.encoder.startswith("sentencepiece") or result.encoder_name.startswith("sentencepiece")
+        """False for a shard of a fast encoder where the tokenizer's own library has had to take over since."""
+        return not self.encoder.startswith(_LIBRARIES) or result.encoder_name.startswith(_LIBRARIES)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class Sampler:
         self._num_tokens = min(config.sample_tokens, objective.lengths.input - 1)
         prompts = [objective.prompt(encoder, text, self._num_tokens) for text in self._texts]
         self._prompts = [prompt for prompt in prompts for _ in range(2)]  # greedy, then sampled
-        self._never = sorted({encoder.unk_id, *encoder.control_ids} - {encoder.eos_id, *objective.sentinel_ids})
+        self._never = sorted(encoder.special_ids - {encoder.eos_id, *objective.sentinel_ids})
 
     def __call__(self, module: torch.nn.Module) -> list[Sample]:
         """Continue every prompt; every process must call it."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from configs import fault_of, refused
+from foreign_models import LLAMA_3, QWEN_3, SPECIAL, byte_level
 from made_conversations import made_conversations
 from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoTokenizer
@@ -20,6 +21,7 @@ from zerokara.examples.preparation import prepare
 from zerokara.huggingface import tokenizer_json
 from zerokara.huggingface.tokenizer_proof import Proof, prove_chat, tokenizer_of_exports
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import open_encoder
 
 HELLO = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "42 dogs"}]
 TWO_TURNS = [*HELLO, {"role": "user", "content": "a\n\nb "}, {"role": "assistant", "content": " c\nd"}]
@@ -37,6 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "no bytes, symbols": {"byte_fallback": False, "user_defined_symbols": ("<", "fox", "<sep>")},
     "nfkc": {"normalization_rule_name": "nmt_nfkc"},
 }
+END_OF = {LLAMA_3: "<|end_of_text|>", QWEN_3: "<|endoftext|>"}
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +77,15 @@ def test_spans_are_read_and_learned_in_turn(encoder: Encoder, train_toy: TrainTo
 
 
 @pytest.mark.parametrize("encodes", [False, True], ids=["decoder", "encoder-decoder"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
 def test_ids_and_labels_are_those_of_the_export(kind: str, encodes: bool, train_toy: TrainToy, tmp_path: Path) -> None:
     """And the prompt for the last answer is what stands before it; no message becomes a control piece."""
-    encoder = Encoder(train_toy(**{"vocab_size": 580, **KINDS[kind]}))
+    if kind in SPECIAL:
+        folder = tmp_path / kind
+        named = {"eos_token": END_OF[kind], "bos_token": SPECIAL[kind][0] if kind == LLAMA_3 else None}
+        encoder = open_encoder(byte_level(folder, kind, tokenizer_config=named).parent)
+    else:
+        encoder = Encoder(train_toy(**{"vocab_size": 580, **KINDS[kind]}))
     template = template_of(encoder, encodes=encodes)
     tokenizer_json.write(encoder, tmp_path, 64, encodes, template.source)
     theirs = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False, local_files_only=True)
@@ -91,7 +99,9 @@ def test_ids_and_labels_are_those_of_the_export(kind: str, encodes: bool, train_
         joined = [i for segment in ours for i in segment]
         labels = [i % 2 for i, segment in enumerate(ours) for _ in segment]
         assert joined == whole["input_ids"][number][: len(joined)]
-        assert (mask[-len(ours[-1]) :] if encodes else mask) == (labels[-len(ours[-1]) :] if encodes else labels)
+        assert not any(mask[len(joined) :])
+        last = slice(len(joined) - len(ours[-1]) if encodes else 0, len(joined))
+        assert mask[last] == labels[last]
         assert prompts[number] == joined[: -len(ours[-1])]
         assert [ours[-1].count(i) for i in encoder.control_ids if i in ours[-1]] == [1]
     hostile = [{**message, "content": HOSTILE} for message in TWO_TURNS]
@@ -100,6 +110,31 @@ def test_ids_and_labels_are_those_of_the_export(kind: str, encodes: bool, train_
         for messages in (hostile, TWO_TURNS)
     )
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (QWEN_3, "<|im_start|>user\nthe fox<|im_end|>\n<|im_start|>assistant\n"),
+        (
+            LLAMA_3,
+            "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nthe fox<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+    ],
+)
+def test_models_of_others_keep_their_turns(kind: str, text: str, tmp_path: Path) -> None:
+    named = {"eos_token": END_OF[kind], "bos_token": SPECIAL[kind][0] if kind == LLAMA_3 else None}
+    encoder = open_encoder(byte_level(tmp_path / kind, kind, ["a\n\n\n\nb\n\n\nfox"] * 99, tokenizer_config=named))
+    tokenizer, end = tokenizer_of_exports(encoder, False), SPECIAL[kind][-1]
+    template = template_of(encoder)
+    assert encoded(template, HELLO) == [
+        tokenizer(text, add_special_tokens=False)["input_ids"],
+        ids(encoder, "42 dogs", end),
+    ]
+    assert template.end_ids == [encoder.eos_id, *ids(encoder, end)]
+    (refused_one,) = template.encode([[HELLO[0], {"role": "assistant", "content": "\n\nno"}]])
+    assert isinstance(refused_one, Unlearnable) and "inside a line" in str(refused_one)
 
 
 def test_an_encoders_input_ends_with_the_end(encoder: Encoder) -> None:

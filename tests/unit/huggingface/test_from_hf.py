@@ -13,7 +13,9 @@ import foreign_models
 import made_tasks
 import pytest
 import torch
+from foreign_models import QWEN_3, byte_level
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.loading import load
@@ -24,6 +26,7 @@ from zerokara.huggingface.new_vocabulary import new_vocabulary
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import CONFIG_NAME, IN_FOLDER, JSON_NAME, open_encoder
 
 SIZES = ["num_layers=2", "hidden_size=24", "num_attn_heads=4", "ffn_hidden_size=40", "seq_len=16"]
 YARN = "{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 8, beta_slow: 0.5}"
@@ -92,7 +95,7 @@ def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
     parallel.start_alone()
     assert weights.keys() == dict(builder.build(shape).named_parameters()).keys()
     (tmp_path / "back").mkdir()
-    to_hf.write_model(tmp_path / "back", weights, shape, made_tasks.SPECIAL, "fp32", "40KB")
+    to_hf.write_model(tmp_path / "back", weights, shape, families.SpecialIds(bos=1, eos=2, pad=3), "fp32", "40KB")
     shards = list((tmp_path / "back").glob("model-*.safetensors"))
     back = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
     theirs = load_file(tmp_path / "hf" / "model.safetensors")
@@ -287,26 +290,51 @@ def test_a_piece_that_both_vocabularies_have_keeps_its_row(tmp_path: Path, encod
         torch.testing.assert_close(drawn.std(), old[name].std(), rtol=0.1, atol=0)
 
 
-@pytest.mark.parametrize("old_settings", [foreign_models.STEP_1, foreign_models.LLAMA, foreign_models.GEMMA])
-@pytest.mark.parametrize("new_settings", [foreign_models.STEP_1, foreign_models.LLAMA])
+@pytest.mark.parametrize("old_kind", ["STEP_1", "LLAMA", "GEMMA", "LLAMA_3"])
+@pytest.mark.parametrize("new_kind", ["STEP_1", "LLAMA", "QWEN_3"])
 def test_a_new_piece_comes_from_the_pieces_that_make_its_text_within_a_line(
-    tmp_path: Path, old_settings: dict[str, Any], new_settings: dict[str, Any]
+    tmp_path: Path, old_kind: str, new_kind: str
 ) -> None:
+    def made(kind: str, name: str, texts: list[str]) -> Encoder:
+        settings = getattr(foreign_models, kind)
+        if isinstance(settings, str):
+            path = foreign_models.byte_level(tmp_path / name, settings, texts, 300 if texts else 420)
+        else:
+            path = foreign_models.train(tmp_path / f"{name}.model", settings, texts, 300 if texts else 420)
+        return open_encoder(path, foreign_models.SPECIAL[settings][1] if isinstance(settings, str) else "auto")
+
     lines = [" ".join(words) for words in itertools.permutations(["stea", "zilei", "śnieg", "the", "of"])]
-    old = Encoder(foreign_models.train(tmp_path / "old.model", old_settings))
-    new = Encoder(foreign_models.train(tmp_path / "new.model", new_settings, lines, vocab_size=300))
+    old, new = made(old_kind, "old", []), made(new_kind, "new", lines)
     found = new_vocabulary("mean_of_pieces", old, new)
     for i, (text, ids) in enumerate(zip(new.token_texts, found.sources, strict=True)):
         if text:
             assert b"".join(old.token_texts[each] for each in ids) == text, new.piece(i)
-    named = ("unk_id", "bos_id", "eos_id")
+    named = [name for name in ("bos_id", "eos_id", "unk_id") if min(getattr(new, name), getattr(old, name)) >= 0]
     assert [found.sources[getattr(new, name)] for name in named] == [[getattr(old, name)] for name in named]
     assert any(len(ids) > 3 for ids in found.sources) and 256 < found.num_kept < new.vocab_size - 5
+
+
+def test_a_tokenizer_json_is_compared_by_its_ids(tmp_path: Path) -> None:
+    named, texts = {"eos_token": "<|endoftext|>"}, foreign_models.documents(99)
+    of_model = open_encoder(byte_level(tmp_path / "tokenizer", QWEN_3, texts, tokenizer_config=named))
+    settings = exported(tmp_path / "hf", of_model, "architecture=qwen3")
+    for name in (JSON_NAME, CONFIG_NAME):
+        assert (tmp_path / "hf" / name).read_bytes() == (tmp_path / "tokenizer" / name).read_bytes()
+    check(settings, of_model)
+    found = from_hf.tokenizer_of(tmp_path / "hf", settings.fault)
+    assert open_encoder(found, "<|endoftext|>").sha256 == of_model.sha256
+    other = open_encoder(byte_level(tmp_path / "other", QWEN_3, texts[:20], tokenizer_config=named))
+    assert "other pieces" in fault_of(settings, other, "input_tokenizer_file").rule
+    with_more = Tokenizer.from_file(found)
+    with_more.add_tokens(["<one more>"])
+    with_more.save(str(tmp_path / "more.json"))
+    fault = fault_of(settings, open_encoder(tmp_path / "more.json", "<|endoftext|>"), "input_tokenizer_file")
+    assert f"has {of_model.vocab_size + 1} pieces, the model of init_from {of_model.vocab_size}" in fault.rule
 
 
 def test_the_tokenizer_of_a_folder_is_found_by_any_of_its_names(tmp_path: Path) -> None:
     config = settings_of(tmp_path)
     assert configs.fault_of(from_hf.tokenizer_of, tmp_path, config.fault).key == "input_tokenizer_file"
-    for name in reversed(from_hf.TOKENIZER_NAMES):
+    for name in reversed(IN_FOLDER):
         (tmp_path / name).touch()
         assert from_hf.tokenizer_of(tmp_path, config.fault) == str(tmp_path / name)

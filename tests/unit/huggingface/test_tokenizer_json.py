@@ -6,10 +6,11 @@ from typing import Any
 
 import foreign_models
 import pytest
-from foreign_models import GEMMA, LLAMA, STEP_1, T5
+from foreign_models import GEMMA, LLAMA, LLAMA_3, QWEN_3, STEP_1, T5
 
-from zerokara.huggingface import tokenizer_json
+from zerokara.huggingface import tokenizer_json, tokenizer_proof
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import CONFIG_NAME, JSON_NAME, open_encoder
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,27 @@ def test_it_is_for_llama_cpp_where_ids_are_the_same(tmp_path: Path, settings: di
         assert model.read_bytes() == path.read_bytes()
     config = json.loads((exported / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert ("add_prefix_space" in config) == (same_ids and not settings["add_dummy_prefix"])
+
+
+@pytest.mark.parametrize("kind", [LLAMA_3, QWEN_3])
+def test_files_of_hugging_face_are_carried_and_a_bare_one_gets_its_end(tmp_path: Path, kind: str) -> None:
+    end = foreign_models.SPECIAL[kind][-1]
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "chat_template": "{{ messages }}"}
+    path = foreign_models.byte_level(
+        tmp_path / "folder", kind, tokenizer_config=named, special_tokens_map={"eos_token": end}, config={"a": 1}
+    )
+    bare = tmp_path / "bare.json"
+    bare.write_bytes(path.read_bytes())
+    for source in (path, bare):
+        encoder, exported = open_encoder(source, end), tmp_path / f"exported {source.stem}"
+        exported.mkdir()
+        made = {file.name: file.read_bytes() for file in tokenizer_json.write(encoder, exported, 64)}
+        assert made == {file.name: file.read_bytes() for file in exported.iterdir()}
+        assert made[JSON_NAME] == source.read_bytes()
+        if source == path:
+            assert made.keys() == {JSON_NAME, CONFIG_NAME, "special_tokens_map.json"}
+            assert made[CONFIG_NAME] == path.with_name(CONFIG_NAME).read_bytes()
+        tokenizer = tokenizer_proof.load(exported)
+        assert tokenizer.eos_token == end and not tokenizer_proof.of_exports(encoder)
+        tokenizer_json.write(encoder, exported, 64, chat_template="{{ 1 }}")
+        assert tokenizer_proof.load(exported).chat_template == "{{ 1 }}", "it comes before the folder's own"

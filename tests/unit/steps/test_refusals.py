@@ -3,11 +3,14 @@
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from configs import typed
+from foreign_models import LLAMA_3, QWEN_3, byte_level
+from tokenizers import Tokenizer
 
 from zerokara import manifest
 from zerokara.durable import made_folder
@@ -37,6 +40,15 @@ REFUSED: list[tuple[int, str, str]] = [
     (2, "input_tokenizer_file=gone.model", "input_tokenizer_file = gone.model: there is no such tokenizer file"),
     (2, "input_tokenizer_file=gone.model input_jsonl=nowhere.jsonl", "nowhere.jsonl: "),
     (2, "text_field=body", "'body'"),
+    (
+        2,
+        "input_tokenizer_file=chat",
+        "end_of_document = auto: … <|im_end|> (tokenizer_config.json), <|endoftext|> (config",
+    ),
+    (2, "input_tokenizer_file=chat/tokenizer.json end_of_document=</s>", "end_of_document = </s>: "),
+    (2, "input_tokenizer_file=there", "input_tokenizer_file = there: "),
+    (2, "input_tokenizer_file=other_class", "input_tokenizer_file = other_class: gives other ids in transformers"),
+    (2, "end_of_document=<|im_end|>", "end_of_document = <|im_end|>: must be auto"),
     (3, "output_prefix=nowhere/tokens", "nowhere/tokens"),
     (3, "seq_len=0", "seq_len = 0: "),
     (3, "num_processes=3", "4 × 3 = 12"),
@@ -72,8 +84,19 @@ OUTPUTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two folders: with two ends, and with a class of transformers that cuts digits otherwise than tokenizer.json."""
+    folder, end = tmp_path_factory.mktemp("tokenizers"), {"eos_token": "<|im_end|>"}
+    ids = {"eos_token_id": Tokenizer.from_file(str(byte_level(folder / "chat", QWEN_3))).token_to_id("<|endoftext|>")}
+    byte_level(folder / "chat", QWEN_3, tokenizer_config=end, config=ids)
+    named = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|end_of_text|>"}
+    byte_level(folder / "other_class", LLAMA_3, ["2024 12345"] * 99, tokenizer_config=named)
+    return folder
+
+
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, tokenizers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     good = [GOOD % number for number in range(200)]
     (tmp_path / "corpus.jsonl").write_text("".join(good), encoding="utf-8")
     (tmp_path / "bad.jsonl").write_text("".join([*good, *["{broken\n"] * 200]), encoding="utf-8")
@@ -81,6 +104,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "many.txt").write_text("".join(map(chr, range(0x4E00, 0x5E00))), encoding="utf-8")
     (tmp_path / "spaces.txt").write_text("  \n\n", encoding="utf-8")
     (tmp_path / "there").mkdir()
+    shutil.copytree(tokenizers, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -23,7 +23,7 @@ from zerokara.errors import RunError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.fast_encoder import EncoderChoice, sentencepiece_itself
+from zerokara.tokenizer.fast_encoder import EncoderChoice, without_gigatoken
 from zerokara.tokens import merge
 from zerokara.tokens.encode import encode_corpus
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, idx_path
@@ -167,7 +167,7 @@ def test_a_file_that_grows_or_goes_meanwhile(make_config: MakeConfig, corpus: Pa
     corpus.unlink()
     encoder = Encoder(config.input_tokenizer_file)
     with pytest.raises(RunError, match=r"cannot read or write .*corpus\.jsonl: No such file or directory"):
-        encode_corpus(config, files, encoder, sentencepiece_itself(encoder, ""))
+        encode_corpus(config, files, encoder, without_gigatoken(encoder, ""))
 
 
 def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_sentencepiece_takes_over(make_config: MakeConfig, tmp_path: Path, capsy
     encoded = encode_corpus(config, files, encoder, choice, task_bytes=4000)
     assert encoded.encoder_name == "sentencepiece 0.2.3" and encoded.resumed_shards == 0
     message = capsys.readouterr().out
-    assert "quick 1.0" in message and "'a text'" in message and "SentencePiece" in message
+    assert "quick 1.0" in message and "'a text'" in message and "over with sentencepiece" in message
     # A run that resumes after that does not try the fast encoder again.
     for path in list(TokenPaths(config.output_prefix).work_folder.glob("*-*.json"))[:2]:
         path.unlink()

@@ -1,6 +1,7 @@
 """Estimate of step 2: tokens and disk space by a sample, and a tokenizer that can be exported."""
 
 import gzip
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import foreign_models
 import pytest
 from configs import fault_of
-from foreign_models import LLAMA
+from foreign_models import LLAMA, LLAMA_3
 from made_tokens import encode
 
 from zerokara.config.pretrain_config import PretrainConfig
@@ -17,6 +18,7 @@ from zerokara.corpus.find import find_files
 from zerokara.corpus.read import total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens import estimate
 from zerokara.tokens.estimate import TokenEstimate, check_disk_space, estimate_tokens, sample_corpus
 from zerokara.tokens.indexed import TokenPaths
@@ -88,6 +90,12 @@ def test_only_for_a_tokenizer_that_can_be_exported(make_config: MakeConfig, corp
     choice, expected = estimate.prepare(config, files, Encoder(config.input_tokenizer_file))
     assert choice.name.startswith("sentencepiece") and expected.corpus_bytes == corpus.stat().st_size
     assert expected.documents == pytest.approx(300, rel=0.1) and expected.tokens > 10_000
+    assert not expected.loss
+    content = json.loads(foreign_models.byte_level(tmp_path / "lossy", LLAMA_3).read_bytes())
+    loses = {"type": "Replace", "pattern": {"String": " "}, "content": "_"}
+    (tmp_path / "lossy.json").write_text(json.dumps(content | {"normalizer": loses}), encoding="utf-8")
+    _, expected = estimate.prepare(config, files, open_encoder(tmp_path / "lossy.json", "<|eot_id|>"))
+    assert "% of " in expected.loss and not expected.loss.startswith("0.")
     path = foreign_models.train(tmp_path / "llama.model", {**LLAMA, "user_defined_symbols": ["<a>"]})
     fault = fault_of(estimate.prepare, config, files, Encoder(path))
     assert fault.where == str(path) and "'<a>'" in fault.rule

@@ -22,6 +22,7 @@ from zerokara.config.loading import RESOLVED_NAME, load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.steps import command, train
+from zerokara.tokenizer import MODEL_NAME
 from zerokara.training import launching
 from zerokara.training.planning import run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
@@ -257,7 +258,7 @@ def test_a_folder_that_is_refused_or_aborted_is_gone_again(plan_of: Plan, tmp_pa
     with run_folder.command_lock(deep):
         run_folder.claim(plan)
     names = {path.name for path in plan.run_dir.iterdir()} - {"chat_template.jinja"}
-    assert names == {run_folder.IDENTITY_NAME, RESOLVED_NAME, run_plan.PLAN_NAME, run_folder.TOKENIZER_NAME}
+    assert names == {run_folder.IDENTITY_NAME, RESOLVED_NAME, run_plan.PLAN_NAME, MODEL_NAME}
     assert (plan.run_dir / "chat_template.jinja").read_text(encoding="utf-8") == "{{ a }}"
 
 

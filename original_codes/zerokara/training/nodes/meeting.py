@@ -44,7 +44,9 @@ GRACE_SECONDS = 30.0
 LEAVE_SECONDS = 20.0
 """Wait of the first machine, at its end, for the others to leave."""
 _POLL_SECONDS = 0.2
-PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "safetensors", "transformers")
+PACKAGES = (
+    "torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "tokenizers", "safetensors", "transformers",
+)  # fmt: skip
 """Packages whose version may change a number."""
 MAX_CLOCK_SECONDS = 5.0
 """Largest difference of clocks: modification times and logs are compared across machines."""

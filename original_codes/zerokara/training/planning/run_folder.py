@@ -29,16 +29,15 @@ from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text, seconds_text
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, baseline_text
 
-TOKENIZER_NAME = "tokenizer.model"
 MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
 LOCK_NAME, COMMAND_LOCK_NAME = LOCK_NAMES = "lock", "command.lock"
 LOCK_SECONDS = 60
 PLACES = frozenset({
     "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
-    "valid_data", "test_data", "chat_template",
+    "valid_data", "test_data", "chat_template", "end_of_document",
 })  # fmt: skip
-"""Settings that name files: their content is identified by hashes."""
+"""Settings that name files, or a token of one: their content is identified by hashes."""
 _KEY_NAMES = {
     "tokenizer_sha256": "input_tokenizer_file (SHA-256 of its content)",
     "vocab_size": "input_tokenizer_file (its number of pieces)",
@@ -167,9 +166,10 @@ def claim(plan: RunPlan) -> None:
     """Make the run folder, or take the one of this run, which `check_same_run` has found to be that."""
     run_dir, config = plan.run_dir, plan.requested
     write_json(run_dir / IDENTITY_NAME, identity_of(plan))  # the first file: it tells whose the folder is
-    write_file(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
-    for name, text in plan.data.run_files.items():
-        write_file(run_dir / name, text)
+    files: dict[str, bytes | str] = {**plan.encoder.run_files, **plan.data.run_files}
+    for name, content in files.items():
+        (run_dir / name).parent.mkdir(exist_ok=True)
+        write_file(run_dir / name, content)
     write_file(run_dir / RESOLVED_NAME, as_yaml(config))
     plan.write(run_dir / PLAN_NAME)
 
@@ -368,7 +368,7 @@ def record(plan: RunPlan, newest: Path) -> manifest.Manifest:
     }
     settings = plan.requested.model_dump(mode="json", exclude={*PLACES, *_MONITORING, *_IN_IDENTITY})
     settings |= {**identity_of(plan), "steps": plan.schedule.num_steps}
-    spec = manifest.StepSpec("3_train", settings, {"tokenizer": Path(plan.requested.input_tokenizer_file)})
+    spec = manifest.StepSpec("3_train", settings, {"tokenizer": plan.encoder.record})
     outputs = {"metrics": plan.run_dir / METRICS_NAME, "checkpoint": newest / "manifest.json"}
     return manifest.write(plan.run_dir / MANIFEST_NAME, spec, outputs, facts, state.seconds)
 

@@ -29,6 +29,7 @@ from zerokara.samples.objective import Objective, beginnings, objective
 from zerokara.samples.packed_examples import ExampleBatches, Pairs, Reading
 from zerokara.samples.validation_batches import DocumentBatches, SampleBatches, validation_batches
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, entropy, idx_path, token_counts
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.updater import HIERARCHY_KEY, load_template, with_hierarchy
@@ -262,7 +263,7 @@ class RunPlan:
         processes = f"{self.num_processes}" + (f" on {self.nodes} machines" if self.nodes > 1 else "")
         standing, each = self.max_checkpoints, self.checkpoint_bytes
         checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"
-        head = self.data.ids[:24].tolist()
+        head, end = self.data.ids[:24].tolist(), f"{self.encoder.piece(self.encoder.eos_id)} ends a document"
         begins = f"{' '.join(str(one) for one in head[:8])} … = {self.encoder.decode(head)!r}"
         return [
             ("model", f"{config.architecture}, {shape.size_text}, {samples}"),
@@ -276,7 +277,7 @@ class RunPlan:
             ("baseline", baseline_text(self.data.unigram_entropy)),
             ("checkpoint", f"{checkpoints}; {bytes_text(self._free_bytes)} are free"),
             ("data begins", begins),
-            ("tokenizer", f"sha256 {self.encoder.sha256[:12]}…, the one that the data was made with"),
+            ("tokenizer", f"sha256 {self.encoder.sha256[:12]}…, the one that the data was made with; {end}"),
         ]
 
     def with_settings(self, **chosen: Any) -> RunPlan:
@@ -336,7 +337,7 @@ def read_plan(path: Path, task: RunTask = PRETRAINING) -> RunPlan:
     texts = (orjson.dumps(content[name]) for name in ("resolved", "requested"))
     config, requested = map(task.config_class.model_validate_json, texts)
     config._origin = requested._origin = origin
-    encoder = Encoder(config.input_tokenizer_file)
+    encoder = open_encoder(config.input_tokenizer_file, config.end_of_document)
     data = task.data_of(config, encoder)
     for key, what, now in (
         ("tokenizer_sha256", config.input_tokenizer_file, encoder.sha256),
@@ -377,7 +378,7 @@ def make_plan(
     if num_processes is None:
         num_processes = nodes * (1 if requested.num_processes == "auto" else requested.num_processes)
     template = load_template(requested.deepspeed_template)
-    encoder = Encoder(requested.input_tokenizer_file)
+    encoder = open_encoder(requested.input_tokenizer_file, requested.end_of_document)
     data = task.data_of(requested, encoder)
     shape = ModelShape.from_config(requested, encoder.vocab_size)
     samples = num_samples(requested, *extent_of(data.reading))

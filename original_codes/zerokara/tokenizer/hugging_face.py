@@ -1,0 +1,264 @@
+"""A Hugging Face tokenizer (`tokenizer.json`) as an `Encoder`, with the token that ends documents from its folder.
+
+The ids of a document are those of tokenizers (0.23) for its whole text, without what a post-processor would add. Text
+that spells a special token is text; other added tokens are found in it, as in the model's own training. The files
+beside `tokenizer.json` name special tokens, and go with the run and its export, byte by byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from tokenizers import Tokenizer
+
+from zerokara.errors import Fault, UserError, shown
+from zerokara.manifest import FileRecord, Inputs, file_key
+from zerokara.tokenizer.encoder import Encoder, Ids
+from zerokara.tokenizer.model_file import SPACE_MARK
+
+JSON_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
+CARRIED = (
+    JSON_NAME, CONFIG_NAME, "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""Files of a tokenizer, which an export holds as they were."""
+IN_FOLDER = ("sentencepiece.model", "tokenizer.model", "spiece.model", JSON_NAME)
+"""Tokenizers that a folder may hold, in order of preference: SentencePiece models (ours, Llama's, T5's) come first."""
+RUN_FOLDER = "tokenizer"
+"""Folder within a run folder that keeps the files; a SentencePiece model is one file there."""
+_NAMING = (CONFIG_NAME, "special_tokens_map.json", "generation_config.json", "config.json")
+"""Files that name special tokens, as ``eos_token`` or by ``eos_token_id``."""
+_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+FIRST_END = "first"
+"""The end of a document where it does not matter which of several it is."""
+PART_OF_CHARACTER = b"\x80"
+"""Content of every byte that is no character by itself."""
+_PRINTING = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTING]
+_BYTES = {chr(byte): byte for byte in _PRINTING} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
+"""The characters with which GPT-2's vocabulary spells bytes (`bytes_to_unicode`, gpt-2/src/encoder.py): printable bytes
+are themselves; the others, in their order, are the characters from U+0100 on."""
+
+
+class TokenizerJson:
+    """A `tokenizer.json`, opened so that nothing is added to a text or cut from it, and special tokens are text.
+
+    Raises whatever tokenizers raises, which is nothing narrower than `Exception`.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.settings = orjson.loads(content)
+        # A post-processor would also change offsets (`trim_offsets`).
+        self.settings.update(truncation=None, padding=None, post_processor=None)
+        self.model: dict[str, Any] = self.settings["model"]
+        self.vendor = Tokenizer.from_str(orjson.dumps(self.settings).decode())
+        self.vendor.encode_special_tokens = True
+        self.vendor.encode("a 1 龘 \U0001f600", add_special_tokens=False)  # a WordPiece may lack its unknown token
+        self.parts: dict[str, dict[str, Any]] = {}
+        """The parts around the model, by type."""
+        for key in ("normalizer", "pre_tokenizer", "decoder"):
+            part = self.settings.get(key) or {}
+            several = part.get(f"{key.replace('_', '')}s", [part])  # a Sequence has this key
+            self.parts |= {each["type"]: each for each in several if each}
+        self.added: list[dict[str, Any]] = self.settings.get("added_tokens") or []
+        vocabulary = self.vendor.get_vocab(with_added_tokens=True)
+        self.num_pieces = len(vocabulary)
+        self.pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
+        """Pieces by id; empty for an id that is none."""
+        for piece, i in vocabulary.items():
+            self.pieces[i] = piece
+        # Unigram names its unknown token by id, the others by text, and byte-level BPE has none.
+        named = (self.model.get("unk_id"), vocabulary.get(self.model.get("unk_token")))
+        self.unknown_ids = {i for i in named if i is not None}
+
+    @cached_property
+    def contents(self) -> list[bytes | None]:
+        """Bytes of the text that each piece stands for; None for unknown and special tokens."""
+        contents: list[bytes | None] = [self._spelt_by(piece) for piece in self.pieces]
+        for token in self.added:
+            contents[token["id"]] = None if token["special"] else self.pieces[token["id"]].encode()
+        for i in self.unknown_ids:
+            contents[i] = None
+        return contents
+
+    def _spelt_by(self, piece: str) -> bytes:
+        if "ByteLevel" in self.parts and all(character in _BYTES for character in piece):
+            return bytes(_BYTES[character] for character in piece)
+        if self.model.get("byte_fallback") and _BYTE_PIECE.fullmatch(piece):
+            return PART_OF_CHARACTER
+        text = piece.removeprefix(self.model.get("continuing_subword_prefix") or "")
+        text = text.removesuffix(self.model.get("end_of_word_suffix") or "")
+        return text.replace(self.parts.get("Metaspace", {}).get("replacement", SPACE_MARK), " ").encode()
+
+
+class HuggingFaceEncoder(Encoder):
+    """A `tokenizer.json` in the place of a SentencePiece model.
+
+    `end_of_document` is the token that ends documents; `auto` is the only one that the files beside it name as eos.
+
+    Raises:
+        UserError: the file cannot be opened or needs code; the end of a document is unknown, or is one of several.
+    """
+
+    library = "tokenizers"
+    by_line = adds_sentinels = False
+
+    def __init__(self, path: str | Path, end_of_document: str = "auto") -> None:
+        self.model_path, self._end_of_document = Path(path), end_of_document
+        names = {JSON_NAME: self.model_path}
+        if self.model_path.name == JSON_NAME:  # of another name, it does not belong to the files beside it
+            names = {name: self.model_path.with_name(name) for name in (*CARRIED, *_NAMING)}
+        self.folder_files = {name: each.read_bytes() for name, each in names.items() if each.is_file()}
+        """Contents of the folder's files, by name."""
+        where, again = str(self.model_path), "name a tokenizer.json, a folder with one, or a SentencePiece model"
+        if JSON_NAME not in self.folder_files:
+            raise UserError(Fault(where, "there is no such tokenizer file", remedy=again))
+        self.model_bytes = self.folder_files[JSON_NAME]
+        try:
+            self._json = TokenizerJson(self.model_bytes)
+            self._naming = {name: orjson.loads(self.folder_files.get(name, b"{}")) for name in _NAMING}
+        except Exception as error:  # tokenizers raises nothing narrower
+            rule = f"is not a Hugging Face tokenizer.json that can be opened, or a file beside it is damaged ({error})"
+            raise UserError(Fault(where, rule, remedy="download it again")) from error
+        if self._naming[CONFIG_NAME].get("auto_map"):
+            rule = "needs Python code of its folder (auto_map in tokenizer_config.json), which is not run"
+            raise UserError(Fault(where, rule, remedy=again))
+        self.vendor, self.vocab_size = self._json.vendor, len(self._json.pieces)
+        self.unk_id = min(self._json.unknown_ids, default=-1)
+        self.eos_id = self._end_id(where)
+        self._end = np.int32(self.eos_id).tobytes()
+        self.bos_id = min(self._named("bos"), default=-1)
+        pads = [*self._named("pad"), *self._json.unknown_ids]
+        self.pad_id = next((i for i in pads if i != self.eos_id), self.eos_id)
+        """<unk> where the files name none but the end, and that where there is no <unk>."""
+
+    def _named(self, name: str) -> dict[int, str]:
+        """Ids of the special tokens of this name (``eos``), each with the file that names it first."""
+        found = dict[int, str]()
+        for file, content in self._naming.items():
+            token, ids = content.get(f"{name}_token"), content.get(f"{name}_token_id")
+            token = token.get("content") if isinstance(token, dict) else token
+            ids = ids if isinstance(ids, list) else [ids]
+            for i in (self.vendor.token_to_id(token or ""), *ids):
+                if isinstance(i, int) and 0 <= i < self.vocab_size:
+                    found.setdefault(i, file)
+        return found
+
+    def _end_id(self, where: str) -> int:
+        """Id of the end of a document; raises a `UserError` where it is not certain."""
+        named, choice = self._named("eos"), self._end_of_document
+        ids = [*named] if choice == "auto" else [self.vendor.token_to_id(choice)]
+        ids = [*named][:1] if choice == FIRST_END else ids
+        several = ", ".join(f"{self.piece(i)} ({file})" for i, file in named.items())
+        one, rule = ids[0] if len(ids) == 1 else None, ""
+        if choice == "auto" and one is None:
+            rule = f"is not certain: {where} may end a document by {several}"
+            rule = rule if named else f"is not known: no file beside {where} names one (eos_token)"
+        elif one is None:
+            rule = f"is no token of {where}"
+        elif one in self.vendor.encode(self.piece(one), add_special_tokens=False).ids:
+            rule = f"must be a special token: {self.piece(one)} in a text would end its document"
+        if one is None or rule:
+            examples = several or ", ".join(self.piece(i) for i in sorted(self.control_ids)[:8]) or "none there"
+            remedy = f"set it to the one that ended documents in the model's pretraining: {examples}"
+            raise UserError(Fault(where, rule, "end_of_document", choice, remedy))
+        return int(one)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of tokenizer.json and of the end of a document, which identify the tokenizer of token files and runs."""
+        return hashlib.sha256(self.model_bytes + b"\0" + self.piece(self.eos_id).encode()).hexdigest()
+
+    @property
+    def record(self) -> Inputs:
+        path, size, modified_ns = file_key(self.model_path)
+        return [FileRecord(path, size, self.sha256, modified_ns)]
+
+    @property
+    def run_files(self) -> dict[str, bytes]:
+        return {f"{RUN_FOLDER}/{name}": content for name, content in self.folder_files.items()}
+
+    @property
+    def pieces(self) -> list[str]:
+        return self._json.pieces
+
+    def piece(self, token_id: int) -> str:
+        return self._json.pieces[token_id]
+
+    @cached_property
+    def token_texts(self) -> list[bytes]:
+        texts = [content or b"" for content in self._json.contents]
+        for i, piece in enumerate(self.pieces):
+            if texts[i] == PART_OF_CHARACTER and _BYTE_PIECE.fullmatch(piece):
+                texts[i] = bytes.fromhex(piece[3:5])
+        return texts
+
+    @cached_property
+    def control_ids(self) -> frozenset[int]:
+        return frozenset(token["id"] for token in self._json.added if token["special"]) - self._json.unknown_ids
+
+    @property
+    def symbols(self) -> list[str]:
+        return [token["content"] for token in self._json.added if not token["special"]]
+
+    def encode(self, text: str) -> Ids:
+        return self.encode_many([text])[0]
+
+    def _id_bytes(self, texts: Iterable[str]) -> Iterator[bytes]:
+        for encoding in self.vendor.encode_batch_fast(list(texts), add_special_tokens=False):
+            yield np.array(encoding.ids, dtype=np.int32).tobytes()
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
+        return str(self.vendor.decode([int(i) for i in ids], skip_special_tokens=True))
+
+    @property
+    def is_bpe(self) -> bool:
+        """True for byte-pair encoding, byte-level or not."""
+        return bool(self._json.model.get("type") == "BPE")
+
+    def renamed(self, names: dict[int, str]) -> bytes:
+        """Return tokenizer.json with other names of special tokens, by id."""
+        settings, model = self._json.settings, self._json.model
+        added = [token | {"content": names.get(token["id"], token["content"])} for token in self._json.added]
+        vocabulary = {names.get(i, piece): i for piece, i in model["vocab"].items()}
+        return orjson.dumps(settings | {"added_tokens": added, "model": model | {"vocab": vocabulary}})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HuggingFaceEncoder, (self.model_path, self._end_of_document)
+
+
+def open_encoder(name: str | Path, end_of_document: str = "auto") -> Encoder:
+    """Open a tokenizer of either kind: a SentencePiece model, a `tokenizer.json`, or a folder with one.
+
+    Raises:
+        UserError: it cannot be opened, or its end of a document is not certain (with the key `end_of_document`).
+    """
+    path = tokenizer_file(Path(name))
+    if path.suffix == ".json":
+        return HuggingFaceEncoder(path, end_of_document)
+    encoder = Encoder(path)
+    if end_of_document not in ("auto", FIRST_END, encoder.piece(encoder.eos_id)):
+        rule = f"must be auto with a SentencePiece model, whose end is {encoder.piece(encoder.eos_id)}"
+        raise UserError(Fault(str(path), rule, "end_of_document", end_of_document, "set it to auto"))
+    return encoder
+
+
+def tokenizer_file(path: Path) -> Path:
+    """Return the tokenizer of a folder, or the file itself; a folder without one is a UserError."""
+    if not path.is_dir():
+        return path
+    if found := next((path / name for name in IN_FOLDER if (path / name).is_file()), None):
+        return found
+    code = ", ".join(sorted(each.name for each in path.glob("*.py"))[:3])
+    rule = f"the folder holds none of {', '.join(IN_FOLDER)}" + (
+        f"; its Python code ({code}) is not run" if code else ""
+    )
+    raise UserError(Fault(shown(str(path)), rule, remedy="export the model again (step 4), or name its tokenizer file"))
