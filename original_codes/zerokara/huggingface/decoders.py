@@ -278,3 +278,5 @@ QWEN3_MOE = replace(
     older_names={**QWEN3.older_names, "num_local_experts": "num_experts"},
     moe_layers=_qwen3_moe_layers,
 )
+
+DECODERS = LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, GPT2, MIXTRAL, QWEN3_MOE

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from zerokara.errors import RunError
 from zerokara.huggingface import weight_rules
-from zerokara.huggingface.decoders import (
-    GPT2, LLAMA, MISTRAL, MIXTRAL, OLMO2, QWEN2, QWEN3, QWEN3_MOE, SMOLLM3,
-)  # fmt: skip
+from zerokara.huggingface.decoders import DECODERS
 from zerokara.huggingface.encoder_decoders import SWITCH, T5
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY, Family, WeightRule
 from zerokara.model.shapes import ModelShape
@@ -28,8 +26,7 @@ UNTIED_OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), VOCABULAR
 """The output matrix; a tied model has none, on either side."""
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-_NAMED_ALIKE = LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, GPT2, MIXTRAL, QWEN3_MOE, T5
-FAMILIES = {family.model_type: family for family in _NAMED_ALIKE} | {"switch": SWITCH}
+FAMILIES = {family.model_type: family for family in (*DECODERS, T5)} | {"switch": SWITCH}
 """By our names of the architectures, which are transformers' but for one."""
 
 

@@ -124,6 +124,8 @@ class UnrotatedAttention(SelfAttention):
 class QKNorm(torch.nn.RMSNorm):
     """A megatron-core `q_layernorm` or `k_layernorm` (0.16.1): [S, B, N, E] in and out; `hidden_size` is E."""
 
+    eps: float
+
     def __init__(self, hidden_size: int, config: TransformerConfig, eps: float, num_heads: int = 1):
         """`num_heads` of all processes are normalized together; 1: each by itself, with the same weight."""
         super().__init__(num_heads * hidden_size, eps=eps)

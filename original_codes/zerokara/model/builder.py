@@ -185,6 +185,7 @@ def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = Fal
                 k_layernorm=qk_norm(shape.num_kv_heads),
             ),
         )
+
     across: dict[str, Any] = {}
     if has_cross_attention:
         submodules = CrossAttentionSubmodules(
