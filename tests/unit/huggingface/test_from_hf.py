@@ -133,8 +133,7 @@ SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers":
         ("llama", "final_logit_softcapping", {"final_logit_softcapping": 30.0}),
         ("llama", "partial_rotary_factor", {"partial_rotary_factor": 0.5}),
         ("qwen2", "partial_rotary_factor", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
-        ("olmo2", "rope_parameters", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}),
-        ("llama", "rope_parameters", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+        ("olmo2", "rope_parameters", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
         *(
             ("llama", "architecture", {"model_type": name})
             for name in ("gemma", "gemma2", "gemma3_text", "olmo3", "phi3")
