@@ -11,7 +11,7 @@ it makes the batch, so that nobody waits for the device; their greatest length i
 
 QK-norm is the RMSNorm of each head's queries and keys before the rotary embedding (Qwen3; Dehghani et al., 2023).
 Attention scores are then bounded by the weight, and no longer grow until the softmax saturates. One weight of size E
-serves all heads of a layer. OLMo 2 (arXiv 2501.00656) takes the mean square over all heads, with a weight of size N·E.
+serves all heads of a layer. OLMo 2 (arXiv 2501.00656) normalizes all heads together, by weights of sizes H·E and K·E.
 
 Shape suffixes: S sequence, B batch, P = B·S packed positions, H heads, K kv heads, N either of the two (those of this
 process; of offsets, documents), E head dim, D = H·E.
