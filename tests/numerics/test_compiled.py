@@ -35,6 +35,8 @@ from zerokara.training.compute.updater import HIERARCHY_KEY
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"activation_checkpointing": "selective"},
+    "olmo2": {"num_kv_heads": 2},
+    "smollm3": {"num_layers": 4},
     "gpt2": {"activation_checkpointing": "full"},
     "t5": {"tie_word_embeddings": True},
     "qwen3_moe": {},
@@ -58,7 +60,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
 def engine_for(family: str, compiled: bool) -> tuple[Engine, ModelShape]:
     config = config_of(
-        **FAMILIES[family], architecture=family, num_layers=2, seq_len=24,
+        **{"num_layers": 2, **FAMILIES[family]}, architecture=family, seq_len=24,
         global_batch_size=MICRO_BATCHES * MICRO_BATCH, micro_batch_size=MICRO_BATCH, compile="on",
         router_aux_loss_coef=0.3, router_z_loss_coef=0.2,
     )  # fmt: skip

@@ -32,6 +32,9 @@ LLAMA = ModelShape("llama", 3, 48, 6, 3, 80, 48, 201, True, 5000.0, 1e-5, 0.02)
 """6 heads, 3 kv heads; 201 pieces padded to 256 rows."""
 GPT2 = ModelShape("gpt2", 3, 48, 6, 6, 96, 48, 201, True, 10000.0, 1e-5, 0.02)
 QWEN3 = replace(LLAMA, architecture="qwen3")
+QWEN2, MISTRAL, OLMO2 = (replace(LLAMA, architecture=name) for name in ("qwen2", "mistral", "olmo2"))
+SMOLLM3 = replace(LLAMA, architecture="smollm3", num_layers=5)
+"""The fourth layer has no positions."""
 T5 = ModelShape("t5", 3, 48, 6, 6, 80, 48, 201, True, 10000.0, 1e-6, 0.0, head_dim=12, raw_len=54, target_len=12)
 """Heads that are together wider than the model."""
 MIXTRAL = replace(
@@ -52,7 +55,7 @@ SCALED = {
 """Of the four frequencies of a head some are divided, some are not, and some lie in between."""
 SHAPES = [
     shape
-    for base in (LLAMA, QWEN3, GPT2, MIXTRAL, QWEN3_MOE, T5, SWITCH)
+    for base in (LLAMA, QWEN3, QWEN2, OLMO2, SMOLLM3, MISTRAL, GPT2, MIXTRAL, QWEN3_MOE, T5, SWITCH)
     for shape in (base, replace(base, tie_word_embeddings=False))
 ]
 CASES = [
@@ -162,6 +165,9 @@ TWINS = {
     "gate and up swapped": (LLAMA, "linear_fc1.weight", _swapped_names),
     "t5 relative position bias dropped": (T5, _BIAS, _with_to_hf(_dropped)),
     "experts in another order": (MIXTRAL, "layers.1.mlp.experts_fc2.weight", _swapped_names),
+    "query, key and value biases swapped": (QWEN2, "linear_qkv.bias", _swapped_names),
+    "query norm not by head": (OLMO2, "q_layernorm.weight", _with_to_hf(lambda ours, shape: (ours.flip(0),))),
+    "one output norm dropped": (OLMO2, "layers.1.mlp.linear_fc2.output_layernorm.weight", _with_to_hf(_dropped)),
     "one bias dropped": (GPT2, "layers.1.mlp.linear_fc2.bias", _with_to_hf(_dropped)),
 }
 

@@ -41,6 +41,8 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "bf16, ZeRO 2": (2, {"zero_stage": 2, "precision": "bf16"}),
     "bf16, ZeRO 3": (2, {"zero_stage": 3, "precision": "bf16"}),
     "tensor parallel": (2, {"tensor_parallel_size": 2}),
+    "qwen2, bf16, ZeRO 3": (2, {"architecture": "qwen2", "zero_stage": 3, "precision": "bf16"}),
+    "olmo2, tensor parallel": (2, {"architecture": "olmo2", "tensor_parallel_size": 2}),
     "adafactor, bf16, ZeRO 1": (2, {"optimizer": "adafactor", "precision": "bf16"}),
     "muon, ZeRO 1": (2, {"optimizer": "muon"}),
 }

@@ -23,6 +23,8 @@ WATCHED = {"sample_prompts": "[ab, cde]", "sample_tokens": 5, "eval_interval": 1
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {**SLOWER, **WATCHED},
     "qwen3": {**SLOWER, "architecture": "qwen3", "tie_word_embeddings": "false"},
+    "qwen2": {**SLOWER, "architecture": "qwen2"},
+    "olmo2": {**SLOWER, "architecture": "olmo2", "tie_word_embeddings": "false"},
     "gpt2": {**SLOWER, "architecture": "gpt2", "num_kv_heads": "auto", "tie_word_embeddings": "false"},
 }
 MOE = {"num_experts": 4, "moe_layers": "[1]", "router_aux_loss_coef": 0.02, "router_z_loss_coef": 0.001}
@@ -66,6 +68,9 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "llama_tensors": {**FAMILIES["llama"], **TENSORS},
     "llama_tensors3": {**FAMILIES["llama"], **TENSORS, "zero_stage": 3},
     "qwen3_tensors": {**FAMILIES["qwen3"], **TENSORS, "zero_stage": 2},
+    "qwen2_tensors": {**FAMILIES["qwen2"], **TENSORS, "zero_stage": 3},
+    "olmo2_tensors": {**FAMILIES["olmo2"], **TENSORS, "zero_stage": 1},
+    "olmo2_two": {**FAMILIES["olmo2"], "micro_batch_size": 4, "zero_stage": 3, **FULL},
     "gpt2_tensors": {**FAMILIES["gpt2"], **TENSORS, "zero_stage": 1},
     "from_one": {**SLOWER, **TENSORS, "zero_stage": 1},
     "from_two": {**SLOWER, **TENSORS, "zero_stage": 1, "stop_at": 10},

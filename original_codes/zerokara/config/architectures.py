@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-Name = Literal["llama", "qwen3", "gpt2", "mixtral", "qwen3_moe", "t5", "switch", "t5_moe"]
+Name = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt2", "mixtral", "qwen3_moe", "t5", "switch", "t5_moe"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -18,8 +20,12 @@ class Architecture:
 
     gated: bool = True  # feed-forward layers: SwiGLU, gated GELU
     has_biases: bool = False  # in linear layers and norms
-    qk_norm: bool = False  # queries and keys, with one weight vector for all heads of a layer
+    has_qkv_biases: bool = False  # in the projections of queries, keys and values alone
+    qk_norm: Literal["", "head", "projection"] = ""
+    """Norm of queries and of keys: of each head, with one weight vector for all heads, or of all heads together."""
+    norms_outputs: bool = False  # of attention and feed-forward layers, instead of their inputs
     positions: Literal["rotary", "learned", "relative"] = "rotary"  # embedding, embedding, attention bias
+    unrotated_every: int = 0  # n: every n-th layer knows no positions (NoPE); 0: all layers do
     supports_gqa: bool = True  # several query heads share one key and value head
     is_encoder_decoder: bool = False  # the decoder has cross-attention to an encoder
     moe_every: int = 0
@@ -27,6 +33,10 @@ class Architecture:
     experts_per_token: int = 0  # default
     no_class: str = ""
     """Reason why no Hugging Face class can hold such a model; empty if one can."""
+
+    def rotates(self, layer: int) -> bool:
+        """True if the layer, counted from 0, has rotary positions, where the architecture has them."""
+        return not self.unrotated_every or (layer + 1) % self.unrotated_every != 0
 
     @property
     def objective(self) -> Literal["causal", "span_corruption"]:
@@ -37,10 +47,14 @@ class Architecture:
 _T5 = Architecture(positions="relative", supports_gqa=False, is_encoder_decoder=True)
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(),
-    "qwen3": Architecture(qk_norm=True),
+    "mistral": Architecture(),
+    "qwen2": Architecture(has_qkv_biases=True),
+    "qwen3": Architecture(qk_norm="head"),
+    "smollm3": Architecture(unrotated_every=4),
+    "olmo2": Architecture(qk_norm="projection", norms_outputs=True),
     "gpt2": Architecture(gated=False, has_biases=True, positions="learned", supports_gqa=False),
     "mixtral": Architecture(moe_every=1, experts_per_token=2),
-    "qwen3_moe": Architecture(qk_norm=True, moe_every=1, experts_per_token=2),
+    "qwen3_moe": Architecture(qk_norm="head", moe_every=1, experts_per_token=2),
     "t5": _T5,
     "switch": replace(_T5, gated=False, moe_every=2, experts_per_token=1),
     "t5_moe": replace(

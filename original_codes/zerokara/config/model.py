@@ -50,8 +50,10 @@ class ModelSettings(Settings):
     """The model."""
 
     architecture: Name = "llama"
-    """Model family. Decoders: `llama` (RMSNorm, SwiGLU, rotary positions, grouped-query attention), `qwen3` (the same
-    with QK-norm, more stable at high learning rates), `gpt2` (LayerNorm, GELU, learned positions). Encoder-decoder:
+    """Model family. Decoders: `llama` (RMSNorm, SwiGLU, rotary positions, grouped-query attention), `mistral` (the same
+    under another name), `qwen2` (with biases of queries, keys and values), `qwen3` (with QK-norm, more stable at high
+    learning rates), `smollm3` (without positions in every fourth layer), `olmo2` (norms after attention and
+    feed-forward layers, QK-norm over all heads), `gpt2` (LayerNorm, GELU, learned positions). Encoder-decoder:
     `t5` (version 1.1, trained by span corruption; RMSNorm, gated GELU, relative position bias). Mixtures of experts:
     `mixtral` (llama, experts in all layers), `qwen3_moe` (qwen3, experts in any layers), `switch` (t5 with plain GELU,
     one expert per token), `t5_moe` (t5, experts in any layers; no Hugging Face class can hold it)."""

@@ -1,9 +1,11 @@
-"""The decoder families ↔ transformers 5.23: GPT-2; Llama, Qwen3 (with QK-norm), and both with a mixture of experts.
+"""The decoder families ↔ transformers 5.23: GPT-2; Llama and its like, and two of them with a mixture of experts.
 
 GPT-2: LayerNorm, learned positions, tanh GELU (``gelu_new``), biases everywhere; Hugging Face keeps its matrices in
 ``Conv1D`` layers, that is transposed.
 
-The others: RMSNorm, SwiGLU, grouped-query attention, no biases, full attention in all layers. Rotary positions need no
+The others: RMSNorm, SwiGLU, grouped-query attention, full attention in all layers. Mistral is a Llama; Qwen2 has biases
+of queries, keys and values; Qwen3 has QK-norm; SmolLM3 has layers without positions; OLMo 2 has QK-norm over all heads
+together, and normalizes the outputs of attention and feed-forward layers, not their inputs. Rotary positions need no
 rule: megatron-core with ``rotary_interleaved`` off and Hugging Face both rotate the first half of a head against its
 second half. Files hold one tensor for each matrix of each expert, as those of the original models: transformers and
 other clients stack them when they load them.
@@ -11,6 +13,7 @@ other clients stack them when they load them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -131,23 +134,80 @@ LLAMA = Family(
 )
 
 
-def _qwen3_values(shape: ModelShape) -> dict[str, Any]:
-    values = _llama_values(shape)
-    del values["mlp_bias"]  # Qwen3Config has no such key
-    return {**values, "use_sliding_window": False}
+def _as_llama(*unknown: str, **more: Any) -> Callable[[ModelShape], dict[str, Any]]:
+    """Values as Llama's, without keys that the configuration class does not know, and with more."""
+    return lambda shape: {
+        **{key: value for key, value in _llama_values(shape).items() if key not in unknown},
+        **more,
+    }
 
+
+MISTRAL = replace(
+    LLAMA,
+    model_type="mistral",
+    class_name="MistralForCausalLM",
+    description="Mistral-like: RMSNorm, SwiGLU, rotary positions, grouped-query attention",
+    fixed_values=_as_llama("attention_bias", "mlp_bias", sliding_window=None),
+)
+
+QWEN2 = replace(
+    LLAMA,
+    model_type="qwen2",
+    class_name="Qwen2ForCausalLM",
+    description="Qwen2-like: RMSNorm, SwiGLU, rotary positions, grouped-query attention with biases",
+    rules=(
+        *LLAMA.rules,
+        WeightRule(
+            _OURS + "self_attention.linear_qkv.bias",
+            tuple(f"{_HF}self_attn.{letter}_proj.bias" for letter in "qkv"),
+            QUERY_KEY_VALUE,
+        ),
+    ),
+    fixed_values=_as_llama("attention_bias", "mlp_bias", use_sliding_window=False),
+)
+
+_QK_NORM = tuple(
+    WeightRule(f"{_OURS}self_attention.{letter}_layernorm.weight", (f"{_HF}self_attn.{letter}_norm.weight",))
+    for letter in "qk"
+)
 
 QWEN3 = replace(
     LLAMA,
     model_type="qwen3",
     class_name="Qwen3ForCausalLM",
     description="Qwen3-like: RMSNorm, QK-norm, SwiGLU, rotary positions, grouped-query attention",
+    rules=(*LLAMA.rules, *_QK_NORM),
+    fixed_values=_as_llama("mlp_bias", use_sliding_window=False),
+)
+
+
+def _smollm3_values(shape: ModelShape) -> dict[str, Any]:
+    rotated = [int(shape.traits.rotates(layer)) for layer in range(shape.num_layers)]
+    return {**_llama_values(shape), "use_sliding_window": False, "no_rope_layers": rotated}
+
+
+SMOLLM3 = replace(
+    LLAMA,
+    model_type="smollm3",
+    class_name="SmolLM3ForCausalLM",
+    description="SmolLM3-like: RMSNorm, SwiGLU, rotary positions in three of four layers, grouped-query attention",
+    fixed_values=_smollm3_values,
+)
+
+OLMO2 = replace(
+    LLAMA,
+    model_type="olmo2",
+    class_name="Olmo2ForCausalLM",
+    description="OLMo-2-like: RMSNorm after attention and feed-forward layers, QK-norm, SwiGLU, rotary positions",
     rules=(
-        *LLAMA.rules,
-        WeightRule(_OURS + "self_attention.q_layernorm.weight", (_HF + "self_attn.q_norm.weight",)),
-        WeightRule(_OURS + "self_attention.k_layernorm.weight", (_HF + "self_attn.k_norm.weight",)),
+        *(rule for rule in LLAMA.rules if "input_layernorm" not in rule.ours and "pre_mlp" not in rule.ours),
+        *_QK_NORM,
+        WeightRule(
+            _OURS + "self_attention.linear_proj.output_layernorm.weight", (_HF + "post_attention_layernorm.weight",)
+        ),
+        WeightRule(_OURS + "mlp.linear_fc2.output_layernorm.weight", (_HF + "post_feedforward_layernorm.weight",)),
     ),
-    fixed_values=_qwen3_values,
+    fixed_values=_as_llama("mlp_bias"),
 )
 
 
@@ -162,12 +222,6 @@ def _experts(
         WeightRule(_OURS + "mlp.experts_fc1.weight", gates_and_ups, EXPERTS_GATE_AND_UP, layers),
         WeightRule(_OURS + "mlp.experts_fc2.weight", (f"{expert}.{down}.weight",), EXPERTS, layers),
     )
-
-
-def _mixtral_values(shape: ModelShape) -> dict[str, Any]:
-    values = _llama_values(shape)
-    del values["mlp_bias"], values["attention_bias"]  # MixtralConfig has no such keys
-    return {**values, "sliding_window": None, "router_jitter_noise": 0.0}
 
 
 MIXTRAL = replace(
@@ -185,13 +239,13 @@ MIXTRAL = replace(
         "num_local_experts": "num_experts",
         "num_experts_per_tok": "experts_per_token",
     },
-    fixed_values=_mixtral_values,
+    fixed_values=_as_llama("attention_bias", "mlp_bias", sliding_window=None, router_jitter_noise=0.0),
 )
 
 
 def _qwen3_moe_values(shape: ModelShape) -> dict[str, Any]:
     return {
-        **_qwen3_values(shape),
+        **QWEN3.fixed_values(shape),
         "norm_topk_prob": shape.experts_per_token > 1,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [layer for layer in range(shape.num_layers) if layer not in shape.moe_layers],
@@ -224,3 +278,5 @@ QWEN3_MOE = replace(
     older_names={**QWEN3.older_names, "num_local_experts": "num_experts"},
     moe_layers=_qwen3_moe_layers,
 )
+
+DECODERS = LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, GPT2, MIXTRAL, QWEN3_MOE

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zerokara.errors import RunError
 from zerokara.huggingface import weight_rules
-from zerokara.huggingface.decoders import GPT2, LLAMA, MIXTRAL, QWEN3, QWEN3_MOE
+from zerokara.huggingface.decoders import DECODERS
 from zerokara.huggingface.encoder_decoders import SWITCH, T5
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY, Family, WeightRule
 from zerokara.model.shapes import ModelShape
@@ -26,7 +26,7 @@ UNTIED_OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), VOCABULAR
 """The output matrix; a tied model has none, on either side."""
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-FAMILIES = {family.model_type: family for family in (LLAMA, QWEN3, GPT2, MIXTRAL, QWEN3_MOE, T5)} | {"switch": SWITCH}
+FAMILIES = {family.model_type: family for family in (*DECODERS, T5)} | {"switch": SWITCH}
 """By our names of the architectures, which are transformers' but for one."""
 
 

@@ -38,6 +38,11 @@ _OF_TRAINING = {
     "initializer_range", "initializer_factor", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate",
 }  # fmt: skip
 """Values that change neither weights nor results of a model, only its training."""
+_NOT_COMPUTED = {
+    "quantization_config": None, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+    "rope_parameters.partial_rotary_factor": 1.0,
+}  # fmt: skip
+"""What some model of any family may state, and none computes here → the value without effect."""
 _MAX_REASON = 300
 """Characters of a message of transformers, which may quote a whole file."""
 _T5_CONTEXT = 512
@@ -203,7 +208,8 @@ def _read_config(folder: Path) -> Any:
 def _rope_scaling(folder: Path, hf_config: Any) -> RopeScaling | None:
     """Scaling of a loaded configuration's rotary frequencies; one that ours does not compute is a UserError."""
     given = getattr(hf_config, "rope_parameters", None) or {}
-    values = {key: value for key, value in given.items() if key not in ("rope_theta", "type") and value is not None}
+    unread = "rope_theta", "type", "partial_rotary_factor"  # the last: `_NOT_COMPUTED`
+    values = {key: value for key, value in given.items() if key not in unread and value is not None}
     if values.get("rope_type", "default") == "default":
         return None
     try:
@@ -221,6 +227,8 @@ def _value_of(hf_config: Any, key: str) -> Any:
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
     if key == "n_inner" and value is None:
         return 4 * hf_config.n_embd  # as GPT2Config documents
+    if key == "head_dim" and value is None:
+        return hf_config.hidden_size // hf_config.num_attention_heads  # as classes without the key compute it
     return value
 
 
@@ -295,6 +303,15 @@ def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: 
         else:
             rule = f"must be {expected}, as in every model of architecture {shape.architecture}"
             yield Fault(where=str(folder / "config.json"), key=key, value=value, rule=rule)
+    for key, neutral in _NOT_COMPUTED.items():
+        if (value := _value_of(hf_config, key)) not in (None, neutral):
+            key = key.removeprefix("rope_parameters.")
+            yield Fault(str(folder / "config.json"), f"must be {neutral}: nothing else is computed here", key, value)
+    others = {*(getattr(hf_config, "layer_types", None) or ())} - {"full_attention"}
+    # Of use_sliding_window, which is a fault by itself, transformers makes layer_types.
+    if others and not getattr(hf_config, "use_sliding_window", False):
+        rule = "must be full_attention in all layers: nothing else is computed here"
+        yield Fault(str(folder / "config.json"), rule, "layer_types", min(others))
 
 
 def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, ours: int, fault: SettingFault) -> Iterator[Fault]:

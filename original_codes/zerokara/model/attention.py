@@ -11,7 +11,7 @@ it makes the batch, so that nobody waits for the device; their greatest length i
 
 QK-norm is the RMSNorm of each head's queries and keys before the rotary embedding (Qwen3; Dehghani et al., 2023).
 Attention scores are then bounded by the weight, and no longer grow until the softmax saturates. One weight of size E
-serves all heads of a layer.
+serves all heads of a layer. OLMo 2 (arXiv 2501.00656) normalizes all heads together, by weights of sizes H·E and K·E.
 
 Shape suffixes: S sequence, B batch, P = B·S packed positions, H heads, K kv heads, N either of the two (those of this
 process; of offsets, documents), E head dim, D = H·E.
@@ -28,7 +28,13 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from zerokara.model import cpu_attention, parallel
 from zerokara.model.layout import sequence_first
-from zerokara.model.megatron_core import AttnMaskType, TransformerConfig, copy_to_tensor_model_parallel_region
+from zerokara.model.megatron_core import (
+    AttnMaskType,
+    SelfAttention,
+    TransformerConfig,
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
 
 
 class FusedAttention(torch.nn.Module):
@@ -104,20 +110,47 @@ def _joined(out_BHSE: Tensor) -> Tensor:
     return sequence_first(out_BHSE.permute(2, 0, 1, 3)).flatten(2)
 
 
-class HeadNorm(torch.nn.RMSNorm):
+class UnrotatedAttention(SelfAttention):
+    """Self-attention of a layer without positions (NoPE; Kazemnejad et al., 2023).
+
+    A class of its own, and not megatron-core's `no_rope_freq`: by that each layer would be compiled anew.
+    """
+
+    def forward(self, *arguments: Any, rotary_pos_emb: Tensor | None = None, **named: Any) -> Any:
+        """Attend without the rotation that the other layers are given."""
+        return super().forward(*arguments, **named)
+
+
+class QKNorm(torch.nn.RMSNorm):
     """A megatron-core `q_layernorm` or `k_layernorm` (0.16.1): [S, B, N, E] in and out; `hidden_size` is E."""
 
-    def __init__(self, hidden_size: int, config: TransformerConfig, eps: float):
-        super().__init__(hidden_size, eps=eps)
-        self._alone = parallel.tensor_size() == 1
+    eps: float
+
+    def __init__(self, hidden_size: int, config: TransformerConfig, eps: float, num_heads: int = 1):
+        """`num_heads` of all processes are normalized together; 1: each by itself, with the same weight."""
+        super().__init__(num_heads * hidden_size, eps=eps)
+        self._num_heads, self._alone = num_heads, parallel.tensor_size() == 1
 
     def forward(self, heads_SBNE: Tensor) -> Tensor:
-        """Normalize each head by itself."""
-        weight_E = self.weight
+        """Normalize each head, or all of them."""
+        weight = self.weight
         if not self._alone:
             # Each process has some of the heads: the gradient of the weight is the sum over the processes.
-            weight_E = copy_to_tensor_model_parallel_region(weight_E, group=parallel.tensor_group())
-        return rms_norm(heads_SBNE, self.normalized_shape, weight_E, self.eps)
+            weight = copy_to_tensor_model_parallel_region(weight, group=parallel.tensor_group())
+        if self._num_heads == 1:
+            return rms_norm(heads_SBNE, self.normalized_shape, weight, self.eps)
+        count, size = heads_SBNE.shape[2:]
+        weight_NE = weight.view(-1, size)
+        if self._alone:
+            return rms_norm(heads_SBNE, (count, size), weight_NE, self.eps)
+        heads_SBNE, dtype = heads_SBNE.float(), heads_SBNE.dtype
+        squares_SB11 = heads_SBNE.square().sum((2, 3), keepdim=True)
+        # Summed over the processes, and in the backward pass so is the gradient, as each process uses the sum.
+        for collect in (reduce_from_tensor_model_parallel_region, copy_to_tensor_model_parallel_region):
+            squares_SB11 = collect(squares_SB11, group=parallel.tensor_group())
+        normed_SBNE = heads_SBNE * torch.rsqrt(squares_SB11 / weight.numel() + self.eps)
+        first = parallel.tensor_rank() * count
+        return (normed_SBNE * weight_NE[first : first + count]).to(dtype)
 
 
 def intra_document_mask(segments_BS: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,10 +9,10 @@ import torch
 from torch.nn.functional import gelu, silu
 
 from zerokara.model import initial_weights, layers, parallel, rotary
-from zerokara.model.attention import FusedAttention, HeadNorm
+from zerokara.model.attention import FusedAttention, QKNorm, UnrotatedAttention
 from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, Routing, experts_of
 from zerokara.model.language_model import Decoder, EncoderDecoder
-from zerokara.model.layers import ColumnLinear, FeedForward, RowLinear
+from zerokara.model.layers import ColumnLinear, FeedForward, NormedFeedForward, NormedRowLinear, RowLinear
 from zerokara.model.megatron_core import (
     AttnMaskType,
     CrossAttention,
@@ -114,7 +114,10 @@ _tanh_gelu = partial(gelu, approximate="tanh")
 """``gelu_new`` in Hugging Face's GPT-2 and T5."""
 
 _FAMILIES: dict[str, dict[str, Any]] = {
-    **{name: {"activation_func": silu} for name in ("llama", "qwen3", "mixtral", "qwen3_moe")},
+    **{
+        name: {"activation_func": silu}
+        for name in ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "mixtral", "qwen3_moe")
+    },
     "gpt2": {"activation_func": _tanh_gelu},
     # T5 does not scale the scores; the initial weights make up for it.
     **{name: {"activation_func": _tanh_gelu, "softmax_scale": 1.0} for name in ("t5", "switch", "t5_moe")},
@@ -137,8 +140,9 @@ def _config(shape: ModelShape) -> TransformerConfig:
         init_method_std=shape.init_std,
         normalization="LayerNorm" if traits.has_biases else "RMSNorm",
         add_bias_linear=traits.has_biases,
+        add_qkv_bias=traits.has_qkv_biases,
         gated_linear_unit=traits.gated,
-        qk_layernorm=traits.qk_norm,
+        qk_layernorm=bool(traits.qk_norm),
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
@@ -160,18 +164,28 @@ def _config(shape: ModelShape) -> TransformerConfig:
 
 def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = False) -> TransformerBlockSubmodules:
     """The specification of a stack of layers."""
-    qk_norm = HeadNorm if shape.traits.qk_norm else IdentityOp
-    attention = ModuleSpec(
-        module=SelfAttention,
-        params={"attn_mask_type": AttnMaskType.causal if causal else AttnMaskType.no_mask},
-        submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnLinear,
-            core_attention=FusedAttention,
-            linear_proj=RowLinear,
-            q_layernorm=qk_norm,
-            k_layernorm=qk_norm,
-        ),
-    )
+    traits = shape.traits
+    input_norm, last_linear, feed_forward = WrappedTorchNorm, RowLinear, FeedForward
+    if traits.norms_outputs:
+        input_norm, last_linear, feed_forward = IdentityOp, NormedRowLinear, NormedFeedForward
+
+    def qk_norm(num_heads: int) -> Any:
+        together = num_heads if traits.qk_norm == "projection" else 1
+        return ModuleSpec(module=QKNorm, params={"num_heads": together}) if traits.qk_norm else IdentityOp
+
+    def attention(layer: int) -> ModuleSpec:
+        return ModuleSpec(
+            module=SelfAttention if traits.rotates(layer) else UnrotatedAttention,
+            params={"attn_mask_type": AttnMaskType.causal if causal else AttnMaskType.no_mask},
+            submodules=SelfAttentionSubmodules(
+                linear_qkv=ColumnLinear,
+                core_attention=FusedAttention,
+                linear_proj=last_linear,
+                q_layernorm=qk_norm(shape.num_attn_heads),
+                k_layernorm=qk_norm(shape.num_kv_heads),
+            ),
+        )
+
     across: dict[str, Any] = {}
     if has_cross_attention:
         submodules = CrossAttentionSubmodules(
@@ -185,12 +199,12 @@ def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = Fal
         ModuleSpec(
             module=TransformerLayer,
             submodules=TransformerLayerSubmodules(
-                input_layernorm=WrappedTorchNorm,
-                self_attention=attention,
+                input_layernorm=input_norm,
+                self_attention=attention(layer),
                 self_attn_bda=get_bias_dropout_add,
                 **across,
-                pre_mlp_layernorm=WrappedTorchNorm,
-                mlp=MixtureOfExperts if layer in shape.moe_layers else FeedForward,
+                pre_mlp_layernorm=input_norm,
+                mlp=MixtureOfExperts if layer in shape.moe_layers else feed_forward,
                 mlp_bda=get_bias_dropout_add,
             ),
         )

@@ -30,6 +30,7 @@ from zerokara.model.megatron_core import (
     MLPSubmodules,
     RowParallelLinear,
     TransformerConfig,
+    WrappedTorchNorm,
     reduce_from_tensor_model_parallel_region,
 )
 
@@ -66,11 +67,26 @@ class RowLinear(_PlainProduct, RowParallelLinear):
     """Row-parallel: each of T ranks multiplies a T-th of the inputs; the products are summed."""
 
 
+class NormedRowLinear(RowLinear):
+    """The last matrix of an attention or feed-forward layer whose output is normalized, not its input (OLMo 2)."""
+
+    def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **named: Any):
+        super().__init__(input_size, output_size, config=config, **named)
+        self.output_layernorm = WrappedTorchNorm(config, output_size, config.layernorm_epsilon)
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Normalize the sum over the ranks: they hold the same weight, and get the same gradient."""
+        product, bias = super().forward(input_)
+        return self.output_layernorm(product), bias
+
+
 class FeedForward(MLP):
     """The `mlp` of a dense layer, with the activation as one function."""
 
+    last_linear = RowLinear
+
     def __init__(self, config: TransformerConfig):
-        submodules = MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)
+        submodules = MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=self.last_linear)
         super().__init__(config, submodules, ffn_hidden_size=config.ffn_hidden_size, tp_group=parallel.tensor_group())
 
     def forward(self, hidden_SBD: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -79,6 +95,12 @@ class FeedForward(MLP):
         inner_SBF = activate(inner_SBR, bias_R, self.config.activation_func, self.config.gated_linear_unit)
         out_SBD, bias_D = self.linear_fc2(inner_SBF)
         return out_SBD, bias_D
+
+
+class NormedFeedForward(FeedForward):
+    """With its output normalized."""
+
+    last_linear = NormedRowLinear
 
 
 def plain_activate(inner: Tensor, bias_R: Tensor | None, activation: Activation, gated: bool) -> Tensor:

@@ -196,6 +196,8 @@ class ModelShape:
         hidden, queries = self.hidden_size, self.query_projection_size
         rising = 2 if self.traits.gated else 1
         norms = ["input_layernorm", "pre_mlp_layernorm"]
+        if self.traits.norms_outputs:
+            norms = ["self_attention.linear_proj.output_layernorm", "mlp.linear_fc2.output_layernorm"]
         matrices = {
             "self_attention.linear_proj": (hidden, queries),
             "self_attention.linear_qkv": (queries + 2 * self.kv_projection_size, hidden),
@@ -213,14 +215,16 @@ class ModelShape:
             found |= self._norm_shapes(norm)
         for name, shape in matrices.items():
             found[f"{name}.weight"] = shape
-            if self.traits.has_biases:
+            if self.traits.has_biases or (self.traits.has_qkv_biases and "linear_qkv" in name):
                 found[f"{name}.bias"] = shape[:1]
         if has_experts:
             found["mlp.router.weight"] = (self.num_experts, hidden)
             found["mlp.experts_fc1.weight"] = (self.num_experts, self.moe_ffn_hidden_size * rising, hidden)
             found["mlp.experts_fc2.weight"] = (self.num_experts, hidden, self.moe_ffn_hidden_size)
         if self.traits.qk_norm:
-            found |= {f"self_attention.{one}_layernorm.weight": (self.head_dim,) for one in "qk"}
+            together = self.traits.qk_norm == "projection"
+            sizes = (self.query_projection_size, self.kv_projection_size) if together else (self.head_dim,) * 2
+            found |= {f"self_attention.{one}_layernorm.weight": (size,) for one, size in zip("qk", sizes, strict=True)}
         return found
 
     def _norm_shapes(self, name: str) -> dict[str, TensorShape]:
@@ -249,7 +253,7 @@ _PARTITIONS = {
     **dict.fromkeys(("linear_proj", "linear_fc2"), Partition.COLUMNS),
     **dict.fromkeys(("position_embeddings", "relative_attention_bias"), Partition.REPLICATED),
     **dict.fromkeys(("input_layernorm", "q_layernorm", "k_layernorm", "final_layernorm"), Partition.REPLICATED),
-    **dict.fromkeys(("pre_cross_attn_layernorm", "pre_mlp_layernorm"), Partition.REPLICATED),
+    **dict.fromkeys(("pre_cross_attn_layernorm", "pre_mlp_layernorm", "output_layernorm"), Partition.REPLICATED),
     **dict.fromkeys(("router", "experts_fc1", "experts_fc2"), Partition.REPLICATED),
 }
 """Partitions by the last module in a parameter's name."""

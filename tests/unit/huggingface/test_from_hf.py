@@ -36,6 +36,10 @@ LLAMA3 = (
 VARIANTS = {
     "llama": ["num_kv_heads=2", "rope_theta=5000.0", "head_dim=8"],
     "qwen3": ["num_kv_heads=2", "norm_epsilon=1e-6", "rope_scaling={rope_type: linear, factor: 2}"],
+    "mistral": ["num_kv_heads=1", "head_dim=10"],
+    "qwen2": ["num_kv_heads=2", "rope_theta=1000000.0", "head_dim=8"],
+    "smollm3": ["num_layers=5", "num_kv_heads=2", "rope_theta=5000000.0"],
+    "olmo2": ["num_kv_heads=2", "norm_epsilon=1e-6"],
     "mixtral": ["num_experts=3", f"rope_scaling={YARN}"],
     "qwen3_moe": ["moe_layers=[1]", "num_experts=3", "moe_ffn_hidden_size=16", f"rope_scaling={LLAMA3}"],
     "switch": ["num_layers=4", "num_experts=3", "relative_attention_num_buckets=8"],
@@ -114,6 +118,42 @@ def test_all_differing_settings_are_listed_at_once(tmp_path: Path, encoder: Enco
     remedies = {key: f"set {key}: {value}" for key, value in values.items()} | {"attention_bias": ""}
     assert {key: fault.remedy for key, fault in faults.items()} == remedies
     assert faults["attention_bias"].where == str(tmp_path / "config.json")
+
+
+SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "values"),
+    [
+        ("mistral", "sliding_window", {"sliding_window": 8}),
+        *((name, "use_sliding_window", SLIDING) for name in ("qwen2", "qwen3", "smollm3")),
+        ("qwen2", "layer_types", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("smollm3", "no_rope_layers", {"no_rope_layers": [1, 0]}),
+        ("smollm3", "no_rope_layers", {"no_rope_layers": None, "no_rope_layer_interval": 2}),
+        *((name, "attention_bias", {"attention_bias": True}) for name in ("llama", "qwen3", "smollm3", "olmo2")),
+        ("smollm3", "mlp_bias", {"mlp_bias": True}),
+        ("olmo2", "hidden_act", {"hidden_act": "gelu_pytorch_tanh"}),
+        ("llama", "quantization_config", {"quantization_config": {"quant_method": "fp8"}}),
+        ("mistral", "attn_logit_softcapping", {"attn_logit_softcapping": 50.0}),
+        ("llama", "final_logit_softcapping", {"final_logit_softcapping": 30.0}),
+        ("llama", "partial_rotary_factor", {"partial_rotary_factor": 0.5}),
+        ("qwen2", "partial_rotary_factor", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+        ("olmo2", "rope_parameters", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+        *(
+            ("llama", "architecture", {"model_type": name})
+            for name in ("gemma", "gemma2", "gemma3_text", "olmo3", "phi3")
+        ),
+    ],
+)
+def test_what_is_not_computed_here_is_refused_by_its_name_in_config_json(
+    tmp_path: Path, encoder: Encoder, architecture: str, key: str, values: dict[str, Any]
+) -> None:
+    settings = exported(tmp_path, encoder, f"architecture={architecture}")
+    check(settings, encoder)
+    edit(tmp_path / "config.json", **values)
+    fault = fault_of(settings, encoder, key)
+    assert key == "architecture" or fault.where == str(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("ours", ["null", "{rope_type: linear, factor: 4}", YARN.replace("0.5", "0.25")])

@@ -113,7 +113,7 @@ def kept_bytes(layout: MemoryForecast, masking: bool) -> int:
 @pytest.mark.parametrize(
     ("architecture", "precision", "settings"),
     [
-        *((name, "bf16", {}) for name in ("llama", "qwen3", "gpt2", "t5", "switch")),
+        *((name, "bf16", {}) for name in ("llama", "qwen3", "qwen2", "olmo2", "gpt2", "t5", "switch")),
         ("mixtral", "fp32", {}),
         ("llama", "fp32", {"kv_heads": 2, "masking": True}),
     ],
