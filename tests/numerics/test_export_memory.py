@@ -1,4 +1,4 @@
-"""Converting and proving a model never holds much more than one copy of the exported weights.
+"""Converting and proving a model, or the mean of several, never holds much more than one copy of the exported weights.
 
 This file is also the program that is measured: it prints the peak of its memory, in copies of the exported weights,
 beyond what it held after the export of a tiny model, which loads every library.
@@ -6,15 +6,17 @@ beyond what it held after the export of a tiny model, which loads every library.
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
-from zerokara.checkpoint.state import StoredTensors
+from zerokara.checkpoint import read_weights
 from zerokara.huggingface import families, proof, to_hf
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
@@ -39,8 +41,8 @@ def save_weights(path: Path, shape: ModelShape) -> None:
 
 
 def export_and_prove(folder: Path, shape: ModelShape) -> None:
-    """As step 4 does, from `weights.safetensors` in `folder`."""
-    weights, hf = StoredTensors([folder / "weights.safetensors"]), folder / "hf"
+    """As step 4 does, from the checkpoints in `folder`."""
+    weights, hf = read_weights(*sorted(folder.glob("global_step*"))), folder / "hf"
     hf.mkdir()
     to_hf.write_model(hf, weights, shape, families.SpecialIds(1, 2, 3), "bf16", "4GB")
     texts, prompts = [Prompt([], list(range(4, 26)))], [Prompt([], [5])]
@@ -54,18 +56,23 @@ def memory(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
-def test_an_export_needs_little_more_than_one_copy_of_the_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_averaged", [1, 3])
+def test_an_export_needs_little_more_than_one_copy_of_the_weights(tmp_path: Path, num_averaged: int) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "original_codes"), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, __file__, str(tmp_path)], env=environment, capture_output=True, text=True)
+    command = [sys.executable, __file__, str(tmp_path), str(num_averaged)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert 0 < float(done.stdout.split()[-1]) <= MAX_COPIES, f"{done.stdout} copies"
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, num_averaged: int) -> None:
     parallel.start_alone()
     for name, shape in (("tiny", TINY), ("large", LARGE)):
-        (folder / name).mkdir()
-        save_weights(folder / name / "weights.safetensors", shape)
+        first, *others = (folder / name / f"global_step{number}" for number in range(num_averaged))
+        first.mkdir(parents=True)
+        save_weights(first / "weights.safetensors", shape)
+        for other in others:
+            shutil.copytree(first, other)
     export_and_prove(folder / "tiny", TINY)
     ctypes.CDLL(None).malloc_trim(0)  # what glibc kept would serve the large model, and not be counted
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts from here
@@ -76,4 +83,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

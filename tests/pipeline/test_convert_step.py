@@ -5,20 +5,27 @@ import resource
 import shutil
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from configs import config_of
 from huggingface_hub import ModelCard
 from made_checkpoints import flip_last_byte
 from made_runs import make_run, make_tokenizer
+from safetensors.torch import load_file
+from wide_weights import spread_weights
 
+from zerokara import checkpoint
+from zerokara.checkpoint import store
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.durable import write_file
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Unlearnable
 from zerokara.huggingface import exported_folder, proof, tokenizer_json, tokenizer_proof
+from zerokara.model.shapes import ModelShape
 from zerokara.publishing import export
 from zerokara.steps import convert_to_hf
 from zerokara.tokenizer.encoder import Encoder
@@ -85,6 +92,64 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: p
     assert f"notes.txt; it is kept as {folder}.old-1" in capsys.readouterr().out
     assert (run_dir.parent / "hf.old-1" / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert exported_folder.proved(folder).facts["model"]["dtype"] == "fp32"
+
+
+def add_checkpoint(run_dir: Path, step: int, **changes: Any) -> Path:
+    """Another checkpoint of the run, with random weights of its own; `changes` are of its state."""
+    state = replace(checkpoint.read_state(run_dir / "global_step10"), step=step, **changes)
+    weights = spread_weights(ModelShape.from_json({**state.shape, "rope_theta": 10000.0}), seed=step)
+    return store.save(run_dir, state, weights, {"x": torch.zeros(1)})
+
+
+def test_the_mean_of_the_last_checkpoints(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [run_dir / "global_step10", *(add_checkpoint(run_dir, step) for step in (20, 30, 40))]
+    broken = add_checkpoint(run_dir, 25)
+    flip_last_byte(broken / "weights.safetensors")
+    options = ("--set", "average=3", "--set", "dtype=fp32", "--set", "check_lines=300")
+    folder = run_dir.parent / "hf"
+    found = []
+    for redo in ((), ("--redo",)):
+        assert convert(run_dir, *options, *redo, source=run_dir / "global_step30") == 0
+        said = capsys.readouterr().out
+        assert said.count("of 3 checkpoints, steps 10, 20, 30") == 2 and f"skipping {broken}" in said
+        found.append(exported_folder.proved(folder))
+    (first,), (again,) = (made.outputs["weights"] for made in found)
+    assert first.sha256 == again.sha256
+    assert found[0].facts["training"]["averaged"] == [10, 20, 30] and found[0].facts["training"]["step"] == 30
+    records = found[0].inputs["input_model_dir (its averaged checkpoints)"]
+    assert [record.path for record in records] == [f"global_step{step}/manifest.json" for step in (10, 20, 30)]
+    assert "| the mean of those at steps 10, 20, 30;" in (folder / "README.md").read_text(encoding="utf-8")
+
+    name = "embedding.word_embeddings.weight"
+    members = torch.stack([checkpoint.read_weights(one)[name] for one in folders[:3]])
+    exported = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(exported, ((members[0] + members[1] + members[2]) / 3)[: len(exported)])
+    torch.testing.assert_close(exported.double(), members.double().mean(0)[: len(exported)], rtol=1e-6, atol=1e-7)
+
+    assert convert(run_dir, *options, source=run_dir / "global_step40") == 2
+    assert "its averaged checkpoints" in capsys.readouterr().err, "another mean is another export"
+
+
+@pytest.mark.parametrize(
+    ("average", "changes", "words"),
+    [
+        (4, {}, ("average = 4", "3 complete checkpoints", "global_step10", "keep_last: 4 (it was 2)")),
+        (3, {"tokenizer_sha256": "t"}, ("average = 3", "global_step20", "another tokenizer")),
+        (3, {"rope_theta": 5.0}, ("average = 3", "global_step20", "rope_theta 5.0, not 10000.0")),
+    ],
+)
+def test_a_mean_that_cannot_be_is_refused(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], average: int, changes: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    shape = checkpoint.read_state(run_dir / "global_step10").shape
+    if "rope_theta" in changes:
+        changes = {"shape": shape | changes}
+    add_checkpoint(run_dir, 20, **changes)
+    add_checkpoint(run_dir, 30)
+    assert convert(run_dir, "--set", f"average={average}") == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in words), said
+    assert not (run_dir.parent / "hf").exists()
 
 
 CHAT = [{"role": "user", "content": "the model\n</s>"}, {"role": "assistant", "content": "reads a corpus"}]

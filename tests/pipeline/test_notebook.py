@@ -20,6 +20,7 @@ ENGLISH = "The model writes a text, and the text costs $5."
 JAPANESE = "吾輩は猫である。名前はまだ無い。"
 KOREAN = "나는 한국어를 읽는다."
 LINES = [ENGLISH, JAPANESE, KOREAN]
+NEW_TOKENS = 6
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("hf")
-    encoder = Encoder(foreign_models.train(folder / "tokenizer.model", STEP_1, 20 * LINES, vocab_size=340))
+    settings = {**STEP_1, "control_symbols": ["<|system|>", "<|user|>", "<|assistant|>"]}
+    encoder = Encoder(foreign_models.train(folder / "tokenizer.model", settings, 20 * LINES, vocab_size=340))
     tokenizer_json.write(encoder, folder, model_max_length=CONTEXT)
     return evaluated_models.save(folder, AutoTokenizer.from_pretrained(folder), "llama")
 
@@ -55,8 +57,8 @@ def test_it_runs_from_top_to_bottom(model_dir: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_with_a_template_it_chats_and_perplexity_is_right(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run for both: a conversation; and the notebook's number for a text longer than the context, against a plain
-    loop here, without a curve."""
+    """One run for both: a conversation that goes on, grows beyond the context and is reset; and the notebook's number
+    for a text longer than the context, against a plain loop here, without a curve."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -65,8 +67,13 @@ def test_with_a_template_it_chats_and_perplexity_is_right(model_dir: Path, monke
     turns = [{"role": role, "content": content} for content, role in roles.items()]
     template = model_dir / "chat_template.jinja"
     template.write_text(auto_source(Encoder(model_dir / "tokenizer.model")), encoding="utf-8")
+    said = ["?", "!", "reset", "?", ""]
+    typed = f"; input = lambda asked, lines=iter({said!r}): print(asked) or next(lines)"
+    greedy = {"temperature": "0", "max_new_tokens": str(NEW_TOKENS)}
+    edits = {"text": repr(text), "messages": repr(turns) + typed, **greedy}
     try:
-        done = execute(NOTEBOOK, model_dir, LINES, monkeypatch, text=repr(text), messages=repr(turns))
+        done = execute(NOTEBOOK, model_dir, LINES, monkeypatch, **edits)
+        chatting = AutoTokenizer.from_pretrained(model_dir)
     finally:
         template.unlink()
     assert f"user      ▶ {KOREAN}\nassistant ▶ 예\nuser      ▶ !\nassistant ▶ " in printed(done)
@@ -75,6 +82,34 @@ def test_with_a_template_it_chats_and_perplexity_is_right(model_dir: Path, monke
     assert len(outputs(done, "image/png")) == 1
 
     tokenizer, model = AutoTokenizer.from_pretrained(model_dir), AutoModelForCausalLM.from_pretrained(model_dir)
+
+    def answer(turns: list[dict[str, str]]) -> str:
+        ids = chatting.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+        how = {"do_sample": False, "repetition_penalty": 1.1, "pad_token_id": 3}
+        made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, **how)
+        return str(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))
+
+    def too_long(turns: list[dict[str, str]]) -> bool:
+        return len(chatting.apply_chat_template(turns, return_dict=False)) + NEW_TOKENS > CONTEXT
+
+    history, expected, dropped, earlier_matter = [*turns], "", [], False
+    for line in said:
+        if history:
+            kept = history
+            while too_long(kept):
+                kept = kept[2:]
+            dropped.append(len(history) - len(kept))
+            written = answer(kept)
+            earlier_matter |= len(kept) > 1 and written != answer(kept[2:])
+            expected += f"assistant ▶ {written}\n            … (and did not end)\n"
+            history.append({"role": "assistant", "content": written})
+        expected += "user      ▶ \n"
+        if line == "reset":
+            history, expected = [], expected + "(a new conversation)\n"
+        else:
+            history.append({"role": "user", "content": line})
+    assert expected in printed(done) and dropped[0] == 0 < max(dropped) and earlier_matter
+
     ids = [2, *tokenizer(text)["input_ids"]]
     assert len(ids) > 2 * CONTEXT
     total = 0.0

@@ -10,6 +10,7 @@ from zerokara.checkpoint.folders import (
     best,
     broken_names,
     check,
+    complete,
     folder_of,
     newest_complete,
     newest_to_resume,

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -152,13 +153,22 @@ def _read_error(error: OSError, path: Path | None = None) -> str:
 
 
 def newest_complete(run_dir: Path, log: Callable[[str], None] = print, parts: Collection[str] = PARTS) -> Path | None:
-    """Newest checkpoint whose `parts` are complete, or None; logs each newer one that is skipped.
+    """Newest checkpoint whose `parts` are complete, or None; logs and raises as `complete`."""
+    return next(complete(run_dir, log, parts), None)
+
+
+def complete(
+    run_dir: Path, log: Callable[[str], None] = print, parts: Collection[str] = PARTS, before: float = math.inf
+) -> Iterator[Path]:
+    """Checkpoints of steps below `before` whose `parts` are complete, newest first; logs each that is skipped.
 
     Raises:
         RunError: the disk fails to read one that may be newer.
         NewerFormatError: a newer zerokara wrote the newest.
     """
     for step in reversed(all_steps(run_dir)):
+        if step >= before:
+            continue
         folder = folder_of(run_dir, step)
         try:
             with_retries(lambda: check(folder, parts), log)  # noqa: B023  # called at once
@@ -172,8 +182,7 @@ def newest_complete(run_dir: Path, log: Callable[[str], None] = print, parts: Co
                 f"{folder} may be complete, but {_read_error(error, folder)}. Run the same command again once it can "
                 "be read, or name an older checkpoint"
             ) from error
-        return folder
-    return None
+        yield folder
 
 
 def newest_to_resume(run_dir: Path, log: Callable[[str], None] = print) -> Path | None:

@@ -180,9 +180,34 @@ class StoredTensors(Mapping[str, "Tensor"]):
         return len(self.shapes)
 
 
-def read_weights(folder: Path) -> StoredTensors:
-    """Fp32 master weights by name, each read when it is asked for; raises as `files_of`."""
-    return StoredTensors(files_of(folder, WEIGHTS))
+class MeanTensors(Mapping[str, "Tensor"]):
+    """Name → mean of the members' tensors of that name, computed when it is asked for: their sum in fp32, in the given
+    order, by their number, so that the same files give the same bits. The sum and one tensor of a member are in memory.
+    """
+
+    def __init__(self, members: Sequence[StoredTensors]):
+        """The members have the same names and shapes."""
+        self._members = members
+
+    def __getitem__(self, name: str) -> Tensor:
+        total = self._members[0][name].clone()  # a mapped file is not written into
+        for member in self._members[1:]:
+            total += member[name]
+        total /= len(self._members)
+        return total
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members[0])
+
+    def __len__(self) -> int:
+        return len(self._members[0])
+
+
+def read_weights(*folders: Path) -> Mapping[str, Tensor]:
+    """Fp32 master weights by name, of several checkpoints their mean, each read when it is asked for; raises as
+    `files_of`."""
+    members = [StoredTensors(files_of(folder, WEIGHTS)) for folder in folders]
+    return MeanTensors(members) if len(members) > 1 else members[0]
 
 
 def read_moments(folder: Path) -> StoredTensors:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,6 +51,8 @@ class CheckpointSource:
     folder: Path
     state: checkpoint.TrainingState
     config: RunConfig
+    averaged: tuple[int, ...] = ()
+    """Steps of the checkpoints whose mean is exported, ascending; empty where it is `folder` alone."""
 
     @property
     def tokenizer_path(self) -> Path:
@@ -67,9 +69,14 @@ class CheckpointSource:
         """Shape of the model."""
         return ModelShape.from_json(self.state.shape)
 
+    @property
+    def averaged_folders(self) -> list[Path]:
+        """The checkpoints of these steps."""
+        return [checkpoint.folder_of(self.run_dir, step) for step in self.averaged]
+
     def weights(self) -> Mapping[str, Tensor]:
-        """Fp32 weights, each read from disk when it is asked for."""
-        return checkpoint.read_weights(self.folder)
+        """Fp32 weights, each read from disk, and averaged, when it is asked for."""
+        return checkpoint.read_weights(*self.averaged_folders or [self.folder])
 
     def metrics(self) -> list[dict[str, Any]]:
         """Lines of ``metrics.jsonl`` up to this checkpoint."""
@@ -85,9 +92,11 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     """Find the checkpoint that `input_model_dir` names, and check its exported parts by content.
 
     In a run folder that is the newest complete one; of a fine-tuning the one that was tested, the best by its metric.
+    With `average` above 1 the complete ones before it are averaged with it.
 
     Raises:
-        UserError: no such folder, no complete checkpoint, a damaged one, or another tokenizer than in training.
+        UserError: no such folder, no complete checkpoint or too few, a damaged one, another tokenizer than in training,
+            or averaged ones of different shapes or tokenizers.
     """
     named = Path(settings.input_model_dir)
     if not named.is_dir():
@@ -121,12 +130,36 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     if sha256 != expected:
         rule = f"is not the tokenizer of {folder.name}: sha256 {sha256[:12]}, trained with {expected[:12]}"
         raise UserError(Fault(where=str(tokenizer), rule=rule, remedy="put the right file back"))
-    return source
+    return replace(source, averaged=_averaged(settings, source)) if settings.average > 1 else source
 
 
 def _tokenizer_path(run_dir: Path) -> Path:
     path = run_dir / RUN_FOLDER / JSON_NAME
     return path if path.is_file() else run_dir / TOKENIZER_NAME
+
+
+def _averaged(settings: ConvertSettings, source: CheckpointSource) -> tuple[int, ...]:
+    """Steps of the checkpoint of `source` and of the complete ones before it, `average` in all, checked to be alike."""
+    before = checkpoint.complete(source.run_dir, parts=EXPORTED_PARTS, before=checkpoint.step_of(source.folder))
+    folders = [source.folder, *islice(before, settings.average - 1)]
+    if (found := len(folders)) < settings.average:
+        names = ", ".join(folder.name for folder in folders)
+        rule = f"there are {found} complete checkpoints up to {source.folder.name} in {source.run_dir}: {names}"
+        remedy = f"at most {found}; or train with keep_last: {settings.average} (it was {source.config.keep_last})"
+        raise UserError(settings.fault("average", rule, remedy))
+    faults = []
+    for folder in folders[1:]:
+        state = checkpoint.read_state(folder)
+        ours, theirs = source.shape.as_json(), ModelShape.from_json(state.shape).as_json()
+        differing = [f"{key} {theirs[key]}, not {value}" for key, value in ours.items() if theirs[key] != value]
+        if state.tokenizer_sha256 != source.state.tokenizer_sha256:
+            differing.append("another tokenizer")
+        if differing:
+            rule = f"{folder.name} is of another model than {source.folder.name}: {'; '.join(differing)}"
+            faults.append(settings.fault("average", rule, "lower it, so that the mean is of one model"))
+    if faults:
+        raise UserError(faults)
+    return tuple(sorted(map(checkpoint.step_of, folders)))
 
 
 def corpus_files(settings: ConvertSettings, trained_with: RunConfig) -> list[InputFile]:

@@ -40,7 +40,9 @@ def work(source: CheckpointSource, settings: ConvertConfig) -> manifest.StepSpec
     names = (
         "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
     )  # fmt: skip
-    read = {"checkpoint": source.folder / MANIFEST_NAME, "tokenizer": source.tokenizer_path}
+    read: dict[str, manifest.Inputs] = {"checkpoint": source.folder / MANIFEST_NAME, "tokenizer": source.tokenizer_path}
+    if source.averaged:
+        read["averaged checkpoints"] = [folder / MANIFEST_NAME for folder in source.averaged_folders]
     of_step_7 = {"chat_template": facts.CHAT_TEMPLATE_NAME, "finetuning": facts.NAME}
     read |= {key: source.run_dir / name for key, name in of_step_7.items() if (source.run_dir / name).is_file()}
     return manifest.StepSpec(

@@ -40,8 +40,8 @@ def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, 
 
     shape, state, curve = source.shape, source.state, source.metrics()
     family, tuned = FAMILIES[shape.architecture], finetuning_facts.read(source.run_dir)
-    if tuned and tuned.test and tuned.test.checkpoint != source.folder.name:
-        tuned = replace(tuned, test=None, baselines={})  # the test is one of another checkpoint
+    if tuned and tuned.test and (source.averaged or tuned.test.checkpoint != source.folder.name):
+        tuned = replace(tuned, test=None, baselines={})  # the test is one of other weights
     settings = (*_TRAINING_SETTINGS, *(_SPAN_CORRUPTION_SETTINGS if shape.traits.is_encoder_decoder else ()))
     return {
         "model": {
@@ -55,6 +55,7 @@ def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, 
         },
         "training": {
             "step": state.step,
+            "averaged": source.averaged,
             "init_from": Path(state.facts["init_from"]).name if "init_from" in state.facts else None,
             "sequences": state.samples,
             "tokens": state.tokens,

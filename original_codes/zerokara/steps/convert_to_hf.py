@@ -33,6 +33,9 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     exported_folder.check_space(config, source)
     files = checkpoint_source.corpus_files(config, source.config)
     log(f"step 4 convert: {source.folder} ({source.shape.size_text}) → {folder} ({config.dtype}), then the proofs")
+    mean = f"of {len(source.averaged)} checkpoints, steps {', '.join(map(str, source.averaged))}"
+    if source.averaged:
+        print(f"  the weights are the mean {mean}")
     if others := exported_folder.to_keep(folder):
         kept = f"{', '.join(others[:5])}{' …' if others[5:] else ''}; it is kept as {unused_name(folder, ASIDE_ENDING)}"
         print(f"  {folder} holds files that step 4 did not write, or that were changed: {kept}")
@@ -58,6 +61,8 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         ("greedy", f"{generated} equal, {logits['greedy_ties']} ties"),
         ("token ids", f"{texts} equal, {ids['ties']:,} ties"),
     ]
+    if source.averaged:
+        rows.insert(1, ("mean", mean))
     if chat is not None:
         rows.append(("chat template", f"{chat['compared']:,} conversations of the training data equal"))
     rows += [("time", seconds_text(made.seconds)), *(("note", note) for note in logits["notes"])]
