@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from zerokara.config.data import DataOrderSettings, DataSettings, declared_tokens
 from zerokara.config.machine import EngineSettings
 from zerokara.config.model import ModelSettings
-from zerokara.config.settings import Settings
+from zerokara.config.settings import NaturalInt, Settings
 from zerokara.errors import Fault
 
 NewEmbeddings = Literal["none", "mean_of_pieces", "overlap", "random"]
@@ -26,6 +26,8 @@ class StartSettings(Settings):
     """What the embeddings of another tokenizer than init_from's begin as: `none` refuses it; `mean_of_pieces` the mean
     of what the old tokenizer makes of a piece's text; `overlap` the mean of all. A piece that both have keeps its own.
     `random` draws all of them, for comparison."""
+    embedding_tokens: NaturalInt = 0
+    """Tokens at the start, after init_from, in which the embeddings alone are trained; then all weights are."""
 
 
 class TrainingSettings(EngineSettings, DataOrderSettings, StartSettings):
@@ -61,6 +63,8 @@ class RunConfig(TrainingSettings, ModelSettings):
             possible = [number for number in range(1, most + 1) if most % number == 0]
             rule = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be split over {size} processes"
             yield self.fault("tensor_parallel_size", rule, f"one of {possible}", ["architecture", "hidden_size"])
+        if self.embedding_tokens and not self.init_from:
+            yield self.fault("embedding_tokens", "has no effect without init_from", "set it to 0")
         if size > 1 and self.traits.moe_every:
             rule = f"must be 1 for architecture {self.architecture}: its experts are not split"
             yield self.fault("tensor_parallel_size", rule, "shard their state with zero_stage 1, 2 or 3 instead")

@@ -25,7 +25,7 @@ from torch import Tensor
 from zerokara.model.parallel import Sharding
 from zerokara.model.shapes import ModelShape, row_blocks
 
-_VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
+VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight", "experts_fc2.weight")
 """Matrices whose products are added to the residual stream, two in each layer."""
 
@@ -77,7 +77,7 @@ def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
         elif shape.traits.is_encoder_decoder and name.endswith("linear_qkv.weight"):
             queries, _, _ = row_blocks(name, shape)
             whole[torch.from_numpy(queries)] /= math.sqrt(shape.head_dim)
-    if name.endswith(_VOCABULARY):
+    if name.endswith(VOCABULARY):
         # Padding rows are no part of the model; at zero they add nothing to any gradient either.
         whole[shape.vocab_size :].zero_()
 

@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
+from zerokara.model.initial_weights import VOCABULARY
 from zerokara.training.compute import optimizers, torch_optimizers
 from zerokara.training.compute.buckets import CHUNK, GradientBuckets, views
 
@@ -40,6 +41,8 @@ class Engine(Protocol):
     optimizer_name: str
     num_updates: int
     """Updates so far, those of earlier starts included; skipped steps do not count."""
+    trains_all: bool
+    """False while the embeddings alone are trained (`is_trained`); not DeepSpeed's."""
 
     def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float) -> Tensor:
         """Run forward and backward on one micro batch (the model's arguments, with labels); return its summed nats.
@@ -75,6 +78,11 @@ def read_once(norm: Tensor, numbers: Tensor | None) -> tuple[float, list[float]]
     return value, others
 
 
+def is_trained(engine: Engine, name: str) -> bool:
+    """True if an update changes the parameter."""
+    return engine.trains_all or name.endswith(VOCABULARY)
+
+
 def gradient_norm(
     model: Model, gradients: Mapping[str, Tensor], cut_over: Sequence[ProcessGroup], device: torch.device
 ) -> Tensor:
@@ -92,13 +100,19 @@ def gradient_norm(
 def clip_and_step(
     made: Iterable[torch.optim.Optimizer], weights: Iterable[Tensor], learning_rate: float, norm: Tensor, limit: float
 ) -> None:
-    """Update `weights` from their gradients, scaled from their `norm` on the device down to `limit`; 0 leaves them."""
+    """Update `weights` from their gradients, scaled from their `norm` on the device down to `limit`; 0 leaves them.
+
+    A weight without a gradient stays as it is.
+    """
     if limit:
         clip_grads_with_norm_(list(weights), limit, norm)
     for optimizer in made:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * group["lr_scale"]
         optimizer.step()
+        for weight, state in optimizer.state.items():
+            if weight.grad is None and "step" in state:
+                state["step"] += 1  # the count of all updates, as a start that resumes sets it
 
 
 class ReplicatedEngine:
@@ -109,6 +123,8 @@ class ReplicatedEngine:
     optimizer state, and broadcasts the updated weights, all in one. In bf16 the master weights are rounded into those
     of the computation; in fp32 they are the same tensors.
     """
+
+    trains_all = True
 
     def __init__(self, model: Model, config: TrainingSettings, device: torch.device):
         """See `updater.open_engine`."""
@@ -164,12 +180,12 @@ class ReplicatedEngine:
         self._gradients.sum_rest()
         self._gradients.wait()
         self._computed = 0
-        own = {name: self._gradients.parts[name] for name in self._masters}
+        own = {name: self._gradients.parts[name] for name in self._masters if is_trained(self, name)}
         norm = gradient_norm(self.model, own, [parallel.data_group()] * self._shards, self._device)
         norm_value, values = read_once(norm, numbers)
         if accept(values) and math.isfinite(norm_value):
             for name, master in self._masters.items():
-                master.grad = own[name]
+                master.grad = own.get(name)
             limit = self._clipping if norm_value > self._clipping else 0.0
             clip_and_step(self._optimizers.values(), self._masters.values(), learning_rate, norm, limit)
             for master in self._masters.values():

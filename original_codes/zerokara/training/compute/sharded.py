@@ -28,7 +28,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import torch_optimizers
-from zerokara.training.compute.engine import Accept, clip_and_step, gradient_norm, read_once
+from zerokara.training.compute.engine import Accept, clip_and_step, gradient_norm, is_trained, read_once
 
 # Of T5, whose decoder layers hand on the encoder's output, which nothing changes in place.
 warnings.filterwarnings("ignore", category=UserWarning, message="FSDP2-wrapped module .* returned a view tensor")
@@ -36,6 +36,8 @@ warnings.filterwarnings("ignore", category=UserWarning, message="FSDP2-wrapped m
 
 class ShardedEngine:
     """An `engine.Engine`: AdamW under ZeRO 1 to 3, without offload."""
+
+    trains_all = True
 
     def __init__(self, model: Model, config: TrainingSettings, device: torch.device):
         """See `updater.open_engine`."""
@@ -78,8 +80,9 @@ class ShardedEngine:
     def update(self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda _: True) -> float:
         self._computed = 0
         for name, master in self._masters.items():
-            master.grad, self._parameters[name].grad = self._parameters[name].grad.to_local(), None
-        gradients = {name: master.grad for name, master in self._masters.items()}
+            gradient, self._parameters[name].grad = self._parameters[name].grad.to_local(), None
+            master.grad = gradient if is_trained(self, name) else None
+        gradients = {name: master.grad for name, master in self._masters.items() if master.grad is not None}
         norm = gradient_norm(self.model, gradients, [parallel.data_group()], self._device)
         norm_value, values = read_once(norm, numbers)
         if accept(values) and math.isfinite(norm_value):

@@ -101,7 +101,9 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update the parameters from their gradients, which it overwrites: nobody asks for them afterwards."""
         for group in self.param_groups:
-            parameters = group["params"]
+            parameters = [each for each in group["params"] if each.grad is not None]
+            if not parameters:
+                continue
             directions = [each.grad for each in parameters]
             momenta = [self.state[each]["momentum_buffer"] for each in parameters]
             direction_of = dict(zip(parameters, directions, strict=True))
@@ -159,7 +161,8 @@ class Adafactor(torch.optim.Optimizer):
         for group in self.param_groups:
             group["num_updates"] += 1
             weight = math.pow(group["num_updates"], DECAY)  # 1 − β
-            ends = zip(group["params"], itertools.accumulate(each.numel() for each in group["params"]), strict=True)
+            trained = [each for each in group["params"] if each.grad is not None]
+            ends = zip(trained, itertools.accumulate(each.numel() for each in trained), strict=True)
             for _, chunk in itertools.groupby(ends, key=lambda tensor_and_end: tensor_and_end[1] // CHUNK):
                 parameters = [parameter for parameter, _ in chunk]
                 directions = [self._direction(each, weight) for each in parameters]

@@ -32,6 +32,8 @@ from zerokara.training.compute.engine import Accept, read_once
 class ZeroEngine:
     """An `engine.Engine`: AdamW under DeepSpeed's ZeRO."""
 
+    trains_all = True
+
     def __init__(self, model: Model, config: TrainingSettings, settings: dict[str, Any], device: torch.device):
         """See `updater.open_engine`; `settings` are DeepSpeed's. The process groups must exist."""
         deepspeed.logger.setLevel(logging.ERROR)

@@ -180,6 +180,11 @@ class RunPlan:
         return self.num_processes // self.resolved.tensor_parallel_size
 
     @property
+    def embedding_steps(self) -> int:
+        """Steps at the start in which the embeddings alone are trained."""
+        return -(-self.resolved.embedding_tokens // self.schedule.batch_tokens)
+
+    @property
     def gathers_inside_layers(self) -> bool:
         """True if no layer can be compiled whole (`updater.gathers_inside_layers`)."""
         return updater.gathers_inside_layers(self.resolved, self.data_parallel_size, self.template)
@@ -257,6 +262,8 @@ class RunPlan:
             f"{course.num_steps:,} steps × {config.global_batch} sequences = {count_text(course.num_tokens)} "
             f"tokens = {course.epochs_at(course.num_steps):.3f} epochs; {course.warmup_steps} warm-up steps"
         )
+        if self.embedding_steps:
+            length += f"; the embeddings alone in the first {self.embedding_steps:,}"
         micro_steps = config.global_batch // (config.micro_batch * self.data_parallel_size)
         batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
         updater_lines = updater.plan_lines(config, self.data_parallel_size, self.nodes, self.template)
@@ -305,6 +312,11 @@ class RunPlan:
             rule = "needs layers that can be compiled whole: DeepSpeed's ZeRO 3 gathers weights inside of them"
             remedy = f"set precision: bf16, or offload: none and over machines {HIERARCHY_KEY}: 1 in deepspeed_template"
             raise UserError(config.fault("precision", rule, remedy))
+        kind = updater.engine_kind(planned.resolved, planned.data_parallel_size, planned.template)
+        if config.embedding_tokens and kind == "deepspeed":
+            rule = "must be 0 where DeepSpeed updates the weights: it updates all of them"
+            remedy = f"set it to 0, or offload: none and over machines {HIERARCHY_KEY}: 1 in deepspeed_template"
+            raise UserError(config.fault("embedding_tokens", rule, remedy))
         return planned
 
     def write(self, path: Path) -> None:
