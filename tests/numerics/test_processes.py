@@ -24,7 +24,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {**SLOWER, **WATCHED},
     "qwen3": {**SLOWER, "architecture": "qwen3", "tie_word_embeddings": "false"},
     "qwen2": {**SLOWER, "architecture": "qwen2"},
-    "olmo2": {**SLOWER, "architecture": "olmo2", "tie_word_embeddings": "false"},
     "gpt2": {**SLOWER, "architecture": "gpt2", "num_kv_heads": "auto", "tie_word_embeddings": "false"},
 }
 MOE = {"num_experts": 4, "moe_layers": "[1]", "router_aux_loss_coef": 0.02, "router_z_loss_coef": 0.001}
@@ -32,10 +31,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "t5": {**T5, "optimizer": "adafactor", "zero_stage": 0, "lr_schedule": "inverse_sqrt", "weight_decay": 0},
     "switch": {**T5, **MOE, "architecture": "switch", "optimizer": "muon", "lr": 0.003},
     "t5_moe": {**T5, **MOE, "architecture": "t5_moe", "expert_capacity_factor": 1.0},
+    "olmo2": {"architecture": "olmo2", "tie_word_embeddings": "false", "lr": 0.003},
     "mixtral": {**MOE, "architecture": "mixtral", "moe_layers": "auto"},
     "qwen3_moe": {**MOE, "architecture": "qwen3_moe", "moe_ffn_hidden_size": 32, "expert_capacity_factor": 1.25},
 }
-"""Encoder-decoders and experts."""
+"""Encoder-decoders, experts, norms of outputs."""
 SENTINEL = "cde <extra_id_0> f"
 SHORT_WATCHED = {
     "zero_stage": 1, "sample_prompts": f"[ab, {SENTINEL}]", "sample_tokens": 3, "eval_interval": 6,
@@ -69,8 +69,8 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "llama_tensors3": {**FAMILIES["llama"], **TENSORS, "zero_stage": 3},
     "qwen3_tensors": {**FAMILIES["qwen3"], **TENSORS, "zero_stage": 2},
     "qwen2_tensors": {**FAMILIES["qwen2"], **TENSORS, "zero_stage": 3},
-    "olmo2_tensors": {**FAMILIES["olmo2"], **TENSORS, "zero_stage": 1},
-    "olmo2_two": {**FAMILIES["olmo2"], "micro_batch_size": 4, "zero_stage": 3, **FULL},
+    "olmo2_tensors": {**OTHERS["olmo2"], **TENSORS},
+    "olmo2_two": {**OTHERS["olmo2"], "zero_stage": 3, **FULL},
     "gpt2_tensors": {**FAMILIES["gpt2"], **TENSORS, "zero_stage": 1},
     "from_one": {**SLOWER, **TENSORS, "zero_stage": 1},
     "from_two": {**SLOWER, **TENSORS, "zero_stage": 1, "stop_at": 10},
