@@ -107,7 +107,7 @@ def test_conversations_are_learned(architecture: str, encoder: Encoder, tmp_path
     (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
     if architecture == "qwen3":
         named = {"eos_token": "<|endoftext|>"}
-        encoder = open_encoder(byte_level(tmp_path / "own", QWEN_3, lines.split("\\n"), tokenizer_config=named))
+        encoder = open_encoder(byte_level(tmp_path / "own", QWEN_3, lines.splitlines(), tokenizer_config=named))
     config = make(
         tmp_path, encoder, architecture, train_data=[str(tmp_path / "train.jsonl")], epochs=1, metric="exact_match"
     )
@@ -121,11 +121,11 @@ def test_conversations_are_learned(architecture: str, encoder: Encoder, tmp_path
     template = (run_dir / facts.CHAT_TEMPLATE_NAME).read_text(encoding="utf-8")
     assert template.count("endgeneration") == 1 and ("<|im_start|>user" in template) == (architecture == "qwen3")
     assert {"valid_exact_match", "valid_stopped"} <= {key for line in step_metrics.read(run_dir) for key in line}
-    exported = tmp_path / "hf"
-    assert convert_to_hf.main(typed(input_model_dir=run_dir, output_tokenizer_and_model_dir=exported)) == 0
-    proof = exported_folder.proved(exported).facts["proof"]
-    assert proof["chat"]["compared"] == 196 and proof["token_ids"]["holds"]
     if architecture == "qwen3":
+        exported = tmp_path / "hf"
+        assert convert_to_hf.main(typed(input_model_dir=run_dir, output_tokenizer_and_model_dir=exported)) == 0
+        proof = exported_folder.proved(exported).facts["proof"]
+        assert proof["chat"]["compared"] == 196 and proof["token_ids"]["holds"]
         ends = json.loads((exported / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
         assert [encoder.piece(end) for end in ends] == ["<|endoftext|>", "<|im_end|>"]
 
