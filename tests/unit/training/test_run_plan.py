@@ -210,6 +210,9 @@ def test_a_hierarchy_of_the_users_own_is_checked_with_the_final_number_of_proces
     with pytest.raises(UserError, match="needs layers that can be compiled whole: DeepSpeed's ZeRO 3"):
         in_float8.on_processes(4)
     assert not make(*settings, "precision=fp8").on_processes(4).gathers_inside_layers, "FSDP2's layers can"
+    alone = make(*settings, "init_from=hf", "lr=0.1", "embedding_tokens=999", f"deepspeed_template={template}")
+    with pytest.raises(UserError, match="embedding_tokens must be 0 where DeepSpeed updates the weights"):
+        alone.on_processes(4)
 
 
 def test_its_file_gives_the_training_processes_the_same_plan(make: Make, tmp_path: Path) -> None:

@@ -56,6 +56,20 @@ def gathers_inside_layers(config: TrainingSettings, data_parallel_size: int, tem
     return config.zero_stage == 3 and engine_kind(config, data_parallel_size, template) == "deepspeed"
 
 
+def refused_by_deepspeed(
+    config: TrainingSettings, data_parallel_size: int, template: Mapping[str, Any]
+) -> Fault | None:
+    """Return the fault of a setting that DeepSpeed's engine, if it is that of the run, cannot follow."""
+    remedy = f"or set offload: none and over machines {HIERARCHY_KEY}: 1 in deepspeed_template"
+    if config.precision == "fp8" and gathers_inside_layers(config, data_parallel_size, template):
+        rule = "needs layers that can be compiled whole: DeepSpeed's ZeRO 3 gathers weights inside of them"
+        return config.fault("precision", rule, f"set precision: bf16, {remedy}")
+    if config.embedding_tokens and engine_kind(config, data_parallel_size, template) == "deepspeed":
+        rule = "must be 0 where DeepSpeed updates the weights: it updates all of them"
+        return config.fault("embedding_tokens", rule, f"set it to 0, {remedy}")
+    return None
+
+
 def open_engine(model: Model, config: TrainingSettings, template: dict[str, Any], device: torch.device) -> Engine:
     """Hand `model` to an engine; all weights are undefined until `engine.load_state`."""
     from zerokara.model import parallel

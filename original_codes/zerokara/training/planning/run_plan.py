@@ -32,7 +32,7 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, entropy, idx_path, token_counts
 from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.updater import HIERARCHY_KEY, load_template, with_hierarchy
+from zerokara.training.compute.updater import load_template, with_hierarchy
 from zerokara.training.planning import recipe
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
@@ -258,12 +258,7 @@ class RunPlan:
         if len(reading.stages) == 1:
             order = f"mixed: {stage_title(reading, 0)}"
         masked = ", intra-document masking" if config.intra_document_masking else ""
-        length = (
-            f"{course.num_steps:,} steps × {config.global_batch} sequences = {count_text(course.num_tokens)} "
-            f"tokens = {course.epochs_at(course.num_steps):.3f} epochs; {course.warmup_steps} warm-up steps"
-        )
-        if self.embedding_steps:
-            length += f"; the embeddings alone in the first {self.embedding_steps:,}"
+        alone = f"; the embeddings alone in the first {self.embedding_steps:,}" if self.embedding_steps else ""
         micro_steps = config.global_batch // (config.micro_batch * self.data_parallel_size)
         batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
         updater_lines = updater.plan_lines(config, self.data_parallel_size, self.nodes, self.template)
@@ -276,7 +271,7 @@ class RunPlan:
             ("model", f"{config.architecture}, {shape.size_text}, {samples}"),
             ("data", f"{train} training tokens, {valid} validation tokens, {order}{masked}"),
             *self.data.plan_rows,
-            ("length", length),
+            ("length", course.text + alone),
             ("processes", f"{processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
             *(("recipe", f"{key} {getattr(config, key)}: {reason}") for key, reason in self.reasons.items()),
             *(("optimizer", line) for line in optimizers.plan_lines(config, shape)),
@@ -308,15 +303,8 @@ class RunPlan:
             rule = f"must divide the {here} processes of each machine: {why}"
             raise UserError(config.fault("tensor_parallel_size", rule, f"try {here}, or a divisor of it"))
         planned = replace(self, num_processes=num_processes, nodes=nodes)
-        if config.precision == "fp8" and planned.gathers_inside_layers:
-            rule = "needs layers that can be compiled whole: DeepSpeed's ZeRO 3 gathers weights inside of them"
-            remedy = f"set precision: bf16, or offload: none and over machines {HIERARCHY_KEY}: 1 in deepspeed_template"
-            raise UserError(config.fault("precision", rule, remedy))
-        kind = updater.engine_kind(planned.resolved, planned.data_parallel_size, planned.template)
-        if config.embedding_tokens and kind == "deepspeed":
-            rule = "must be 0 where DeepSpeed updates the weights: it updates all of them"
-            remedy = f"set it to 0, or offload: none and over machines {HIERARCHY_KEY}: 1 in deepspeed_template"
-            raise UserError(config.fault("embedding_tokens", rule, remedy))
+        if fault := updater.refused_by_deepspeed(config, planned.data_parallel_size, planned.template):
+            raise UserError(fault)
         return planned
 
     def write(self, path: Path) -> None:

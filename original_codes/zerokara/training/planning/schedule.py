@@ -20,7 +20,7 @@ from zerokara.config.data import DataOrderSettings
 from zerokara.config.optim import ScheduleSettings
 from zerokara.config.settings import resolved
 from zerokara.errors import Fault, UserError
-from zerokara.progress import seconds_text
+from zerokara.progress import count_text, seconds_text
 from zerokara.samples.order import MixedOrder, SampleOrder
 
 if TYPE_CHECKING:  # of examples, for which `count_tokens.py` need not wait
@@ -103,6 +103,13 @@ class Schedule:
     def num_tokens(self) -> int:
         """Tokens that the whole run trains on."""
         return self.num_steps * self.batch_tokens
+
+    @property
+    def text(self) -> str:
+        """The length, for display."""
+        sequences = f"{self.config.global_batch} sequences = {count_text(self.num_tokens)} tokens"
+        epochs = f"{self.epochs_at(self.num_steps):.3f} epochs; {self.warmup_steps} warm-up steps"
+        return f"{self.num_steps:,} steps × {sequences} = {epochs}"
 
     def epochs_at(self, step: int) -> float:
         """Epochs after `step` steps."""
