@@ -211,7 +211,7 @@ def test_a_hierarchy_of_the_users_own_is_checked_with_the_final_number_of_proces
         in_float8.on_processes(4)
     assert not make(*settings, "precision=fp8").on_processes(4).gathers_inside_layers, "FSDP2's layers can"
     alone = make(*settings, "init_from=hf", "lr=0.1", "embedding_tokens=999", f"deepspeed_template={template}")
-    with pytest.raises(UserError, match="embedding_tokens must be 0 where DeepSpeed updates the weights"):
+    with pytest.raises(UserError, match="embedding_tokens = 999: must be 0 where DeepSpeed updates the weights"):
         alone.on_processes(4)
 
 
