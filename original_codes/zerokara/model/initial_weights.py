@@ -5,6 +5,7 @@ a model alone; `drawn_by_all` shares the drawing out among the processes of a ru
 
 The distribution is megatron-core's (0.16.1, transformer/transformer_config.py): normal around 0 with `init_std`; for
 matrices that add to the residual stream, `init_std` / √(2·layers) (GPT-2, Radford et al., 2019); norms 1, biases 0.
+Where outputs are normalized, all matrices have `init_std`, as in OLMo 2 (arXiv 2501.00656).
 
 T5's rule is another (Raffel et al., 2020; transformers 5.23, `T5PreTrainedModel._init_weights`): each matrix has
 1 / √fan-in, an untied output projection too (t5x; with transformers' 1, training would start at a loss of a hundred
@@ -84,7 +85,8 @@ def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
 
 def _std(name: str, shape: ModelShape) -> float:
     if shape.init_std:
-        return shape.init_std / math.sqrt(2 * shape.num_layers) if name.endswith(_RESIDUAL) else shape.init_std
+        is_smaller = name.endswith(_RESIDUAL) and not shape.traits.norms_outputs
+        return shape.init_std / math.sqrt(2 * shape.num_layers) if is_smaller else shape.init_std
     if name.endswith("word_embeddings.weight"):
         return 1.0
     fan_in = shape.hidden_size

@@ -52,6 +52,14 @@ def test_the_distribution_is_that_of_megatron_core(overrides: dict[str, Any], mo
         assert not torch.equal(weight, theirs[name]) or weight.dim() == 1
 
 
+def test_matrices_whose_outputs_are_normalized_are_as_wide_as_others() -> None:
+    drawn = weights(shape_of(**SMALL, architecture="olmo2", num_kv_heads=2))
+    for name in ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc2"):
+        assert drawn[f"decoder.layers.1.{name}.weight"].std().item() == pytest.approx(0.05, rel=0.05), name
+    norms = [tensor for name, tensor in drawn.items() if "layernorm" in name]
+    assert len(norms) == 4 * 3 + 1 and all(tensor.eq(1).all() for tensor in norms)
+
+
 @pytest.mark.parametrize(
     ("overrides", "embedding", "queries", "residual"),
     [
