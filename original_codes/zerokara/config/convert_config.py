@@ -21,8 +21,8 @@ class ConvertSettings(Settings):
     output_tokenizer_and_model_dir: Text = "models/embedded_hf"
     """Folder for the Hugging Face model and tokenizer."""
     average: PositiveInt = 1
-    """Checkpoints whose mean is exported: that one and those saved before it; 1 exports it alone. Raise keep_last of
-    the run to have so many (what it gains: docs/recipe.md)."""
+    """Checkpoints whose mean is exported: that one and those saved before it, as keep_last of the run leaves them. It
+    helps a run whose learning rate has not decayed yet; 1 is no mean."""
     dtype: Literal["fp32", "bf16"] = "bf16"
     """Precision of the saved weights; the proof of equality is computed in fp32."""
     max_shard_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*(MB|GB)$")] = "4GB"
