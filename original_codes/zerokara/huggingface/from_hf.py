@@ -80,16 +80,18 @@ def check_source(
         faults += _differing_pieces(folder, hf_config.vocab_size, encoder, shape.vocab_size, fault)
     if faults:
         raise UserError(faults)
-    return vocabulary_of(folder, encoder, new_embeddings, fault)
+    return vocabulary_of(folder, encoder, new_embeddings)
 
 
-def vocabulary_of(
-    folder: Path, encoder: Encoder, new_embeddings: NewEmbeddings, fault: SettingFault
-) -> NewVocabulary | None:
-    """Return what becomes of the embeddings of `folder` under our tokenizer; None without `new_embeddings`."""
+def vocabulary_of(folder: Path, encoder: Encoder, new_embeddings: NewEmbeddings) -> NewVocabulary | None:
+    """Return what becomes of the embeddings of `folder` under our tokenizer; None without `new_embeddings`.
+
+    Raises:
+        UserError: the folder has no tokenizer.
+    """
     if new_embeddings == "none":
         return None
-    return new_vocabulary(new_embeddings, open_encoder(tokenizer_of(folder, fault), FIRST_END), encoder)
+    return new_vocabulary(new_embeddings, open_encoder(folder, FIRST_END), encoder)
 
 
 def open_weights(

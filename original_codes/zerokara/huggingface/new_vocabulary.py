@@ -4,8 +4,8 @@ A piece that the old vocabulary holds too, by its text or as the same control pi
 
 - ``mean_of_pieces`` makes the mean of the rows of the pieces into which the old tokenizer splits the text (fast
   vocabulary transfer: Gee et al., 2022, EMNLP industry track), or where there are none, as ``overlap`` does;
-- ``overlap`` makes the mean of all rows: a token that is new to the model then changes the logits of no other
-  (Hewitt, 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html).
+- ``overlap`` makes the mean of all rows: the logit of a new piece is then the mean of the old ones, so that it takes
+  little probability from them (Hewitt, 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html).
 
 ``random`` draws every row around that mean, with the old rows' deviation in each dimension: what the others are
 compared with. Input and output embedding are treated alike.
@@ -33,17 +33,15 @@ class NewVocabulary(NamedTuple):
     way: Literal["mean_of_pieces", "overlap", "random"]
     sources: list[list[int]]
     """Of each new id: the old id of the same piece, or the ids that the old tokenizer makes of its text, or none."""
-    num_kept: int
-    """Ids whose piece both have."""
+    kept: list[bool]
+    """True of each new id whose piece the old vocabulary holds too."""
     num_old: int
 
     @property
     def row(self) -> str:
         """For the plan."""
-        missing = sum(not ids for ids in self.sources)
-        counts = (
-            f"{self.num_kept:,} stood in the old vocabulary, {len(self.sources) - missing - self.num_kept:,} it splits"
-        )
+        kept, missing = sum(self.kept), sum(not ids for ids in self.sources)
+        counts = f"{kept:,} stood in the old vocabulary, {len(self.sources) - missing - kept:,} it splits"
         return f"{self.way}: of {len(self.sources):,} pieces {counts}, {missing:,} have no source"
 
     def rows(self, old_OD: Tensor, seed: int) -> Tensor:
@@ -53,7 +51,8 @@ class NewVocabulary(NamedTuple):
         if self.way == "random":
             generator = torch.Generator().manual_seed(seed)
             return mean_D + old_OD.std(dim=0) * torch.randn(len(self.sources), len(mean_D), generator=generator)
-        used = [ids if len(ids) == 1 or self.way == "mean_of_pieces" else [] for ids in self.sources]
+        takes_all = self.way == "mean_of_pieces"
+        used = [ids if kept or takes_all else [] for ids, kept in zip(self.sources, self.kept, strict=True)]
         lengths = torch.tensor([len(ids) for ids in used])
         flat = torch.tensor([each for ids in used for each in ids], dtype=torch.int64)
         means_VD = embedding_bag(flat, old_OD, lengths.cumsum(0) - lengths, mode="mean")
@@ -66,13 +65,13 @@ def new_vocabulary(way: Literal["mean_of_pieces", "overlap", "random"], old: Enc
     by_text = {text: i for i, text in enumerate(old.token_texts) if text}
     control = {getattr(new, name): getattr(old, name) for name in _CONTROLS if getattr(old, name) >= 0}
     before = old.encode(_LINE_END).tolist()  # so that no dummy prefix is put before the text
-    sources, num_kept = [], 0
+    sources, kept = [], []
     for i, text in enumerate(new.token_texts):
         same = by_name.get(new.piece(i), -1)
         if same < 0 or old.token_texts[same] != text:  # "é" names a character here, a byte there
             same = by_text.get(text, control.get(i, -1) if not text else -1)
+        kept.append(same >= 0)
         if same >= 0:
-            num_kept += 1
             sources.append([same])
             continue
         try:
@@ -81,4 +80,4 @@ def new_vocabulary(way: Literal["mean_of_pieces", "overlap", "random"], old: Enc
         except UnicodeDecodeError:  # a part of a character
             ids = [by_text[bytes([byte])] for byte in text if bytes([byte]) in by_text]
         sources.append([each for each in ids if each != old.unk_id] if text else [])
-    return NewVocabulary(way, sources, num_kept, old.vocab_size)
+    return NewVocabulary(way, sources, kept, old.vocab_size)

@@ -37,8 +37,8 @@ RUN_FOLDER = "tokenizer"
 _NAMING = (CONFIG_NAME, "special_tokens_map.json", "generation_config.json", "config.json")
 """Files that name special tokens, as ``eos_token`` or by ``eos_token_id``."""
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-FIRST_END = "first"
-"""The end of a document where it does not matter which of several it is."""
+FIRST_END = ""
+"""Stands for the first of several ends of a document, where it does not matter which; no setting can be it."""
 PART_OF_CHARACTER = b"\x80"
 """Content of every byte that is no character by itself."""
 _PRINTING = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -159,7 +159,7 @@ class HuggingFaceEncoder(Encoder):
         ids = [*named][:1] if choice == FIRST_END else ids
         several = ", ".join(f"{self.piece(i)} ({file})" for i, file in named.items())
         one, rule = ids[0] if len(ids) == 1 else None, ""
-        if choice == "auto" and one is None:
+        if choice in ("auto", FIRST_END) and one is None:
             rule = f"is not certain: {where} may end a document by {several}"
             rule = rule if named else f"is not known: no file beside {where} names one (eos_token)"
         elif one is None:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zerokara import checkpoint
 from zerokara.config.pretrain_config import RunConfig
@@ -25,9 +24,6 @@ from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, RunTask
 from zerokara.training.planning.schedule import table_lines
 from zerokara.training.spawning import spawn
-
-if TYPE_CHECKING:  # it imports torch
-    pass
 
 TRIAL_SECONDS = 3600.0
 """Wait of the other machines for the first one's trials of the micro batch."""

@@ -231,7 +231,7 @@ def _weights_of(plan: RunPlan, processes: Processes) -> SentTensors:
     def open_weights() -> str:
         nonlocal weights
         folder = Path(config.init_from)
-        vocabulary = from_hf.vocabulary_of(folder, plan.encoder, config.new_embeddings, config.fault)
+        vocabulary = from_hf.vocabulary_of(folder, plan.encoder, config.new_embeddings)
         weights = from_hf.open_weights(folder, shape, vocabulary, config.seed)
         return ""
 

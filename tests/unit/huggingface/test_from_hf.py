@@ -22,7 +22,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, from_hf, to_hf
-from zerokara.huggingface.new_vocabulary import new_vocabulary
+from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
@@ -322,12 +322,21 @@ def test_a_piece_that_both_vocabularies_have_keeps_its_row(tmp_path: Path, encod
             assert rows.shape == (shape.padded_vocab_size, 24) and rows[new.vocab_size :].eq(0).all()
             kept = [i for i in range(new.vocab_size) if i not in unequal]
             equal = [torch.equal(rows[i], old[name][their_id[new.piece(i)]]) for i in kept]
-            assert any(equal) == all(equal) == (way != "random") and vocabulary.num_kept >= len(kept) > 256
+            assert any(equal) == all(equal) == (way != "random") and sum(vocabulary.kept) >= len(kept) > 256
         expected = old[name][split].mean(dim=0)
         torch.testing.assert_close(found["mean_of_pieces"][0][name][word], expected)
         torch.testing.assert_close(found["overlap"][0][name][word], mean)
         drawn = found["random"][0][name][: new.vocab_size]
         torch.testing.assert_close(drawn.std(), old[name].std(), rtol=0.1, atol=0)
+    old_rows = torch.arange(6.0).view(3, 2)
+    made = NewVocabulary("overlap", [[2], [2], []], [True, False, False], 3).rows(old_rows, seed=0)
+    assert made.tolist() == [[4.0, 5.0], [2.0, 3.0], [2.0, 3.0]], (
+        "one piece that makes the text is not the piece itself"
+    )
+    for tokenizer in IN_FOLDER:
+        (tmp_path / "hf" / tokenizer).unlink(missing_ok=True)
+    with pytest.raises(UserError, match="the folder holds none of"):
+        from_hf.vocabulary_of(tmp_path / "hf", new, "overlap")
 
 
 @pytest.mark.parametrize("old_kind", ["STEP_1", "LLAMA", "GEMMA", "LLAMA_3"])
@@ -351,7 +360,7 @@ def test_a_new_piece_comes_from_the_pieces_that_make_its_text_within_a_line(
             assert b"".join(old.token_texts[each] for each in ids) == text, new.piece(i)
     named = [name for name in ("bos_id", "eos_id", "unk_id") if min(getattr(new, name), getattr(old, name)) >= 0]
     assert [found.sources[getattr(new, name)] for name in named] == [[getattr(old, name)] for name in named]
-    assert any(len(ids) > 3 for ids in found.sources) and 256 < found.num_kept < new.vocab_size - 5
+    assert any(len(ids) > 3 for ids in found.sources) and 256 < sum(found.kept) < new.vocab_size - 5
 
 
 def test_a_tokenizer_json_is_compared_by_its_ids(tmp_path: Path) -> None:
