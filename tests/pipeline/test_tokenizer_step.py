@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from configs import typed
 from corpus_files import write_texts
+from foreign_models import QWEN_3, byte_level
 from toy_tokenizers import toy_lines
 
 from zerokara import manifest
 from zerokara.progress import bytes_text
 from zerokara.steps import train_tokenizer
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import open_encoder
 
 CONFIG = """\
 input: corpus.jsonl
@@ -75,6 +77,24 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path, capfd: pytest.
     assert (folder / "tokenizer.model").read_bytes() == encoder.model_bytes
     assert train_tokenizer.main(["--redo"]) == 0
     assert (folder / "tokenizer.model").read_bytes() == encoder.model_bytes
+
+
+def test_a_tokenizer_like_another_one_and_back(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    base, folder = (
+        byte_level(place / "base", QWEN_3, tokenizer_config={"eos_token": "<|endoftext|>"}),
+        place / "tokenizer",
+    )
+    for settings, size in (({"vocab_size": 400}, 400), ({"extend": 60}, open_encoder(base.parent).vocab_size + 60)):
+        assert train_tokenizer.main([*typed(base_tokenizer=base.parent, **settings), "--redo"]) == 0
+        shown = capfd.readouterr().out
+        assert f"byte-level BPE, {settings.get('extend', 400)} pieces" in shown and "0 of " in shown
+        assert "input_tokenizer_file=tokenizer/tokenizer.json" in shown and open_encoder(folder).vocab_size == size
+        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        assert report["vocab_size"] == size and any("▁" in piece for piece, _ in report["longest"])
+    assert train_tokenizer.main(typed(base_tokenizer=base.parent, extend=60)) == 0
+    assert "done already" in capfd.readouterr().out
+    assert train_tokenizer.main(["--redo"]) == 0 and not (folder / "tokenizer.json").exists()
+    assert open_encoder(folder).library == "sentencepiece"
 
 
 def test_pieces_lie_within_morphemes_and_it_needs_no_analyser(place: Path, capfd: pytest.CaptureFixture[str]) -> None:

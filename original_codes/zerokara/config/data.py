@@ -22,8 +22,11 @@ from zerokara.config.settings import (
     as_tuple,
 )
 
-Weights = Annotated[Literal["proportional"] | tuple[NaturalFloat, ...], BeforeValidator(as_tuple)]
+Weights = Annotated[Literal["proportional", "replay"] | tuple[NaturalFloat, ...], BeforeValidator(as_tuple)]
 OrderKind = Literal["shuffle", "sequential"]
+REPLAY_SHARE = 0.25
+"""Replayed text in the mixture `replay`: what kept the old language when a model went from English to German (Ibrahim
+et al., 2024, arXiv 2403.08763); for a new corpus of the same language 0.05 did."""
 MIN_CONTEXT = 0.5
 """Share of the context that, in bits per byte, stands before each token of a document that is longer than it."""
 
@@ -90,7 +93,9 @@ class DataOrderSettings(Settings):
     """`shuffle` reads the sequences in a new random order each epoch, `sequential` in the order of the corpus."""
     source_weights: Weights = "proportional"
     """Mixture of the entries of input_jsonl (sources): `proportional` reads every token equally often; or a weight for
-    each, e.g. [3, 1] reads three tokens of the first for every one of the second, whatever their sizes."""
+    each, e.g. [3, 1] reads three tokens of the first for every one of the second, whatever their sizes. `replay` is for
+    init_from: the first entry is the new text, and a quarter of the tokens are of the others, text like the model's own
+    that keeps it from forgetting."""
     max_epochs_per_source: PositiveFloat = 16.0
     """Most epochs of any one source; a run that would need more is refused before it starts."""
     stages: Annotated[tuple[Stage, ...], BeforeValidator(as_tuple)] = ()

@@ -100,6 +100,8 @@ class PretrainConfig(RunConfig, DataSettings):
             if isinstance(numbers, tuple) and len(numbers) != len(self.input_jsonl):
                 rule = f"must have one number for each of the {len(self.input_jsonl)} entries of input_jsonl: "
                 yield self.fault(key, rule + ", ".join(self.input_jsonl))
+            elif numbers == "replay" and len(self.input_jsonl) < 2:
+                yield self.fault(key, "needs a second entry of input_jsonl: the text that is replayed")
             elif isinstance(numbers, tuple) and math.fsum(numbers) <= 0:
                 yield self.fault(key, "must have a number above 0")
         known = declared_tokens(self.stages)

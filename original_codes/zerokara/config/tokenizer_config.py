@@ -36,6 +36,12 @@ class TokenizerConfig(Settings):
     """Folder for tokenizer.model, tokenizer.vocab and the report."""
     vocab_size: Annotated[PositiveInt, Field(ge=300, le=1_000_000)] = 8000
     """Vocabulary size, special pieces included. Below 65,500 the tokenised data takes 2 bytes per token, else 4."""
+    base_tokenizer: str = ""
+    """tokenizer.json, or a folder with one, of a model that init_from shall start from (step 3): the new tokenizer is a
+    byte-level BPE with its normaliser, pre-tokenizer, special tokens and chat template, and its vocabulary is learnt
+    from the text. What stands below up to `pre_segment` is then not read. Empty for a SentencePiece tokenizer."""
+    extend: NaturalInt = 0
+    """Keep the vocabulary of base_tokenizer, and add this many pieces; 0 learns all of vocab_size anew."""
     model_type: Literal["unigram", "bpe"] = "unigram"
     """`unigram` (the best choice for most languages), or `bpe` for models that must also run in llama.cpp (GGUF) or
     transformers.js: neither computes unigram's ids. transformers, CTranslate2, TRL and PEFT read both."""
@@ -85,7 +91,12 @@ class TokenizerConfig(Settings):
     def rules(self) -> Iterator[Fault]:
         if not self.input:
             yield self.fault("input", "must name at least one file", "e.g. data/corpus.jsonl")
-        if self.vocab_size <= self.num_fixed_pieces:
+        if self.extend and not self.base_tokenizer:
+            yield self.fault("extend", "has no effect without base_tokenizer", "name the tokenizer to extend, or set 0")
+        for key in ("user_defined_symbols", "extra_ids", "pre_segment") if self.base_tokenizer else ():
+            if (default := type(self).model_fields[key].default) != getattr(self, key):
+                yield self.fault(key, "has no effect with base_tokenizer", f"set it to {default or '[]'}")
+        if self.vocab_size <= self.num_fixed_pieces and not self.base_tokenizer:
             rule = (
                 f"must be greater than the {self.num_fixed_pieces} fixed pieces (control, reserved_pieces, those of "
                 "byte_fallback, user_defined_symbols, extra_ids)"

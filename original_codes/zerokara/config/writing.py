@@ -93,7 +93,7 @@ def value_text(value: Any) -> str:
     return stream.getvalue().strip()[1:-1]
 
 
-def write_values(config_path: Path, values: Mapping[str, int | float | str], is_dry_run: bool = False) -> str:
+def write_values(config_path: Path, values: Mapping[str, Any], is_dry_run: bool = False) -> str:
     """Change the values of these keys in a YAML file of step 3, append those that it lacks, and nothing else.
 
     Returns what was done, or in a dry run would be, for display.

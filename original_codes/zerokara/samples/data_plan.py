@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokara.config.data import DataOrderSettings, DataSettings, OrderKind, SampleLengths, Stage
+from zerokara.config.data import REPLAY_SHARE, DataOrderSettings, DataSettings, OrderKind, SampleLengths, Stage
 from zerokara.errors import Fault, UserError
 from zerokara.samples.order import MixedOrder, MixedStage, SampleOrder, whole_weights
 from zerokara.samples.packed_tokens import DocumentId, PackedTokens, TokenSource, read_sources
@@ -106,6 +106,8 @@ def _mixed_stages(
         else:
             if isinstance(weights, str):
                 whole = tuple(lengths.samples_in(source.num_tokens) for source in sources)
+                if weights == "replay":
+                    whole = (round(sum(whole[1:]) * (1 / REPLAY_SHARE - 1)), *whole[1:])
             else:
                 whole = whole_weights(weights)
             if stage.num_tokens is not None:

@@ -2,7 +2,7 @@
 
 In: the token files of step 2 and the hours (or the tokens) that there are. A minute of real steps measures the machine.
 Out: tokens, steps, memory and hours of each size; with --fit also its expected bits per byte, from small models that
-are trained on this corpus, and a plot.
+are trained on this corpus, and a plot. With `init_from` the sizes are that model's, and only written down.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zerokara.config.architectures import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.writing import overrides, write_values
+from zerokara.config.writing import overrides, value_text, write_values
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.forecast import fit
 from zerokara.forecast.sizes import Budget, candidate, recommended, table
@@ -30,16 +30,18 @@ HELP = {
     "hours": "hours of training that there are",
     "tokens": "tokens to train on, whatever time that takes",
     "fit": "train small models for some minutes (10 if none are given), and predict the bits per byte of each size",
-    "write": "write the recommended size, its tokens and the recipe into the configuration file, keeping its comments",
+    "write": "write the recommended size, its tokens and the recipe, or the sizes of init_from's model, into the "
+    "configuration file, keeping its comments",
 }
 
 
 def plan(config: PretrainConfig, options: command.Options) -> None:
     """Measure, print the table, and write the choice when asked."""
+    if config.init_from:
+        _take_over(config, options)
+        return
     if options.hours is None and options.tokens is None:
         raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
-    if config.init_from:
-        raise UserError(config.fault("init_from", "fixes the model's size: there is nothing to plan", "set it to ''"))
     counts = count(config.output_prefix)
     vocab_size = open_encoder(config.input_tokenizer_file, config.end_of_document).vocab_size
     planner = Planner(options.config_path, tuple(options.overrides))
@@ -87,6 +89,23 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     advised = overrides({key: value for key, value in values.items() if key in named})
     options = replace(options, overrides=[*kept, *advised])
     summary("plan", rows, command.next_command("3_train_node1.sh", options, config))
+
+
+def _take_over(config: PretrainConfig, options: command.Options) -> None:
+    """Show the settings of the model that `init_from` names, and write them when asked."""
+    from zerokara.huggingface import from_hf  # with it torch
+
+    theirs = from_hf.settings_of(Path(config.init_from), config.fault)
+    longest = theirs.pop("seq_len")
+    values = {"model_size": "", **theirs, "seq_len": min(config.seq_len, longest)}
+    rows = [(key, value_text(value)) for key, value in values.items() if getattr(config, key) != value]
+    rows.append(("context", f"at most {longest:,} tokens; seq_len is what a run trains with"))
+    following = command.next_command("2_tokenize.sh", options, config)
+    if options.write:
+        rows.append(("config", write_values(options.config_path, values, options.dry_run)))
+    else:
+        following = command.again([*options.argv, "--write"])
+    summary(f"the model of {config.init_from}", rows, following)
 
 
 def _small_runs(

@@ -24,7 +24,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, UserError, guarded
-from zerokara.tokenizer import LOG_HEADER, LOG_NAME, MODEL_NAME, TOKENIZER_NAMES, WORK_NAME
+from zerokara.tokenizer import LOG_HEADER, LOG_NAME, TOKENIZER_NAMES, WORK_NAME, made_name
 from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path
 
 TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"  # in their manifests
@@ -148,7 +148,7 @@ def check_line(paths: Sequence[str]) -> None:
             found += error.faults
     if not found:
         first, second, last = loaded
-        made, run = os.path.join(first.output_dir, MODEL_NAME), second.output_model_dir
+        made, run = os.path.join(first.output_dir, made_name(first.base_tokenizer)), second.output_model_dir
         if os.path.abspath(second.input_tokenizer_file) != os.path.abspath(made):
             rule = f"is not the tokenizer of step 1, {made} ({first.where('output_dir')})"
             found.append(second.fault("input_tokenizer_file", rule, f"write {made}, or run the steps one by one"))

@@ -1,4 +1,4 @@
-"""Step 1: raw text → a SentencePiece tokenizer, with a report on how good it is."""
+"""Step 1: raw text → a tokenizer, with a report on how good it is."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from zerokara.corpus.format_check import check_formats
 from zerokara.durable import made_folder
 from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
-from zerokara.tokenizer import MODEL_NAME
+from zerokara.tokenizer import made_name
 
 
 def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     """Do step 1, or say that it is done, or what it would do."""
     # SentencePiece and numpy are loaded only where the configuration is right.
-    from zerokara.tokenizer import report_tokenizers, sample_budget, training
+    from zerokara.tokenizer import byte_level, report_tokenizers, sample_budget, training
+    from zerokara.tokenizer.hugging_face import tokenizer_file
     from zerokara.tokenizer.morphemes import analyser_of
 
     files = find_files(config.input, config.where("input"))
@@ -29,11 +30,13 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     for path in others:
         report_tokenizers.open_tokenizer(path)
     folder = Path(config.output_dir)
-    model_path, manifest_path = folder / MODEL_NAME, folder / "manifest.json"
-    settings = config.model_dump(exclude={"input", "output_dir", "compare_with"})
+    model_path, manifest_path = folder / made_name(config.base_tokenizer), folder / "manifest.json"
+    settings = config.model_dump(exclude={"input", "output_dir", "compare_with", "base_tokenizer"})
     counts = Counter(file.source for file in files)
     settings["input (number of files of each entry)"] = [counts[number] for number in range(len(config.input))]
     inputs: dict[str, manifest.Inputs] = {"input": for_manifest(files), **({"compare_with": others} if others else {})}
+    if config.base_tokenizer:
+        inputs["base_tokenizer"] = [tokenizer_file(Path(config.base_tokenizer))]
     work = manifest.StepSpec(preflight.TOKENIZER_STEP, settings, inputs)
     following = _next(config, options)
     if manifest.already_done(manifest_path, work, redo=options.redo) is not None:
@@ -41,13 +44,18 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         print(f"next: {following}")
         return
     preflight.check(config, preflight.of_tokenizer(config), input=files)
+    planned = f"{config.model_type}, {config.vocab_size:,} pieces"
+    if config.base_tokenizer:
+        base, _ = byte_level.open_base(config)
+        size = f"{config.extend:,} pieces more than" if config.extend else f"{config.vocab_size:,} pieces like"
+        planned = f"byte-level BPE, {size} {base}"
     analyser = analyser_of(config)
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
     budget = sample_budget.estimate(config, files)
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     expected, free = bytes_text(budget.peak_bytes), bytes_text(budget.available_bytes)
     sample, threads = bytes_text(budget.sample_bytes), plural(training.num_threads(config), "thread")
-    log(f"step 1 tokenizer: {corpus} → {model_path}, {config.model_type}, {config.vocab_size:,} pieces")
+    log(f"step 1 tokenizer: {corpus} → {model_path}, {planned}")
     print(f"  at most {sample} of text, {threads}, about {expected} of memory ({free} free)")
     if analyser:
         print(f"  split into the morphemes that {analyser.version_text()} finds")
@@ -86,7 +94,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
 
 def _next(config: TokenizerConfig, options: command.Options) -> str:
     """The command that comes after this step: its tokenizer on its text."""
-    made = {"input_tokenizer_file": str(Path(config.output_dir, MODEL_NAME))}
+    made = {"input_tokenizer_file": str(Path(config.output_dir, made_name(config.base_tokenizer)))}
     text = {"input_jsonl": config.input, "text_field": config.text_field, "txt_document": config.txt_document}
     return command.next_command("2_tokenize.sh", options, config, made, text)
 

@@ -21,14 +21,11 @@ from tokenizers import Tokenizer
 
 from zerokara.errors import Fault, UserError, shown
 from zerokara.manifest import FileRecord, Inputs, file_key
+from zerokara.tokenizer import CONFIG_NAME, JSON_NAME, KEPT_NAMES
 from zerokara.tokenizer.encoder import Encoder, Ids
 from zerokara.tokenizer.model_file import SPACE_MARK
 
-JSON_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
-CARRIED = (
-    JSON_NAME, CONFIG_NAME, "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+CARRIED = (*KEPT_NAMES, "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt")
 """Files of a tokenizer, which an export holds as they were."""
 IN_FOLDER = ("sentencepiece.model", "tokenizer.model", "spiece.model", JSON_NAME)
 """Tokenizers that a folder may hold, in order of preference: SentencePiece models (ours, Llama's, T5's) come first."""
@@ -113,11 +110,7 @@ class HuggingFaceEncoder(Encoder):
 
     def __init__(self, path: str | Path, end_of_document: str = "auto") -> None:
         self.model_path, self._end_of_document = Path(path), end_of_document
-        names = {JSON_NAME: self.model_path}
-        if self.model_path.name == JSON_NAME:  # of another name, it does not belong to the files beside it
-            names = {name: self.model_path.with_name(name) for name in (*CARRIED, *_NAMING)}
-        self.folder_files = {name: each.read_bytes() for name, each in names.items() if each.is_file()}
-        """Contents of the folder's files, by name."""
+        self.folder_files = folder_files(self.model_path)
         where, again = str(self.model_path), "name a tokenizer.json, a folder with one, or a SentencePiece model"
         if JSON_NAME not in self.folder_files:
             raise UserError(Fault(where, "there is no such tokenizer file", remedy=again))
@@ -233,6 +226,14 @@ class HuggingFaceEncoder(Encoder):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HuggingFaceEncoder, (self.model_path, self._end_of_document)
+
+
+def folder_files(path: Path) -> dict[str, bytes]:
+    """Return the contents of a tokenizer.json and of the files that belong to it, by their names in its folder."""
+    names = {JSON_NAME: path}
+    if path.name == JSON_NAME:  # of another name, it does not belong to the files beside it
+        names = {name: path.with_name(name) for name in (*CARRIED, *_NAMING)}
+    return {name: each.read_bytes() for name, each in names.items() if each.is_file()}
 
 
 def open_encoder(name: str | Path, end_of_document: str = "auto") -> Encoder:

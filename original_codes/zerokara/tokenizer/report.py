@@ -1,6 +1,6 @@
 """Quality of a tokenizer in numbers, for each source of text and beside other tokenizers.
 
-In: the tokenizer's `.model` file, texts of each source (held out from the training where a source has enough), the
+In: the tokenizer's file, texts of each source (held out from the training where a source has enough), the
 sample that it was trained on, and the names of other tokenizers. Out: a `Report`, as values and as JSON. It compares
 only what was measured on the same text: between texts bytes per token differ by more than between tokenizers.
 """
@@ -17,7 +17,6 @@ import numpy as np
 
 from zerokara.progress import Progress
 from zerokara.tokenizer import report_measures as measuring
-from zerokara.tokenizer.model_file import ModelFile, PieceType
 from zerokara.tokenizer.morphemes import Analyser
 from zerokara.tokenizer.report_measures import Counts, Measures
 from zerokara.tokenizer.report_tokenizers import IN_FOLDER, MeasuredTokenizer, open_tokenizer
@@ -203,17 +202,16 @@ def make(
         all_sources={name: measuring.total([report.tokenizers[name] for report in reports]) for name in tokenizers},
         usage_bytes=usage_bytes,
         usage_tokens=int(usage.sum()),
-        **_of_pieces(ours, ModelFile(model_path.read_bytes()), usage),
+        **_of_pieces(ours, usage),
         coverage={name: measuring.coverage(each, used[name]) for name, each in tokenizers.items()},
         sample=sample,
         word=word,
     )
 
 
-def _of_pieces(ours: MeasuredTokenizer, model: ModelFile, usage: Counts) -> dict[str, Any]:
+def _of_pieces(ours: MeasuredTokenizer, usage: Counts) -> dict[str, Any]:
     """Return the fields of the report about our own pieces."""
-    counts, pieces = usage.tolist(), ours.pieces
-    learnt = [i for i, piece in enumerate(model.pieces) if piece.type is PieceType.NORMAL]
+    counts, pieces, learnt = usage.tolist(), ours.pieces, ours.learnt
     by_count = sorted(range(len(counts)), key=lambda i: (-counts[i], i))
     by_length = sorted(learnt, key=lambda i: (-len(pieces[i]), i))
     vocabulary = np.bincount(ours.piece_characters).tolist()

@@ -37,12 +37,14 @@ class MeasuredTokenizer:
 
     It encodes lines, decodes the ids of each, and gives the *spans* of a line: each token with start and end of the
     characters that it stands for, which may be none for all but one byte of a character. Ids may leave gaps; contents
-    are the bytes that each piece stands for, None for unknown tokens and control pieces.
+    are the bytes that each piece stands for, None for unknown tokens and control pieces. Learnt are the ids of pieces
+    that a training found: not those of control pieces, single bytes and a user's symbols.
     """
 
     description: str
     vocab_size: int
     pieces: list[str]
+    learnt: list[int]
     contents: list[bytes | None]
     unknown_ids: set[int]
     encode: Callable[[list[str]], list[Ids]]
@@ -114,6 +116,7 @@ def _sentencepiece(content: bytes) -> MeasuredTokenizer:
         description=f"SentencePiece {kind}" + (", byte fallback" if model.byte_fallback else ""),
         vocab_size=len(model.pieces),
         pieces=[piece.text for piece in model.pieces],
+        learnt=[i for i, piece in enumerate(model.pieces) if piece.type is PieceType.NORMAL],
         contents=[without_text.get(piece.type, piece.text.replace(SPACE_MARK, " ").encode()) for piece in model.pieces],
         unknown_ids={i for i, piece in enumerate(model.pieces) if piece.type is PieceType.UNKNOWN},
         encode=lambda lines: list(processor.EncodeAsNumpy(lines, num_threads=1)),
@@ -126,8 +129,13 @@ def _hugging_face(content: bytes) -> MeasuredTokenizer:
     """Open a `tokenizer.json`: BPE, byte-level BPE, Unigram, WordPiece or whole words."""
     opened = TokenizerJson(content)
     vendor, model = opened.vendor, opened.model
+    added = {token["id"] for token in opened.added}
     description = f"Hugging Face {model.get('type', 'tokenizer')}"
     description += ", byte-level" if "ByteLevel" in opened.parts else ""
+
+    pieces = opened.pieces
+    if "ByteLevel" in opened.parts:
+        pieces = [_shown(content, piece) for content, piece in zip(opened.contents, pieces, strict=True)]
 
     def spans(line: str) -> list[tuple[int, int, int]]:
         encoding = vendor.encode(line, add_special_tokens=False)
@@ -136,7 +144,8 @@ def _hugging_face(content: bytes) -> MeasuredTokenizer:
     return MeasuredTokenizer(
         description=description + (", byte fallback" if model.get("byte_fallback") else ""),
         vocab_size=opened.num_pieces,
-        pieces=opened.pieces,
+        pieces=pieces,
+        learnt=[i for i, piece in enumerate(opened.pieces) if len(piece) > 1 and i not in added],
         contents=opened.contents,
         unknown_ids=opened.unknown_ids,
         encode=lambda lines: [
@@ -145,3 +154,9 @@ def _hugging_face(content: bytes) -> MeasuredTokenizer:
         decode=lambda ids: list(vendor.decode_batch([line.tolist() for line in ids], skip_special_tokens=False)),
         spans=spans,
     )
+
+
+def _shown(content: bytes | None, piece: str) -> str:
+    """Spell a piece of byte-level BPE as the text that it is, where it is whole characters."""
+    text = (content or b"").decode(errors="replace")
+    return piece if "\ufffd" in text or not text else text.replace(" ", SPACE_MARK)

@@ -7,6 +7,8 @@ of sentencepiece 0.2.3 on 14 bodies of text, 5 to 60 MB of Japanese, Korean and 
 - bpe, while it counts pairs: each distinct word, as characters with their positions. In a language without spaces most
   of a line is one word. Within 15 % where the words are known (random words without spaces take up to 70 % more); or,
   where lines are many and short (as with `pre_segment`), while it reads them.
+- with `base_tokenizer` (tokenizers 0.23, 10 and 20 MB of Japanese and Romanian): the base itself, of 150,000 pieces,
+  and each distinct word, by bytes or, with `extend`, by pieces of the base, in which the whole text is held besides.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ BASE_BYTES = 22_000_000
 """Memory of the training process without any text: Python and SentencePiece."""
 AUTO_SHARE, SAFE_SHARE = 0.5, 0.8
 """Shares of the free memory that `auto` may use, and that a sample may need which an error recommends."""
-AUTO_LEAST_BYTES, AUTO_MOST_BYTES = 10_000_000, 200_000_000
-"""More text than this hardly changes a vocabulary, and takes minutes per hundred megabytes."""
+AUTO_LEAST_BYTES, AUTO_MOST_BYTES, AUTO_MOST_BYTES_BASE = 10_000_000, 200_000_000, 50_000_000
+"""More text than this hardly changes a vocabulary, and takes minutes per hundred megabytes; per ten with
+`base_tokenizer` where words are not separated by spaces."""
 HEAD_BYTES = 8_000_000
 """Text read in all for the statistics."""
 MAX_FILES = 16
@@ -48,7 +51,8 @@ _MORPHEMES_PER_BYTE = 0.22
 """In Japanese; Korean has 0.20."""
 
 DistinctWords = npt.NDArray[np.float64]
-"""Counts of a text's distinct words, of their characters, and of the distinct pairs of adjacent characters in them."""
+"""Counts of a text's distinct words, of their characters, of the distinct pairs of adjacent characters in them, and of
+their bytes."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ def estimate(config: TokenizerConfig, files: Sequence[InputFile]) -> SampleBudge
         sizes = range(0, max(1, int(memory_bytes)), 10_000)
         return sizes[max(0, bisect_right(sizes, memory_bytes, key=peak) - 1)]
 
-    auto_bytes = max(AUTO_LEAST_BYTES, min(AUTO_MOST_BYTES, largest(AUTO_SHARE * available)))
+    most = AUTO_MOST_BYTES_BASE if config.base_tokenizer else AUTO_MOST_BYTES
+    auto_bytes = max(AUTO_LEAST_BYTES, min(most, largest(AUTO_SHARE * available)))
     sample_bytes = auto_bytes if config.sample_bytes == "auto" else config.sample_bytes
     drawn = min(sample_bytes, statistics.offered_bytes)
     training_bytes = _training_bytes(config, statistics, drawn)
@@ -116,15 +121,17 @@ def _training_bytes(config: TokenizerConfig, statistics: CorpusStatistics, sampl
     if config.pre_segment != "none":
         lines += _MORPHEMES_PER_BYTE * sample_bytes
     text = sample_bytes + 2 * share * statistics.spaces + lines
+    # The distinct words by Heaps' law, fitted to half of the text and to all of it.
+    half_share = statistics.half_bytes / max(1, statistics.bytes)
+    growth = np.log(np.maximum(1, statistics.words) / np.maximum(1, statistics.half_words))
+    exponents = np.clip(growth / (-math.log(half_share) if 0 < half_share < 1 else 1.0), 0, 1)
+    words, characters, pairs, word_bytes = (statistics.words * share**exponents).tolist()
+    if config.base_tokenizer:
+        return round(6e8 + (30 * word_bytes + 12 * sample_bytes if config.extend else 90 * word_bytes))
     if config.model_type == "unigram":
         return round(BASE_BYTES + 14 * min(text, _CHUNK_BYTES) + 1.6 * text + 31 * lines)
     reading, merging = 4.5 * text + 40 * lines, 0.0
     if config.pre_segment == "none":
-        # The distinct words by Heaps' law, fitted to half of the text and to all of it.
-        half_share = statistics.half_bytes / max(1, statistics.bytes)
-        growth = np.log(np.maximum(1, statistics.words) / np.maximum(1, statistics.half_words))
-        exponents = np.clip(growth / (-math.log(half_share) if 0 < half_share < 1 else 1.0), 0, 1)
-        words, characters, pairs = (statistics.words * share**exponents).tolist()
         # Pairs of characters and their positions, one fewer in a word than it has characters; merges add to them.
         # Measured for 6,000 to 64,000 pieces.
         doublings = min(2.0, max(-2.5, math.log2(config.vocab_size / 32_000)))
@@ -169,4 +176,7 @@ def _distinct_words(passages: Sequence[str]) -> DistinctWords:
     words = {word for passage in passages for word in _WORD.findall(passage)}
     codes = np.frombuffer("\n".join(words).encode("utf-32-le"), dtype=np.uint32).astype(np.int64)
     pairs = np.unique((codes[:-1] << 21 | codes[1:])[(codes[:-1] != ord("\n")) & (codes[1:] != ord("\n"))])
-    return np.array([len(words), len(codes) - max(0, len(words) - 1), len(pairs)], dtype=np.float64)
+    return np.array(
+        [len(words), len(codes) - max(0, len(words) - 1), len(pairs), sum(len(word.encode()) for word in words)],
+        dtype=np.float64,
+    )

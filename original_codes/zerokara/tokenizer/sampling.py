@@ -140,6 +140,11 @@ def draw(
         while chosen:  # from the end of the reversed list, so that each is freed as soon as it is written
             _, content = chosen.pop()
             report.bytes_chosen += _text_bytes(content)
+            if config.base_tokenizer:  # it knows line ends as pieces, and no reserved characters
+                report.sentences += 1
+                report.bytes_used += _text_bytes(content)
+                file.write(content + b"\n")
+                continue
             text = content.decode()
             if reserved := "".join(RESERVED.findall(text)):
                 reason = "character reserved by SentencePiece (U+2585, NUL)"

@@ -1,10 +1,10 @@
-"""The work of step 1: sample the corpus, train a SentencePiece model on the sample, measure the result.
+"""The work of step 1: sample the corpus, train a tokenizer on the sample, measure the result.
 
 In: the settings and the corpus. Out: the files of a tokenizer, made in a work folder inside the output folder and moved
-to their names at the end. The model is byte for byte the same for the same sentences and number of threads. It has
-<unk> 0, <s> 1, </s> 2, <pad> 3, the line end "\\n", the user's symbols, the 256 byte pieces where `byte_fallback` is
-on, the learnt pieces, the reserved pieces, and last the sentinel tokens <extra_id_N> … <extra_id_0>. SentencePiece's
-trainer would put these two first, so that they are appended after it.
+to their names at the end. A SentencePiece model is byte for byte the same for the same sentences and number of threads.
+It has <unk> 0, <s> 1, </s> 2, <pad> 3, the line end "\\n", the user's symbols, the 256 byte pieces where
+`byte_fallback` is on, the learnt pieces, the reserved pieces, and last the sentinel tokens <extra_id_N> … <extra_id_0>.
+SentencePiece's trainer would put these two first, so that they are appended after it.
 Source: sentencepiece 0.2.3, `trainer_interface.cc` and the trainers of both model types.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from zerokara.durable import sync_folder, write_file, write_json
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text, log
 from zerokara.resources import available_cores
-from zerokara.tokenizer import report, report_page, sampling, trainer_process
+from zerokara.tokenizer import byte_level, report, report_page, sampling, trainer_process
 from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile
 from zerokara.tokenizer.morphemes import Analyser, rescore, segment
 from zerokara.tokenizer.sample_budget import SampleBudget
@@ -55,16 +56,21 @@ def build(
     _empty(work_dir)
     had_log = log_path.exists()
     try:
-        sentences, model_path = work_dir / "sentences.txt", work_dir / names.MODEL_NAME
+        sentences, model_path, peak = work_dir / "sentences.txt", work_dir / names.made_name(config.base_tokenizer), 0
         sources, sample = sampling.draw(config, files, sentences, budget.sample_bytes)
         check_unchanged(files)
-        morphemes = work_dir / "morphemes.txt" if analyser else None
-        if analyser and morphemes:
-            segment(config, analyser, sentences, morphemes, num_threads(config))
-        write_file(log_path, names.LOG_HEADER)
-        model, peak = train(config, sentences, work_dir, log_path, morphemes)
-        write_file(model_path, model)
-        write_file(work_dir / names.VOCABULARY_NAME, ModelFile(model).vocabulary_text())
+        if config.base_tokenizer:
+            for name, content in byte_level.train(config, sentences).items():
+                write_file(work_dir / name, content)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # trained in this process
+        else:
+            morphemes = work_dir / "morphemes.txt" if analyser else None
+            if analyser and morphemes:
+                segment(config, analyser, sentences, morphemes, num_threads(config))
+            write_file(log_path, names.LOG_HEADER)
+            model, peak = train(config, sentences, work_dir, log_path, morphemes)
+            write_file(model_path, model)
+            write_file(work_dir / names.VOCABULARY_NAME, ModelFile(model).vocabulary_text())
         facts = asdict(sample) | {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": peak}
         measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with, analyser)
         write_json(work_dir / "report.json", measured.as_json())
@@ -76,7 +82,7 @@ def build(
             log_path.unlink(missing_ok=True)
         _empty(work_dir)
         # A model without a manifest is what a killed run left: there the folder stays, as the sign that it is ours.
-        if (folder / "manifest.json").exists() or not (folder / names.MODEL_NAME).exists():
+        if (folder / "manifest.json").exists() or not (folder / model_path.name).exists():
             discard_work(folder)
         raise
 
@@ -84,10 +90,13 @@ def build(
 def move_into_place(folder: Path) -> list[Path]:
     """Give the files of the work folder their names in `folder`, where no manifest stands until it is written again."""
     (folder / "manifest.json").unlink(missing_ok=True)
-    for name in names.TOKENIZER_NAMES:
+    made = [name for name in names.TOKENIZER_NAMES if (folder / names.WORK_NAME / name).exists()]
+    for name in made:
         os.replace(folder / names.WORK_NAME / name, folder / name)
+    for name in {*names.TOKENIZER_NAMES} - {*made}:  # of a tokenizer of the other kind, made here before
+        (folder / name).unlink(missing_ok=True)
     sync_folder(folder)
-    return [folder / name for name in names.TOKENIZER_NAMES]
+    return [folder / name for name in made]
 
 
 def discard_work(folder: Path) -> None:

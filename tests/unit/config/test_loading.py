@@ -144,6 +144,7 @@ def test_the_shell_leaves_nothing_of_two_quotes(tmp_path: Path) -> None:
         ("hiden_size=8", "--set", "hiden_size"),
         ("stages=[{tokens: 5, order: up}]", "--set", "stages[0].order"),  # stands in the file as well
         ("stages=[{tokens: 5, source_weights: [1, 2]}]", "--set", "stages[0].source_weights"),
+        ("source_weights=replay", "--set", "source_weights"),
         ("=5", "--set", None),
         ("num_attn_heads=5", ":1, --set num_attn_heads", "hidden_size"),
         ("global_batch_size=4", ", --set global_batch_size", "micro_batch_size"),

@@ -102,6 +102,9 @@ def test_without_weights_the_stream_is_one(tmp_path: Path, owner: dict) -> None:
     in_order = plan_of(tmp_path, "order=sequential")
     assert consumed(in_order, 101)[-1] == list(range(800, 809))  # across the edge of the first two sources
     assert plan_of(tmp_path, "stages=[{tokens: rest}]").stages[0].weights == (100, 500, 41), "proportional is by length"
+    mixed = plan_of(tmp_path, "source_weights=replay")
+    assert mixed.stages[0].weights == (3 * 541, 500, 41)
+    assert mixed.order().counts(1024)[0] == 768, "a quarter is replayed"  # type: ignore[union-attr]
 
 
 def test_a_mixture_of_other_sources_is_refused(tmp_path: Path, owner: dict) -> None:

@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from transformers import Qwen3Config
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -52,6 +53,25 @@ def test_a_fit_is_offered(config: Path, capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr(plan.fit, "MIN_STEPS", 4)
     offer = advice(config, capsys, *PLAN, "--write", "--dry-run")[0].partition(" 10 minutes ")[2].partition("\n")[0]
     assert shlex.split(offer)[-1] == "--fit" and "--write" not in offer
+
+
+def test_the_sizes_of_the_model_to_start_from_are_written(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    theirs = Qwen3Config(**sizes, head_dim=32, intermediate_size=160, max_position_embeddings=4096, rms_norm_eps=1e-6)
+    theirs.save_pretrained(tmp_path / "hf")
+    path = tmp_path / "continued.yaml"
+    path.write_text(config.read_text(encoding="utf-8") + f"init_from: {tmp_path / 'hf'}\n", encoding="utf-8")
+    before = path.read_bytes()
+    assert plan.main(["--config", str(path)]) == 0 and path.read_bytes() == before
+    shown = capsys.readouterr().out
+    assert "at most 4,096 tokens" in shown and shown.rstrip().endswith("--write")
+    assert plan.main(["--config", str(path), "--write"]) == 0 and "2_tokenize.sh" in capsys.readouterr().out
+    made, old = load(PretrainConfig, path), load(PretrainConfig, config)
+    assert (made.architecture, made.num_layers, made.num_kv_heads, made.head_dim) == ("qwen3", 3, 2, 32)
+    assert (made.hidden_size, made.ffn_hidden_size, made.norm_epsilon) == (96, 160, 1e-6)
+    assert (made.seq_len, made.input_tokenizer_file) == (old.seq_len, old.input_tokenizer_file)
 
 
 @pytest.mark.parametrize(

@@ -97,14 +97,16 @@ def test_max_steps_counts() -> None:
     assert short["weight_decay"] == chosen(100 * 8 * 256, global_batch_size=8)["weight_decay"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "key", "said"),
-    [({"init_from": "somewhere"}, "lr", "init_from"), ({"min_lr": 0.5}, "min_lr", "auto is 0.015")],
-)
-def test_what_does_not_go_together(settings: dict[str, Any], key: str, said: str) -> None:
-    config = config_of(**{**AUTO, **settings})
+def test_from_trained_weights_the_rate_is_half_of_a_new_models() -> None:
+    for optimizer in ("muon", "adamw", "adafactor"):
+        new, more = (chosen(1e9, optimizer=optimizer, init_from=name) for name in ("", "somewhere"))
+        assert more["lr"] == pytest.approx(new["lr"] / 2, rel=0.05) and more["warmup_steps"] == new["warmup_steps"]
+
+
+def test_a_least_rate_above_the_rate() -> None:
+    config = config_of(**{**AUTO, "min_lr": 0.5})
     fault = fault_of(recipe.resolve, config, ModelShape.from_config(config, 500), 1000)
-    assert fault.key == key and said in fault.rule and fault.remedy
+    assert fault.key == "min_lr" and "auto is 0.015" in fault.rule and fault.remedy
 
 
 @pytest.fixture

@@ -1,0 +1,114 @@
+"""A byte-level BPE like another one: what stays of it, what is added, and that text reaches no added token."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from configs import fault_of, refused
+from foreign_models import LLAMA_3, QWEN_3, SPECIAL, STEP_1, byte_level, documents
+from foreign_models import train as train_model
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from zerokara.config.loading import load
+from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.tokenizer import byte_level as made
+from zerokara.tokenizer.hugging_face import open_encoder
+
+BEGIN, END = "<|begin_of_text|>", {LLAMA_3: "<|end_of_text|>", QWEN_3: "<|endoftext|>"}
+TEXTS = documents(300, seed=77)
+"""Of words that the bases were not trained on."""
+
+
+@pytest.fixture(scope="module", params=[LLAMA_3, QWEN_3])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def base(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose tokenizer has a word of the text as an added token."""
+    place = tmp_path_factory.mktemp("base") / kind
+    words = TEXTS[0].split()
+    word = max(words, key=len)
+    path = byte_level(place, kind)
+    vendor = Tokenizer.from_file(str(path))
+    vendor.add_special_tokens([word])
+    vendor.save(str(path))
+    described = {str(i): {"content": SPECIAL[kind][i]} for i in range(len(SPECIAL[kind]))}
+    named = {"eos_token": END[kind], "added_tokens_decoder": described, "word": word}
+    (place / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
+    (place / "merges.txt").touch()
+    return place
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "sentences.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
+    return path
+
+
+def learnt(sentences: Path, folder: Path, base: Path, **settings: Any) -> Path:
+    config = TokenizerConfig(base_tokenizer=str(base), **settings)
+    files, again = made.train(config, sentences), made.train(config, sentences)
+    assert files == again and {*files} == {"tokenizer.json", "tokenizer_config.json"}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("settings", [{"vocab_size": 520}, {"extend": 90}], ids=["anew", "extended"])
+def test_the_base_stays_but_for_its_pieces(
+    kind: str, base: Path, sentences: Path, tmp_path: Path, settings: dict[str, int]
+) -> None:
+    if kind == LLAMA_3 and "extend" in settings:  # ignore_merges: a word that is a piece is taken as it is
+        config = TokenizerConfig(base_tokenizer=str(base), **settings)
+        assert "would give its added token" in fault_of(made.open_base, config).rule
+        base = byte_level(tmp_path / "plain", kind, tokenizer_config={"eos_token": END[kind]}).parent
+    old, new = open_encoder(base), open_encoder(learnt(sentences, tmp_path, base, **settings))
+    assert new.piece(new.eos_id) == END[kind] and len(new.control_ids) == len(old.control_ids)
+    assert new.vocab_size == settings.get("vocab_size", old.vocab_size + settings.get("extend", 0))
+    word = json.loads((base / "tokenizer_config.json").read_text()).get("word", TEXTS[0].split()[0])
+    texts = [text.replace("ï", "i\u0308") for text in TEXTS]  # Qwen's normaliser joins them
+    ids = new.encode_many(texts)
+    before = sum(map(len, old.encode_many(texts)))
+    assert sum(map(len, ids)) < 0.8 * before
+    assert [new.decode(each) for each in ids] == [old.decode(old.encode(text)) for text in texts]
+    used = {*np.concatenate(ids).tolist()}
+    assert word in "".join(texts) and not used & new.control_ids
+    if "extend" in settings:
+        assert [*map(new.piece, range(old.vocab_size))] == old.pieces
+        merges = json.loads(new.model_bytes)["model"]["merges"]
+        halves = {half for merge in merges for half in (merge.split() if isinstance(merge, str) else merge)}
+        unused = {*range(old.vocab_size, new.vocab_size)} - used
+        assert len(unused) < 45 and {*map(new.piece, unused)} <= halves, "each is of use, or on the way to another"
+    vendor, theirs = Tokenizer.from_file(str(tmp_path / "tokenizer.json")), AutoTokenizer.from_pretrained(tmp_path)
+    begins = [vendor.token_to_id(BEGIN)] if kind == LLAMA_3 else []
+    assert vendor.encode("=").ids == theirs("=")["input_ids"] == [*begins, vendor.token_to_id("=")]
+    assert theirs.eos_token_id == new.eos_id and len(theirs) == new.vocab_size
+
+
+def test_more_than_the_text_supports_names_the_most_that_works(base: Path, sentences: Path, tmp_path: Path) -> None:
+    for key in ("vocab_size", "extend") if "qwen" in base.name else ("vocab_size",):
+        config = TokenizerConfig(base_tokenizer=str(base), **{key: 50_000})
+        fault = fault_of(made.train, config, sentences)
+        assert fault.key == key
+        largest = int(fault.remedy.split()[1])
+        learnt(sentences, tmp_path, base, **{key: largest})
+
+
+def test_what_is_no_base_is_refused(base: Path, kind: str, tmp_path: Path) -> None:
+    too_small = TokenizerConfig(base_tokenizer=str(base), vocab_size=300)
+    assert fault_of(made.open_base, too_small.model_copy(update={"vocab_size": 260})).key == "vocab_size"
+    assert fault_of(made.open_base, TokenizerConfig(base_tokenizer=str(tmp_path))).rule.startswith("the folder holds")
+    model = TokenizerConfig(base_tokenizer=str(train_model(tmp_path / "tokenizer.model", STEP_1)))
+    fault = fault_of(made.open_base, model)
+    assert fault.key == "base_tokenizer" and "SentencePiece BPE" in fault.rule
+    path = tmp_path / "sentence_piece_config.yaml"
+    path.write_text("extend: 5\n", encoding="utf-8")
+    assert [each.key for each in refused(load, TokenizerConfig, path)] == ["extend"]
+    path.write_text(f"base_tokenizer: {base}\npre_segment: mecab\nextra_ids: 100\n", encoding="utf-8")
+    assert {each.key for each in refused(load, TokenizerConfig, path)} == {"pre_segment", "extra_ids"}
