@@ -22,7 +22,7 @@ from tokenizers.trainers import BpeTrainer
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.progress import Progress
-from zerokara.tokenizer import CONFIG_NAME, JSON_NAME, KEPT_NAMES
+from zerokara.tokenizer import CONFIG_NAME, ENDS_NAMES, JSON_NAME, KEPT_NAMES
 from zerokara.tokenizer.hugging_face import TokenizerJson, folder_files, tokenizer_file
 from zerokara.tokenizer.report_tokenizers import open_tokenizer
 
@@ -65,7 +65,8 @@ def train(config: TokenizerConfig, sentences: Path) -> dict[str, bytes]:
         UserError: the text supports fewer pieces than asked for; names the largest number that works.
     """
     path, base = open_base(config)
-    files = {name: content for name, content in folder_files(path).items() if name in KEPT_NAMES}
+    theirs = folder_files(path)
+    files = {name: theirs[name] for name in KEPT_NAMES if name in theirs}
     settings = orjson.loads(files[JSON_NAME])
     with Progress("reading the sample", total=sentences.stat().st_size, unit="B") as progress:
         blocks = _blocks(sentences, progress)
@@ -78,11 +79,17 @@ def train(config: TokenizerConfig, sentences: Path) -> dict[str, bytes]:
         token["id"] = ids.setdefault(token["content"], len(ids))
     _renumber(settings.get("post_processor") or {}, ids)
     files[JSON_NAME] = orjson.dumps(settings, option=orjson.OPT_INDENT_2)
+    named = [orjson.loads(theirs[name]).get("eos_token_id") for name in ENDS_NAMES if name in theirs]
+    ends = {i for each in named for i in (each if isinstance(each, list) else [each]) if i is not None}
+    if ends := {
+        ids[base.pieces[i]] for i in ends if i < len(base.pieces)
+    }:  # so that step 2 asks where there are several
+        files[ENDS_NAMES[0]] = orjson.dumps({"eos_token_id": sorted(ends)})
     if CONFIG_NAME in files:
-        named = orjson.loads(files[CONFIG_NAME])
-        described = named.get("added_tokens_decoder", {}).values()
-        named |= {"added_tokens_decoder": {str(ids[each["content"]]): each for each in described}}
-        files[CONFIG_NAME] = orjson.dumps(named, option=orjson.OPT_INDENT_2)
+        config_json = orjson.loads(files[CONFIG_NAME])
+        described = config_json.get("added_tokens_decoder", {}).values()
+        config_json |= {"added_tokens_decoder": {str(ids[each["content"]]): each for each in described}}
+        files[CONFIG_NAME] = orjson.dumps(config_json, option=orjson.OPT_INDENT_2)
     return files
 
 

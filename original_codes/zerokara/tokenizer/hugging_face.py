@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from zerokara.errors import Fault, UserError, shown
 from zerokara.manifest import FileRecord, Inputs, file_key
-from zerokara.tokenizer import CONFIG_NAME, JSON_NAME, KEPT_NAMES
+from zerokara.tokenizer import CONFIG_NAME, ENDS_NAMES, JSON_NAME, KEPT_NAMES
 from zerokara.tokenizer.encoder import Encoder, Ids
 from zerokara.tokenizer.model_file import SPACE_MARK
 
@@ -31,7 +31,7 @@ IN_FOLDER = ("sentencepiece.model", "tokenizer.model", "spiece.model", JSON_NAME
 """Tokenizers that a folder may hold, in order of preference: SentencePiece models (ours, Llama's, T5's) come first."""
 RUN_FOLDER = "tokenizer"
 """Folder within a run folder that keeps the files; a SentencePiece model is one file there."""
-_NAMING = (CONFIG_NAME, "special_tokens_map.json", "generation_config.json", "config.json")
+_NAMING = (CONFIG_NAME, "special_tokens_map.json", *ENDS_NAMES)
 """Files that name special tokens, as ``eos_token`` or by ``eos_token_id``."""
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 FIRST_END = ""

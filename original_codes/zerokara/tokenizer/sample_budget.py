@@ -127,7 +127,7 @@ def _training_bytes(config: TokenizerConfig, statistics: CorpusStatistics, sampl
     exponents = np.clip(growth / (-math.log(half_share) if 0 < half_share < 1 else 1.0), 0, 1)
     words, characters, pairs, word_bytes = (statistics.words * share**exponents).tolist()
     if config.base_tokenizer:
-        return round(6e8 + (30 * word_bytes + 12 * sample_bytes if config.extend else 90 * word_bytes))
+        return round(7.5e8 + (30 * word_bytes + 12 * sample_bytes if config.extend else 90 * word_bytes))
     if config.model_type == "unigram":
         return round(BASE_BYTES + 14 * min(text, _CHUNK_BYTES) + 1.6 * text + 31 * lines)
     reading, merging = 4.5 * text + 40 * lines, 0.0

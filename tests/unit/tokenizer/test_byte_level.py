@@ -41,6 +41,8 @@ def base(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     named = {"eos_token": END[kind], "added_tokens_decoder": described, "word": word}
     (place / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
     (place / "merges.txt").touch()
+    ends = [vendor.token_to_id(END[kind]), vendor.token_to_id(SPECIAL[kind][2])]
+    (place / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}), encoding="utf-8")
     return place
 
 
@@ -54,7 +56,7 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learnt(sentences: Path, folder: Path, base: Path, **settings: Any) -> Path:
     config = TokenizerConfig(base_tokenizer=str(base), **settings)
     files, again = made.train(config, sentences), made.train(config, sentences)
-    assert files == again and {*files} == {"tokenizer.json", "tokenizer_config.json"}
+    assert files == again and {*files} - {"generation_config.json"} == {"tokenizer.json", "tokenizer_config.json"}
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder
@@ -68,7 +70,10 @@ def test_the_base_stays_but_for_its_pieces(
         config = TokenizerConfig(base_tokenizer=str(base), **settings)
         assert "would give its added token" in fault_of(made.open_base, config).rule
         base = byte_level(tmp_path / "plain", kind, tokenizer_config={"eos_token": END[kind]}).parent
-    old, new = open_encoder(base), open_encoder(learnt(sentences, tmp_path, base, **settings))
+    old, folder = open_encoder(base, END[kind]), learnt(sentences, tmp_path, base, **settings)
+    new = open_encoder(folder, END[kind])
+    if (base / "generation_config.json").exists():
+        assert f"{END[kind]} (" in fault_of(open_encoder, folder).rule, "two ends stay two, which is asked for"
     assert new.piece(new.eos_id) == END[kind] and len(new.control_ids) == len(old.control_ids)
     assert new.vocab_size == settings.get("vocab_size", old.vocab_size + settings.get("extend", 0))
     word = json.loads((base / "tokenizer_config.json").read_text()).get("word", TEXTS[0].split()[0])
