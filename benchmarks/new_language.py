@@ -1,11 +1,13 @@
 """What `new_embeddings` is worth: a model of one language learns another, for the same tokens, in each way.
 
     python benchmarks/new_language.py OUT --old pt.jsonl --new ro.jsonl --seeds 1,2,3
+    python benchmarks/new_language.py OUT --old pt.jsonl --new ro.jsonl --seeds 1 --arms mean_of_pieces,rate_1,replay
 
 Of both texts the last documents are held out. A model of the old language is trained once; then for each seed the new
-language with the old tokenizer, with a new one and each of `new_embeddings`, and from scratch. Equal vocabularies make
-equal steps, so equal tokens take equal time. All is done by the numbered steps, which skip what is done: a run that was
-stopped goes on. The table has the bits per byte of both held-out texts (step 8), the mean and the spread of the seeds.
+language with the old tokenizer, with a new one and each of `new_embeddings`, and from scratch; or with `mean_of_pieces`
+and a setting changed. Equal vocabularies make equal steps, so equal tokens take equal time. All is done by the numbered
+steps, which skip what is done: a run that was stopped goes on, and arms may be added. The table has the bits per byte
+of both held-out texts (step 8): the mean of the seeds, and the least and the most.
 """
 
 from __future__ import annotations
@@ -16,10 +18,25 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = {"train_tokenizer": "sentence_piece_config.yaml", "convert_to_hf": "convert_config.yaml"}
-ARMS = ["old_tokenizer", "random", "overlap", "mean_of_pieces", "scratch"]
+PIECES = {"new_embeddings": "mean_of_pieces"}
+ARMS: dict[str, dict[str, Any]] = {
+    "old_tokenizer": {},
+    "random": {"new_embeddings": "random"},
+    "overlap": {"new_embeddings": "overlap"},
+    "mean_of_pieces": PIECES,
+    "scratch": {},
+    **{f"rate_{share}": {**PIECES, "lr_share": share} for share in (0.125, 0.25, 1)},
+    "weight_decay_0.1": {**PIECES, "weight_decay": 0.1},
+    "embeddings_first": {**PIECES, "embedding_tokens": 0.2},
+    "replay": {**PIECES, "source_weights": "replay"},
+    "replay_0.05": {**PIECES, "source_weights": "[19, 1]"},
+}
+"""Settings of each way; `lr_share` is of a new model's rate, `embedding_tokens` a share of the run."""
 
 
 def main() -> None:
@@ -30,11 +47,10 @@ def main() -> None:
     parser.add_argument("--new", type=Path, required=True)
     parser.add_argument("--size", default="5M")
     parser.add_argument("--vocab-size", type=int, default=8000)
-    parser.add_argument("--old-tokens", type=int, default=5_000_000)
-    parser.add_argument("--new-tokens", type=int, default=600_000)
-    parser.add_argument("--lr-share", type=float, default=0.5, help="peak learning rate over that of a new model")
+    parser.add_argument("--old-tokens", type=int, default=3_000_000)
+    parser.add_argument("--new-tokens", type=int, default=500_000)
     parser.add_argument("--held-out", type=int, default=100, help="documents")
-    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--arms", default=",".join(list(ARMS)[:5]), help=", ".join(ARMS))
     parser.add_argument("--seeds", default="1,2,3")
     given = parser.parse_args()
     out = given.out.resolve()
@@ -43,20 +59,31 @@ def main() -> None:
         if not (out / f"{name}_tokenizer").exists():
             sizes = {"input": f"[{out}/{name}.jsonl]", "vocab_size": given.vocab_size}
             _step("train_tokenizer", output_dir=out / f"{name}_tokenizer", **sizes)
-    base = _model(given, out, "base", "old", "old", given.old_tokens)
-    lr = json.loads((base.parent / "base" / "plan.json").read_text())["resolved"]["lr"]
-    models: dict[str, list[Path]] = {}
+    base = _model(given, out, "base", ["old"], "old", given.old_tokens)
+    rate = json.loads((out / "base" / "plan.json").read_text())["resolved"]["lr"]
+    models = {"base": [base]}
     for seed in given.seeds.split(","):
         for arm in given.arms.split(","):
-            start = {"init_from": base, "lr": lr * given.lr_share} if arm != "scratch" else {}
-            start |= {"new_embeddings": arm} if arm in ("random", "overlap", "mean_of_pieces") else {}
+            settings = {**ARMS[arm], **({} if arm == "scratch" else {"init_from": base})}
+            if share := settings.pop("lr_share", None):
+                settings["lr"] = rate * share
+            if share := settings.get("embedding_tokens"):
+                settings["embedding_tokens"] = int(share * given.new_tokens)
+            texts = ["new", "old"] if "source_weights" in settings else ["new"]
             tokenizer = "old" if arm == "old_tokenizer" else "new"
-            model = _model(given, out, f"{arm}_{seed}", "new", tokenizer, given.new_tokens, seed=seed, **start)
+            model = _model(given, out, f"{arm}_{seed}", texts, tokenizer, given.new_tokens, seed=seed, **settings)
             models.setdefault(arm, []).append(model)
-    named = [base, *(model for each in models.values() for model in each)]
-    texts = f"[{out}/old_held_out.jsonl, {out}/new_held_out.jsonl]"
-    _step("evaluate", models=f"[{', '.join(map(str, named))}]", texts=texts, output_dir=out / "evaluation", tasks="[]")
-    print((out / "evaluation" / "results.json").read_text())
+    folders = ", ".join(str(model) for each in models.values() for model in each)
+    texts = f"[{out}/new_held_out.jsonl, {out}/old_held_out.jsonl]"
+    _step("evaluate", "--redo", models=f"[{folders}]", texts=texts, output_dir=out / "evaluation", tasks="[]")
+    sections = json.loads((out / "evaluation" / "results.json").read_text())["sections"]
+    print("| | " + " | ".join(section["name"] for section in sections) + " |")
+    for arm, folders_of_arm in models.items():
+        cells = []
+        for section in sections:
+            values = [row["value"] for row in section["rows"] if row["model"] in {each.name for each in folders_of_arm}]
+            cells.append(f"{fmean(values):.4f} ({min(values):.4f} to {max(values):.4f})")
+        print(f"| {arm} | " + " | ".join(cells) + " |")
 
 
 def _split(path: Path, out: Path, name: str, held_out: int) -> None:
@@ -68,11 +95,12 @@ def _split(path: Path, out: Path, name: str, held_out: int) -> None:
 
 
 def _model(
-    given: argparse.Namespace, out: Path, name: str, text: str, tokenizer: str, tokens: int, **more: object
+    given: argparse.Namespace, out: Path, name: str, texts: list[str], tokenizer: str, tokens: int, **more: object
 ) -> Path:
     """Tokenise, train and export; return the Hugging Face folder."""
     settings = {
-        "input_jsonl": f"[{out}/{text}.jsonl]", "output_prefix": out / f"{text}_by_{tokenizer}",
+        "input_jsonl": f"[{', '.join(f'{out}/{text}.jsonl' for text in texts)}]",
+        "output_prefix": out / f"{'_'.join(texts)}_by_{tokenizer}",
         "input_tokenizer_file": out / f"{tokenizer}_tokenizer" / "tokenizer.model", "output_model_dir": out / name,
         "model_size": given.size, "num_layers": "auto", "hidden_size": "auto", "num_attn_heads": "auto",
         "train_tokens": tokens, "max_epochs_per_source": 16, "sample_prompts": "[]", "eval_interval": 100_000, **more,
@@ -85,10 +113,10 @@ def _model(
     return out / f"{name}_hf"
 
 
-def _step(step: str, **settings: object) -> None:
+def _step(step: str, *flags: str, **settings: object) -> None:
     config = ROOT / CONFIGS.get(step, "evaluate_config.yaml" if step == "evaluate" else "config.yaml")
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "zerokara.steps", step, "--config", str(config), *options]
+    command = [sys.executable, "-m", "zerokara.steps", step, "--config", str(config), *flags, *options]
     subprocess.run(command, check=True, cwd=ROOT / "original_codes")
 
 

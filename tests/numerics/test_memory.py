@@ -24,7 +24,7 @@ VOCABULARY = 500
 TOLERANCE = 0.02
 """Beside the state, a process holds a micro batch, rotary tables, and what DeepSpeed pads: in fp32, at stages 1 and 2,
 the whole gradient of a parameter that the border between two ranks cuts. So no parameter here is large."""
-MODEL = {"num_layers": 12, "hidden_size": 256, "num_attn_heads": 8, "seq_len": 64}
+MODEL = {"num_layers": 6, "hidden_size": 256, "num_attn_heads": 8, "seq_len": 64}
 BATCH = {"global_batch_size": 4, "micro_batch_size": 1}
 HIERARCHICAL = str(Path(__file__).with_name("hierarchical_template.json"))
 """Each machine keeps the weights of a step; here there is one."""
