@@ -2,7 +2,7 @@
 # Sets up, then lints, checks the types, and runs the tests.
 #
 #   ./run_tests.sh                      every test of the project (tests/gpu where there is a GPU), with 12 of the kills
-#   ./run_tests.sh --all                what CI runs: also 36 kills, other programs that load our exports (tests/clients),
+#   ./run_tests.sh --all                what CI runs: also 24 kills, other programs that load our exports (tests/clients),
 #                                       and the documents as a site
 #   ./run_tests.sh tests/unit -k order  passes its arguments to pytest
 #   ./run_tests.sh --kernels            only the numerical tests, with the kernels of other processors (tests/kernels.py)
@@ -50,7 +50,7 @@ part "analysers" analysers
 $python -m compileall -q original_codes
 kills=12 further=
 if [ "${1:-}" = --all ]; then
-    kills=36 further=yes
+    kills=24 further=yes
 elif [ $# -gt 0 ]; then
     checks
     exec $python -m pytest "$@"
