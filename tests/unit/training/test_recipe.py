@@ -97,10 +97,10 @@ def test_max_steps_counts() -> None:
     assert short["weight_decay"] == chosen(100 * 8 * 256, global_batch_size=8)["weight_decay"]
 
 
-def test_from_trained_weights_the_rate_is_half_of_a_new_models() -> None:
+def test_from_trained_weights_the_rate_rises_again_as_for_a_new_model() -> None:
     for optimizer in ("muon", "adamw", "adafactor"):
         new, more = (chosen(1e9, optimizer=optimizer, init_from=name) for name in ("", "somewhere"))
-        assert more["lr"] == pytest.approx(new["lr"] / 2, rel=0.05) and more["warmup_steps"] == new["warmup_steps"]
+        assert more == new and more["warmup_steps"] > 0
 
 
 def test_a_least_rate_above_the_rate() -> None:

@@ -15,8 +15,8 @@ lr_schedule       linear, to min_lr 0               Bergsma et al., 2025 (arXiv 
 global_batch_size B = 0.58·D^0.571                  StepLaw, Li et al., 2025 (arXiv 2503.04715)
 lr, muon          0.0072·(128/d)^0.75               sweeps at 1M and 5M (docs/recipe.md); at 125M Wen et al.'s optimum
 lr, adamw         1.79·N^-0.713·D^0.307, ≤ 0.004    StepLaw
-lr, init_from     half of these, warmed up and       Ibrahim et al., 2024 (arXiv 2403.08763): re-warm and decay again;
-                  decayed as they are               the share by a sweep at 5M (docs/recipe.md)
+lr, init_from     the same: warmed up and decayed   Ibrahim et al., 2024 (arXiv 2403.08763); of its quarter, half
+                  again, as for a new model         and whole the whole was best at 5M (docs/recipe.md)
 muon_momentum     1 - lr/0.038, 0.88 to 0.95        sweeps at 1M to 5M (docs/recipe.md); from 125M on Jordan's 0.95
 warm-up, muon     2 % of T, at least 10             Wen et al., 2025 (arXiv 2509.02046) find none needed
 warm-up, adamw    2 % of T, at least 100            about 2/(1 - β₂) and more (Ma and Yarats, 2021, arXiv 1910.04209)
@@ -45,8 +45,6 @@ MAX_ADAMW_LR = 4e-3
 MUON_LR, MUON_WIDTH, MUON_EXPONENT = 7.2e-3, 128, 0.75
 MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
 """lr / (1 - momentum): the way of a weight, in units of an update, while a gradient counts in Muon's momentum."""
-RESTART_SHARE = 0.5
-"""Learning rate of a run from trained weights, over that of a new model."""
 
 RULES = (
     "optimizer", "lr_schedule", "min_lr", "global_batch_size", "lr", "muon_momentum", "warmup_steps", "weight_decay",
@@ -132,8 +130,6 @@ def _rule(key: str, config: TrainingSettings, shape: ModelShape, num_samples: fl
         elif optimizer == "adamw":
             value = min(MAX_ADAMW_LR, 1.79 * in_layers**-0.713 * tokens**0.307)
             reason = f"by parameters and tokens for AdamW, at most {MAX_ADAMW_LR:g}"
-        if config.init_from:
-            value, reason = RESTART_SHARE * value, f"{reason}; {RESTART_SHARE:.0%} of that, from trained weights"
         return _rounded(value), reason
     if key == "muon_momentum":
         value = min(MAX_MOMENTUM, max(MIN_MOMENTUM, round(1 - resolved(config.lr) / MUON_REACH, 2)))
