@@ -23,11 +23,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = {"train_tokenizer": "sentence_piece_config.yaml", "convert_to_hf": "convert_config.yaml"}
-PIECES = {"new_embeddings": "mean_of_pieces"}
+HALF = {"lr_share": 0.5}
+PIECES = {**HALF, "new_embeddings": "mean_of_pieces"}
 ARMS: dict[str, dict[str, Any]] = {
-    "old_tokenizer": {},
-    "random": {"new_embeddings": "random"},
-    "overlap": {"new_embeddings": "overlap"},
+    "old_tokenizer": HALF,
+    "random": {**HALF, "new_embeddings": "random"},
+    "overlap": {**HALF, "new_embeddings": "overlap"},
     "mean_of_pieces": PIECES,
     "scratch": {},
     **{f"rate_{share}": {**PIECES, "lr_share": share} for share in (0.125, 0.25, 1)},
