@@ -41,9 +41,8 @@ def open_base(config: TokenizerConfig) -> tuple[Path, TokenizerJson]:
     kind = open_tokenizer(path).description
     if kind != "Hugging Face BPE, byte-level":
         rule = f"must be a byte-level BPE, as of Llama 3, Qwen, SmolLM and OLMo 2: {path} is a {kind}"
-        raise UserError(
-            config.fault("base_tokenizer", rule, "set it to '': new_embeddings (step 3) takes any tokenizer")
-        )
+        remedy = "set it to '': new_embeddings (step 3) takes any tokenizer"
+        raise UserError(config.fault("base_tokenizer", rule, remedy))
     base = TokenizerJson(path.read_bytes())
     fixed = len(ByteLevel.alphabet()) + len(base.added)
     if not config.extend and config.vocab_size <= fixed:
@@ -80,10 +79,9 @@ def train(config: TokenizerConfig, sentences: Path) -> dict[str, bytes]:
     _renumber(settings.get("post_processor") or {}, ids)
     files[JSON_NAME] = orjson.dumps(settings, option=orjson.OPT_INDENT_2)
     named = [orjson.loads(theirs[name]).get("eos_token_id") for name in ENDS_NAMES if name in theirs]
-    ends = {i for each in named for i in (each if isinstance(each, list) else [each]) if i is not None}
-    if ends := {
-        ids[base.pieces[i]] for i in ends if i < len(base.pieces)
-    }:  # so that step 2 asks where there are several
+    several = [i for each in named for i in (each if isinstance(each, list) else [each]) if i is not None]
+    ends = {ids[base.pieces[i]] for i in several if i < len(base.pieces)}
+    if ends:  # so that step 2 asks where there are several
         files[ENDS_NAMES[0]] = orjson.dumps({"eos_token_id": sorted(ends)})
     if CONFIG_NAME in files:
         config_json = orjson.loads(files[CONFIG_NAME])

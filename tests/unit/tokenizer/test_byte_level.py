@@ -116,4 +116,6 @@ def test_what_is_no_base_is_refused(base: Path, kind: str, tmp_path: Path) -> No
     path.write_text("extend: 5\n", encoding="utf-8")
     assert [each.key for each in refused(load, TokenizerConfig, path)] == ["extend"]
     path.write_text(f"base_tokenizer: {base}\npre_segment: mecab\nextra_ids: 100\n", encoding="utf-8")
-    assert {each.key for each in refused(load, TokenizerConfig, path)} == {"pre_segment", "extra_ids"}
+    assert {each.key: each.remedy for each in refused(load, TokenizerConfig, path)} == {
+        "pre_segment": "set it to none", "extra_ids": "set it to 0"
+    }  # fmt: skip
