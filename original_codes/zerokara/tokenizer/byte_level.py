@@ -48,12 +48,10 @@ def open_base(config: TokenizerConfig) -> tuple[Path, TokenizerJson]:
     if not config.extend and config.vocab_size <= fixed:
         rule = f"must be greater than the {fixed} bytes and special tokens of base_tokenizer"
         raise UserError(config.fault("vocab_size", rule, f"try {4 * fixed}"))
-    splitter = base.vendor.pre_tokenizer
-    if config.extend and base.model.get("ignore_merges"):
-        for token in base.added:
-            if len(splitter.pre_tokenize_str(token["content"])) == 1:
-                rule = f"cannot be used with {path}: a text with the word {token['content']} would give its added token"
-                raise UserError(config.fault("extend", rule, "set it to 0"))
+    for token in base.added if base.model.get("ignore_merges") else ():
+        if len(base.vendor.pre_tokenizer.pre_tokenize_str(token["content"])) == 1:
+            rule = f"cannot be {path}: a text with the word {token['content']} would give its added token"
+            raise UserError(config.fault("base_tokenizer", rule, "name another"))
     return path, base
 
 
