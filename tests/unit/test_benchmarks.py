@@ -100,3 +100,31 @@ def test_everybody_gets_the_documents_of_step_2_and_nanochat_loses_no_token(modu
     pieces = module_of("recipe_nanochat").pieces_of(corpus, 64)
     assert np.concatenate(pieces).tolist() == ids[ids != corpus.eos_id].tolist()
     assert max(map(len, pieces)) <= 64 and min(map(len, pieces)) > 0
+
+
+def test_planted_copies_stand_where_the_truth_says_and_are_as_alike_as_it_says(module_of: Any, tmp_path: Path) -> None:
+    chance, maker = np.random.default_rng(1), module_of("clean_corpus_text")
+    lines = ("\n".join(" ".join(f"w{n}" for n in chance.integers(0, 500, 12)) for _ in range(9)) for _ in range(200))
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in lines), encoding="utf-8")
+    truth = maker.make(tmp_path / "made", [tmp_path / "text.jsonl"], 0.6, 1)
+    assert truth == json.loads((tmp_path / "made" / "truth.json").read_text(encoding="utf-8"))
+    assert truth["bytes"] > 2 * (tmp_path / "text.jsonl").stat().st_size, "some documents are made of pieces"
+    assert len(truth["pairs"]) > truth["documents"] / 5
+    files = [(tmp_path / "made" / f"{number}.jsonl").read_text(encoding="utf-8").split("\n") for number in range(8)]
+    for pair in truth["pairs"]:
+        one, other = (json.loads(files[pair[each] % 8][pair[each] // 8]) for each in ("original", "copy"))
+        assert (one["id"], other["id"]) == (pair["original"], pair["copy"])
+        alike = maker.runs(one["text"]) & maker.runs(other["text"])
+        assert pair["jaccard"] == len(alike) / len(maker.runs(one["text"]) | maker.runs(other["text"]))
+        assert (one["text"] == other["text"]) == (pair["jaccard"] == 1) or pair["replaced"]
+
+
+def test_what_was_found_lost_and_dropped_without_reason_is_counted(module_of: Any) -> None:
+    pairs = [(0, 1, 1.0, False), (2, 3, 0.9, True), (4, 5, 0.1, False), (6, 7, None, False)]
+    keys = ("original", "copy", "jaccard", "unspaced")
+    truth = {"documents": 10, "pairs": [dict(zip(keys, pair, strict=True)) for pair in pairs]}
+    found = module_of("clean_corpus").judged({0, 1, 3, 5, 7}, truth)
+    assert found["false merges, %"] == 25 and found["lost pairs, %"] == pytest.approx(100 / 3)
+    assert found["found of 1 0.85–1 without spaces, %"] == found["found of 1 equal with spaces, %"] == 100
+    assert found["found of 1 under 0.6 with spaces, %"] == 100
+    assert module_of("clean_corpus").judged(set(), truth)["found of 1 equal with spaces, %"] == 0
