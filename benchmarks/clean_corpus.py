@@ -105,7 +105,7 @@ def measure(words: list[str], out: Path) -> dict[str, float]:
 
 
 def _sample(pid: int, sizes: list[int], ended: threading.Event) -> None:
-    while not ended.wait(SAMPLE_SECONDS):
+    while not sizes[1:] or not ended.wait(SAMPLE_SECONDS):
         size = 0
         try:
             for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
