@@ -1,4 +1,4 @@
-"""How fast are duplicates found, in how much memory, and which, beside what a user would pick instead?
+r"""How fast are duplicates found, in how much memory, and which, beside what a user would pick instead?
 
     python benchmarks/clean_corpus.py FOLDER --text FILE.jsonl[.gz] … --peers PEERS/bin/python [--megabytes 1200]
 
@@ -6,7 +6,8 @@ In turn, in every round, on the same corpus (`clean_corpus_text.py` makes it in 
 cores that this process may use, from text to written text:
 
 * ``ours``: `0_clean_corpus.py`, near duplicates from 0.8 on.
-* ``datatrove``: its MinHash, in four stages (`clean_corpus_datatrove.py` says how).
+* ``datatrove``: its MinHash, in four stages (`clean_corpus_datatrove.py` says how), of words as `\w+` finds them; so a
+  sentence in Japanese or Thai is one word, and ``datatrove-characters`` the same with characters as words there.
 * ``text-dedup``: its `minhash`, threshold 0.8, runs of 5 words, else as it comes.
 
 Prints medians: seconds, and the peak memory of all processes together, pages that several share counted once (PSS; the
@@ -40,7 +41,7 @@ sys.path.insert(0, str(ROOT / "original_codes"))
 # ruff: noqa: E402
 import psutil
 import pyarrow.ipc
-from clean_corpus_text import FILES, make
+from clean_corpus_text import FILES, TOKEN, make
 
 from zerokara.corpus.compressed import zstd_module
 
@@ -51,8 +52,10 @@ CLASSES = ((1, 2, "equal"), (0.85, 1, "0.85–1"), (0.8, 0.85, "0.8–0.85"), (0
 
 def command(contender: str, corpus: Path, out: Path, workers: int, peers: str) -> list[str]:
     """What is run, in the folder `out`."""
-    if contender == "datatrove":
-        return [peers, str(Path(__file__).with_name("clean_corpus_datatrove.py")), str(corpus), str(out), str(workers)]
+    if contender.startswith("datatrove"):
+        pattern = TOKEN.pattern if contender.endswith("characters") else r"\w+"
+        program = Path(__file__).with_name("clean_corpus_datatrove.py")
+        return [peers, str(program), str(corpus), str(out), str(workers), pattern]
     if contender == "text-dedup":
         given = f"--path json --split train --column text --threshold 0.8 --ngram 5 --num_proc {workers}".split()
         where = ["--data_files", f"{corpus}/*.jsonl", "--cache_dir", f"{out}/cache", "--output", f"{out}/kept"]
@@ -71,7 +74,7 @@ def dropped_by(contender: str, out: Path, num_documents: int) -> set[int]:
             with pyarrow.ipc.open_stream(path) as batches:
                 dropped.difference_update(number for batch in batches for number in batch.column("id").to_pylist())
         return dropped
-    if contender == "datatrove":
+    if contender.startswith("datatrove"):
         return {int(each["id"]) for each in _records(out / "dropped", "*.zst")}
     found = _records(out / "cleaned" / "dropped", "*_duplicates.jsonl.zst")
     return {(each["line"] - 1) * FILES + int(Path(each["source"]).stem) for each in found}
@@ -159,7 +162,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FILE")
     parser.add_argument("--peers", default=sys.executable, metavar="PEERS/bin/python")
-    parser.add_argument("--only", nargs="+", default=["ours", "datatrove", "text-dedup"], metavar="CONTENDER")
+    parser.add_argument(
+        "--only", nargs="+", default=["ours", "datatrove", "datatrove-characters", "text-dedup"], metavar="CONTENDER"
+    )
     parser.add_argument("--megabytes", type=float, default=1200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)

@@ -30,7 +30,7 @@ import regex
 FILES, COPIES, PAIRS, MEAN_BYTES = 8, 0.3, 20_000, 3300
 REPLACED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 _UNSPACED = r"\p{Hiragana}\p{Katakana}\p{Han}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_TOKEN = regex.compile(rf"(?V1)[{_UNSPACED}]\p{{M}}*|[\w--[{_UNSPACED}]]+")
+TOKEN = regex.compile(rf"(?V1)[{_UNSPACED}]\p{{M}}*|[\w--[{_UNSPACED}]]+")
 
 
 class Source:
@@ -45,7 +45,7 @@ class Source:
                     lines.append(line)
         self.text, self.at = "\n".join(lines), 0
         self.num_bytes = len(self.text.encode())
-        self.words = _TOKEN.findall(self.text[:1_000_000])
+        self.words = TOKEN.findall(self.text[:1_000_000])
         self.unspaced = sum(len(word) == 1 for word in self.words) > len(self.words) / 2
 
     def document(self, chance: random.Random) -> str:
@@ -70,12 +70,12 @@ class Source:
 
     def changed(self, text: str, share: float, chance: random.Random) -> str:
         """With a share of its words replaced."""
-        return _TOKEN.sub(lambda found: chance.choice(self.words) if chance.random() < share else found[0], text)
+        return TOKEN.sub(lambda found: chance.choice(self.words) if chance.random() < share else found[0], text)
 
 
 def runs(text: str, size: int = 5) -> set[tuple[str, ...]]:
     """The different runs of tokens."""
-    found = _TOKEN.findall(unicodedata.normalize("NFC", text).lower())
+    found = TOKEN.findall(unicodedata.normalize("NFC", text).lower())
     return {tuple(found[at : at + size]) for at in range(max(1, len(found) - size + 1))}
 
 
