@@ -26,16 +26,17 @@ part() { # part NAME COMMAND...: runs the command, says how long it took, and en
     return $code
 }
 
-# Two of the optional analysers, the lighter one for each language, so that their tests are real ones.
-analysers() {
-    local names='sudachipy|sudachidict-small|python-mecab-ko|python-mecab-ko-dic' wanted
-    wanted=$(awk -v names="^($names)==" '/^[a-z0-9]/ { on = $0 ~ names } on' requirements-analysers.lock)
+# What is optional, so that its tests are real ones: two of the analysers, the lighter one for each language, and what
+# the cleaning of text needs.
+optional() { # optional LOCK [NAMES]: installs the packages of a lock file whose names are these (a regular expression)
+    local wanted
+    wanted=$(awk -v names="^(${2:-.*})==" '/^[a-z0-9]/ { on = $0 ~ names } on && !/^ *#/' "$1")
     $python -c 'import sys
 from importlib.metadata import version, PackageNotFoundError
 try:
     sys.exit(any(version(name) != pin for name, pin in (line.split("==") for line in sys.argv[1:])))
 except PackageNotFoundError:
-    sys.exit(1)' $(grep -oE '^[^ ]+==[^ ]+' <<<"$wanted") ||
+    sys.exit(1)' $(grep -E '^[^ ]+==[^ ;]+ \\' <<<"$wanted" | grep -oE '^[^ ]+==[^ ]+') ||
         $python -m pip install --disable-pip-version-check --quiet --require-hashes --no-deps -r <(echo "$wanted") \
             2> >(grep --line-buffered -v 'is ignored: it is neither a file nor a directory' >&2)
 }
@@ -45,7 +46,8 @@ checks() {
     part "types" $python -m mypy original_codes/zerokara
     printf '── %s\n' "tests"
 }
-part "analysers" analysers
+part "analysers" optional requirements-analysers.lock 'sudachipy|sudachidict-small|python-mecab-ko|python-mecab-ko-dic'
+part "cleaning" optional requirements-clean.lock
 # Where the environment forbids Python to keep what it compiles, each of the hundreds of starts would do it again.
 $python -m compileall -q original_codes
 kills=12 further=

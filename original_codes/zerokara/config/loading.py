@@ -19,6 +19,7 @@ from ruamel.yaml.composer import MaxDepthExceededError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from zerokara.config.clean_config import CleanConfig
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
@@ -28,6 +29,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault, UserError, shown
 
 FILES: dict[str, type[Settings]] = {
+    "clean_config.yaml": CleanConfig,
     "sentence_piece_config.yaml": TokenizerConfig,
     "finetune_config.yaml": FinetuneConfig,
     "convert_config.yaml": ConvertConfig,

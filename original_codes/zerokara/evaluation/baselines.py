@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from zerokara.evaluation import overlap
+from zerokara.corpus import token_hashes
 from zerokara.evaluation.scoring import WORD, words
 from zerokara.progress import log
 
@@ -71,7 +71,9 @@ def classified(
     from sklearn.linear_model import LogisticRegression
 
     vectorizer = TfidfVectorizer(
-        analyzer=overlap.tokens if analyzer == "word" else analyzer,  # also of scripts that put no space between words
+        analyzer=token_hashes.words
+        if analyzer == "word"
+        else analyzer,  # also of scripts that put no space between words
         ngram_range=ngrams,
         sublinear_tf=True,
         min_df=2 if len(train) >= _MANY_PAIRS else 1,

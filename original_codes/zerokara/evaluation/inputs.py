@@ -28,6 +28,7 @@ from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.corpus.documents import HARMLESS, BadLine, Document, TxtDocument
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import parts, read
+from zerokara.corpus.token_hashes import MIN_TOKENS, words
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation import overlap
 from zerokara.evaluation.baselines import Pair
@@ -196,7 +197,7 @@ class TaskData:
         """Texts of each example to look for in a corpus; labels and short answers are in any text."""
         pairs = zip(self.sources, self.references, strict=True)
         return [
-            (source,) if self.labels or len(overlap.tokens(reference)) < overlap.MIN_TOKENS else (source, reference)
+            (source,) if self.labels or len(words(reference)) < MIN_TOKENS else (source, reference)
             for source, reference in pairs
         ]
 

@@ -137,7 +137,7 @@ def page(sections: Sequence[Section]) -> str:
     from markupsafe import Markup
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([Path(__file__).parent, Path(__file__).parents[1]]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

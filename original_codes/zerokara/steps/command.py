@@ -25,6 +25,7 @@ from zerokara.errors import UserError, guarded
 COMMAND_NAME = "ZEROKARA_COMMAND"  # environment variable with the name by which the user called a shell script
 FIT_MINUTES = 10.0  # default of --fit
 SCRIPTS = {
+    "0_clean_corpus.py": "clean_config.yaml",
     "0_plan.py": "config.yaml",
     "1_train_sentencepiece_tokenizer.py": "sentence_piece_config.yaml",
     "2_tokenize.sh": "config.yaml",

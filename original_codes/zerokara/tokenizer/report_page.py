@@ -92,7 +92,7 @@ def text(report: Report) -> str:
 
 def _template(name: str) -> Template:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([Path(__file__).parent, Path(__file__).parents[1]]),
         autoescape=name.endswith(".html.jinja"),
         undefined=StrictUndefined,
         trim_blocks=True,

