@@ -14,23 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.cleaning.plan import (
-    CLEAN,
-    DROPPED,
-    EXACT,
-    KEPT,
-    LINES,
-    NEAR,
-    RANK,
-    UNREADABLE,
-    Shards,
-    load_plan,
-    records,
-    save,
-    save_facts,
-    saved,
-    saved_facts,
-)  # fmt: skip
+from zerokara.cleaning import plan as work
+from zerokara.cleaning.plan import RANK, Shards, load_plan, save, saved
 from zerokara.cleaning.survey import NUM_VALUES, batches
 from zerokara.corpus.token_hashes import Hashes, tokens_of
 
@@ -135,7 +120,7 @@ class _Places:
     def __init__(self, folder: Path, num_tasks: int):
         self._folder, self._tasks, counted = folder, load_plan(folder).tasks, Counter[str]()
         self._before: list[list[int]] = []
-        for task, facts in zip(self._tasks, saved_facts(folder, "survey", num_tasks), strict=True):
+        for task, facts in zip(self._tasks, work.saved_facts(folder, "survey", num_tasks), strict=True):
             self._before.append([])
             for part, last_line in zip(task, facts["last_lines"], strict=True):
                 self._before[-1].append(counted[part.file.name])
@@ -158,11 +143,11 @@ def write(folder: Path, _: object, rank: int, num_tasks: int) -> None:
     first, after = np.searchsorted(copies[:, 0], np.array([rank << RANK, rank + 1 << RANK], np.uint64))
     originals = {copy: (original, is_equal) for copy, original, is_equal in copies[first:after].tolist()}
     with Shards(folder, rank) as shards:
-        for rule in (UNREADABLE, *config.document_rules):
-            for record in records(folder, rule, rank):
+        for rule in (work.UNREADABLE, *config.document_rules):
+            for record in work.records(folder, rule, rank):
                 place = places.place(rank, record.pop("part"), record.pop("line"))
-                shards.put(DROPPED + rule, **record | place)
-        numbered = enumerate(records(folder, KEPT, rank), rank << RANK)
+                shards.put(work.DROPPED + rule, **record | place)
+        numbered = enumerate(work.records(folder, work.KEPT, rank), rank << RANK)
         for batch in batches(numbered, lambda each: len(each[1]["text"])):
             keys, start = tokens_of([record["text"] for _, record in batch]).line_hashes(), 0
             found = np.searchsorted(repeated[:, 0], keys)
@@ -173,17 +158,22 @@ def write(folder: Path, _: object, rank: int, num_tasks: int) -> None:
                 its, start = slice(start, start + len(of_text)), start + len(of_text)
                 if document in originals:
                     original, is_equal = originals[document]
-                    shards.put(DROPPED + (EXACT if is_equal else NEAR), text, **place, copy_of=places.of(original))
+                    shards.put(
+                        work.DROPPED + (work.EXACT if is_equal else work.NEAR),
+                        text,
+                        **place,
+                        copy_of=places.of(original),
+                    )
                     continue
                 if config.repeated_lines and len(repeated):
                     known = repeated[found[its]]
                     first, last = without_edges(of_text, (known[:, 0] == keys[its]) & (known[:, 2] != document))
                     if (first, last) != (0, len(of_text)):
-                        shards.put(DROPPED + LINES, "\n".join([*of_text[:first], *of_text[last:]]), **place)
+                        shards.put(work.DROPPED + work.LINES, "\n".join([*of_text[:first], *of_text[last:]]), **place)
                         text = "\n".join(of_text[first:last])
                 if text:
-                    shards.put(CLEAN, text, **place)
-    save_facts(folder, "write", rank, shards.tallies)
+                    shards.put(work.CLEAN, text, **place)
+    work.save_facts(folder, "write", rank, shards.tallies)
 
 
 def without_edges(texts: Sequence[str], is_removable: NDArray[np.bool_]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 import orjson
@@ -173,26 +173,19 @@ def saved(folder: Path, name: str, rank: int) -> NDArray[Any]:
     return array
 
 
-class Shards:
+class Shards(ExitStack):
     """What a task writes: a file of JSON lines for each name, and the documents and bytes in it by source."""
 
     def __init__(self, folder: Path, rank: int):
-        self._folder, self._rank, self._stack = folder, rank, ExitStack()
-        self._files: dict[str, IO[bytes]] = {}
+        super().__init__()
+        self._folder, self._rank, self._files = folder, rank, dict[str, IO[bytes]]()
         self.tallies: dict[str, Counter[str]] = defaultdict(Counter)
-
-    def __enter__(self) -> Self:
-        self._stack.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
 
     def put(self, name: str, text: str, source: str, line: int, **more: Any) -> None:
         """Write a text, or a part of one, with the file and the line in which it was found."""
         if name not in self._files:
-            file = self._stack.enter_context(atomic_file(shard(self._folder, name, self._rank)))
-            self._files[name] = self._stack.enter_context(zstd_module().open(file, "wb"))
+            file = self.enter_context(atomic_file(shard(self._folder, name, self._rank)))
+            self._files[name] = self.enter_context(zstd_module().open(file, "wb"))
         record = {"text": text, "source": source, "line": line, **more}
         self._files[name].write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         self.tallies[name].update({f"{source}\tdocuments": 1, f"{source}\tbytes": len(text.encode())})

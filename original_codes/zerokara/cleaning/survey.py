@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,28 +53,14 @@ _SAMPLE_BYTES = 5_000_000
 _RISKY = re.compile("[!-~]?[\x80-\u052f\u2010-\u2bff\ufb01\ufb02\ufffd]{2,}")
 """All that can be mojibake, to spare ftfy the rest: it reads 8 MB a second."""
 _UNSPACED = regex.compile(f"[{UNSPACED}]")
-_SCRIPTS = (
-    "Latin",
-    "Cyrillic",
-    "Greek",
-    "Arabic",
-    "Hebrew",
-    "Devanagari",
-    "Thai",
-    "Han",
-    "Hiragana",
-    "Katakana",
-    "Hangul",
-)
-_IN_SCRIPT = {name: regex.compile(rf"\p{{{name}}}+") for name in _SCRIPTS}
 _PERSONAL = {
     "e-mail addresses": PIIFormatter().emails_replacer.regex,
     "IP addresses": PIIFormatter().ip_replacer.regex,
-    "telephone numbers": re.compile(
-        r"(?<![\w.,/-])(\+\d{1,3}|0\d{1,4}|\(\d{2,4}\))[ -]?\d{2,5}([ -]\d{2,5}){1,3}(?![\w/-])"
-    ),
+    "telephone numbers": re.compile(r"(?<![\w.,/-])(\+\d{1,3}|0\d{1,4}|\(\d{2,4}\))( ?-?\d{2,5}){2,4}(?![\w/-])"),
 }
 _REPORTED = ("GopherQualityFilter", "GopherRepetitionFilter", "FineWebQualityFilter")
+_OF_SPACED_WORDS = ("gopher_below_avg_threshold", "gopher_below_alpha_threshold")
+"""Thresholds on the lengths and the letters of words, which characters of scripts without spaces break."""
 _DAMAGED = 0.002
 """Share of damaged characters from which the report counts a document; two or three in a page."""
 _Item = TypeVar("_Item")
@@ -86,18 +73,13 @@ def survey(folder: Path, _: object, rank: int, num_tasks: int) -> None:
     tables: dict[str, tuple[list[NDArray[np.uint64]], list[NDArray[np.uint32]]]] = defaultdict(lambda: ([], []))
     signatures, places = [np.zeros((0, NUM_VALUES), np.uint8)], [np.zeros((0, 2), np.uint32)]
     with Shards(folder, rank) as shards:
-        for batch in batches(
-            _read(plan, rank), lambda each: len(each[1].text if isinstance(each[1], Document) else "")
-        ):
+        for batch in batches(_read(plan, rank), lambda item: item[1].bytes):
             documents = []
             for number, item in batch:
                 is_table = item.file.format == "parquet"  # whose rows are counted in the file, other lines in the range
-                place: dict[str, Any] = {
-                    "source": item.file.name,
-                    "line": item.offset + 1 if is_table else item.line,
-                    "part": number,
-                }
                 last_lines[number] = 0 if is_table else item.line
+                line = item.offset + 1 if is_table else item.line
+                place: dict[str, Any] = {"source": item.file.name, "line": line, "part": number}
                 if isinstance(item, Document):
                     documents.append((item.text, place))
                 elif item.reason not in HARMLESS:
@@ -192,38 +174,34 @@ def language_of(text: str) -> str:
     return str(found[0]["lang"]) if found else "?"
 
 
+def _is_unspaced(text: str) -> bool:
+    head = text[:_HEAD_CHARACTERS]
+    return 3 * len(_UNSPACED.findall(head)) > len(head)
+
+
 class _Words(WordTokenizer):
     """What stands between white space; in scripts without spaces, each character."""
 
     def word_tokenize(self, text: str) -> list[str]:
-        return words(text) if self.language == "unspaced" else text.split()
+        return words(text) if _is_unspaced(text) else text.split()
 
-    def sent_tokenize(self, text: str) -> list[str]:
-        raise NotImplementedError
-
-    span_tokenize = sent_tokenize
+    sent_tokenize = span_tokenize = word_tokenize
 
 
-class _Filter:
-    """A filter of datatrove with some of its thresholds. Words of scripts without spaces have no lengths or letters."""
+def _filter(name: str, thresholds: Mapping[str, Any]) -> Callable[[str], str]:
+    """A filter of datatrove: the first threshold that a text breaks, or nothing."""
+    unless_given = {"min_stop_words": None} if name == "GopherQualityFilter" else {}  # they are English
+    made = getattr(filters, name)(language=_Words(), **(unless_given | dict(thresholds)))
 
-    def __init__(self, name: str, thresholds: Mapping[str, Any]):
-        kind = getattr(filters, name)
-        is_of_words = name == "GopherQualityFilter"
-        english = {"min_stop_words": None} if is_of_words else {}
-        unspaced = {"min_avg_word_length": None, "max_non_alpha_words_ratio": None} if is_of_words else {}
-        self._spaced = kind(language=_Words("spaced"), **(english | dict(thresholds)))
-        self._unspaced = kind(language=_Words("unspaced"), **(english | unspaced | dict(thresholds)))
-
-    def reason_against(self, text: str) -> str:
-        """The first threshold that the text breaks; empty if there is none."""
-        head = text[:_HEAD_CHARACTERS]
-        if not words(head):
+    def reason_against(text: str) -> str:
+        if not words(text[:_HEAD_CHARACTERS]):
             return "no words"
-        chosen = self._unspaced if 3 * len(_UNSPACED.findall(head)) > len(head) else self._spaced
         with warnings.catch_warnings(action="ignore"):
-            found = chosen.filter(FilteredDocument(text=text, id=""))
-        return str(found[1]) if isinstance(found, tuple) else "" if found else "broken"
+            found = made.filter(FilteredDocument(text=text, id=""))
+        reason = str(found[1]) if isinstance(found, tuple) else "" if found else "broken"
+        return "" if reason in _OF_SPACED_WORDS and _is_unspaced(text) else reason
+
+    return reason_against
 
 
 def check_filters(config: CleanConfig) -> None:
@@ -234,7 +212,7 @@ def check_filters(config: CleanConfig) -> None:
     """
     for name, thresholds in config.filters.items():
         try:
-            _Filter(name, thresholds)
+            _filter(name, thresholds)
         except (AttributeError, TypeError) as error:
             remedy = "see datatrove.pipeline.filters; e.g. {GopherQualityFilter: {min_doc_words: 20}}"
             raise UserError(config.fault("filters", f"datatrove cannot make {name}: {error}", remedy)) from None
@@ -245,8 +223,8 @@ class _Judge:
 
     def __init__(self, plan: Plan):
         self._plan, self._config = plan, plan.config
-        self._filters = {name: _Filter(name, thresholds) for name, thresholds in plan.config.filters.items()}
-        self._reported = {name: _Filter(name, {}) for name in _REPORTED}
+        self._filters = {name: _filter(name, thresholds) for name, thresholds in plan.config.filters.items()}
+        self._reported = {name: _filter(name, {}) for name in _REPORTED}
         sizes = [part.disk_bytes for task in plan.tasks for part in task]
         self._every = max(1, round(sum(sizes) / _SAMPLE_BYTES))
         self._num_seen = 0
@@ -272,7 +250,7 @@ class _Judge:
             elif config.languages and language_of(text) not in config.languages:
                 rule = "languages"
             else:
-                rule = next((name for name, each in self._filters.items() if each.reason_against(text)), "")
+                rule = next((name for name, each in self._filters.items() if each(text)), "")
             found.append(rule)
         self._num_seen += len(texts)
         return found
@@ -281,10 +259,11 @@ class _Judge:
         self.counts["sample"].update(documents=1, bytes=size)
         self.counts["languages"][language_of(text)] += size
         head = text[:_HEAD_CHARACTERS]
-        self.counts["scripts"].update({name: sum(map(len, each.findall(head))) for name, each in _IN_SCRIPT.items()})
+        letters = (unicodedata.name(character, "?") for character in head if character.isalpha())
+        self.counts["scripts"].update(re.split("[ -]", name)[0] for name in letters)  # LATIN SMALL LETTER A
         self.counts["personal"].update(name for name, pattern in _PERSONAL.items() if pattern.search(text))
         for name, each in self._reported.items():
-            if reason := each.reason_against(text):
+            if reason := each(text):
                 self.counts["outliers"][f"{name}: {reason}"] += 1
                 self._show(f"{name}: {reason}", text)
         if damage_of(text) > _DAMAGED:
