@@ -135,6 +135,38 @@ class Tokenizing:
         return self.finished()
 
 
+class Cleaning:
+    """Step 0, which waits for its jobs itself, on one host of a cluster or without one."""
+
+    def __init__(self, text: list[str], folder: Path, executor: str, **options: object):
+        self.folder, self.logs = folder / "clean", folder / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        settings = typed(input=f"[{', '.join(text)}]", output_dir=self.folder, report_only="false", repeated_lines=5)
+        settings += typed(executor=executor, executor_options=json.dumps(options), evaluation_data="[]")
+        self.command = (sys.executable, "0_clean_corpus.py", *settings)
+
+    def start(self, host: Host, **environment: str) -> subprocess.Popen[str]:
+        return host.start(*self.command, log=self.logs / "command.log", **environment)
+
+    def output(self) -> str:
+        paths = [*self.logs.iterdir(), *self.folder.glob("work*/*/*/slurm_logs/*")]
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace")[-3000:] for path in paths)
+
+    def wait_for_tasks(self, number: int) -> None:
+        wait_for(lambda: len([*self.folder.glob("work*/*/reading/completions/*")]) >= number, self.logs)
+
+    def written(self) -> dict[str, bytes]:
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*.zst")}
+
+
+@pytest.fixture(scope="module")
+def cleaned(text: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    one = Cleaning(text, tmp_path_factory.mktemp("cleaned"), "local")
+    subprocess.run(one.command, cwd=ROOT, check=True, capture_output=True)
+    assert len(one.written()) > 10
+    return one.written()
+
+
 @pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)}: apt-get install slurmctld slurmd slurm-client")
 @pytest.mark.skipif(USER_NAMESPACE, reason="Slurm's daemons change their groups, which root alone may")
 class TestSlurm:
@@ -200,6 +232,19 @@ class TestSlurm:
         parts.run("bash", "2_tokenize.sh", "--merge")
         assert written(parts.folder) == expected
 
+    def test_a_cleaning_survives_a_lost_node(
+        self, hosts: list[Host], text: list[str], cleaned: dict[str, bytes], tmp_path: Path
+    ) -> None:
+        options = {"partition": "main", "mem_per_cpu_gb": 1, "tasks_per_job": 3, "time": "1:00:00"}
+        cleaning = Cleaning(text, tmp_path / "out", "slurm", **options)
+        first = cleaning.start(hosts[0], SLURM_CONF=f"{tmp_path}/slurm.conf")
+        cleaning.wait_for_tasks(3)
+        hosts[1].crash()
+        if first.wait(600):  # tasks of the lost node have failed
+            assert "the same command does the rest" in cleaning.output()
+            assert cleaning.start(hosts[0], SLURM_CONF=f"{tmp_path}/slurm.conf").wait(600) == 0, cleaning.output()
+        assert cleaning.written() == cleaned
+
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: requirements-ray.lock")
 class TestRay:
@@ -236,3 +281,18 @@ class TestRay:
         assert again.wait(900) == 0, parts.output()
         assert "were finished before" in parts.output()
         assert written(parts.folder) == expected
+
+    def test_a_cleaning_that_is_killed_and_loses_a_node(
+        self, hosts: list[Host], text: list[str], cleaned: dict[str, bytes], tmp_path: Path
+    ) -> None:
+        cleaning = Cleaning(text, tmp_path / "out", "ray", mem_per_cpu_gb=0.1)
+        killed = cleaning.start(hosts[0], RAY_ADDRESS="10.77.0.1:6379")
+        cleaning.wait_for_tasks(3)
+        os.killpg(killed.pid, 9)
+        again = cleaning.start(hosts[0], RAY_ADDRESS="10.77.0.1:6379")
+        cleaning.wait_for_tasks(6)
+        hosts[1].crash()
+        if again.wait(900):
+            assert "the same command does the rest" in cleaning.output()
+            assert cleaning.start(hosts[0], RAY_ADDRESS="10.77.0.1:6379").wait(900) == 0, cleaning.output()
+        assert cleaning.written() == cleaned

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from zerokara.cleaning import plan as work
 from zerokara.cleaning.plan import RANK, Shards, load_plan, save, saved
-from zerokara.cleaning.survey import NUM_VALUES, batches
+from zerokara.cleaning.survey import NUM_VALUES
 from zerokara.corpus.token_hashes import Hashes, tokens_of
 
 Ids = NDArray[np.uint64]
@@ -81,7 +81,7 @@ def similarity(folder: Path, ids: Ids, others: Ids) -> NDArray[np.float64]:
 
 
 def choose(folder: Path, _: object, __: int, ___: int) -> None:
-    """Save the `copies` that are dropped, in order: document, the one that stays for it, 1 if they are equal.
+    """Save the `copies` that are dropped, in order: document, the one that stays, 1 if it equals an earlier document.
 
     The copy of a copy is compared with the document that stays, so that no chain of small changes drops what is unlike
     all that stays.
@@ -94,18 +94,20 @@ def choose(folder: Path, _: object, __: int, ___: int) -> None:
         pair = np.array([[copy], [first]], np.uint64)
         if copy not in originals and (first == earlier or similarity(folder, *pair)[0] >= least):
             originals[copy] = first
-    rows = [(copy, first, copy in equal) for copy, first in sorted(originals.items())]
+    rows = [(copy, originals.get(first, first), copy in equal) for copy, first in sorted(originals.items())]
     save(folder, "copies", 0, np.array(rows, np.uint64).reshape(-1, 3))
 
 
 def lines(folder: Path, _: object, part: int, num_parts: int) -> None:
-    """Save a part of the `repeated` lines of the documents that stay: key, number of documents, the first of them."""
+    """Save a part of the `repeated` lines of the documents that stay (key, number of documents, the first of them), and
+    the documents with one, `bearers`."""
     for keys, ids in _records(folder, "lines", part, num_parts):
         stays = ~np.isin(ids, saved(folder, "copies", 0)[:, 0])
         found, starts, counts = np.unique(keys[stays], return_index=True, return_counts=True)
         many = counts >= (load_plan(folder).config.repeated_lines or _LEAST_SHOWN)
         rows = np.stack([found, counts.astype(np.uint64), ids[stays][starts]], axis=1)
         save(folder, "repeated", part, rows[many])
+        save(folder, "bearers", part, np.unique(ids[stays][np.repeat(many, counts)])[:, None])
 
 
 def joined(folder: Path, name: str, num_columns: int) -> NDArray[np.uint64]:
@@ -140,39 +142,32 @@ def write(folder: Path, _: object, rank: int, num_tasks: int) -> None:
     """Write the clean text of a task and what each rule dropped, with their places in the corpus."""
     config, places = load_plan(folder).config, _Places(folder, num_tasks)
     repeated, copies = joined(folder, "repeated", 3), saved(folder, "copies", 0)
-    first, after = np.searchsorted(copies[:, 0], np.array([rank << RANK, rank + 1 << RANK], np.uint64))
-    originals = {copy: (original, is_equal) for copy, original, is_equal in copies[first:after].tolist()}
-    with Shards(folder, rank) as shards:
+    own = np.array([rank << RANK, rank + 1 << RANK], np.uint64)
+    own_copies = copies[slice(*np.searchsorted(copies[:, 0], own))].tolist()
+    originals = {copy: (original, is_equal) for copy, original, is_equal in own_copies}
+    with_lines = np.unique(joined(folder, "bearers", 1)) if config.repeated_lines else np.zeros(0, np.uint64)
+    bearers = {*with_lines[slice(*np.searchsorted(with_lines, own))].tolist()}
+    with Shards(folder, rank, 3) as shards:
         for rule in (work.UNREADABLE, *config.document_rules):
             for record in work.records(folder, rule, rank):
                 place = places.place(rank, record.pop("part"), record.pop("line"))
                 shards.put(work.DROPPED + rule, **record | place)
-        numbered = enumerate(work.records(folder, work.KEPT, rank), rank << RANK)
-        for batch in batches(numbered, lambda each: len(each[1]["text"])):
-            keys, start = tokens_of([record["text"] for _, record in batch]).line_hashes(), 0
-            found = np.searchsorted(repeated[:, 0], keys)
-            found[found == len(repeated)] = 0
-            for document, record in batch:
-                text, place = record["text"], places.place(rank, record["part"], record["line"])
-                of_text = text.split("\n")
-                its, start = slice(start, start + len(of_text)), start + len(of_text)
-                if document in originals:
-                    original, is_equal = originals[document]
-                    shards.put(
-                        work.DROPPED + (work.EXACT if is_equal else work.NEAR),
-                        text,
-                        **place,
-                        copy_of=places.of(original),
-                    )
-                    continue
-                if config.repeated_lines and len(repeated):
-                    known = repeated[found[its]]
-                    first, last = without_edges(of_text, (known[:, 0] == keys[its]) & (known[:, 2] != document))
-                    if (first, last) != (0, len(of_text)):
-                        shards.put(work.DROPPED + work.LINES, "\n".join([*of_text[:first], *of_text[last:]]), **place)
-                        text = "\n".join(of_text[first:last])
-                if text:
-                    shards.put(work.CLEAN, text, **place)
+        for document, record in enumerate(work.records(folder, work.KEPT, rank), rank << RANK):
+            text, place = record["text"], places.place(rank, record["part"], record["line"])
+            if document in originals:
+                original, is_equal = originals[document]
+                rule = work.EXACT if is_equal else work.NEAR
+                shards.put(work.DROPPED + rule, text, **place, copy_of=places.of(original))
+                continue
+            if document in bearers:
+                of_text, keys = text.split("\n"), tokens_of([text]).line_hashes()
+                known = repeated[np.minimum(np.searchsorted(repeated[:, 0], keys), len(repeated) - 1)]
+                start, end = without_edges(of_text, (known[:, 0] == keys) & (known[:, 2] != document))
+                if (start, end) != (0, len(of_text)):
+                    shards.put(work.DROPPED + work.LINES, "\n".join([*of_text[:start], *of_text[end:]]), **place)
+                    text = "\n".join(of_text[start:end])
+            if text:
+                shards.put(work.CLEAN, text, **place)
     work.save_facts(folder, "write", rank, shards.tallies)
 
 

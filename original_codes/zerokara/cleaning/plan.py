@@ -174,18 +174,19 @@ def saved(folder: Path, name: str, rank: int) -> NDArray[Any]:
 
 
 class Shards(ExitStack):
-    """What a task writes: a file of JSON lines for each name, and the documents and bytes in it by source."""
+    """What a task writes: a file of JSON lines for each name, and the documents and bytes in it by source; packed at a
+    level of zstd, 1 for what only the next stage reads."""
 
-    def __init__(self, folder: Path, rank: int):
+    def __init__(self, folder: Path, rank: int, level: int):
         super().__init__()
-        self._folder, self._rank, self._files = folder, rank, dict[str, IO[bytes]]()
+        self._folder, self._rank, self._level, self._files = folder, rank, level, dict[str, IO[bytes]]()
         self.tallies: dict[str, Counter[str]] = defaultdict(Counter)
 
     def put(self, name: str, text: str, source: str, line: int, **more: Any) -> None:
         """Write a text, or a part of one, with the file and the line in which it was found."""
         if name not in self._files:
             file = self.enter_context(atomic_file(shard(self._folder, name, self._rank)))
-            self._files[name] = self.enter_context(zstd_module().open(file, "wb"))
+            self._files[name] = self.enter_context(zstd_module().open(file, "wb", level=self._level))
         record = {"text": text, "source": source, "line": line, **more}
         self._files[name].write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         self.tallies[name].update({f"{source}\tdocuments": 1, f"{source}\tbytes": len(text.encode())})

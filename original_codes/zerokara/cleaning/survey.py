@@ -72,7 +72,7 @@ def survey(folder: Path, _: object, rank: int, num_tasks: int) -> None:
     judge, last_lines, num_kept = _Judge(plan), [0] * len(plan.tasks[rank]), 0
     tables: dict[str, tuple[list[NDArray[np.uint64]], list[NDArray[np.uint32]]]] = defaultdict(lambda: ([], []))
     signatures, places = [np.zeros((0, NUM_VALUES), np.uint8)], [np.zeros((0, 2), np.uint32)]
-    with Shards(folder, rank) as shards:
+    with Shards(folder, rank, 1) as shards:
         for batch in batches(_read(plan, rank), lambda item: item[1].bytes):
             documents = []
             for number, item in batch:

@@ -1,0 +1,101 @@
+"""What is found to be a copy, and what is taken off the edges of a text."""
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from corpus_files import json_lines
+
+pytest.importorskip("datatrove")
+
+from zerokara.cleaning import duplicates
+from zerokara.cleaning.plan import Plan, records, save_plan, saved
+from zerokara.cleaning.survey import NUM_VALUES, bands_of, damage_of, survey
+from zerokara.config.clean_config import CleanConfig
+from zerokara.corpus.find import find_files
+
+WORDS = [f"{first}{last}" for first in "bcdfghjklmnprst" for last in ("ana", "eni", "iro", "omu", "uso")]
+
+
+def _text(seed: int, num_words: int = 400) -> list[str]:
+    return Random(seed).choices(WORDS, k=num_words)
+
+
+def _copies(folder: Path, texts: list[str], **settings: object) -> dict[int, tuple[int, bool]]:
+    """For each text that is a copy, the one that stays for it, and whether they are equal."""
+    path = folder / "text.jsonl"
+    path.write_bytes(json_lines(texts))
+    config = CleanConfig(input=(str(path),), evaluation_data=(), **settings)  # type: ignore[arg-type]
+    plan = Plan(config, find_files(config.input, ""))
+    save_plan(folder, plan)
+    for rank in range(len(plan.tasks)):
+        survey(folder, None, rank, len(plan.tasks))
+    for part in range(3):
+        duplicates.pairs(folder, None, part, 3)
+    duplicates.choose(folder, None, 0, 1)
+    return {copy: (first, bool(is_equal)) for copy, first, is_equal in saved(folder, "copies", 0).tolist()}
+
+
+def test_equal_and_similar_texts_are_copies_of_the_first(tmp_path: Path) -> None:
+    base, other = _text(1), _text(2)
+    near = [*base[:100], "xx", *base[101:]]
+    texts = [" ".join(each) for each in (base, other, base, near, near)]
+    found = _copies(tmp_path, [*texts, texts[0].upper()])
+    assert found == {2: (0, True), 3: (0, False), 4: (0, True), 5: (0, False)}
+
+
+def test_a_chain_of_small_changes_drops_nothing_that_is_unlike_all_that_stays(tmp_path: Path) -> None:
+    first = _text(1)
+    second = [*first[:50], *_text(2, 30), *first[80:]]  # similarity 0.84
+    third = [*second[:200], *_text(3, 30), *second[230:]]  # 0.84 to the second, 0.71 to the first
+    assert _copies(tmp_path, [" ".join(each) for each in (first, second, third)]) == {1: (0, False)}
+    assert _copies(tmp_path, [" ".join(each) for each in (second, first, third)]) == {1: (0, False), 2: (0, False)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"), [({"near_duplicates": 0}, [2]), ({"exact_duplicates": False}, [2, 3])]
+)
+def test_rules_that_are_off(settings: dict[str, object], expected: list[int], tmp_path: Path) -> None:
+    base = _text(1)
+    texts = [" ".join(each) for each in (base, _text(2), base, [*base[:9], "xx", *base[10:]])]
+    assert [*_copies(tmp_path, texts, **settings)] == expected
+
+
+def test_texts_without_words_are_no_copies_of_each_other(tmp_path: Path) -> None:
+    assert _copies(tmp_path, ["...", "!!!", "...", "? ?"]) == {2: (0, True)}
+    assert [record["text"] for record in records(tmp_path, "kept", 0)] == ["...", "!!!", "...", "? ?"]
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 0.95])
+def test_a_pair_at_the_threshold_shares_a_band(threshold: float) -> None:
+    num_bands, size = bands_of(threshold)
+    assert num_bands * size <= NUM_VALUES
+    assert 1 - (1 - threshold**size) ** num_bands > 0.99
+    assert 1 - (1 - (threshold - 0.3) ** size) ** num_bands < 0.55  # and fewer of those far below it
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("aab", "b"), ("ba", "b"), ("bab", "bab"), ("a bab a", "bab"), (" bb ", " bb "), ("aa", ""), ("a a", ""),
+        ("", ""), ("b a", "b"), ("b", "b"),
+    ],
+)  # fmt: skip
+def test_repeated_lines_are_taken_off_the_edges_with_the_empty_ones_beside_them(lines: str, expected: str) -> None:
+    start, end = duplicates.without_edges(list(lines), np.array([line == "a" for line in lines], np.bool_))
+    assert lines[start:end] == expected
+
+
+def test_damage_is_told_from_text_of_many_languages() -> None:
+    texts = [
+        "A informação é útil às ações.",
+        "ほんとうに、そうですか。",
+        "Grüße aus Köln: 5 °C, 10 €!",
+        "ș ț ă î â",
+        "«Où?» – «Là»",
+    ]
+    assert not any(map(damage_of, [*texts, "plain text"]))
+    for text in texts[:1] + texts[2:4]:
+        assert damage_of(text.encode().decode("cp1252", "replace")) > 0.05
+    assert damage_of("a\ufffdb\ufffd") == 0.5
