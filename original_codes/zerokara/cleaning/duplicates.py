@@ -29,18 +29,19 @@ _ROW = np.uint64((1 << RANK) - 1)
 def _records(folder: Path, table: str, part: int, num_parts: int) -> Iterator[tuple[Hashes, Ids]]:
     """For each row of a table, the keys of a part in their order, and the documents; of one key these are in order."""
     first, last = (np.uint64(min(each * (1 << 64) // num_parts, (1 << 64) - 1)) for each in (part, part + 1))
-    names = [path.name for path in sorted(folder.glob(f"{table}_keys-*.npy"))]
-    ranks = [int(name.removesuffix(".npy").rpartition("-")[2]) for name in names]
-    columns = [(rank, saved(folder, f"{table}_keys", rank), saved(folder, f"{table}_rows", rank)) for rank in ranks]
-    for row in range(len(columns[0][1]) if columns else 0):
+    names = [path.stem for path in sorted(folder.glob(f"{table}_keys-*.npy"))]
+    ranks = [int(name.rpartition("-")[2]) for name in names]
+    for row in range(len(saved(folder, f"{table}_keys", ranks[0])) if ranks else 0):
         found = [(np.zeros(0, np.uint64), np.zeros(0, np.uint64))]
-        for rank, keys, rows in columns:
-            start, end = np.searchsorted(keys[row], first), np.searchsorted(keys[row], last)
-            own = slice(start, end if part + 1 < num_parts else None)
-            found.append((keys[row, own], rows[row, own] | np.uint64(rank << RANK)))
-        joined, ids = (np.concatenate(each) for each in zip(*found, strict=True))
-        order = np.argsort(joined, kind="stable")
-        yield joined[order], ids[order]
+        for rank in ranks:
+            keys = saved(folder, f"{table}_keys", rank)[row]
+            start, end = np.searchsorted(keys, np.array([first, last]))
+            own = slice(start, end if part + 1 < num_parts else None)  # copied: each open array holds a file
+            rows = saved(folder, f"{table}_rows", rank)[row, own]
+            found.append((np.array(keys[own]), rows.astype(np.uint64) | np.uint64(rank << RANK)))
+        keys, ids = (np.concatenate(each) for each in zip(*found, strict=True))
+        order = np.argsort(keys, kind="stable")
+        yield keys[order], ids[order]
 
 
 def _firsts(keys: Hashes, ids: Ids) -> Ids:
@@ -81,7 +82,7 @@ def similarity(folder: Path, ids: Ids, others: Ids) -> NDArray[np.float64]:
 
 
 def choose(folder: Path, _: object, __: int, ___: int) -> None:
-    """Save the `copies` that are dropped, in order: document, the one that stays, 1 if it equals an earlier document.
+    """Save the `copies` that are dropped, in columns: document, the one that stays, 1 if it equals an earlier one.
 
     The copy of a copy is compared with the document that stays, so that no chain of small changes drops what is unlike
     all that stays.
@@ -95,19 +96,21 @@ def choose(folder: Path, _: object, __: int, ___: int) -> None:
         if copy not in originals and (first == earlier or similarity(folder, *pair)[0] >= least):
             originals[copy] = first
     rows = [(copy, originals.get(first, first), copy in equal) for copy, first in sorted(originals.items())]
-    save(folder, "copies", 0, np.array(rows, np.uint64).reshape(-1, 3))
+    save(folder, "copies", 0, np.array(rows, np.uint64).reshape(-1, 3).T.copy())
 
 
 def lines(folder: Path, _: object, part: int, num_parts: int) -> None:
     """Save a part of the `repeated` lines of the documents that stay (key, number of documents, the first of them), and
     the documents with one, `bearers`."""
     for keys, ids in _records(folder, "lines", part, num_parts):
-        stays = ~np.isin(ids, saved(folder, "copies", 0)[:, 0])
+        copies = saved(folder, "copies", 0)[0]
+        places = np.minimum(np.searchsorted(copies, ids), max(0, len(copies) - 1))
+        stays = copies[places] != ids if len(copies) else np.ones(len(ids), np.bool_)
         found, starts, counts = np.unique(keys[stays], return_index=True, return_counts=True)
         many = counts >= (load_plan(folder).config.repeated_lines or _LEAST_SHOWN)
         rows = np.stack([found, counts.astype(np.uint64), ids[stays][starts]], axis=1)
         save(folder, "repeated", part, rows[many])
-        save(folder, "bearers", part, np.unique(ids[stays][np.repeat(many, counts)])[:, None])
+        save(folder, "bearers", part, np.unique(ids[stays][np.repeat(many, counts)]))
 
 
 def joined(folder: Path, name: str, num_columns: int) -> NDArray[np.uint64]:
@@ -143,10 +146,12 @@ def write(folder: Path, _: object, rank: int, num_tasks: int) -> None:
     config, places = load_plan(folder).config, _Places(folder, num_tasks)
     repeated, copies = joined(folder, "repeated", 3), saved(folder, "copies", 0)
     own = np.array([rank << RANK, rank + 1 << RANK], np.uint64)
-    own_copies = copies[slice(*np.searchsorted(copies[:, 0], own))].tolist()
+    own_copies = copies[:, slice(*np.searchsorted(copies[0], own))].T.tolist()
     originals = {copy: (original, is_equal) for copy, original, is_equal in own_copies}
-    with_lines = np.unique(joined(folder, "bearers", 1)) if config.repeated_lines else np.zeros(0, np.uint64)
-    bearers = {*with_lines[slice(*np.searchsorted(with_lines, own))].tolist()}
+    bearers = set[int]()
+    for path in folder.glob("bearers-*.npy") if config.repeated_lines else ():
+        documents = np.load(path, mmap_mode="r")
+        bearers.update(documents[slice(*np.searchsorted(documents, own))].tolist())
     with Shards(folder, rank, 3) as shards:
         for rule in (work.UNREADABLE, *config.document_rules):
             for record in work.records(folder, rule, rank):

@@ -38,7 +38,7 @@ KEPT, CLEAN, DROPPED, UNREADABLE = "kept", "clean", "dropped-", "unreadable"
 EXACT, NEAR, LINES = "exact_duplicates", "near_duplicates", "repeated_lines"
 _FORMAT = 1
 """Raised when the same plan would give other results."""
-_TASK_BYTES, _LEAST_TASKS, _MOST_TASKS = 64_000_000, 16, 1000
+_TASK_BYTES, _LEAST_TASKS, _MOST_TASKS = 64_000_000, 16, 4000
 _EVALUATION = Formats({**CORPUS.of_suffix, ".tsv": "tsv"}, f"{CORPUS.text}; .tsv")
 
 

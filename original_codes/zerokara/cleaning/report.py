@@ -62,7 +62,7 @@ class Report:
     def pairs(self) -> Iterator[tuple[float, list[list[tuple[str, bool]]]]]:
         """Near duplicates of every similarity: both texts, where they differ, in runs; True is not in the other."""
         copies = saved(self._folder, "copies", 0)
-        near = copies[copies[:, 2] == 0][:, :2]
+        near = copies[:2, copies[2] == 0].T
         near = near[:: max(1, len(near) // 1000)]
         values = similarity(self._folder, *near.T)
         order = np.argsort(values, kind="stable")

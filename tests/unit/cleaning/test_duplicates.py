@@ -34,7 +34,7 @@ def _copies(folder: Path, texts: list[str], **settings: object) -> dict[int, tup
     for part in range(3):
         duplicates.pairs(folder, None, part, 3)
     duplicates.choose(folder, None, 0, 1)
-    return {copy: (first, bool(is_equal)) for copy, first, is_equal in saved(folder, "copies", 0).tolist()}
+    return {copy: (first, bool(is_equal)) for copy, first, is_equal in saved(folder, "copies", 0).T.tolist()}
 
 
 def test_equal_and_similar_texts_are_copies_of_the_first(tmp_path: Path) -> None:
