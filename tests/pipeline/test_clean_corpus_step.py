@@ -185,6 +185,7 @@ def test_damage_is_counted_and_never_fatal(tmp_path: Path, monkeypatch: pytest.M
         (["filters={GopherQualityFilter: {min_words: 3}}"], "min_words"),
         (["filters={Gopher: {}}"], "datatrove cannot make Gopher"),
         (["executor_options={partition: x}"], "has no effect"),
+        (["executor=slurm"], "must name a partition"),
         (["output_dir=mine"], "which no run of this step wrote"),
     ],
 )

@@ -16,7 +16,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from zerokara.cleaning.duplicates import joined, similarity
-from zerokara.cleaning.plan import CLEAN, DROPPED, KEPT, RANK, Plan, records, saved, saved_facts
+from zerokara.cleaning.plan import CLEAN, DROPPED, KEPT, RANK, UNREADABLE, Plan, records, saved, saved_facts
 from zerokara.corpus.token_hashes import tokens_of
 from zerokara.progress import bytes_text, plural
 
@@ -32,10 +32,15 @@ class Report:
         self.num_evaluation_texts, self._folder = len(plan.evaluation[0]), folder
         entries = {part.file.name: plan.config.input[part.file.source] for task in plan.tasks for part in task}
         self.sources: dict[str, dict[str, Counter[str]]] = {entry: defaultdict(Counter) for entry in plan.config.input}
-        """Of each entry of the input, what stays and what each rule dropped: number of documents, and bytes."""
+        """Of each entry of the input, what stays and what each rule dropped: documents and bytes; `read` is all."""
+        self.read = {entry: Counter[str]() for entry in plan.config.input}
         for facts, tallies in zip(
             *(saved_facts(folder, name, len(plan.tasks)) for name in ("survey", "write")), strict=True
         ):
+            for name, tally in facts["tallies"].items():
+                for key, number in tally.items() if name != UNREADABLE else ():
+                    source, _, unit = key.partition("\t")
+                    self.read[entries[source]][unit] += number
             for name, counts in facts["counts"].items():
                 self.counts[name].update(counts)
             for name, examples in facts["examples"].items():
@@ -45,13 +50,9 @@ class Report:
                     source, _, unit = key.partition("\t")
                     self.sources[entries[source]][name][unit] += number
 
-    def total(self, name: str, unit: str = "bytes", entry: str = "") -> int:
-        """Documents or bytes of what stays (`CLEAN`) or a rule dropped, of one entry of the input or of all."""
-        return sum(tally[name][unit] for tally in ([self.sources[entry]] if entry else self.sources.values()))
-
-    def bytes_in(self, entry: str = "") -> int:
-        """Bytes of all text, of one entry of the input or of all."""
-        return sum(self.total(name, entry=entry) for name in (CLEAN, *(DROPPED + rule for rule in self.rules)))
+    def total(self, name: str, unit: str = "bytes") -> int:
+        """Documents or bytes of what stays (`CLEAN`) or a rule dropped, of all entries."""
+        return sum(tally[name][unit] for tally in self.sources.values())
 
     @property
     def dropped(self) -> list[tuple[str, int, int]]:
@@ -115,7 +116,8 @@ class Report:
 
     def rows(self) -> list[tuple[str, str]]:
         """Rows of the step's summary."""
-        documents, size, left = self.counts["lengths"].total(), self.bytes_in() or 1, self.total(CLEAN)
+        read = sum(self.read.values(), Counter[str]())
+        documents, size, left = read["documents"], read["bytes"] or 1, self.total(CLEAN)
         return [
             ("read", f"{plural(documents, 'document')}, {bytes_text(size)} of text"),
             *((rule, f"{plural(n, 'document')}, {bytes_text(b)} ({b / size:.2%})") for rule, n, b in self.dropped),

@@ -83,20 +83,26 @@ def _run(name: str, stage: Callable[..., None], folder: Path, plan: Plan, num_ta
     if plan.config.executor == "slurm":
         log(f"{name}: {plural(num_tasks, 'task')} as jobs of Slurm ({job})")
         _wait_for_slurm(job)
-        defaults = {"time": "24:00:00", "partition": "", "qos": None, "mem_per_cpu_gb": 4}
-        environment = {"venv_path": str(Path(sys.prefix, "bin", "activate")), "job_name": job}
-        SlurmPipelineExecutor(**common | defaults | environment | options).run()
+        environment = {"venv_path": str(Path(sys.prefix, "bin", "activate")), "job_name": job, "qos": None}
+        _made(SlurmPipelineExecutor, {"time": "24:00:00", "mem_per_cpu_gb": 4} | environment | common | options).run()
         _wait_for_slurm(job)
     elif plan.config.executor == "ray":
         import ray
 
         ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
-        RayPipelineExecutor(**common | options).run()
+        _made(RayPipelineExecutor, common | options).run()
     else:
         _run_here(LocalPipelineExecutor(**common, workers=num_workers(plan)), name)
     if missing := len(LocalPipelineExecutor(**common).get_incomplete_ranks()):
         kept = f"what is done is kept, and the same command does the rest; the logs are in {marks}"
         raise RunError(f"{name}: {missing} of {num_tasks} tasks failed; {kept}")
+
+
+def _made(kind: Callable[..., Any], options: dict[str, Any]) -> Any:
+    try:
+        return kind(**options)
+    except TypeError as error:
+        raise RunError(f"executor_options: {error}") from None
 
 
 def _run_here(executor: LocalPipelineExecutor, label: str) -> None:

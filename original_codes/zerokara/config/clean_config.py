@@ -77,5 +77,7 @@ class CleanConfig(Rules, CleanedText):
         for key, least in (("near_duplicates", 0.5), ("evaluation_overlap", 8), ("repeated_lines", 2)):
             if 0 < getattr(self, key) < least:
                 yield self.fault(key, f"must be 0, or at least {least}")
+        if self.executor == "slurm" and not self.executor_options.get("partition"):
+            yield self.fault("executor_options", "must name a partition for executor: slurm", "e.g. {partition: cpu}")
         if self.executor == "local" and self.executor_options:
             yield self.fault("executor_options", "has no effect with executor: local", "remove them, or set executor")

