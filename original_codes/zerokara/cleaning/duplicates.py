@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.cleaning import plan as work
-from zerokara.cleaning.plan import RANK, Shards, load_plan, save, saved
+from zerokara.cleaning.plan import RANK, Plan, Shards, save, saved
 from zerokara.cleaning.survey import NUM_VALUES
 from zerokara.corpus.token_hashes import Hashes, tokens_of
 
@@ -50,7 +50,7 @@ def _firsts(keys: Hashes, ids: Ids) -> Ids:
     return ids[is_first][np.cumsum(is_first) - 1]
 
 
-def pairs(folder: Path, _: object, part: int, num_parts: int) -> None:
+def pairs(plan: Plan, folder: Path, part: int, num_parts: int) -> None:
     """Save a part of the equal documents, `exact`, and of the similar ones, `near`: a later and an earlier one each."""
     for keys, ids in _records(folder, "exact", part, num_parts):
         firsts = _firsts(keys, ids)
@@ -62,7 +62,7 @@ def pairs(folder: Path, _: object, part: int, num_parts: int) -> None:
     candidates = np.unique(np.concatenate(found), axis=0)
     chunks = (candidates[start : start + _CHUNK] for start in range(0, len(candidates), _CHUNK))
     values = np.concatenate([np.zeros(0), *(similarity(folder, *chunk.T) for chunk in chunks)])
-    save(folder, "near", part, candidates[values >= least_similarity(load_plan(folder).config.near_duplicates)])
+    save(folder, "near", part, candidates[values >= least_similarity(plan.config.near_duplicates)])
 
 
 def least_similarity(threshold: float) -> float:
@@ -81,13 +81,13 @@ def similarity(folder: Path, ids: Ids, others: Ids) -> NDArray[np.float64]:
     return ((sides[0] == sides[1]).mean(axis=1) - 1 / 256) / (1 - 1 / 256)
 
 
-def choose(folder: Path, _: object, __: int, ___: int) -> None:
+def choose(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     """Save the `copies` that are dropped, in columns: document, the one that stays, 1 if it equals an earlier one.
 
     The copy of a copy is compared with the document that stays, so that no chain of small changes drops what is unlike
     all that stays.
     """
-    config = load_plan(folder).config
+    config = plan.config
     originals: dict[int, int] = dict(joined(folder, "exact", 2).tolist()) if config.exact_duplicates else {}
     equal, least = {*originals}, least_similarity(config.near_duplicates)
     for copy, earlier in np.unique(joined(folder, "near", 2), axis=0).tolist():
@@ -99,7 +99,7 @@ def choose(folder: Path, _: object, __: int, ___: int) -> None:
     save(folder, "copies", 0, np.array(rows, np.uint64).reshape(-1, 3).T.copy())
 
 
-def lines(folder: Path, _: object, part: int, num_parts: int) -> None:
+def lines(plan: Plan, folder: Path, part: int, num_parts: int) -> None:
     """Save a part of the `repeated` lines of the documents that stay (key, number of documents, the first of them), and
     the documents with one, `bearers`."""
     for keys, ids in _records(folder, "lines", part, num_parts):
@@ -107,7 +107,7 @@ def lines(folder: Path, _: object, part: int, num_parts: int) -> None:
         places = np.minimum(np.searchsorted(copies, ids), max(0, len(copies) - 1))
         stays = copies[places] != ids if len(copies) else np.ones(len(ids), np.bool_)
         found, starts, counts = np.unique(keys[stays], return_index=True, return_counts=True)
-        many = counts >= (load_plan(folder).config.repeated_lines or _LEAST_SHOWN)
+        many = counts >= (plan.config.repeated_lines or _LEAST_SHOWN)
         rows = np.stack([found, counts.astype(np.uint64), ids[stays][starts]], axis=1)
         save(folder, "repeated", part, rows[many])
         save(folder, "bearers", part, np.unique(ids[stays][np.repeat(many, counts)]))
@@ -122,10 +122,10 @@ def joined(folder: Path, name: str, num_columns: int) -> NDArray[np.uint64]:
 class _Places:
     """The files and the lines of documents, by what the first stage has counted in the ranges of each file."""
 
-    def __init__(self, folder: Path, num_tasks: int):
-        self._folder, self._tasks, counted = folder, load_plan(folder).tasks, Counter[str]()
+    def __init__(self, plan: Plan, folder: Path):
+        self._folder, self._tasks, counted = folder, plan.tasks, Counter[str]()
         self._before: list[list[int]] = []
-        for task, facts in zip(self._tasks, work.saved_facts(folder, "survey", num_tasks), strict=True):
+        for task, facts in zip(self._tasks, work.saved_facts(folder, "survey", len(plan.tasks)), strict=True):
             self._before.append([])
             for part, last_line in zip(task, facts["last_lines"], strict=True):
                 self._before[-1].append(counted[part.file.name])
@@ -141,9 +141,9 @@ class _Places:
         return self.place(rank, *map(int, saved(self._folder, "places", rank)[row]))
 
 
-def write(folder: Path, _: object, rank: int, num_tasks: int) -> None:
+def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     """Write the clean text of a task and what each rule dropped, with their places in the corpus."""
-    config, places = load_plan(folder).config, _Places(folder, num_tasks)
+    config, places = plan.config, _Places(plan, folder)
     repeated, copies = joined(folder, "repeated", 3), saved(folder, "copies", 0)
     own = np.array([rank << RANK, rank + 1 << RANK], np.uint64)
     own_copies = copies[:, slice(*np.searchsorted(copies[0], own))].T.tolist()

