@@ -1,5 +1,6 @@
 """Step 0 as a user runs it: the report, the clean text, what was dropped, any number of workers, damage and kills."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import pytest
 from corpus_files import json_lines, write_texts
 
@@ -132,9 +134,9 @@ def test_the_same_bytes_for_any_number_of_workers_and_after_a_kill(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # Several tasks: a plain file that is cut, in which copies are far from their originals, and a packed one.
-    texts = [_text(seed % 1500, seed % 2 == 0) for seed in range(4000)]
+    texts = [_text(seed % 1100, seed % 2 == 0) for seed in range(2800)]
     write_texts(tmp_path / "large.jsonl", [_changed(text) if n % 7 == 0 else text for n, text in enumerate(texts)])
-    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(json_lines([_text(seed) for seed in range(1400, 2200)])))
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(json_lines([_text(seed) for seed in range(1000, 1500)])))
     (tmp_path / "clean_config.yaml").write_text("evaluation_data: []\nrepeated_lines: 3\nreport_only: false\n")
     command = [sys.executable, str(root / "0_clean_corpus.py"), "--set", "input=[large.jsonl, packed.jsonl.gz]"]
 
@@ -147,7 +149,7 @@ def test_the_same_bytes_for_any_number_of_workers_and_after_a_kill(
     whole = run("one", "--set", "num_workers=1")
     assert len([name for name in whole if name.startswith("text/")]) > 3
     records = [record for path in Path("one/dropped").iterdir() for record in _records(path)]
-    assert len(records) > 2000 and all(record["copy_of"]["line"] < record["line"] for record in records[:100])
+    assert len(records) > 1500 and all(record["copy_of"]["line"] < record["line"] for record in records[:100])
     assert run("two", "--set", "num_workers=2") == whole
 
     for stage in ("reading", "writing"):
@@ -158,6 +160,30 @@ def test_the_same_bytes_for_any_number_of_workers_and_after_a_kill(
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
     assert run("killed") == whole
+
+
+def test_a_worker_that_is_killed_is_told(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path / "text.jsonl", (_text(seed) for seed in range(2500)))
+    (tmp_path / "clean_config.yaml").write_text("input: text.jsonl\noutput_dir: out\nevaluation_data: []\n")
+    command = [sys.executable, str(root / "0_clean_corpus.py"), "--set", "num_workers=2"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8")
+    while not (
+        workers := [each for each in psutil.Process(running.pid).children(True) if _depth(each, running.pid) == 2]
+    ):
+        assert running.poll() is None
+        time.sleep(0.005)
+    workers[0].kill()
+    assert running.wait(60) == 1
+    assert running.stderr and "a process died" in running.stderr.read()
+    assert subprocess.run(command, check=False, capture_output=True, timeout=60).returncode == 0
+
+
+def _depth(process: psutil.Process, ancestor: int) -> int:
+    """How many generations stand between a process and its ancestor: the workers are the fork server's children."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [each.pid for each in process.parents()].index(ancestor) + 1
+    return 0
 
 
 def test_damage_is_counted_and_never_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
