@@ -22,7 +22,12 @@ from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = {"train_tokenizer": "sentence_piece_config.yaml", "convert_to_hf": "convert_config.yaml"}
+CONFIGS = {
+    "clean_corpus": "clean_config.yaml",
+    "train_tokenizer": "sentence_piece_config.yaml",
+    "convert_to_hf": "convert_config.yaml",
+    "evaluate": "evaluate_config.yaml",
+}
 HALF = {"lr_share": 0.5}
 PIECES = {**HALF, "new_embeddings": "mean_of_pieces"}
 ARMS: dict[str, dict[str, Any]] = {
@@ -59,7 +64,7 @@ def main() -> None:
         _split(path, out, name, given.held_out)
         if not (out / f"{name}_tokenizer").exists():
             sizes = {"input": f"[{out}/{name}.jsonl]", "vocab_size": given.vocab_size}
-            _step("train_tokenizer", output_dir=out / f"{name}_tokenizer", **sizes)
+            step("train_tokenizer", output_dir=out / f"{name}_tokenizer", **sizes)
     base = _model(given, out, "base", ["old"], "old", given.old_tokens)
     rate = json.loads((out / "base" / "plan.json").read_text())["resolved"]["lr"]
     models = {"base": [base]}
@@ -76,7 +81,7 @@ def main() -> None:
             models.setdefault(arm, []).append(model)
     folders = ", ".join(str(model) for each in models.values() for model in each)
     texts = f"[{out}/new_held_out.jsonl, {out}/old_held_out.jsonl]"
-    _step("evaluate", "--redo", models=f"[{folders}]", texts=texts, output_dir=out / "evaluation", tasks="[]")
+    step("evaluate", "--redo", models=f"[{folders}]", texts=texts, output_dir=out / "evaluation", tasks="[]")
     sections = json.loads((out / "evaluation" / "results.json").read_text())["sections"]
     print("| | " + " | ".join(section["name"] for section in sections) + " |")
     for arm, folders_of_arm in models.items():
@@ -107,17 +112,18 @@ def _model(
         "train_tokens": tokens, "max_epochs_per_source": 16, "sample_prompts": "[]", "eval_interval": 100_000, **more,
     }  # fmt: skip
     if not (out / f"{name}_hf").exists():
-        _step("tokenize", **settings)
-        _step("train", **settings)
+        step("tokenize", **settings)
+        step("train", **settings)
         exported = {"input_model_dir": out / name, "output_tokenizer_and_model_dir": out / f"{name}_hf"}
-        _step("convert_to_hf", **exported, language="[mul]")
+        step("convert_to_hf", **exported, language="[mul]")
     return out / f"{name}_hf"
 
 
-def _step(step: str, *flags: str, **settings: object) -> None:
-    config = ROOT / CONFIGS.get(step, "evaluate_config.yaml" if step == "evaluate" else "config.yaml")
+def step(name: str, *flags: str, **settings: object) -> None:
+    """Run a numbered step with its configuration as shipped, but for these settings."""
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "zerokara.steps", step, "--config", str(config), *flags, *options]
+    config = ROOT / CONFIGS.get(name, "config.yaml")
+    command = [sys.executable, "-m", "zerokara.steps", name, "--config", str(config), *flags, *options]
     subprocess.run(command, check=True, cwd=ROOT / "original_codes")
 
 
