@@ -2,6 +2,8 @@
 
 import json
 import math
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,24 @@ def test_what_was_found_lost_and_dropped_without_reason_is_counted(module_of: An
     assert found["found of 1 0.85–1 without spaces, %"] == found["found of 1 equal with spaces, %"] == 100
     assert found["found of 1 under 0.6 with spaces, %"] == 100
     assert module_of("clean_corpus").judged(set(), truth)["found of 1 equal with spaces, %"] == 0
+
+
+def test_a_dirty_corpus_has_the_copies_the_lines_and_the_damage_that_it_is_said_to_have(module_of: Any) -> None:
+    chance, maker = random.Random(1), module_of("clean_worth_text")
+    lines = [" ".join(f"é{chance.randrange(3000)}" for _ in range(40)) for _ in range(9 * 640)]
+    texts = ["\n".join(lines[at : at + 9]) for at in range(0, len(lines), 9)]
+    documents, of_sites = maker.made_dirty(texts, chance)
+    found = Counter(each["of"] for each in documents)
+    assert found.keys() == {*range(600)} and 1 - len(found) / len(documents) == pytest.approx(0.3, abs=0.01)
+    assert max(found.values()) > 20 and sum(number == 1 for number in found.values()) > 300
+    whole = [each for each in documents if not each["damaged"]]
+    assert 0 < len(documents) - len(whole) < 30
+    for each in documents:
+        text = each["text"].encode("cp1252", "replace").decode(errors="replace") if each["damaged"] else each["text"]
+        assert ("é" in each["text"]) != each["damaged"]
+        own = [line for line in text.split("\n") if line not in of_sites]
+        is_same = [one == other for one, other in zip(own, texts[40 + each["of"]].split("\n"), strict=True)]
+        words = zip(" ".join(own).split(), texts[40 + each["of"]].split(), strict=True)
+        assert all(is_same) or sum(one != other for one, other in words) < 0.1 * 360
+    on_sites = sum(each["text"].split("\n")[0] in of_sites for each in whole)
+    assert on_sites / len(whole) == pytest.approx(0.7, abs=0.06)
