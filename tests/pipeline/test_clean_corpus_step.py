@@ -100,8 +100,8 @@ def test_a_report_and_then_the_clean_text(root: Path, made: dict[str, list[str]]
 
     following = shlex.split(reported[-1])
     assert following[-2:] == ["--set", "report_only=false"]
-    last = run(*following[-2:])[-1]
-    assert shlex.split(last)[-1] == "input=[out/text]"
+    last = run(*following[-2:], "--set", "text_field=text")[-1]
+    assert [word for word in shlex.split(last) if "=" in word] == ["input=[out/text]"]  # no other is of step 1
     for rule in counts:
         records = [*_records(Path("out", "dropped", f"{rule}.jsonl.zst"))]
         assert [record["text"] for record in records] == made[rule]
@@ -109,6 +109,9 @@ def test_a_report_and_then_the_clean_text(root: Path, made: dict[str, list[str]]
     assert texts == made["clean"]
     assert not list(Path("out").glob("work*"))
     assert any("done already" in line for line in run(*following[-2:]))
+    write_texts(Path("test.jsonl"), [_text(1001)])
+    changed = subprocess.run([*command, *following[-2:]], capture_output=True, encoding="utf-8", check=False)
+    assert changed.returncode == 2 and "evaluation_data" in changed.stderr
 
 
 def test_every_record_names_its_source_and_its_line(made: dict[str, list[str]]) -> None:
@@ -209,7 +212,8 @@ def test_damage_is_counted_and_never_fatal(tmp_path: Path, monkeypatch: pytest.M
         (["near_duplicates=0.3"], "at least 0.5"),
         (["evaluation_data=[first.jsonl]"], "is in the corpus"),
         (["filters={GopherQualityFilter: {min_words: 3}}"], "min_words"),
-        (["filters={Gopher: {}}"], "datatrove cannot make Gopher"),
+        (["filters={C4QualityFilter: {}}"], "GopherRepetitionFilter"),
+        (["languages=[pt, jp]"], "names jp"),
         (["executor_options={partition: x}"], "has no effect"),
         (["executor=slurm"], "must name a partition"),
         (["output_dir=mine"], "which no run of this step wrote"),

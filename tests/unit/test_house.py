@@ -24,7 +24,7 @@ FLOORS = {
     room: floor
     for floor, rooms in enumerate(
         [
-            "errors durable file_lock manifest progress resources",
+            "errors durable file_lock manifest pages progress resources",
             "config",
             "checkpoint corpus",
             "examples model samples tokenizer tokens",
@@ -41,7 +41,7 @@ FLOORS = {
 CHAMBERS = {"": 4, "nodes": 3, "processes": 2, "planning": 1, "monitoring": 1, "compute": 0}
 """The rooms within training/, which is the largest; the empty name is what lies in training/ itself."""
 
-PACKAGE_LINES, PACKAGE_FILES = 31_360, 192
+PACKAGE_LINES, PACKAGE_FILES = 31_378, 193
 """Size of the package. A change that makes it larger raises them on purpose, and says why; one that makes it smaller
 lowers them."""
 SLACK_LINES, SLACK_FILES = 200, 3

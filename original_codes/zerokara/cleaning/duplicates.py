@@ -101,7 +101,7 @@ def choose(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
 
 def lines(plan: Plan, folder: Path, part: int, num_parts: int) -> None:
     """Save a part of the `repeated` lines of the documents that stay (key, number of documents, the first of them), and
-    the documents with one, `bearers`."""
+    the documents with one, `with_lines`."""
     for keys, ids in _records(folder, "lines", part, num_parts):
         copies = saved(folder, "copies", 0)[0]
         places = np.minimum(np.searchsorted(copies, ids), max(0, len(copies) - 1))
@@ -110,7 +110,7 @@ def lines(plan: Plan, folder: Path, part: int, num_parts: int) -> None:
         many = counts >= (plan.config.repeated_lines or _LEAST_SHOWN)
         rows = np.stack([found, counts.astype(np.uint64), ids[stays][starts]], axis=1)
         save(folder, "repeated", part, rows[many])
-        save(folder, "bearers", part, np.unique(ids[stays][np.repeat(many, counts)]))
+        save(folder, "with_lines", part, np.unique(ids[stays][np.repeat(many, counts)]))
 
 
 def joined(folder: Path, name: str, num_columns: int) -> NDArray[np.uint64]:
@@ -148,10 +148,10 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     own = np.array([rank << RANK, rank + 1 << RANK], np.uint64)
     own_copies = copies[:, slice(*np.searchsorted(copies[0], own))].T.tolist()
     originals = {copy: (original, is_equal) for copy, original, is_equal in own_copies}
-    bearers = set[int]()
-    for path in folder.glob("bearers-*.npy") if config.repeated_lines else ():
+    with_lines = set[int]()
+    for path in folder.glob("with_lines-*.npy") if config.repeated_lines else ():
         documents = np.load(path, mmap_mode="r")
-        bearers.update(documents[slice(*np.searchsorted(documents, own))].tolist())
+        with_lines.update(documents[slice(*np.searchsorted(documents, own))].tolist())
     with Shards(folder, rank, 3) as shards:
         for rule in (work.UNREADABLE, *config.document_rules):
             for record in work.records(folder, rule, rank):
@@ -164,7 +164,7 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
                 rule = work.EXACT if is_equal else work.NEAR
                 shards.put(work.DROPPED + rule, text, **place, copy_of=places.of(original))
                 continue
-            if document in bearers:
+            if document in with_lines:
                 of_text, keys = text.split("\n"), tokens_of([text]).line_hashes()
                 known = repeated[np.minimum(np.searchsorted(repeated[:, 0], keys), len(repeated) - 1)]
                 start, end = without_edges(of_text, (known[:, 0] == keys) & (known[:, 2] != document))

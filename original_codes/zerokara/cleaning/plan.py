@@ -25,7 +25,7 @@ from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import Document
 from zerokara.corpus.find import CORPUS, Formats, InputFile, find_files
 from zerokara.corpus.read import Range, ranges, read
-from zerokara.corpus.token_hashes import Windows
+from zerokara.corpus.token_hashes import NgramIndex
 from zerokara.durable import PARTIAL_SUFFIX, atomic_file, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.examples.formats import read_records
@@ -67,7 +67,7 @@ class Plan:
         return tasks
 
     @cached_property
-    def evaluation(self) -> tuple[list[str], Windows]:
+    def evaluation(self) -> tuple[list[str], NgramIndex]:
         """The n-grams that must not be in the corpus, and the file of each text that they are from.
 
         Raises:
@@ -75,7 +75,7 @@ class Plan:
         """
         own = {file.name for file in self.files}
         named = [*_evaluation_texts(self.config, own)] if self.config.evaluation_overlap else []
-        return [name for name, _ in named], Windows([(text,) for _, text in named], self.config.evaluation_overlap)
+        return [name for name, _ in named], NgramIndex([(text,) for _, text in named], self.config.evaluation_overlap)
 
     @property
     def outputs(self) -> list[Path]:
@@ -85,12 +85,16 @@ class Plan:
         return [*text, *(folder / "dropped" / f"{rule}.jsonl.zst" for rule in self.rules)]
 
     @property
+    def evaluation_content(self) -> list[str]:
+        """The n-grams of the evaluation data, by their SHA-256."""
+        return [sha256(hashes.tobytes()).hexdigest() for _, (hashes, _) in sorted(self.evaluation[1].by_size.items())]
+
+    @property
     def work_folder(self) -> Path:
         """The folder for what the stages leave, named by all that this depends on."""
         apart = {"report_only", "output_dir", "executor", "executor_options", "num_workers"}
-        known = [sha256(hashes.tobytes()).hexdigest() for _, (hashes, _) in sorted(self.evaluation[1].by_size.items())]
         versions = [[file.name, file.bytes, file.modified_ns] for file in self.files]
-        content = orjson.dumps([_FORMAT, self.config.model_dump(exclude=apart), versions, known])
+        content = orjson.dumps([_FORMAT, self.config.model_dump(exclude=apart), versions, self.evaluation_content])
         return Path(self.config.output_dir, f"work{PARTIAL_SUFFIX}", sha256(content).hexdigest()[:16])
 
 

@@ -1,7 +1,4 @@
-"""What the stages found: the page that shows it (`page.html.jinja`), and the rows of the step's summary.
-
-The page is one HTML file that needs no network, no script and no other file. Jinja2 escapes what comes from a corpus.
-"""
+"""What the stages found: the page that shows it (`page.html.jinja`), and the rows of the step's summary."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from zerokara.cleaning.duplicates import joined, similarity
 from zerokara.cleaning.plan import CLEAN, DROPPED, KEPT, RANK, UNREADABLE, Plan, records, saved, saved_facts
 from zerokara.corpus.token_hashes import tokens_of
+from zerokara.pages import template
 from zerokara.progress import bytes_text, plural
 
 _NUM_SHOWN, _NUM_EXAMPLES, _NUM_CHARACTERS = 12, 3, 400
@@ -34,9 +31,8 @@ class Report:
         self.sources: dict[str, dict[str, Counter[str]]] = {entry: defaultdict(Counter) for entry in plan.config.input}
         """Of each entry of the input, what stays and what each rule dropped: documents and bytes; `read` is all."""
         self.read = {entry: Counter[str]() for entry in plan.config.input}
-        for facts, tallies in zip(
-            *(saved_facts(folder, name, len(plan.tasks)) for name in ("survey", "write")), strict=True
-        ):
+        surveyed, written = (saved_facts(folder, name, len(plan.tasks)) for name in ("survey", "write"))
+        for facts, tallies in zip(surveyed, written, strict=True):
             for name, tally in facts["tallies"].items():
                 for key, number in tally.items() if name != UNREADABLE else ():
                     source, _, unit = key.partition("\t")
@@ -68,29 +64,19 @@ class Report:
         values = similarity(self._folder, *near.T)
         order = np.argsort(values, kind="stable")
         for place in order[:: max(1, len(order) // _NUM_SHOWN)][:_NUM_SHOWN].tolist():
-            second, first = (self._text(document)[:2000] for document in near[place].tolist())
+            second, first = (self._text(document) for document in near[place].tolist())
+            differing = (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+            start = max(0, next(differing, 0) - _NUM_CHARACTERS // 4)
+            first, second = (text[start : start + _NUM_CHARACTERS] for text in (first, second))
             codes = difflib.SequenceMatcher(None, first, second, autojunk=False).get_opcodes()
-            start = max(0, next((code[1] for code in codes if code[0] != "equal"), 0) - _NUM_CHARACTERS // 4)
-            sides = [
-                [
-                    (first[max(a, start) : min(b, start + _NUM_CHARACTERS)], kind != "equal")
-                    for kind, a, b, _, _ in codes
-                ]
-            ]
-            sides.append(
-                [
-                    (second[max(a, start) : min(b, start + _NUM_CHARACTERS)], kind != "equal")
-                    for kind, _, _, a, b in codes
-                ]
-            )
-            yield values[place], sides
+            runs = [((first[a:b], kind != "equal"), (second[c:d], kind != "equal")) for kind, a, b, c, d in codes]
+            yield values[place], [list(side) for side in zip(*runs, strict=True)]
 
     def lines(self) -> Iterator[tuple[str, int]]:
         """The lines that most documents have, and their number."""
         repeated = joined(self._folder, "repeated", 3)
-        for key, number, document in repeated[
-            np.argsort(-repeated[:, 1].astype(np.int64), kind="stable")[:_NUM_SHOWN]
-        ].tolist():
+        order = np.argsort(-repeated[:, 1].astype(np.int64), kind="stable")
+        for key, number, document in repeated[order[:_NUM_SHOWN]].tolist():
             text = self._text(document)
             yield text.split("\n")[tokens_of([text]).line_hashes().tolist().index(key)][:_NUM_CHARACTERS], number
 
@@ -104,15 +90,13 @@ class Report:
 
     def page(self) -> str:
         """Render the report as one HTML page."""
-        environment = Environment(
-            loader=FileSystemLoader([Path(__file__).parent, Path(__file__).parents[1]]),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
+        made = template(
+            Path(__file__).with_name("page.html.jinja"),
+            bytes=bytes_text,
+            count="{:,}".format,
+            percent=lambda share: f"{share:.2%}",
         )
-        environment.filters |= {"bytes": bytes_text, "count": "{:,}".format, "percent": lambda share: f"{share:.2%}"}
-        return environment.get_template("page.html.jinja").render(report=self, config=self.config, plural=plural)
+        return made.render(report=self, config=self.config, plural=plural)
 
     def rows(self) -> list[tuple[str, str]]:
         """Rows of the step's summary."""

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import ftfy
 import numpy as np
@@ -34,7 +34,7 @@ from ftfy.badness import badness
 from numpy.typing import NDArray
 
 from zerokara.cleaning.plan import KEPT, UNREADABLE, Plan, Shards, save, save_facts
-from zerokara.config.clean_config import CleanConfig
+from zerokara.config.clean_config import CleanConfig, FilterName
 from zerokara.corpus.documents import HARMLESS, BadLine, Document
 from zerokara.corpus.find import check_unchanged
 from zerokara.corpus.read import read
@@ -59,7 +59,6 @@ _PERSONAL = {
     "IP addresses": PIIFormatter().ip_replacer.regex,
     "telephone numbers": re.compile(r"(?<![\w.,/-])(\+\d{1,3}|0\d{1,4}|\(\d{2,4}\))( ?-?\d{2,5}){2,4}(?![\w/-])"),
 }
-_REPORTED = ("GopherQualityFilter", "GopherRepetitionFilter", "FineWebQualityFilter")
 _OF_SPACED_WORDS = ("gopher_below_avg_threshold", "gopher_below_alpha_threshold")
 """Thresholds on the lengths and the letters of words, which characters of scripts without spaces break."""
 _DAMAGED = 0.002
@@ -186,7 +185,10 @@ class _Words(WordTokenizer):
     def word_tokenize(self, text: str) -> list[str]:
         return words(text) if _is_unspaced(text) else text.split()
 
-    sent_tokenize = span_tokenize = word_tokenize
+    def sent_tokenize(self, text: str) -> list[str]:
+        raise NotImplementedError  # no filter of `FilterName` asks for it
+
+    span_tokenize = sent_tokenize
 
 
 def _filter(name: str, thresholds: Mapping[str, Any]) -> Callable[[str], str]:
@@ -205,18 +207,21 @@ def _filter(name: str, thresholds: Mapping[str, Any]) -> Callable[[str], str]:
     return reason_against
 
 
-def check_filters(config: CleanConfig) -> None:
-    """Check the names and the thresholds of `filters`.
+def check_rules(config: CleanConfig) -> None:
+    """Check the languages, and the thresholds of the filters.
 
     Raises:
-        UserError: datatrove has no such filter, or the filter no such threshold.
+        UserError: there is no such language, or no such threshold.
     """
+    known = {str(each["lang"]) for each in detect("", model="lite", k=1000, threshold=-1.0)}
+    if unknown := [each for each in config.languages if each not in known]:
+        rule = f"names {unknown[0]}, which the detector does not know"
+        raise UserError(config.fault("languages", rule, f"there are {', '.join(sorted(known))}"))
     for name, thresholds in config.filters.items():
         try:
             _filter(name, thresholds)
-        except (AttributeError, TypeError) as error:
-            remedy = "see datatrove.pipeline.filters; e.g. {GopherQualityFilter: {min_doc_words: 20}}"
-            raise UserError(config.fault("filters", f"datatrove cannot make {name}: {error}", remedy)) from None
+        except TypeError as error:
+            raise UserError(config.fault("filters", f"{name} has no such threshold: {error}")) from None
 
 
 class _Judge:
@@ -225,7 +230,7 @@ class _Judge:
     def __init__(self, plan: Plan):
         self._plan, self._config = plan, plan.config
         self._filters = {name: _filter(name, thresholds) for name, thresholds in plan.config.filters.items()}
-        self._reported = {name: _filter(name, {}) for name in _REPORTED}
+        self._reported = {name: _filter(name, {}) for name in get_args(FilterName)}
         sizes = [part.disk_bytes for task in plan.tasks for part in task]
         self._every = max(1, round(sum(sizes) / _SAMPLE_BYTES))
         self._num_seen = 0
@@ -234,8 +239,8 @@ class _Judge:
 
     def rules_broken(self, texts: Sequence[str], tokens: Tokens) -> list[str]:
         """The first rule that each document breaks; empty if there is none."""
-        (names, windows), config = self._plan.evaluation, self._config
-        overlaps = {int(text): names[number] for text, number in zip(*windows.shared_with(tokens), strict=True)}
+        (names, index), config = self._plan.evaluation, self._config
+        overlaps = {int(text): names[number] for text, number in zip(*index.shared_with(tokens), strict=True)}
         self.counts["evaluation"].update(overlaps.values())
         found = []
         for number, text in enumerate(texts):

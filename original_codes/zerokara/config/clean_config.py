@@ -10,6 +10,8 @@ from pydantic import Field
 from zerokara.config.settings import Auto, Fraction, NaturalInt, PositiveInt, Settings, Text, Words
 from zerokara.errors import Fault
 
+FilterName = Literal["GopherQualityFilter", "GopherRepetitionFilter", "FineWebQualityFilter"]
+
 
 class CleanedText(Settings):
     """Cleaning the text (before step 1)"""
@@ -42,9 +44,10 @@ class Rules(Settings):
     languages: Words = ()
     """Keep only documents in these languages, e.g. [pt, en], as fastText's lid.176 recognises them: ISO 639 codes of
     176 languages."""
-    filters: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Filters of datatrove with their thresholds, e.g. {GopherQualityFilter: {min_doc_words: 20}, FineWebQualityFilter:
-    {}}. They were made for English web pages: see in the report what they would drop."""
+    filters: dict[FilterName, dict[str, Any]] = Field(default_factory=dict)
+    """Filters of datatrove (GopherQualityFilter, GopherRepetitionFilter, FineWebQualityFilter) with their thresholds,
+    e.g. {GopherQualityFilter: {min_doc_words: 20}, FineWebQualityFilter: {}}. They were made for English web pages: see
+    in the report what they would drop."""
     exact_duplicates: bool = True
     """Drop all but the first of equal texts."""
     near_duplicates: Annotated[float, Field(ge=0, le=0.95)] = 0.8

@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from zerokara.corpus.token_hashes import Windows, tokens_of
+from zerokara.corpus.token_hashes import NgramIndex, tokens_of
 
 NGRAM = 13
 
@@ -56,14 +56,14 @@ def find(examples: Sequence[Sequence[str]], others: Iterable[str]) -> Overlap:
     for index, texts in enumerate(examples):
         for text in texts:
             whole.setdefault(normalized(text), []).append(index)
-    windows = Windows(examples, NGRAM)
+    ngrams = NgramIndex(examples, NGRAM)
     exact: set[int] = set()
     by_ngram: set[int] = set()
     for other in others:
         for line in {other, *other.splitlines()}:
             exact.update(whole.get(normalized(line), ()))
-        if windows.by_size:
-            by_ngram.update(windows.shared_with(tokens_of([other]))[1].tolist())
+        if ngrams.by_size:
+            by_ngram.update(ngrams.shared_with(tokens_of([other]))[1].tolist())
     return Overlap(len(examples), sorted(exact), sorted(by_ngram))
 
 

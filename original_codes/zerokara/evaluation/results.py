@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokara.evaluation.scoring import LEVEL, NUM_RESAMPLES, Interval
+from zerokara.pages import template
 
 
 @dataclass(frozen=True)
@@ -133,18 +134,10 @@ def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 def page(sections: Sequence[Section]) -> str:
     """Text of the HTML page."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=FileSystemLoader([Path(__file__).parent, Path(__file__).parents[1]]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"value": value_text, "interval": interval_text}
-    return environment.get_template("page.html.jinja").render(
+    made = template(Path(__file__).with_name("page.html.jinja"), value=value_text, interval=interval_text)
+    return made.render(
         # By position: nothing keeps two sections from having one name.
         shown=[(each, Markup(value_plot(each)), Markup(difference_plot(each))) for each in sections],
         num_resamples=NUM_RESAMPLES,

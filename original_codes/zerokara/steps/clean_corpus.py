@@ -13,7 +13,7 @@ from zerokara import file_lock, manifest
 from zerokara.config.clean_config import CleanConfig
 from zerokara.corpus.find import find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
-from zerokara.durable import made_folder, make_folders, write_file, write_json
+from zerokara.durable import PARTIAL_SUFFIX, made_folder, make_folders, write_file, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
@@ -30,22 +30,24 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
             raise UserError(Fault(f"package {package}", "is not installed", remedy=remedy))
     if config.executor == "slurm" and shutil.which("sbatch") is None:
         raise UserError(config.fault("executor", "needs sbatch and squeue", "start it where Slurm is, or set local"))
+    from zerokara.cleaning.plan import Plan  # numpy
+
     files, output = find_files(config.input, config.where("input")), Path(config.output_dir)
     text, record = output / "text", output / "manifest.json"
     following = command.next_command("1_train_sentencepiece_tokenizer.py", options, config, {"input": [str(text)]})
     apart = {"input", "output_dir", "report_only", "evaluation_data", "executor", "executor_options", "num_workers"}
-    work = manifest.StepSpec(STEP, config.model_dump(exclude=apart), {"input": for_manifest(files)})
+    planned = Plan(config, files)
+    settings = config.model_dump(exclude=apart) | {"evaluation_data (its n-grams)": planned.evaluation_content}
+    work = manifest.StepSpec(STEP, settings, {"input": for_manifest(files)})
     if not config.report_only and manifest.already_done(record, work, redo=options.redo) is not None:
         log(f"clean: done already, {text} was made from the same text (--redo: again)")
         print(f"next: {following}")
         return
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
     from zerokara.cleaning import stages, survey  # a second to import, only where the configuration is right
-    from zerokara.cleaning.plan import Plan
     from zerokara.cleaning.report import Report
 
-    survey.check_filters(config)
-    planned = Plan(config, files)
+    survey.check_rules(config)
     reports = [output / "report.html", output / "report.json"]
     places = [*planned.outputs, *reports, record]
     under_way = planned.work_folder.parent.is_dir()
@@ -62,7 +64,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
         if not is_ours:
             raise UserError(Fault(str(output), "another process is at work here", remedy="wait until it ends"))
         if options.dry_run:
-            with TemporaryDirectory(dir=output) as temporary:
+            with TemporaryDirectory(PARTIAL_SUFFIX, dir=output) as temporary:
                 stages.run(Path(temporary), planned)
                 summary("clean: dry run, nothing was written", Report(Path(temporary), planned).rows())
             return

@@ -163,6 +163,8 @@ def next_command(
     if script != "2_tokenize.sh":
         known = {*FILES[default].model_fields} - {"num_workers"}
     typed = ((text.partition("=")[0].strip(), text) for text in options.overrides)
+    if own == "clean_config.yaml":  # whose output_dir is another
+        known = set()
     passed_on = {key: text for key, text in typed if key in known}
     for settings in made:
         lacking = _lacking(FILES[default], path, settings)

@@ -14,9 +14,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Template
 from markupsafe import Markup
 
+from zerokara.pages import template
 from zerokara.progress import bytes_text, plural
 from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokenizer.report import Report
@@ -91,27 +92,20 @@ def text(report: Report) -> str:
 
 
 def _template(name: str) -> Template:
-    environment = Environment(
-        loader=FileSystemLoader([Path(__file__).parent, Path(__file__).parents[1]]),
-        autoescape=name.endswith(".html.jinja"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+    made = template(
+        Path(__file__).with_name(name),
+        bytes=bytes_text,
+        count="{:,}".format,
+        fixed=lambda value: "n/a" if value is None else f"{value:.3f}",
+        percent=lambda share, digits: f"{share:.{digits}%}",
+        segments=segments,
+        language=language,
+        spelt=spelt,
+        repr=repr,
+        shown=lambda piece: piece if piece.isprintable() else repr(piece),
     )
-    environment.filters |= {
-        "bytes": bytes_text,
-        "count": "{:,}".format,
-        "fixed": lambda value: "n/a" if value is None else f"{value:.3f}",
-        "percent": lambda share, digits: f"{share:.{digits}%}",
-        "segments": segments,
-        "language": language,
-        "spelt": spelt,
-        "repr": repr,
-        "shown": lambda piece: piece if piece.isprintable() else repr(piece),
-    }
-    environment.globals["plural"] = plural
-    return environment.get_template(name)
+    made.globals["plural"] = plural
+    return made
 
 
 def segments(text: str) -> Iterator[tuple[str, str, str]]:

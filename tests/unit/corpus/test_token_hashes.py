@@ -17,6 +17,7 @@ TEXTS = [
     "กำลัง ไป หิน्दी हिन्दी में",
     "x" * 700,
     "e\u0301te\u0301 été",
+    "a test\0 example \ud800 of any kind",
 ]
 
 
