@@ -90,10 +90,10 @@ def lines_of(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
             return
         yield line
     yield KILLED
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
-    process.kill()
+    others = psutil.Process(process.pid).children(recursive=True)
+    for each in (process, *others):  # itself first: a shell that waits for the others would end well without them
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 def follow_memory(pid: int, peak: list[int]) -> None:

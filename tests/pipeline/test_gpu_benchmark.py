@@ -123,7 +123,12 @@ def test_parts_of_a_step_are_told_by_place_and_name(module_of: Any, monkeypatch:
 def test_a_job_ends_at_its_limit_however_much_it_prints(module_of: Any, tmp_path: Path) -> None:
     seen, started, alive = module_of("gpu_watch"), time.monotonic(), tmp_path / "alive"
     talks = f"while sleep 0.01; do echo still here; echo >> {alive}; done"
-    watched = seen.watch(["bash", "-c", f"({talks}) & wait"], "talks", tmp_path, started + 1)
+    watched = seen.watch(
+        ["bash", "-c", f"for i in {{1..99}}; do sleep 9 & done; ({talks}) & wait -n; exit 0"],
+        "talks",
+        tmp_path,
+        started + 1,
+    )
     assert watched.code == -signal.SIGKILL and watched.lines[-1][1] == seen.KILLED and len(watched.lines) > 3
     assert time.monotonic() - started < 10
     size = alive.stat().st_size
