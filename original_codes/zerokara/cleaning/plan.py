@@ -1,19 +1,13 @@
-"""What all stages work by, and the files that they leave for one another in the work folder.
-
-A document that no rule drops by itself is *kept*, and known by its id: the number of its task, `RANK` bits up, and its
-number there. Of equal documents the one with the lowest id stays, whatever the number of workers.
-"""
+"""What all stages work by, and the arrays and counts that they leave for one another in the work folder."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -21,20 +15,18 @@ from numpy.typing import NDArray
 
 from zerokara.config.clean_config import CleanConfig
 from zerokara.config.loading import FILES, load
-from zerokara.corpus.compressed import zstd_module
-from zerokara.corpus.documents import Document
+from zerokara.corpus.documents import BadLine, Document
 from zerokara.corpus.find import CORPUS, Formats, InputFile, find_files
 from zerokara.corpus.read import Range, ranges, read
 from zerokara.corpus.token_hashes import NgramIndex
-from zerokara.durable import PARTIAL_SUFFIX, atomic_file, write_json
+from zerokara.durable import PARTIAL_SUFFIX, atomic_file
 from zerokara.errors import Fault, UserError
 from zerokara.examples.formats import read_records
 from zerokara.progress import log
 
-RANK = 32
-KEPT, CLEAN, DROPPED, UNREADABLE = "kept", "clean", "dropped-", "unreadable"
+READ, CLEAN, UNREADABLE = "read", "text", "unreadable"
 EXACT, NEAR, LINES = "exact_duplicates", "near_duplicates", "repeated_lines"
-_FORMAT = 1
+_FORMAT = 2
 """Raised when the same plan would give other results."""
 _TASK_BYTES, _LEAST_TASKS, _MOST_TASKS = 64_000_000, 16, 4000
 _EVALUATION = Formats({**CORPUS.of_suffix, ".tsv": "tsv"}, f"{CORPUS.text}; .tsv")
@@ -42,10 +34,12 @@ _EVALUATION = Formats({**CORPUS.of_suffix, ".tsv": "tsv"}, f"{CORPUS.text}; .tsv
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings and the files of the corpus, and what follows from them; sent to all processes."""
+    """The settings, the files of the corpus and of the evaluation data, and what follows from them; sent to all
+    processes."""
 
     config: CleanConfig
     files: list[InputFile]
+    evaluation_files: list[InputFile]
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -66,16 +60,16 @@ class Plan:
             left -= part.disk_bytes
         return tasks
 
-    @cached_property
-    def evaluation(self) -> tuple[list[str], NgramIndex]:
-        """The n-grams that must not be in the corpus, and the file of each text that they are from.
+    def read(self, rank: int) -> Iterator[tuple[int, int, Document | BadLine]]:
+        """What is in the text of a task, each with the number of its range, and its line there; the lines of packed
+        files, and the rows of a .parquet, are counted in the file."""
+        for number, part in enumerate(self.tasks[rank]):
+            for item in read(part, self.config.text_field, self.config.txt_document):
+                yield number, item.offset + 1 if part.file.format == "parquet" else item.line, item
 
-        Raises:
-            UserError: evaluation_data names what cannot be read, or the corpus itself.
-        """
-        own = {file.name for file in self.files}
-        named = [*_evaluation_texts(self.config, own)] if self.config.evaluation_overlap else []
-        return [name for name, _ in named], NgramIndex([(text,) for _, text in named], self.config.evaluation_overlap)
+    def evaluation(self) -> NgramIndex:
+        """The n-grams that must not be in the corpus, each with the index of its file."""
+        return NgramIndex(_texts(self.evaluation_files), self.config.evaluation_overlap)
 
     @property
     def outputs(self) -> list[Path]:
@@ -85,56 +79,61 @@ class Plan:
         return [*text, *(folder / "dropped" / f"{rule}.jsonl.zst" for rule in self.rules)]
 
     @property
-    def evaluation_content(self) -> list[str]:
-        """The n-grams of the evaluation data, by their SHA-256."""
-        return [sha256(hashes.tobytes()).hexdigest() for _, (hashes, _) in sorted(self.evaluation[1].by_size.items())]
+    def settings(self) -> dict[str, Any]:
+        """What the results depend on, but for the files."""
+        apart = {"input", "output_dir", "report_only", "evaluation_data", "executor", "executor_options", "num_workers"}
+        return self.config.model_dump(exclude=apart)
 
     @property
     def work_folder(self) -> Path:
         """The folder for what the stages leave, named by all that this depends on."""
-        apart = {"report_only", "output_dir", "executor", "executor_options", "num_workers"}
-        versions = [[file.name, file.bytes, file.modified_ns] for file in self.files]
-        content = orjson.dumps([_FORMAT, self.config.model_dump(exclude=apart), versions, self.evaluation_content])
+        files = [[file.name, file.bytes, file.modified_ns] for file in (*self.files, *self.evaluation_files)]
+        content = orjson.dumps([_FORMAT, self.settings, files, len(self.files)])
         return Path(self.config.output_dir, f"work{PARTIAL_SUFFIX}", sha256(content).hexdigest()[:16])
 
 
-def _evaluation_texts(config: CleanConfig, corpus: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the texts of evaluation_data, each with the name of its file."""
-    where = config.where("evaluation_data")
-    for entry in config.evaluation_data:
-        named = [entry]
-        if is_configuration := entry.endswith(".yaml"):
-            if entry in CleanConfig().evaluation_data and not Path(entry).exists():
-                continue
+def make_plan(config: CleanConfig) -> Plan:
+    """Find the files of the corpus, and those of evaluation_data.
+
+    Raises:
+        UserError: there are none, or evaluation data is in the corpus.
+    """
+    files, where = find_files(config.input, config.where("input")), config.where("evaluation_data")
+    found: dict[str, InputFile] = {}
+    for entry in config.evaluation_data if config.evaluation_overlap else ():
+        if not entry.endswith(".yaml"):
+            found |= {file.name: file for file in find_files([entry], where, _EVALUATION)}
+        elif Path(entry).exists() or entry not in CleanConfig().evaluation_data:
             other = load(next((FILES[name] for name in FILES if entry.endswith(name)), CleanConfig), entry).model_dump()
-            tasks = [name for task in other.get("tasks", ()) for name in task["test_data"]]
-            named = [*other.get("texts", ()), *other.get("valid_data", ()), *other.get("test_data", ()), *tasks]
-        for name in named:
-            try:
-                files = find_files([name], where, _EVALUATION)
-            except UserError as error:
-                if not is_configuration:
-                    raise
-                log(f"note: {entry} names {name}, which cannot be looked for: {error.faults[0].rule}")
-                continue
-            for file in files:
-                if file.name in corpus:
-                    rule = f"names {file.name}, which is in the corpus: all of it would be dropped"
-                    raise UserError(Fault(where, rule, remedy="leave it out of one of the two"))
-                if file.format == "txt":
-                    lines = read(Range(file), txt_document="line")
-                    yield from ((file.name, line.text) for line in lines if isinstance(line, Document))
-                else:
-                    found = (text for record in read_records(file) for text in _strings(record.values))
-                    yield from ((file.name, text) for text in found)
+            holders = [other, *other.get("tasks", ())]
+            keys = ("texts", "valid_data", "test_data")
+            for name in (name for holder in holders for key in keys for name in holder.get(key, ())):
+                try:
+                    found |= {file.name: file for file in find_files([name], where, _EVALUATION)}
+                except UserError as error:
+                    log(f"note: {entry} names {name}, which cannot be looked for: {error.faults[0].rule}")
+    if both := {file.name for file in files} & found.keys():
+        rule = f"names {min(both)}, which is in the corpus: all of it would be dropped"
+        raise UserError(Fault(where, rule, remedy="leave it out of one of the two"))
+    return Plan(config, files, [*found.values()])
+
+
+def _texts(files: list[InputFile]) -> Iterator[tuple[int, str]]:
+    """All texts of files, each with the index of its file."""
+    for number, file in enumerate(files):
+        if file.format == "txt":
+            lines = read(Range(file), txt_document="line")
+            yield from ((number, line.text) for line in lines if isinstance(line, Document))
+        else:
+            yield from ((number, text) for record in read_records(file) for text in _strings(record.values))
 
 
 def _strings(value: Any) -> Iterator[str]:
     """All texts in a value of JSON."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
             yield from _strings(each)
 
 
@@ -150,42 +149,11 @@ def saved(folder: Path, name: str, rank: int) -> NDArray[Any]:
     return array
 
 
-class Shards(ExitStack):
-    """What a task writes: a file of JSON lines for each name, and the documents and bytes in it by source; packed at a
-    level of zstd, 1 for what only the next stage reads."""
-
-    def __init__(self, folder: Path, rank: int, level: int):
-        super().__init__()
-        self._folder, self._rank, self._level, self._files = folder, rank, level, dict[str, IO[bytes]]()
-        self.tallies: dict[str, Counter[str]] = defaultdict(Counter)
-
-    def put(self, name: str, text: str, source: str, line: int, **more: Any) -> None:
-        """Write a text, or a part of one, with the file and the line in which it was found."""
-        if name not in self._files:
-            file = self.enter_context(atomic_file(shard(self._folder, name, self._rank)))
-            self._files[name] = self.enter_context(zstd_module().open(file, "wb", level=self._level))
-        record = {"text": text, "source": source, "line": line, **more}
-        self._files[name].write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-        self.tallies[name].update({f"{source}\tdocuments": 1, f"{source}\tbytes": len(text.encode())})
+def joined(folder: Path, name: str) -> NDArray[np.uint64]:
+    """The rows of all tasks, in order."""
+    return np.concatenate([np.load(path) for path in sorted(folder.glob(f"{name}-*.npy"))])
 
 
-def shard(folder: Path, name: str, rank: int) -> Path:
-    """The file of that name of a task, which exists if anything was written."""
-    return folder / f"{name}-{rank:05d}.jsonl.zst"
-
-
-def records(folder: Path, name: str, rank: int) -> Iterator[dict[str, Any]]:
-    """Read what a task wrote."""
-    if (path := shard(folder, name, rank)).exists():
-        with zstd_module().open(path) as lines:
-            yield from map(orjson.loads, lines)
-
-
-def save_facts(folder: Path, name: str, rank: int, facts: Any) -> None:
-    """Write counts of a task."""
-    write_json(folder / f"{name}-{rank:05d}.json", facts)
-
-
-def saved_facts(folder: Path, name: str, num_tasks: int) -> list[Any]:
+def facts(folder: Path, name: str, num_tasks: int) -> list[Any]:
     """The counts of all tasks, in order."""
     return [orjson.loads((folder / f"{name}-{rank:05d}.json").read_bytes()) for rank in range(num_tasks)]

@@ -1,156 +1,274 @@
-"""The stages one after another, each as tasks that datatrove's executors run: here, as jobs of Slurm, or on Ray.
+"""The stages, each the work of one task: the text is read, copies and repeated lines are found, the text is written.
 
-A task that is complete has a mark in the folder of its stage, so the same command does what is left. Slurm's jobs run
-on when this process ends; the same command waits for them first.
+A document that no rule drops by itself is known by its id: the number of its task, `RANK` bits up, and its number
+there. Of equal documents the one with the lowest id stays, whatever the number of workers. Keys of what is compared are
+saved in their order, and compared in parts, each a range of all possible keys, so that a part needs memory for its
+share alone.
+
+MinHash is rensa's (fast similarity sketching: Dahlgaard, Knudsen and Thorup, 2017, arXiv 1704.04370), in which the
+share of equal values estimates the Jaccard similarity of two sets of n-grams, as in Broder's original.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
-from multiprocessing import get_context
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
-from loguru import logger
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
-from zerokara.cleaning import duplicates
-from zerokara.cleaning.plan import CLEAN, DROPPED, Plan, saved_facts, shard
-from zerokara.cleaning.survey import survey
-from zerokara.durable import atomic_file, make_folders
-from zerokara.errors import RunError
-from zerokara.progress import Progress, log, plural
-from zerokara.resources import available_cores, available_memory
+from zerokara.cleaning.plan import CLEAN, EXACT, LINES, NEAR, READ, UNREADABLE, Plan, facts, joined, save, saved
+from zerokara.cleaning.rules import Judge
+from zerokara.corpus.compressed import zstd_module
+from zerokara.corpus.documents import HARMLESS, BadLine
+from zerokara.corpus.find import check_unchanged
+from zerokara.corpus.token_hashes import Hashes, hashes_of, ngrams
+from zerokara.durable import atomic_file, write_json
 
-Stage = Callable[[Plan, Path, int, int], None]
-_WORKER_BYTES = 2_000_000_000
-_POLL_SECONDS = 2.0
-_LEAST_PARTS = 8
-_PART_RECORDS = 20_000_000
-"""Records that a part sorts at once, in about a gigabyte."""
+os.environ.setdefault("RAYON_NUM_THREADS", "1")  # read when rensa is first used: a task has one core
+import rensa
+
+Ids = NDArray[np.uint64]
+RANK = 32
+NUM_VALUES = 256
+"""Values of a signature; an estimate of 0.8 has a standard error of 0.025."""
+_NGRAM = 5
+_FOUND = 0.995
+"""Least probability that a pair at the threshold shares a band."""
+_LEAST_SHOWN, _NUM_SHOWN, _SHOWN_CHARACTERS = 20, 12, 100_000
+"""Documents with a line that the report shows, where the rule is off; pairs and lines shown; characters of a text."""
+_CHUNK = 1 << 16
 
 
-def num_workers(plan: Plan) -> int:
-    """Number of processes on this machine."""
-    most, wanted = min(available_cores(), max(1, available_memory() // _WORKER_BYTES)), plan.config.num_workers
-    return min(most if wanted == "auto" else wanted, len(plan.tasks))
+def bands_of(threshold: float) -> tuple[int, int]:
+    """Number of bands of a signature, and of values in each, so that few pairs at the threshold share none."""
+    sizes = [size for size in range(1, 33) if 1 - (1 - threshold**size) ** (NUM_VALUES // size) >= _FOUND]
+    return NUM_VALUES // max(sizes), max(sizes)
 
 
-def run(folder: Path, plan: Plan) -> None:
-    """Do all that is left of the work in `folder`.
+def read(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
+    """Judge the documents of a task, and save what the next stages need.
 
-    Raises:
-        RunError: a process died, or a task failed on the cluster.
-        OSError: as a task met it (a full disk, a file that is gone).
+    These are the keys of `copies` (of the whole text, and of each band of the signature) and of `lines`, with the ids,
+    in their order; `signatures`, the low byte of each value, then eight of the text's hash; `places`, the number of the
+    range and the line in it; and the `verdicts` on all documents.
     """
-    logger.disable("datatrove")  # its lines are in the folders of the stages
-    folder = folder.absolute()
-    num_tasks = len(plan.tasks)
-    _run("reading", survey, folder, plan, num_tasks)
-    num_documents, num_lines = (
-        sum(each[name] for each in saved_facts(folder, "survey", num_tasks)) for name in ("documents", "lines")
-    )
-    num_parts = max(_LEAST_PARTS, num_documents // _PART_RECORDS)
-    _run("comparing", duplicates.pairs, folder, plan, num_parts)
-    _run("choosing", duplicates.choose, folder, plan, 1)
-    _run("counting lines", duplicates.lines, folder, plan, max(_LEAST_PARTS, num_lines // _PART_RECORDS))
-    _run("writing", duplicates.write, folder, plan, num_tasks)
+    config, judge, last_lines = plan.config, Judge(plan), [0] * len(plan.tasks[rank])
+    num_bands, size = bands_of(config.near_duplicates) if config.near_duplicates else (0, 1)
+    mixing = np.random.default_rng(1).integers(1 << 63, size=(num_bands, size), dtype=np.uint64) * np.uint64(
+        2
+    ) + np.uint64(1)
+    verdicts, places, signatures = bytearray(), list[tuple[int, int]](), [np.zeros((0, NUM_VALUES + 8), np.uint8)]
+    keys: dict[str, list[NDArray[np.uint64]]] = {name: [np.zeros((2, 0), np.uint64)] for name in ("copies", "lines")}
+    for part, line, item in plan.read(rank):
+        last_lines[part] = 0 if item.file.format == "parquet" else line
+        if isinstance(item, BadLine):
+            continue
+        hashes = hashes_of(item.text)
+        rule = judge.rule_broken(item.text, hashes)
+        verdicts.append(plan.rules.index(rule) if rule else len(plan.rules))
+        if rule:
+            continue
+        whole = xxh3_64_intdigest(item.text.encode())
+        compared = [np.array([whole] * config.exact_duplicates, np.uint64)]
+        values = np.zeros(NUM_VALUES, np.uint32)
+        if len(hashes) and num_bands:
+            found = ngrams(hashes, min(_NGRAM, len(hashes)))
+            digests = rensa.RMinHash.digest_matrix_from_flat_token_hashes(found, [0, len(found)], NUM_VALUES, 1)
+            values = np.array(digests.to_rows()[0], np.uint32)
+            compared.append((values[: num_bands * size].reshape(num_bands, size) * mixing).sum(axis=1))
+        of_lines = np.fromiter({key for each in item.text.split("\n") if (key := line_key(each))}, np.uint64)
+        for name, found in (("copies", np.concatenate(compared)), ("lines", of_lines)):
+            keys[name].append(np.stack([found, np.full(len(found), rank << RANK | len(places), np.uint64)]))
+        signatures.append(np.append(values.astype(np.uint8), np.frombuffer(whole.to_bytes(8), np.uint8))[None])
+        places.append((part, line))
+    check_unchanged([part.file for part in plan.tasks[rank]])
+    for name, parts in keys.items():
+        table = np.concatenate(parts, axis=1)
+        save(folder, name, rank, table[:, np.argsort(table[0], kind="stable")])
+    save(folder, "signatures", rank, np.concatenate(signatures))
+    save(folder, "places", rank, np.array(places, np.uint32).reshape(-1, 2))
+    save(folder, "verdicts", rank, np.frombuffer(verdicts, np.uint8))
+    told = {"last_lines": last_lines, "counts": judge.counts, "examples": judge.examples}
+    write_json(folder / f"read-{rank:05d}.json", told)
 
 
-def _do(stage: Stage, current: str, plan: Plan, folder: Path, _: object, rank: int, num_tasks: int) -> None:
-    """Do a task in the folder that the paths of the configuration are relative to."""
-    os.chdir(current)
-    stage(plan, folder, rank, num_tasks)
+def line_key(line: str) -> int:
+    """A number for a line without regard to case and the white space around it, 0 for an empty one."""
+    line = line.strip()
+    return xxh3_64_intdigest(line.lower().encode()) if line else 0
 
 
-def _run(name: str, stage: Stage, folder: Path, plan: Plan, num_tasks: int) -> None:
-    """Run one stage."""
-    marks, job, options = folder / name.replace(" ", "-"), f"zerokara-{folder.name}", plan.config.executor_options
-    common: dict[str, Any] = {
-        "pipeline": [partial(_do, stage, os.getcwd(), plan, folder)],
-        "tasks": num_tasks,
-        "logging_dir": str(marks),
-    }
-    if plan.config.executor == "slurm":
-        log(f"{name}: {plural(num_tasks, 'task')} as jobs of Slurm ({job})")
-        _wait_for_slurm(job)
-        environment = {"env_command": f'export PATH="{sys.prefix}/bin:$PATH"', "job_name": job, "qos": None}
-        _made(_Slurm, {"time": "24:00:00", "mem_per_cpu_gb": 4} | environment | common | options).run()
-        _wait_for_slurm(job)
-    elif plan.config.executor == "ray":
-        import ray
-
-        ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
-        _made(RayPipelineExecutor, common | options).run()
-    else:
-        _run_here(LocalPipelineExecutor(**common, workers=num_workers(plan)), name)
-    if missing := len(LocalPipelineExecutor(**common).get_incomplete_ranks()):
-        kept = f"what is done is kept, and the same command does the rest; the logs are in {marks}"
-        raise RunError(f"{name}: {missing} of {num_tasks} tasks failed; {kept}")
+def _part_of(folder: Path, table: str, part: int, num_parts: int) -> tuple[Hashes, Ids]:
+    """The keys of a part in their order, and the ids; of one key these are in order."""
+    step, found = (1 << 64) // num_parts + 1, []
+    first, last = np.uint64(part * step), np.uint64(min((part + 1) * step, 1 << 64) - 1)
+    for rank in range(num_parts):
+        own = saved(folder, table, rank)
+        found.append(np.array(own[:, np.searchsorted(own[0], first) : np.searchsorted(own[0], last, "right")]))
+    keys, ids = np.concatenate(found, axis=1)  # copied: each open array holds a file
+    order = np.argsort(keys, kind="stable")
+    return keys[order], ids[order]
 
 
-class _Slurm(SlurmPipelineExecutor):
-    def launch_merge_stats(self) -> None:
-        """Sends no job that waits for ever where a task has failed; the stages count by themselves."""
+def pairs(plan: Plan, folder: Path, part: int, num_parts: int) -> None:
+    """Save a part of the pairs that are alike: a later document, an earlier one, and 1 if they are equal."""
+    keys, ids = _part_of(folder, "copies", part, num_parts)
+    is_first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+    firsts = ids[is_first][np.cumsum(is_first) - 1]
+    found = [np.stack([ids, each], axis=1)[~is_first] for each in (firsts, np.roll(ids, 1))]  # and the one before
+    candidates = np.unique(np.concatenate(found), axis=0)
+    alike = [np.zeros((0, 3), np.uint64)]
+    for start in range(0, len(candidates), _CHUNK):
+        chunk = candidates[start : start + _CHUNK]
+        values, is_equal = compare(folder, *chunk.T)
+        rows = np.column_stack([chunk, (is_equal & plan.config.exact_duplicates).astype(np.uint64)])
+        alike.append(rows[(values >= least_similarity(plan.config.near_duplicates)) | (rows[:, 2] > 0)])
+    save(folder, "pairs", part, np.concatenate(alike))
 
 
-def _made(kind: Callable[..., Any], options: dict[str, Any]) -> Any:
-    try:
-        return kind(**options)
-    except TypeError as error:
-        raise RunError(f"executor_options: {error}") from None
+def least_similarity(threshold: float) -> float:
+    """The least estimate that is taken: 1.5 standard errors below the threshold, so that few pairs at it are missed."""
+    return threshold - 1.5 * float(np.sqrt(threshold * (1 - threshold) / NUM_VALUES)) if threshold else 2.0
 
 
-def _run_here(executor: LocalPipelineExecutor, label: str) -> None:
-    """Run tasks in processes of this machine; datatrove's own pool would wait for ever for one that was killed."""
-    ranks = executor.get_incomplete_ranks()
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # imported once for all workers of all stages
-    pool = ProcessPoolExecutor(min(executor.workers, len(ranks) or 1), context, _begin)
-    try:
-        with Progress(label, executor.tasks, " tasks", done=executor.tasks - len(ranks)) as progress:
-            for future in as_completed([pool.submit(executor._run_for_rank, rank) for rank in ranks]):
-                future.result()
-                progress.advance()
-    except BrokenProcessPool:
-        remedy = "most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
-        raise RunError(f"a process died; what is done is kept, and the same command resumes; {remedy}") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+def compare(folder: Path, ids: Ids, others: Ids) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Estimate the Jaccard similarity of pairs (of unequal values one in 256 looks equal), and tell if they are equal."""
+    sides = []
+    for side in (ids, others):
+        ranks, rows = side >> np.uint64(RANK), side & np.uint64((1 << RANK) - 1)
+        sides.append(np.empty((len(side), NUM_VALUES + 8), np.uint8))
+        for rank in np.unique(ranks).tolist():
+            sides[-1][ranks == rank] = saved(folder, "signatures", rank)[rows[ranks == rank]]
+    same = sides[0] == sides[1]
+    return (same[:, :NUM_VALUES].mean(axis=1) - 1 / 256) / (1 - 1 / 256), same[:, NUM_VALUES:].all(axis=1)
 
 
-def _begin() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the step, which waits for the tasks that run
-    logger.disable("datatrove")
+def choose(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
+    """Save, in columns, the documents that are `dropped` as copies: document, the one that stays, 1 if it equals an
+    earlier one.
+
+    The copy of a copy is compared with the document that stays, so that no chain of small changes drops what is unlike
+    all that stays.
+    """
+    originals: dict[int, tuple[int, int]] = {}
+    alike, least = np.unique(joined(folder, "pairs"), axis=0), least_similarity(plan.config.near_duplicates)
+    for copy, earlier, is_equal in alike[np.lexsort([1 - alike[:, 2], alike[:, 0]])].tolist():
+        if copy not in originals:
+            first, _ = originals.get(earlier, (earlier, 0))
+            pair = np.array([[copy], [first]], np.uint64)
+            if is_equal or first == earlier or compare(folder, *pair)[0][0] >= least:
+                originals[copy] = first, is_equal
+    rows = [(copy, *found) for copy, found in originals.items()]
+    save(folder, "dropped", 0, np.array(rows, np.uint64).reshape(-1, 3).T.copy())
 
 
-def _wait_for_slurm(job: str) -> None:
-    """Wait until no job of this name is left."""
-    while subprocess.run(["squeue", "-h", "-n", job], check=True, capture_output=True).stdout.strip():
-        time.sleep(_POLL_SECONDS)
+def count_lines(plan: Plan, folder: Path, part: int, num_parts: int) -> None:
+    """Save a part of the `repeated` lines of the documents that stay: key, number of documents, the first of them."""
+    keys, ids = _part_of(folder, "lines", part, num_parts)
+    dropped = saved(folder, "dropped", 0)[0]
+    places = np.minimum(np.searchsorted(dropped, ids), max(0, len(dropped) - 1))
+    stays = dropped[places] != ids if len(dropped) else np.ones(len(ids), np.bool_)
+    found, starts, counts = np.unique(keys[stays], return_index=True, return_counts=True)
+    rows = np.stack([found, counts.astype(np.uint64), ids[stays][starts]], axis=1)
+    save(folder, "repeated", part, rows[counts >= (plan.config.repeated_lines or _LEAST_SHOWN)])
 
 
-def move_into_place(folder: Path, plan: Plan) -> None:
-    """Give the clean text of all tasks its names, and put what each rule dropped into one file."""
-    shutil.rmtree(folder / "writing")  # which is done again if this is interrupted
-    for output in plan.outputs:
-        output.unlink(missing_ok=True)  # of an earlier run
-        stem = output.name.removesuffix(".jsonl.zst")
-        if output.parent.name == "text":
-            make_folders(output.parent)
-            if (path := shard(folder, CLEAN, int(stem))).exists():
-                os.replace(path, output)
-        elif parts := sorted(folder.glob(f"{DROPPED}{stem}-*.jsonl.zst")):
-            with atomic_file(output) as file:
-                for path in parts:
-                    with open(path, "rb") as part:
-                        shutil.copyfileobj(part, file)
+def shown(folder: Path) -> tuple[list[tuple[float, int, int]], list[tuple[int, int, int]]]:
+    """What the report shows: near duplicates of every similarity (it, copy, original), and the lines that most
+    documents have (key, number of documents, the first)."""
+    dropped, repeated = saved(folder, "dropped", 0), joined(folder, "repeated")
+    near = dropped[:2, dropped[2] == 0].T
+    near = near[:: max(1, len(near) // 1000)]
+    values = compare(folder, *near.T)[0]
+    order = np.argsort(values, kind="stable")[:: max(1, len(values) // _NUM_SHOWN)][:_NUM_SHOWN]
+    top = repeated[np.argsort(-repeated[:, 1].astype(np.int64), kind="stable")[:_NUM_SHOWN]]
+    return [
+        (value, *pair) for value, pair in zip(values[order].tolist(), near[order].tolist(), strict=True)
+    ], top.tolist()
+
+
+def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
+    """Write the clean text of a task and what each rule dropped, with their places in the corpus."""
+    repeated, dropped, before = joined(folder, "repeated"), saved(folder, "dropped", 0), _lines_before(plan, folder)
+    own = slice(*np.searchsorted(dropped[0], np.array([rank << RANK, rank + 1 << RANK], np.uint64)))
+    originals = {copy: (original, is_equal) for copy, original, is_equal in dropped[:, own].T.tolist()}
+    wanted = {each for _, *pair in shown(folder)[0] for each in pair} | {first for _, _, first in shown(folder)[1]}
+    tallies, texts, document = defaultdict[str, Counter[str]](Counter), list[tuple[int, str]](), rank << RANK
+    verdicts = iter(saved(folder, "verdicts", rank).tolist())
+
+    def place(rank: int, part: int, line: int) -> dict[str, Any]:
+        return {"source": plan.tasks[rank][part].file.name, "line": before[rank][part] + line}
+
+    def is_removable(line: str) -> bool:
+        found, key = np.searchsorted(repeated[:, 0], np.uint64(line_key(line))), line_key(line)
+        return bool(found < len(repeated) and repeated[found, 0] == key and repeated[found, 2] != document)
+
+    def count(name: str, text: str) -> None:
+        tallies[name].update({f"{here['source']}\tdocuments": 1, f"{here['source']}\tbytes": len(text.encode())})
+
+    with ExitStack() as stack:
+        files: dict[str, IO[bytes]] = {}
+
+        def put(name: str, text: str, **more: Any) -> None:
+            if name not in files:
+                file = stack.enter_context(atomic_file(folder / f"{name}-{rank:05d}.jsonl.zst"))
+                files[name] = stack.enter_context(zstd_module().open(file, "wb"))
+            files[name].write(orjson.dumps({"text": text} | here | more, option=orjson.OPT_APPEND_NEWLINE))
+            count(name, text)
+
+        for part, line, item in plan.read(rank):
+            here = place(rank, part, line)
+            if isinstance(item, BadLine):
+                if item.reason not in HARMLESS:
+                    put(UNREADABLE, item.excerpt, reason=item.reason)
+                continue
+            text, verdict = item.text, next(verdicts)
+            count(READ, text)
+            if verdict < len(plan.rules):
+                put(plan.rules[verdict], text)
+                continue
+            if document in wanted:
+                texts.append((document, text[:_SHOWN_CHARACTERS]))
+            if document in originals:
+                original, is_equal = originals[document]
+                of_rank, row = divmod(original, 1 << RANK)
+                copy_of = place(of_rank, *saved(folder, "places", of_rank)[row].tolist())
+                put(EXACT if is_equal else NEAR, text, copy_of=copy_of)
+            else:
+                if plan.config.repeated_lines:
+                    lines = text.split("\n")
+                    start = edge(lines, is_removable)
+                    end = len(lines) - edge(lines[:start:-1], is_removable)
+                    if (start, end) != (0, len(lines)):
+                        put(LINES, "\n".join([*lines[:start], *lines[end:]]))
+                        text = "\n".join(lines[start:end])
+                if text:
+                    put(CLEAN, text)
+            document += 1
+    check_unchanged([part.file for part in plan.tasks[rank]])
+    write_json(folder / f"write-{rank:05d}.json", {"tallies": tallies, "texts": texts})
+
+
+def edge(lines: Iterable[str], is_removable: Callable[[str], bool]) -> int:
+    """Number of removable lines at the beginning, and of the empty ones beside them."""
+    found = [*takewhile(lambda line: not line.strip() or is_removable(line), lines)]
+    return len(found) if any(map(is_removable, found)) else 0
+
+
+def _lines_before(plan: Plan, folder: Path) -> list[list[int]]:
+    """Lines before each range of each task, in its file."""
+    counted, before = Counter[str](), list[list[int]]()
+    for task, found in zip(plan.tasks, facts(folder, "read", len(plan.tasks)), strict=True):
+        before.append([])
+        for part, last_line in zip(task, found["last_lines"], strict=True):
+            before[-1].append(counted[part.file.name])
+            counted[part.file.name] += last_line
+    return before

@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from zerokara.corpus.token_hashes import NgramIndex, tokens_of
+from zerokara.corpus.token_hashes import NgramIndex, hashes_of
 
 NGRAM = 13
 
@@ -56,14 +56,13 @@ def find(examples: Sequence[Sequence[str]], others: Iterable[str]) -> Overlap:
     for index, texts in enumerate(examples):
         for text in texts:
             whole.setdefault(normalized(text), []).append(index)
-    ngrams = NgramIndex(examples, NGRAM)
+    ngrams = NgramIndex(((index, text) for index, texts in enumerate(examples) for text in texts), NGRAM)
     exact: set[int] = set()
     by_ngram: set[int] = set()
     for other in others:
         for line in {other, *other.splitlines()}:
             exact.update(whole.get(normalized(line), ()))
-        if ngrams.by_size:
-            by_ngram.update(ngrams.shared_with(tokens_of([other]))[1].tolist())
+        by_ngram.update(ngrams.owners_of(hashes_of(other)))
     return Overlap(len(examples), sorted(exact), sorted(by_ngram))
 
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from zerokara import file_lock, manifest
 from zerokara.config.clean_config import CleanConfig
-from zerokara.corpus.find import find_files, for_manifest
+from zerokara.corpus.find import for_manifest
 from zerokara.corpus.format_check import check_formats
 from zerokara.durable import PARTIAL_SUFFIX, made_folder, make_folders, write_file, write_json
 from zerokara.errors import Fault, UserError
@@ -30,50 +30,48 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
             raise UserError(Fault(f"package {package}", "is not installed", remedy=remedy))
     if config.executor == "slurm" and shutil.which("sbatch") is None:
         raise UserError(config.fault("executor", "needs sbatch and squeue", "start it where Slurm is, or set local"))
-    from zerokara.cleaning.plan import Plan  # numpy
+    from zerokara.cleaning.plan import make_plan  # numpy
 
-    files, output = find_files(config.input, config.where("input")), Path(config.output_dir)
+    plan, output = make_plan(config), Path(config.output_dir)
     text, record = output / "text", output / "manifest.json"
     following = command.next_command("1_train_sentencepiece_tokenizer.py", options, config, {"input": [str(text)]})
-    apart = {"input", "output_dir", "report_only", "evaluation_data", "executor", "executor_options", "num_workers"}
-    planned = Plan(config, files)
-    settings = config.model_dump(exclude=apart) | {"evaluation_data (its n-grams)": planned.evaluation_content}
-    work = manifest.StepSpec(STEP, settings, {"input": for_manifest(files)})
+    inputs = {"input": for_manifest(plan.files), "evaluation_data": for_manifest(plan.evaluation_files)}
+    work = manifest.StepSpec(STEP, plan.settings, inputs)
     if not config.report_only and manifest.already_done(record, work, redo=options.redo) is not None:
         log(f"clean: done already, {text} was made from the same text (--redo: again)")
         print(f"next: {following}")
         return
-    check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
-    from zerokara.cleaning import stages, survey  # a second to import, only where the configuration is right
+    check_formats(plan.files, config.text_field, config.txt_document, config.where("text_field"))
+    from zerokara.cleaning import executors, rules  # a second to import, only where the configuration is right
     from zerokara.cleaning.report import Report
 
-    survey.check_rules(config)
+    rules.check_rules(config)
     reports = [output / "report.html", output / "report.json"]
-    places = [*planned.outputs, *reports, record]
-    under_way = planned.work_folder.parent.is_dir()
-    preflight.check(config, preflight.Outputs("output_dir", places, STEP, under_way), input=files)
-    corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
-    processes = plural(stages.num_workers(planned), "process", "processes")
+    under_way = plan.work_folder.parent.is_dir()
+    outputs = preflight.Outputs("output_dir", [*plan.outputs, *reports, record], STEP, under_way)
+    preflight.check(config, outputs, input=plan.files, evaluation_data=plan.evaluation_files)
+    corpus = f"{plural(len(plan.files), 'file')}, {bytes_text(sum(file.bytes for file in plan.files))}"
+    processes = plural(executors.num_workers(plan), "process", "processes")
     where = processes if config.executor == "local" else f"on {config.executor}"
     target = output / "report.html" if config.report_only else text
-    log(f"clean: {corpus} → {target} ({plural(len(planned.tasks), 'task')}, {where})")
-    if names := planned.evaluation[0]:
-        log(f"  looking for {plural(len(names), 'text')} of {', '.join(sorted({*names}))}")
+    log(f"clean: {corpus} → {target} ({plural(len(plan.tasks), 'task')}, {where})")
+    if plan.evaluation_files:
+        log(f"  looking for the texts of {', '.join(file.name for file in plan.evaluation_files)}")
     started = time.monotonic()
     with made_folder(output), file_lock.held(output / "clean.lock") as is_ours:
         if not is_ours:
             raise UserError(Fault(str(output), "another process is at work here", remedy="wait until it ends"))
         if options.dry_run:
             with TemporaryDirectory(PARTIAL_SUFFIX, dir=output) as temporary:
-                stages.run(Path(temporary), planned)
-                summary("clean: dry run, nothing was written", Report(Path(temporary), planned).rows())
+                executors.run(Path(temporary), plan)
+                summary("clean: dry run, nothing was written", Report(Path(temporary), plan).rows())
             return
-        folder = planned.work_folder
+        folder = plan.work_folder
         for other in {*folder.parent.glob("*")} - {folder}:
             shutil.rmtree(other)  # of other settings or another text
         make_folders(folder)
-        stages.run(folder, planned)
-        found = Report(folder, planned)
+        executors.run(folder, plan)
+        found = Report(folder, plan)
         rows = [*found.rows(), ("time", seconds_text(time.monotonic() - started))]
         write_file(reports[0], found.page())
         write_json(reports[1], found.as_json())
@@ -81,8 +79,8 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
         if config.report_only:
             summary("clean: the report is done", rows, f"{command.again(options.argv)} --set report_only=false")
             return
-        stages.move_into_place(folder, planned)
-        made = {"clean": [path for path in planned.outputs if path.exists()], "report": reports}
+        executors.move_into_place(folder, plan)
+        made = {"clean": [path for path in plan.outputs if path.exists()], "report": reports}
         manifest.write(record, work, made, found.as_json(), time.monotonic() - started)
         shutil.rmtree(folder.parent)
         summary(f"clean: done, {text}", [*rows, ("dropped", str(output / "dropped"))], following)

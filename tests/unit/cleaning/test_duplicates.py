@@ -3,17 +3,16 @@
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 from corpus_files import json_lines
 
 pytest.importorskip("datatrove")
 
-from zerokara.cleaning import duplicates
-from zerokara.cleaning.plan import Plan, records, saved
-from zerokara.cleaning.survey import NUM_VALUES, bands_of, damage_of, survey
+from zerokara.cleaning import stages
+from zerokara.cleaning.plan import make_plan, saved
+from zerokara.cleaning.rules import damage_of
+from zerokara.cleaning.stages import NUM_VALUES, bands_of
 from zerokara.config.clean_config import CleanConfig
-from zerokara.corpus.find import find_files
 
 WORDS = [f"{first}{last}" for first in "bcdfghjklmnprst" for last in ("ana", "eni", "iro", "omu", "uso")]
 
@@ -27,13 +26,13 @@ def _copies(folder: Path, texts: list[str], **settings: object) -> dict[int, tup
     path = folder / "text.jsonl"
     path.write_bytes(json_lines(texts))
     config = CleanConfig(input=(str(path),), evaluation_data=(), **settings)  # type: ignore[arg-type]
-    plan = Plan(config, find_files(config.input, ""))
-    for rank in range(len(plan.tasks)):
-        survey(plan, folder, rank, len(plan.tasks))
-    for part in range(3):
-        duplicates.pairs(plan, folder, part, 3)
-    duplicates.choose(plan, folder, 0, 1)
-    return {copy: (first, bool(is_equal)) for copy, first, is_equal in saved(folder, "copies", 0).T.tolist()}
+    plan = make_plan(config)
+    num_tasks = len(plan.tasks)
+    for stage in (stages.read, stages.pairs):
+        for rank in range(num_tasks):
+            stage(plan, folder, rank, num_tasks)
+    stages.choose(plan, folder, 0, 1)
+    return {copy: (first, bool(is_equal)) for copy, first, is_equal in saved(folder, "dropped", 0).T.tolist()}
 
 
 def test_equal_and_similar_texts_are_copies_of_the_first(tmp_path: Path) -> None:
@@ -63,7 +62,6 @@ def test_rules_that_are_off(settings: dict[str, object], expected: list[int], tm
 
 def test_texts_without_words_are_no_copies_of_each_other(tmp_path: Path) -> None:
     assert _copies(tmp_path, ["...", "!!!", "...", "? ?"]) == {2: (0, True)}
-    assert [record["text"] for record in records(tmp_path, "kept", 0)] == ["...", "!!!", "...", "? ?"]
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 0.95])
@@ -82,7 +80,8 @@ def test_a_pair_at_the_threshold_shares_a_band(threshold: float) -> None:
     ],
 )  # fmt: skip
 def test_repeated_lines_are_taken_off_the_edges_with_the_empty_ones_beside_them(lines: str, expected: str) -> None:
-    start, end = duplicates.without_edges(list(lines), np.array([line == "a" for line in lines], np.bool_))
+    start = stages.edge(lines, "a".__eq__)
+    end = len(lines) - stages.edge(lines[:start:-1], "a".__eq__)
     assert lines[start:end] == expected
 
 

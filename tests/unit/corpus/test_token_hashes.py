@@ -1,12 +1,10 @@
-"""Hashes of tokens, lines and n-grams, against the tokens themselves."""
+"""Tokens, and hashes of n of them in a row, against the tokens themselves."""
 
-from itertools import chain
 from random import Random
 
 import pytest
 
-from zerokara.corpus import token_hashes
-from zerokara.corpus.token_hashes import tokens_of, words
+from zerokara.corpus.token_hashes import MIN_TOKENS, NgramIndex, hashes_of, ngrams, words
 
 TEXTS = [
     "Hello, World! don't\nstop",
@@ -14,46 +12,39 @@ TEXTS = [
     "",
     "...",
     "a\n\nB a\n",
-    "กำลัง ไป หิน्दी हिन्दी में",
+    "กำลัง ไป हिन्दी हिन्दी में",
     "x" * 700,
     "e\u0301te\u0301 été",
     "a test\0 example \ud800 of any kind",
 ]
 
 
-def _distinct(hashes: list[int], names: list[str]) -> None:
-    """Equal names have equal hashes, different ones different hashes."""
-    assert len(hashes) == len(names)
-    of_name = dict(zip(names, hashes, strict=True))
-    assert [of_name[name] for name in names] == hashes
-    assert len(set(of_name.values())) == len(of_name)
+def test_tokens_are_words_or_single_characters() -> None:
+    assert words(TEXTS[0]) == ["hello", "world", "don", "t", "stop"]
+    assert words("春の海ABCかな、猫") == ["春", "の", "海", "abc", "か", "な", "猫"]
+    assert words("हिन्दी में, e\u0301té שָׁלוֹם") == ["हिन्दी", "में", "été", "שָׁלוֹם"]
+    assert words("가나 다라") == ["가나", "다라"]
+    assert words("\ud800 ...") == []
 
 
-@pytest.mark.parametrize("part", [7, 64, 1 << 18])
-def test_each_token_has_a_hash_of_its_own(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_equal_ngrams_have_equal_hashes_and_others_others(size: int) -> None:
     random = Random(1)
     texts = [*TEXTS, *(" ".join(random.choices(["ab", "ba", "a", "b", "猫", "犬"], k=40)) for _ in range(20))]
-    texts = [text for text in texts if part > 700 or not text.startswith("x")]  # a longer word is cut
-    monkeypatch.setattr(token_hashes, "_PART", part)
-    token_hashes._powers.cache_clear()
-    tokens = tokens_of(texts)
-    found = [words(text) for text in texts]
-    assert tokens.texts.tolist() == [sum(map(len, found[:n])) for n in range(len(texts) + 1)]
-    _distinct(tokens.hashes.tolist(), [*chain.from_iterable(found)])
-    lines = [" ".join(words(line)) for text in texts for line in text.split("\n")]
-    _distinct(tokens.line_hashes().tolist(), lines)
-    assert {h for h, line in zip(tokens.line_hashes().tolist(), lines, strict=True) if not line} == {0}
-    for size in (2, 5):
-        ngrams = [" ".join(each[n : n + size]) for each in found if each for n in range(max(1, len(each) - size + 1))]
-        hashes, starts = tokens.ngrams(size)
-        _distinct(hashes.tolist(), ngrams)
-        assert starts[-1] == len(ngrams)
-    token_hashes._powers.cache_clear()
+    of_ngram: dict[tuple[str, ...], int] = {}
+    for text in texts:
+        tokens, hashes = words(text), ngrams(hashes_of(text), size).tolist()
+        assert len(hashes) == max(0, len(tokens) - size + 1)
+        for start, value in enumerate(hashes):
+            assert of_ngram.setdefault(tuple(tokens[start : start + size]), value) == value
+    assert len({*of_ngram.values()}) == len(of_ngram)
 
 
-def test_texts_without_tokens() -> None:
-    for texts in ([""], ["", "..."]):
-        tokens = tokens_of(texts)
-        assert tokens.hashes.tolist() == []
-        assert tokens.line_hashes().tolist() == [0] * len(texts)
-        assert tokens.ngrams(5)[1].tolist() == [0] * (len(texts) + 1)
+def test_an_index_knows_whose_ngrams_a_text_has() -> None:
+    numbers = [str(each) for each in range(100)]
+    texts = [(0, " ".join(numbers[:30])), (1, " ".join(numbers[20:50])), (2, " ".join(numbers[60:69])), (3, "60 61")]
+    index = NgramIndex(texts, 13)
+    assert {*index.owners_of(hashes_of(" ".join(numbers[10:45])))} == {0, 1}
+    assert {*index.owners_of(hashes_of(" ".join(numbers[55:75])))} == {2}, "a short text is looked for as a whole"
+    assert not {*index.owners_of(hashes_of(" ".join(numbers[61:75])))}
+    assert not {*index.owners_of(hashes_of(" ".join(numbers[:12])))} and len(texts[3][1].split()) < MIN_TOKENS

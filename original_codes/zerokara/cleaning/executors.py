@@ -1,0 +1,148 @@
+"""The stages one after another, each as tasks that datatrove's executors run: here, as jobs of Slurm, or on Ray.
+
+A task that is complete has a mark in the folder of its stage, so the same command does what is left. Slurm's jobs run
+on when this process ends; the same command waits for them first.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+from loguru import logger
+
+from zerokara.cleaning import stages
+from zerokara.cleaning.plan import CLEAN, Plan
+from zerokara.durable import make_folders
+from zerokara.errors import RunError
+from zerokara.progress import Progress, log, plural
+from zerokara.resources import available_cores, available_memory
+
+Stage = Callable[[Plan, Path, int, int], None]
+_WORKER_BYTES = 2_000_000_000
+_POLL_SECONDS = 2.0
+
+
+def num_workers(plan: Plan) -> int:
+    """Number of processes on this machine."""
+    most, wanted = min(available_cores(), max(1, available_memory() // _WORKER_BYTES)), plan.config.num_workers
+    return min(most if wanted == "auto" else wanted, len(plan.tasks))
+
+
+def run(folder: Path, plan: Plan) -> None:
+    """Do all that is left of the work in `folder`.
+
+    Raises:
+        RunError: a process died, or a task failed on the cluster.
+        OSError: as a task met it (a full disk, a file that is gone).
+    """
+    logger.disable("datatrove")  # its lines are in the folders of the stages
+    folder = folder.absolute()
+    _run("reading", stages.read, folder, plan, len(plan.tasks))
+    _run("comparing", stages.pairs, folder, plan, len(plan.tasks))
+    _run("choosing", stages.choose, folder, plan, 1)
+    _run("counting lines", stages.count_lines, folder, plan, len(plan.tasks))
+    _run("writing", stages.write, folder, plan, len(plan.tasks))
+
+
+def _do(stage: Stage, current: str, plan: Plan, folder: Path, _: object, rank: int, num_tasks: int) -> None:
+    """Do a task in the folder that the paths of the configuration are relative to."""
+    os.chdir(current)
+    stage(plan, folder, rank, num_tasks)
+
+
+def _run(name: str, stage: Stage, folder: Path, plan: Plan, num_tasks: int) -> None:
+    """Run one stage."""
+    marks, job, options = folder / name.replace(" ", "-"), f"zerokara-{folder.name}", plan.config.executor_options
+    common: dict[str, Any] = {
+        "pipeline": [partial(_do, stage, os.getcwd(), plan, folder)],
+        "tasks": num_tasks,
+        "logging_dir": str(marks),
+    }
+    if plan.config.executor == "slurm":
+        log(f"{name}: {plural(num_tasks, 'task')} as jobs of Slurm ({job})")
+        _wait_for_slurm(job)
+        environment = {"env_command": f'export PATH="{sys.prefix}/bin:$PATH"', "job_name": job, "qos": None}
+        _made(_Slurm, {"time": "24:00:00", "mem_per_cpu_gb": 4} | environment | common | options).run()
+        _wait_for_slurm(job)
+    elif plan.config.executor == "ray":
+        import ray
+
+        ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
+        _made(RayPipelineExecutor, common | options).run()
+    else:
+        _run_here(LocalPipelineExecutor(**common, workers=num_workers(plan)), name)
+    if missing := len(LocalPipelineExecutor(**common).get_incomplete_ranks()):
+        kept = f"what is done is kept, and the same command does the rest; the logs are in {marks}"
+        raise RunError(f"{name}: {missing} of {num_tasks} tasks failed; {kept}")
+
+
+class _Slurm(SlurmPipelineExecutor):
+    def launch_merge_stats(self) -> None:
+        """Sends no job that waits for ever where a task has failed; the stages count by themselves."""
+
+
+def _made(kind: Callable[..., Any], options: dict[str, Any]) -> Any:
+    try:
+        return kind(**options)
+    except TypeError as error:
+        raise RunError(f"executor_options: {error}") from None
+
+
+def _run_here(executor: LocalPipelineExecutor, label: str) -> None:
+    """Run tasks in processes of this machine; datatrove's own pool would wait for ever for one that was killed."""
+    ranks = executor.get_incomplete_ranks()
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # imported once for all workers of all stages
+    pool = ProcessPoolExecutor(min(executor.workers, len(ranks) or 1), context, _begin)
+    try:
+        with Progress(label, executor.tasks, " tasks", done=executor.tasks - len(ranks)) as progress:
+            for future in as_completed([pool.submit(executor._run_for_rank, rank) for rank in ranks]):
+                future.result()
+                progress.advance()
+    except BrokenProcessPool:
+        remedy = "most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
+        raise RunError(f"a process died; what is done is kept, and the same command resumes; {remedy}") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the step, which waits for the tasks that run
+    logger.disable("datatrove")
+
+
+def _wait_for_slurm(job: str) -> None:
+    """Wait until no job of this name is left."""
+    while subprocess.run(["squeue", "-h", "-n", job], check=True, capture_output=True).stdout.strip():
+        time.sleep(_POLL_SECONDS)
+
+
+def move_into_place(folder: Path, plan: Plan) -> None:
+    """Give the clean text of each task its name, and put what each rule dropped into one file."""
+    shutil.rmtree(folder / "writing")  # which is done again if this is interrupted
+    for output in plan.outputs:
+        output.unlink(missing_ok=True)  # of an earlier run
+        make_folders(output.parent)
+    for part in sorted(folder.glob("*.jsonl.zst")):
+        name, _, number = part.name.partition("-")
+        output = Path(
+            plan.config.output_dir, *(("text", number) if name == CLEAN else ("dropped", f"{name}.jsonl.zst"))
+        )
+        if output.exists():
+            with open(output, "ab") as file, open(part, "rb") as more:
+                shutil.copyfileobj(more, file)
+        else:
+            os.replace(part, output)
