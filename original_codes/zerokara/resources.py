@@ -7,9 +7,11 @@ A container or a Slurm job has less than the machine shows; Linux keeps these li
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import resource
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,3 +74,19 @@ def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG, linux/prctl.h
     if os.getppid() != parent_pid:  # It died before the request.
         os._exit(1)
+
+
+def end_with_step() -> None:
+    """End this process of a fork server as soon as the step is gone that asked for it.
+
+    The kernel's parent-death signal does not serve here: the parent is the fork server, which outlives the step for as
+    long as there are processes of it.
+    """
+    step = multiprocessing.parent_process()
+    assert step is not None
+
+    def end() -> None:
+        step.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()

@@ -3,10 +3,8 @@
 import contextlib
 import gzip
 import json
-import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -156,12 +154,14 @@ def test_the_same_bytes_for_any_number_of_workers_and_after_a_kill(
     assert run("two", "--set", "num_workers=2") == whole
 
     for stage in ("reading", "writing"):
-        killed = subprocess.Popen([*command, "--set", "output_dir=killed"], start_new_session=True)
+        killed = subprocess.Popen([*command, "--set", "output_dir=killed"])
         while not list(Path("killed").glob(f"work*/*/{stage}/completions/*")):
             assert killed.poll() is None
             time.sleep(0.005)
-        os.killpg(killed.pid, signal.SIGKILL)
+        workers = psutil.Process(killed.pid).children(recursive=True)
+        killed.kill()
         killed.wait()
+        assert not psutil.wait_procs(workers, 10)[1], "who works for a step ends with it"
     assert run("killed") == whole
 
 

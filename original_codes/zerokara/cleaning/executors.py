@@ -28,7 +28,7 @@ from zerokara.cleaning.plan import CLEAN, Plan
 from zerokara.durable import make_folders
 from zerokara.errors import RunError
 from zerokara.progress import Progress, log, plural
-from zerokara.resources import available_cores, available_memory
+from zerokara.resources import available_cores, available_memory, end_with_step
 
 Stage = Callable[[Plan, Path, int, int], None]
 _WORKER_BYTES = 2_000_000_000
@@ -120,6 +120,7 @@ def _run_here(executor: LocalPipelineExecutor, label: str) -> None:
 
 
 def _begin() -> None:
+    end_with_step()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the step, which waits for the tasks that run
     logger.disable("datatrove")
 

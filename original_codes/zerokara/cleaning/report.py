@@ -24,7 +24,7 @@ class Report:
         self.examples, self.num_evaluation_files = defaultdict[str, list[Any]](list), len(plan.evaluation_files)
         entries = {file.name: plan.config.input[file.source] for file in plan.files}
         self.sources: dict[str, dict[str, Counter[str]]] = {entry: defaultdict(Counter) for entry in plan.config.input}
-        """Of each entry of the input, what was read (`READ`), stays (`CLEAN`), and each rule dropped: documents, bytes."""
+        """Documents and bytes of each entry: what was read (`READ`), what stays (`CLEAN`), what each rule dropped."""
         (self._pairs, self._lines), self._texts = shown(folder), dict[int, str]()
         for found in facts(folder, "read", len(plan.tasks)):
             for name, counts in found["counts"].items():

@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from zerokara.cleaning.plan import CLEAN, EXACT, LINES, NEAR, READ, UNREADABLE, Plan, facts, joined, save, saved
 from zerokara.cleaning.rules import Judge
@@ -62,9 +62,6 @@ def read(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     """
     config, judge, last_lines = plan.config, Judge(plan), [0] * len(plan.tasks[rank])
     num_bands, size = bands_of(config.near_duplicates) if config.near_duplicates else (0, 1)
-    mixing = np.random.default_rng(1).integers(1 << 63, size=(num_bands, size), dtype=np.uint64) * np.uint64(
-        2
-    ) + np.uint64(1)
     verdicts, places, signatures = bytearray(), list[tuple[int, int]](), [np.zeros((0, NUM_VALUES + 8), np.uint8)]
     keys: dict[str, list[NDArray[np.uint64]]] = {name: [np.zeros((2, 0), np.uint64)] for name in ("copies", "lines")}
     for part, line, item in plan.read(rank):
@@ -73,21 +70,22 @@ def read(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
             continue
         hashes = hashes_of(item.text)
         rule = judge.rule_broken(item.text, hashes)
-        verdicts.append(plan.rules.index(rule) if rule else len(plan.rules))
+        verdicts.append(plan.rules.index(rule) + 1 if rule else 0)
         if rule:
             continue
-        whole = xxh3_64_intdigest(item.text.encode())
-        compared = [np.array([whole] * config.exact_duplicates, np.uint64)]
-        values = np.zeros(NUM_VALUES, np.uint32)
+        whole, values = xxh3_64_digest(item.text.encode()), np.zeros(NUM_VALUES, np.uint32)
+        copies = [int.from_bytes(whole)] if config.exact_duplicates else []
         if len(hashes) and num_bands:
             found = ngrams(hashes, min(_NGRAM, len(hashes)))
             digests = rensa.RMinHash.digest_matrix_from_flat_token_hashes(found, [0, len(found)], NUM_VALUES, 1)
-            values = np.array(digests.to_rows()[0], np.uint32)
-            compared.append((values[: num_bands * size].reshape(num_bands, size) * mixing).sum(axis=1))
-        of_lines = np.fromiter({key for each in item.text.split("\n") if (key := line_key(each))}, np.uint64)
-        for name, found in (("copies", np.concatenate(compared)), ("lines", of_lines)):
-            keys[name].append(np.stack([found, np.full(len(found), rank << RANK | len(places), np.uint64)]))
-        signatures.append(np.append(values.astype(np.uint8), np.frombuffer(whole.to_bytes(8), np.uint8))[None])
+            values[:] = digests.to_rows()[0]
+            bands = values[: num_bands * size].reshape(num_bands, size)
+            copies += [xxh3_64_intdigest(band.tobytes(), number) for number, band in enumerate(bands)]
+        lines = {key for each in item.text.split("\n") if (key := line_key(each))}
+        for name, of_text in (("copies", copies), ("lines", lines)):
+            owner = np.full(len(of_text), rank << RANK | len(places), np.uint64)
+            keys[name].append(np.stack([np.fromiter(of_text, np.uint64), owner]))
+        signatures.append(np.append(values.astype(np.uint8), np.frombuffer(whole, np.uint8))[None])
         places.append((part, line))
     check_unchanged([part.file for part in plan.tasks[rank]])
     for name, parts in keys.items():
@@ -140,7 +138,7 @@ def least_similarity(threshold: float) -> float:
 
 
 def compare(folder: Path, ids: Ids, others: Ids) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Estimate the Jaccard similarity of pairs (of unequal values one in 256 looks equal), and tell if they are equal."""
+    """Estimate the Jaccard similarity of pairs, and tell if they are equal; one in 256 unequal values looks equal."""
     sides = []
     for side in (ids, others):
         ranks, rows = side >> np.uint64(RANK), side & np.uint64((1 << RANK) - 1)
@@ -200,7 +198,8 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     repeated, dropped, before = joined(folder, "repeated"), saved(folder, "dropped", 0), _lines_before(plan, folder)
     own = slice(*np.searchsorted(dropped[0], np.array([rank << RANK, rank + 1 << RANK], np.uint64)))
     originals = {copy: (original, is_equal) for copy, original, is_equal in dropped[:, own].T.tolist()}
-    wanted = {each for _, *pair in shown(folder)[0] for each in pair} | {first for _, _, first in shown(folder)[1]}
+    pairs_shown, lines_shown = shown(folder)
+    wanted = {each for _, *pair in pairs_shown for each in pair} | {first for _, _, first in lines_shown}
     tallies, texts, document = defaultdict[str, Counter[str]](Counter), list[tuple[int, str]](), rank << RANK
     verdicts = iter(saved(folder, "verdicts", rank).tolist())
 
@@ -232,8 +231,8 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
                 continue
             text, verdict = item.text, next(verdicts)
             count(READ, text)
-            if verdict < len(plan.rules):
-                put(plan.rules[verdict], text)
+            if verdict:
+                put(plan.rules[verdict - 1], text)
                 continue
             if document in wanted:
                 texts.append((document, text[:_SHOWN_CHARACTERS]))

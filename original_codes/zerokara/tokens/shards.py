@@ -8,10 +8,8 @@ A shard is four files: ``<name>.bin`` ids of every document with its end of docu
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 import socket
-import threading
 import traceback
 import zlib
 from collections import Counter
@@ -30,6 +28,7 @@ from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, ex
 from zerokara.corpus.read import Block, read
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import RunError, UserError
+from zerokara.resources import end_with_step
 from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.shard_tasks import ShardTask
@@ -125,22 +124,11 @@ _job: Job
 
 
 def begin_worker(job: Job) -> None:
-    """Prepare a worker process, which ends as soon as the step is gone.
-
-    The kernel's parent-death signal does not serve here: the parent is the fork server, which outlives the step for as
-    long as there are workers.
-    """
+    """Prepare a worker process, which ends as soon as the step is gone."""
     global _job
     _job = job
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: there are as many workers as cores
-    step = multiprocessing.parent_process()
-    assert step is not None
-
-    def end_with_step() -> None:
-        step.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_step, daemon=True).start()
+    end_with_step()
 
 
 def write_shard(task: ShardTask, job: Job | None = None) -> ShardResult:
