@@ -119,8 +119,8 @@ def contents(out: Path, paths: dict[str, Path]) -> Iterator[str]:
         size = sum(len(each["text"].encode()) for each in some) / 1e6
         yield f"| {arm} | {len(some):,} | {size:.2f} | {copies:,} | {added / 1e6:.2f} MB | {damaged} |"
     [tally] = json.loads((out / "cleaned" / "report.json").read_text(encoding="utf-8"))["sources"].values()
-    sizes = {name.removeprefix("dropped-"): each["bytes"] for name, each in tally.items() if each.get("bytes")}
-    shares = (f"{name} {size / sum(sizes.values()):.1%}" for name, size in sizes.items() if name != "clean")
+    rules = [name for name in tally if name not in ("read", "text", "unreadable")]
+    shares = (f"{name} {tally[name]['bytes'] / tally['read']['bytes']:.1%}" for name in rules)
     yield f"\ndropped, of the bytes: {', '.join(shares)}\n"
 
 

@@ -12,6 +12,7 @@ share of equal values estimates the Jaccard similarity of two sets of n-grams, a
 from __future__ import annotations
 
 import os
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -62,8 +63,9 @@ def read(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     """
     config, judge, last_lines = plan.config, Judge(plan), [0] * len(plan.tasks[rank])
     num_bands, size = bands_of(config.near_duplicates) if config.near_duplicates else (0, 1)
-    verdicts, places, signatures = bytearray(), list[tuple[int, int]](), [np.zeros((0, NUM_VALUES + 8), np.uint8)]
-    keys: dict[str, list[NDArray[np.uint64]]] = {name: [np.zeros((2, 0), np.uint64)] for name in ("copies", "lines")}
+    verdicts, places, signatures = bytearray(), array("I"), bytearray()
+    tables = {"copies": (array("Q"), array("Q")), "lines": (array("Q"), array("Q"))}
+    document = rank << RANK
     for part, line, item in plan.read(rank):
         last_lines[part] = 0 if item.file.format == "parquet" else line
         if isinstance(item, BadLine):
@@ -82,18 +84,19 @@ def read(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
             bands = values[: num_bands * size].reshape(num_bands, size)
             copies += [xxh3_64_intdigest(band.tobytes(), number) for number, band in enumerate(bands)]
         lines = {key for each in item.text.split("\n") if (key := line_key(each))}
-        for name, of_text in (("copies", copies), ("lines", lines)):
-            owner = np.full(len(of_text), rank << RANK | len(places), np.uint64)
-            keys[name].append(np.stack([np.fromiter(of_text, np.uint64), owner]))
-        signatures.append(np.append(values.astype(np.uint8), np.frombuffer(whole, np.uint8))[None])
-        places.append((part, line))
+        for name, keys in (("copies", copies), ("lines", [*lines])):
+            tables[name][0].extend(keys)
+            tables[name][1].extend([document] * len(keys))
+        signatures += values.astype(np.uint8).tobytes() + whole
+        places.extend((part, line))
+        document += 1
     check_unchanged([part.file for part in plan.tasks[rank]])
-    for name, parts in keys.items():
-        table = np.concatenate(parts, axis=1)
+    for name, columns in tables.items():
+        table = np.stack([np.asarray(each) for each in columns])
         save(folder, name, rank, table[:, np.argsort(table[0], kind="stable")])
-    save(folder, "signatures", rank, np.concatenate(signatures))
-    save(folder, "places", rank, np.array(places, np.uint32).reshape(-1, 2))
-    save(folder, "verdicts", rank, np.frombuffer(verdicts, np.uint8))
+    save(folder, "signatures", rank, np.asarray(signatures).reshape(-1, NUM_VALUES + 8))
+    save(folder, "places", rank, np.asarray(places).reshape(-1, 2))
+    save(folder, "verdicts", rank, np.asarray(verdicts))
     told = {"last_lines": last_lines, "counts": judge.counts, "examples": judge.examples}
     write_json(folder / f"read-{rank:05d}.json", told)
 
@@ -156,16 +159,17 @@ def choose(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     The copy of a copy is compared with the document that stays, so that no chain of small changes drops what is unlike
     all that stays.
     """
-    originals: dict[int, tuple[int, int]] = {}
+    originals, equal = dict[int, int](), bytearray()
     alike, least = np.unique(joined(folder, "pairs"), axis=0), least_similarity(plan.config.near_duplicates)
     for copy, earlier, is_equal in alike[np.lexsort([1 - alike[:, 2], alike[:, 0]])].tolist():
         if copy not in originals:
-            first, _ = originals.get(earlier, (earlier, 0))
+            first = originals.get(earlier, earlier)
             pair = np.array([[copy], [first]], np.uint64)
             if is_equal or first == earlier or compare(folder, *pair)[0][0] >= least:
-                originals[copy] = first, is_equal
-    rows = [(copy, *found) for copy, found in originals.items()]
-    save(folder, "dropped", 0, np.array(rows, np.uint64).reshape(-1, 3).T.copy())
+                originals[copy] = first
+                equal.append(is_equal)
+    columns = (np.fromiter(each, np.uint64) for each in (originals, originals.values(), equal))
+    save(folder, "dropped", 0, np.stack([*columns]))
 
 
 def count_lines(plan: Plan, folder: Path, part: int, num_parts: int) -> None:
@@ -207,8 +211,9 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
         return {"source": plan.tasks[rank][part].file.name, "line": before[rank][part] + line}
 
     def is_removable(line: str) -> bool:
-        found, key = np.searchsorted(repeated[:, 0], np.uint64(line_key(line))), line_key(line)
-        return bool(found < len(repeated) and repeated[found, 0] == key and repeated[found, 2] != document)
+        key = np.uint64(line_key(line))
+        row = np.searchsorted(repeated[:, 0], key)
+        return bool(row < len(repeated) and repeated[row, 0] == key and repeated[row, 2] != document)
 
     def count(name: str, text: str) -> None:
         tallies[name].update({f"{here['source']}\tdocuments": 1, f"{here['source']}\tbytes": len(text.encode())})
