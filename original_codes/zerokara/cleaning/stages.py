@@ -192,9 +192,8 @@ def shown(folder: Path) -> tuple[list[tuple[float, int, int]], list[tuple[int, i
     values = compare(folder, *near.T)[0]
     order = np.argsort(values, kind="stable")[:: max(1, len(values) // _NUM_SHOWN)][:_NUM_SHOWN]
     top = repeated[np.argsort(-repeated[:, 1].astype(np.int64), kind="stable")[:_NUM_SHOWN]]
-    return [
-        (value, *pair) for value, pair in zip(values[order].tolist(), near[order].tolist(), strict=True)
-    ], top.tolist()
+    pairs_shown = zip(values[order].tolist(), *near[order].T.tolist(), strict=True)
+    return [*pairs_shown], top.tolist()
 
 
 def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:

@@ -71,9 +71,8 @@ def classified(
     from sklearn.linear_model import LogisticRegression
 
     vectorizer = TfidfVectorizer(
-        analyzer=token_hashes.words
-        if analyzer == "word"
-        else analyzer,  # also of scripts that put no space between words
+        # Also of scripts that put no space between words.
+        analyzer=token_hashes.words if analyzer == "word" else analyzer,
         ngram_range=ngrams,
         sublinear_tf=True,
         min_df=2 if len(train) >= _MANY_PAIRS else 1,
