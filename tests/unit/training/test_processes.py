@@ -54,6 +54,7 @@ def test_training_processes_hear_what_was_asked_once_they_listen(
     ]
     while len(list(tmp_path.glob("*.ready"))) < 3:
         assert all(process.poll() is None for process in started)
+        time.sleep(0.01)  # without which they may wait for the folder that is listed all the time
     with supervision.SignalForwarding([each.pid for each in started]) as forwarding:
         os.kill(os.getpid(), number)
         assert [process.wait(30) for process in started] == [0, 0, -signal.SIGTERM]
