@@ -217,11 +217,13 @@ def test_damage_is_counted_and_never_fatal(tmp_path: Path, monkeypatch: pytest.M
         (["executor_options={partition: x}"], "has no effect"),
         (["executor=slurm"], "must name a partition"),
         (["output_dir=mine"], "which no run of this step wrote"),
+        (["evaluation_data=[cut.jsonl.gz]"], "cut.jsonl.gz: is damaged"),
     ],
 )
 def test_what_cannot_be_is_refused(
     options: list[str], told: str, made: dict[str, list[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
+    Path("cut.jsonl.gz").write_bytes(Path("second.jsonl.gz").read_bytes()[:-99])
     Path("mine/text").mkdir(parents=True)
     Path("mine/text/00000.jsonl.zst").write_bytes(b"mine")
     assert clean_corpus.main([word for option in options for word in ("--set", option)]) == 2

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -25,7 +26,7 @@ from loguru import logger
 
 from zerokara.cleaning import stages
 from zerokara.cleaning.plan import CLEAN, Plan
-from zerokara.durable import make_folders
+from zerokara.durable import atomic_file, make_folders, sync_folder
 from zerokara.errors import RunError
 from zerokara.progress import Progress, log, plural
 from zerokara.resources import available_cores, available_memory, end_with_step
@@ -137,13 +138,16 @@ def move_into_place(folder: Path, plan: Plan) -> None:
     for output in plan.outputs:
         output.unlink(missing_ok=True)  # of an earlier run
         make_folders(output.parent)
+    output, dropped = Path(plan.config.output_dir), defaultdict[str, list[Path]](list)
     for part in sorted(folder.glob("*.jsonl.zst")):
         name, _, number = part.name.partition("-")
-        output = Path(
-            plan.config.output_dir, *(("text", number) if name == CLEAN else ("dropped", f"{name}.jsonl.zst"))
-        )
-        if output.exists():
-            with open(output, "ab") as file, open(part, "rb") as more:
-                shutil.copyfileobj(more, file)
+        if name == CLEAN:
+            os.replace(part, output / "text" / number)
         else:
-            os.replace(part, output)
+            dropped[name].append(part)
+    sync_folder(output / "text")
+    for name, parts in dropped.items():
+        with atomic_file(output / "dropped" / f"{name}.jsonl.zst") as file:
+            for part in parts:
+                with open(part, "rb") as records:
+                    shutil.copyfileobj(records, file)

@@ -67,8 +67,13 @@ class Plan:
             for item in read(part, self.config.text_field, self.config.txt_document):
                 yield number, item.offset + 1 if part.file.format == "parquet" else item.line, item
 
+    @cached_property
     def evaluation(self) -> NgramIndex:
-        """The n-grams that must not be in the corpus, each with the index of its file."""
+        """The n-grams that must not be in the corpus, each with the index of its file; read once, before the tasks.
+
+        Raises:
+            UserError: a file is damaged.
+        """
         return NgramIndex(_texts(self.evaluation_files), self.config.evaluation_overlap)
 
     @property

@@ -106,7 +106,7 @@ class Judge:
     """Finds the rule that a document of a task breaks by itself, and counts and shows what the report is to tell."""
 
     def __init__(self, plan: Plan):
-        self._config, self._evaluation = plan.config, plan.evaluation()
+        self._config, self._evaluation = plan.config, plan.evaluation
         self._names = [file.name for file in plan.evaluation_files]
         self._filters = {name: _filter(name, thresholds) for name, thresholds in plan.config.filters.items()}
         self._reported = {name: _filter(name, {}) for name in get_args(FilterName)}

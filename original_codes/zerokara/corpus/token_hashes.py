@@ -65,6 +65,9 @@ class NgramIndex:
             order = np.argsort(known, kind="stable")
             self._by_size[size] = known[order], owners[order]
 
+    def __len__(self) -> int:
+        return sum(len(known) for known, _ in self._by_size.values())
+
     def owners_of(self, hashes: Hashes) -> Iterator[int]:
         """Owners of the n-grams that these tokens have too."""
         for size, (known, owners) in self._by_size.items():

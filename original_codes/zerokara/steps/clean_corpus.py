@@ -56,7 +56,8 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
     target = output / "report.html" if config.report_only else text
     log(f"clean: {corpus} → {target} ({plural(len(plan.tasks), 'task')}, {where})")
     if plan.evaluation_files:
-        log(f"  looking for the texts of {', '.join(file.name for file in plan.evaluation_files)}")
+        names = ", ".join(file.name for file in plan.evaluation_files)
+        log(f"  looking for {plural(len(plan.evaluation), 'n-gram')} of {names}")
     started = time.monotonic()
     with made_folder(output), file_lock.held(output / "clean.lock") as is_ours:
         if not is_ours:
