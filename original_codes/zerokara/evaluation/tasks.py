@@ -20,7 +20,7 @@ from zerokara.evaluation import baselines, overlap, scoring
 from zerokara.evaluation.answers import Answers, answers_of
 from zerokara.evaluation.inputs import TaskData
 from zerokara.evaluation.overlap import Overlap
-from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section
+from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.evaluation.scoring import Interval, Measure
 from zerokara.progress import log, plural
 
@@ -117,29 +117,25 @@ def _with_notes(row: Row, task: TaskData, answers: Answers) -> Row:
 
 def _section(name: str, models: Mapping[str, Measure], others: Mapping[str, Measure], seed: int) -> Section:
     """The measures of models and baselines, in per cent; a value that is NaN is left out, or None for a model."""
-    metric = next(iter(models.values())).name
-    values = {name: 100 * measure.value for name, measure in (*models.items(), *others.items())}
 
     def percent(interval: Interval | None) -> Interval | None:
         return interval and Interval(100 * interval.low, 100 * interval.high)
 
+    def row(name: str, measure: Measure) -> Row:
+        value = None if isnan(measure.value) else 100 * measure.value
+        return Row(name, value, percent(measure.interval(seed)), len(measure.statistics))
+
+    metric = next(iter(models.values())).name
     return Section(
         name=name,
         metric=metric,
         unit="" if metric == "chrf" else "%",
         higher_is_better=True,
-        rows=tuple(
-            Row(name, None if isnan(values[name]) else values[name], percent(each.interval(seed)), len(each.statistics))
-            for name, each in models.items()
-        ),
+        rows=tuple(row(name, each) for name, each in models.items()),
         differences=tuple(
-            PairedDifference(a, b, difference, percent(one.difference(other, seed)))
+            PairedDifference(a, b, 100 * difference, percent(one.difference(other, seed)))
             for (a, one), (b, other) in (*combinations(models.items(), 2), *product(models.items(), others.items()))
-            if not isnan(difference := values[a] - values[b])
+            if not isnan(difference := one.value - other.value)
         ),
-        baselines=tuple(
-            Baseline(name, values[name], percent(each.interval(seed)))
-            for name, each in others.items()
-            if not isnan(values[name])
-        ),
+        baselines=tuple(row(name, each) for name, each in others.items() if not isnan(each.value)),
     )

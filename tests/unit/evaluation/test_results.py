@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from zerokara import manifest
 from zerokara.errors import UserError
 from zerokara.evaluation import model_index, results
-from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section, table
+from zerokara.evaluation.results import PairedDifference, Row, Section, table
 from zerokara.evaluation.scoring import Interval
 from zerokara.huggingface import exported_folder
 
@@ -27,7 +27,7 @@ SECTION = Section(
         Row("none", None, notes=("another quantity",)),
     ),
     differences=(PairedDifference("first", "<b>&", 0.125, Interval(0.1, 0.15)),),
-    baselines=(Baseline("unigram", 2.5, Interval(2.25, 2.75)),),
+    baselines=(Row("unigram", 2.5, Interval(2.25, 2.75)),),
     warnings=("few documents",),
     facts={"text": "old novels.jsonl", "documents": 100, "bytes": 5000},
     digits=3,
@@ -43,21 +43,24 @@ def test_the_table_is_ranked_and_names_what_is_not() -> None:
     assert lines[-1] == ["warning:", "few", "documents"]
 
 
-def test_the_page_shows_every_number_and_escapes_names_and_sections_of_one_name_keep_their_plots() -> None:
+def test_the_page_shows_every_number_with_a_dot_in_its_place_and_escapes_names() -> None:
     other = replace(SECTION, rows=(Row("only", 9.5),), differences=())
     markup = results.page([SECTION, other])
     elements, shown = re.findall(r"<(\w+)", markup), html.unescape(re.sub(r"<[^>]*>", "\n", markup))
     for text in ("<b>&", "1.125", "1.200 to 1.300", "+0.100 to +0.150", "few documents", "unigram"):
         assert text in shown, text
-    assert elements.count("svg") == 3 and not {"b", "script", "link", "img"} & set(elements)
-    plots = [results.value_plot(SECTION), results.value_plot(other), results.difference_plot(SECTION)]
-    assert [markup.count(plot) for plot in plots] == [1, 1, 1]
+    assert elements.count("table") == 3 and not {"b", "script", "link", "img"} & set(elements)
+    # Values lie between 1.125 and 2.75, differences between 0 and 0.15; in the other section from 2.25 to 9.5.
+    places = [float(place) for place in re.findall(r'cx="([^"]*)"', markup)]
+    assert places == pytest.approx(
+        [0, 100 * 0.125 / 1.625, 100 * 1.375 / 1.625, 100 * 0.125 / 0.15, 100, 100 * 0.25 / 7.25], abs=0.01
+    )
 
 
 def test_json_holds_what_was_measured() -> None:
     back = orjson.loads(orjson.dumps(SECTION.as_json()))
     assert back["rows"][0]["interval"] == [1.2, 1.3] and back["rows"][2]["value"] is None
-    assert back["baselines"] == [{"name": "unigram", "value": 2.5, "interval": [2.25, 2.75]}]
+    assert (back["baselines"][0]["model"], back["baselines"][0]["interval"]) == ("unigram", [2.25, 2.75])
 
 
 def test_a_card_gets_the_results_and_keeps_the_rest() -> None:

@@ -52,7 +52,7 @@ def test_models_and_baselines_stand_beside_each_other_in_per_cent(task: TaskData
     found = sections[0]
     assert (found.metric, found.unit, found.higher_is_better) == ("accuracy", "%", True)
     assert [(row.model, row.value) for row in found.ranked()] == [("sure", 100.0), ("half", 50.0)]
-    baselines = {each.name: each.value for each in found.baselines}
+    baselines = {each.model: each.value for each in found.baselines}
     assert list(baselines) == ["majority", "bag_of_words", "character_ngrams"]
     references = task.references
     assert baselines["majority"] == max(100 * references.count(label) / len(references) for label in LABELS)
@@ -86,7 +86,7 @@ def test_scores_without_the_examples_that_occur_in_training(sections: list[Secti
     assert len(first.warnings) == 1 and "2 of 120" in first.warnings[0]
     half = next(row for row in second.rows if row.model == "half")
     assert half.n == 118 and half.value == 100 * 58 / 118  # examples 3 and 7, which are odd, were right
-    assert {each.name for each in second.baselines} == {each.name for each in first.baselines}
+    assert {each.model for each in second.baselines} == {each.model for each in first.baselines}
 
 
 def test_a_corpus_is_searched_for_sources_and_texts_but_not_for_labels_and_short_answers(task: TaskData) -> None:
@@ -101,7 +101,7 @@ def test_a_task_of_texts_stands_beside_copying_and_the_most_frequent_forms() -> 
     task = TaskData("diacritics", "word_accuracy", ["o fata sta", "fata"], ["o fată stă", "fața"], train=train)
     (found,) = tasks.sections(task, {"model": answers_of(["o fată sta", "fata"])}, {})
     assert found.metric == "word_accuracy" and found.rows[0].value == 50.0
-    baselines = {each.name: each.value for each in found.baselines}
+    baselines = {each.model: each.value for each in found.baselines}
     assert baselines == {"copy": 25.0, "most_frequent_form": 75.0, "most_frequent_form_left": 100.0}
 
 
