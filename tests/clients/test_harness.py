@@ -11,6 +11,7 @@ from client_exports import PACKAGES, ROOT, Exports, client
 from corpus_files import write_texts
 from made_runs import corpus_lines
 
+from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import open_models
@@ -26,7 +27,7 @@ def test_the_documented_command_gives_ours(exports: Exports, tmp_path: Path, mon
     (tmp_path / "tasks" / "held_out.yaml").write_text(task, encoding="utf-8")
     write_texts(tmp_path / "data" / "held_out.jsonl", documents)
     (model,) = open_models([exports["llama"]], "cpu")
-    text, settings = MeasuredText("text", documents, 20), bits_per_byte.BitsPerByteSettings()
+    text, settings = MeasuredText("text", documents, 20), EvaluateConfig()
     (row,) = next(bits_per_byte.measure_texts([text], [model], settings)).rows
     (command,) = re.findall(r"/lm_eval (run .*?)```", page, flags=re.DOTALL)
     assert model.tokenizer.eos_token_id == 2 and "prefix_token_id=2" in command

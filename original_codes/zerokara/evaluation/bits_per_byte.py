@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zerokara.config.data import MIN_CONTEXT
+from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.evaluation import cache
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
@@ -89,37 +89,27 @@ class Losses:
         return sum(map(math.isfinite, map(operator.add, self.text_nats, ends)))
 
 
-@dataclass(frozen=True)
-class BitsPerByteSettings:
-    """Settings of `config.evaluate_config`, with None for `auto`."""
-
-    context_length: int | None = None
-    min_context: float = MIN_CONTEXT
-    batch_tokens: int | None = None
-    seed: int = 1234
-    cache: Path | None = None
-    """Folder of the measured blocks; None to keep none."""
-
-
 Measured = tuple[Row, Measure | None]
 """A model's row, and its measure over documents; None for a model that is not ranked."""
 
 
 def measure_texts(
-    texts: Sequence[MeasuredText], models: Sequence[LoadedModel], settings: BitsPerByteSettings
+    texts: Sequence[MeasuredText], models: Sequence[LoadedModel], config: EvaluateConfig, folder: Path | None = None
 ) -> Iterator[Section]:
-    """Yield the section of each text; each model is loaded once for all."""
-    of_models = [[measure_model(model, text, settings) for text in texts] for model in models]
+    """Yield the section of each text; each model is loaded once for all. Measured blocks are kept in `folder`."""
+    of_models = [[measure_model(model, text, config, folder) for text in texts] for model in models]
     for number, text in enumerate(texts):
-        yield section(text, [measured[number] for measured in of_models], settings)
+        yield section(text, [measured[number] for measured in of_models], config)
 
 
-def measure_model(model: LoadedModel, text: MeasuredText, settings: BitsPerByteSettings) -> Measured:
+def measure_model(
+    model: LoadedModel, text: MeasuredText, config: EvaluateConfig, folder: Path | None = None
+) -> Measured:
     """Measure one model on the documents of one text."""
-    reading = reading_of(model, settings)
+    reading = reading_of(model, config)
     if isinstance(reading, str):
         return Row(model.name, None, notes=(reading,)), None
-    is_less = reading.context_length < (settings.context_length or 0)
+    is_less = config.context_length not in ("auto", reading.context_length)
     notes = [
         f"start: {reading.start} ({reading.start_reason})",
         f"context {reading.context_length:,}{' (the model takes no more)' if is_less else ''}",
@@ -133,7 +123,7 @@ def measure_model(model: LoadedModel, text: MeasuredText, settings: BitsPerByteS
         details["lost_documents"] = len(changed)
         rule = f"not ranked: the tokenizer loses text, {len(changed):,} of {len(text.documents):,} documents do not"
         return not_ranked(f"{rule} decode to themselves (the first is number {changed[0] + 1:,})")
-    losses = _losses(model, text, reading, settings)
+    losses = _losses(model, text, reading, config, folder)
     if losses is None:
         return not_ranked(SEES_LATER_TOKENS)
     if wrong := len(text.documents) - losses.num_finite:
@@ -152,11 +142,11 @@ def measure_model(model: LoadedModel, text: MeasuredText, settings: BitsPerByteS
         "context_length_of_model": model.context_length,
         "precision": str(model.dtype).removeprefix("torch."),
     }
-    interval = measure.interval(settings.seed)
+    interval = measure.interval(config.seed)
     return Row(model.name, measure.value, interval, len(text.documents), tuple(notes), details), measure
 
 
-def section(text: MeasuredText, measured: Sequence[Measured], settings: BitsPerByteSettings) -> Section:
+def section(text: MeasuredText, measured: Sequence[Measured], config: EvaluateConfig) -> Section:
     """Compare the models that were measured on one text."""
     ranked = [(row.model, measure) for row, measure in measured if measure is not None]
     warnings = []
@@ -173,7 +163,7 @@ def section(text: MeasuredText, measured: Sequence[Measured], settings: BitsPerB
         higher_is_better=False,
         rows=tuple(row for row, _ in measured),
         differences=tuple(
-            PairedDifference(a, b, one.value - other.value, one.difference(other, settings.seed))
+            PairedDifference(a, b, one.value - other.value, one.difference(other, config.seed))
             for (a, one), (b, other) in combinations(ranked, 2)
         ),
         warnings=tuple(warnings),
@@ -183,13 +173,13 @@ def section(text: MeasuredText, measured: Sequence[Measured], settings: BitsPerB
             "documents_found": text.num_found,
             "bytes": sum(text.bytes),
             "sha256": text.content,
-            "min_context": settings.min_context,
+            "min_context": config.min_context,
         },
         digits=4,
     )
 
 
-def reading_of(model: LoadedModel, settings: BitsPerByteSettings) -> Reading | str:
+def reading_of(model: LoadedModel, config: EvaluateConfig) -> Reading | str:
     """Return how the model reads documents, or why it cannot."""
     if model.is_encoder_decoder:
         return _OTHER_QUANTITY
@@ -204,8 +194,9 @@ def reading_of(model: LoadedModel, settings: BitsPerByteSettings) -> Reading | s
         start, reason = tokenizer.bos_token_id, "bos; the tokenizer has no end token"
     else:
         return "not measured: the tokenizer has neither a bos nor an eos token, so nothing can stand before the text"
-    context = min(settings.context_length or model.context_length, model.context_length)
-    stride = stride_of(context, settings.min_context)
+    longest = model.context_length
+    context = longest if config.context_length == "auto" else min(config.context_length, longest)
+    stride = stride_of(context, config.min_context)
     return Reading(start, str(tokenizer.convert_ids_to_tokens(start)), reason, end, context, stride)
 
 
@@ -303,11 +294,15 @@ def _changed(model: LoadedModel, text: MeasuredText) -> list[int]:
     return changed
 
 
-def _losses(model: LoadedModel, text: MeasuredText, reading: Reading, settings: BitsPerByteSettings) -> Losses | None:
+def _losses(
+    model: LoadedModel, text: MeasuredText, reading: Reading, config: EvaluateConfig, cached_in: Path | None
+) -> Losses | None:
     """Nats of all documents; blocks measured before are read from the cache. None for a model that is not causal."""
     how = [str(model.dtype), text.content, asdict(reading), BLOCK_BYTES, CACHE_FORMAT]
-    folder = cache.folder_of(settings.cache, model.content, *how)
-    batch_tokens = settings.batch_tokens or min(MAX_BATCH_TOKENS, max(1, MAX_LOGITS // model.vocab_size))
+    folder = cache.folder_of(cached_in, model.content, *how)
+    batch_tokens = min(MAX_BATCH_TOKENS, max(1, MAX_LOGITS // model.vocab_size))
+    if config.batch_tokens != "auto":
+        batch_tokens = config.batch_tokens
     losses = Losses()
     blocks = list(_blocks(text))
     cached = [cache.read(folder, index, len(numbers), Losses) for index, numbers in enumerate(blocks)]

@@ -77,14 +77,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     from zerokara.evaluation.models import open_models
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
-    settings = bits_per_byte.BitsPerByteSettings(
-        context_length=None if config.context_length == "auto" else config.context_length,
-        min_context=config.min_context,
-        batch_tokens=None if config.batch_tokens == "auto" else config.batch_tokens,
-        seed=config.seed,
-        cache=folder / "cache" / "bits_per_byte",
-    )
-    of_texts = bits_per_byte.measure_texts(read, models, settings)
+    of_texts = bits_per_byte.measure_texts(read, models, config, folder / "cache" / "bits_per_byte")
     with_overlaps = zip(tasks, overlaps, strict=True)
     of_tasks = measure_tasks(with_overlaps, models, seed=config.seed, cache=folder / "cache" / "answers")
     sections = []

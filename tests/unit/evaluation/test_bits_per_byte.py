@@ -13,10 +13,11 @@ import torch
 import transformers
 from evaluated_models import CONTEXT, save
 
+from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation import models as models_module
-from zerokara.evaluation.bits_per_byte import BitsPerByteSettings, Reading, measure_texts, reading_of
+from zerokara.evaluation.bits_per_byte import Reading, measure_texts, reading_of
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
@@ -58,8 +59,8 @@ def by_hand(model: LoadedModel, document: str, start: int, context: int, stride:
     return sum(nats[:-1]), nats[-1]
 
 
-def row_of(model: LoadedModel, text: MeasuredText = TEXT, **settings: Any) -> Row:
-    return next(measure_texts([text], [model], BitsPerByteSettings(**settings))).rows[0]
+def row_of(model: LoadedModel, text: MeasuredText = TEXT, cache: Path | None = None, **settings: Any) -> Row:
+    return next(measure_texts([text], [model], EvaluateConfig(**settings), cache)).rows[0]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -92,17 +93,17 @@ def test_a_window_beyond_the_batch_is_read_in_parts(models: dict[str, LoadedMode
 
 
 def test_start_and_context_are_declared(models: dict[str, LoadedModel]) -> None:
-    notes = [row_of(models["gpt2"], context_length=length).notes[:2] for length in (8, 2 * CONTEXT, None)]
+    notes = [row_of(models["gpt2"], context_length=length).notes[:2] for length in (8, 2 * CONTEXT, "auto")]
     assert {start for start, _ in notes} == {"start: <|endoftext|> (end of the document before)"}
     contexts = [context for _, context in notes]
     assert contexts == ["context 8", f"context {CONTEXT} (the model takes no more)", f"context {CONTEXT}"]
-    reading = reading_of(models["llama"], BitsPerByteSettings())
+    reading = reading_of(models["llama"], EvaluateConfig())
     bos = "bos, which the tokenizer puts before text"
     assert reading == Reading(1, "<s>", bos, 2, CONTEXT, CONTEXT // 2)
 
 
 def test_a_lossy_tokenizer_and_an_encoder_decoder_are_named_and_not_ranked(models: dict[str, LoadedModel]) -> None:
-    (section,) = measure_texts([TEXT], list(models.values()), BitsPerByteSettings())
+    (section,) = measure_texts([TEXT], list(models.values()), EvaluateConfig())
     values = {row.model: row.value for row in section.rows}
     assert values["gpt2"] and values["llama"] and values["lossy"] is values["t5"] is None
     assert [row.value is None for row in section.ranked()] == [False, False, True, True]
@@ -203,7 +204,7 @@ def test_each_model_is_loaded_once_one_at_a_time(folders: dict[str, Path], monke
     monkeypatch.setattr(models_module, "_load", counts)
     texts = [MeasuredText(name, TEXT.documents[:number], 4) for number, name in enumerate(("a", "b"), 2)]
     opened = open_models([folders["gpt2"], folders["llama"]], "cpu")
-    sections = list(measure_texts(texts, opened, BitsPerByteSettings()))
+    sections = list(measure_texts(texts, opened, EvaluateConfig()))
     assert [section.name for section in sections] == ["bits per byte: a", "bits per byte: b"]
     assert loaded == ["gpt2", "llama"]
 

@@ -12,10 +12,10 @@ import torch
 from made_tokens import write_documents
 from tiny import T5
 
+from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.evaluation import bits_per_byte
-from zerokara.evaluation.bits_per_byte import BitsPerByteSettings
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import open_models
 from zerokara.huggingface import families, to_hf, tokenizer_json
@@ -97,7 +97,7 @@ def test_step_8_measures_the_same(plan_of: Callable[..., RunPlan], tmp_path: Pat
     opened = list(open_models([folder], "cpu"))
     as_it_is, without = (
         next(bits_per_byte.measure_texts([MeasuredText("some", tuple(texts), len(texts))], opened, each)).rows[0]
-        for each in (BitsPerByteSettings(), BitsPerByteSettings(min_context=0))
+        for each in (EvaluateConfig(), EvaluateConfig(min_context=0))
     )
     assert ours is not None and as_it_is.value == pytest.approx(ours.line["valid_bits_per_byte"], rel=1e-5)
     assert as_it_is.details["end_nats_per_document"] == pytest.approx(ours.line["valid_end_nats"], rel=1e-5)
