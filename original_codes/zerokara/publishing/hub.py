@@ -21,7 +21,7 @@ import httpx2
 from huggingface_hub import HfApi, constants, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import HFValidationError, disable_progress_bars, logging, validate_repo_id
+from huggingface_hub.utils import disable_progress_bars, logging
 from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.sha import git_hash
 
@@ -44,15 +44,6 @@ class Uploaded:
     private: bool
     num_files_sent: int
     """0 when everything was there already."""
-
-
-def check_name(name: str) -> str | None:
-    """Return what is wrong with a repository name, or None."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        return str(error)
-    return None
 
 
 def upload(

@@ -29,8 +29,6 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     # This is the border: the configuration has been checked, and the Hub's library is imported.
     from zerokara.publishing import card, hub
 
-    if name and (reason := hub.check_name(name)):
-        raise UserError(config.fault("huggingface_name", f"is not a repository name: {reason}"))
     made = exported_folder.proved(folder)
     record_path = folder / exported_folder.UPLOAD_RECORD_NAME
     preflight.check(config, preflight.Outputs("output_tokenizer_and_model_dir", [record_path]))

@@ -1,4 +1,4 @@
-"""The comparison of a remote listing with the local manifest, and names."""
+"""The comparison of a remote listing with the local manifest."""
 
 import hashlib
 from pathlib import Path
@@ -42,12 +42,3 @@ def remote_file(size: int, oid: str, sha256: str | None = None) -> RepoFile:
 def test_differences(local: tuple[Path, list[FileRecord]], remote: dict[str, RepoFile], path: str | None) -> None:
     found = [line.partition(":")[0] for line in hub.differences(*local, remote)]
     assert found == ([] if path is None else [path])
-
-
-@pytest.mark.parametrize(
-    ("name", "is_right"),
-    [("me/first", True), ("my-team/ja_1.3B", True), ("me/a--b", False), ("me/a..b", False), ("me/a.git", False),
-     ("a/b/c", False), ("me/", False)],
-)  # fmt: skip
-def test_names(name: str, is_right: bool) -> None:
-    assert (hub.check_name(name) is None) is is_right
