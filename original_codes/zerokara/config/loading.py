@@ -38,11 +38,7 @@ FILES: dict[str, type[Settings]] = {
 }
 """Settings of each file. A set in `model_configs/` has a prefix before the name; the last ends all the others."""
 RESOLVED_NAME = "config_resolved.yaml"  # in a run folder: all settings of its newest start
-GONE = (
-    "cluster",
-    "cluster_parts",
-    "resize_vocabulary",
-)  # settings that earlier runs have recorded, and that nothing reads any more
+GONE = "resize_vocabulary"  # a setting that runs of 1.0.0 have recorded, and that nothing reads any more
 
 _Config = TypeVar("_Config", bound=Settings)
 _MAX_BYTES = 256 * 1024  # the shipped files have 16 kB with their comments
@@ -72,7 +68,7 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     values, lines = _read_file(Path(path), faults)
     _check_is_the_file(path, values.keys(), config_class)
     if Path(path).name == RESOLVED_NAME:
-        values = {key: value for key, value in values.items() if key not in GONE}
+        values.pop(GONE, None)
     overridden = _apply(overrides, values, faults)
     origin = Origin(str(path), lines, frozenset(overridden))
 

@@ -59,11 +59,14 @@ Text = Annotated[str, Field(min_length=1, pattern=TEXT_PATTERN)]
 
 @dataclass(frozen=True)
 class Origin:
-    """The file that the values came from, the line of each key, also nested (``stages[1].order``), and `--set` keys."""
+    """The file that the values came from, the line of each key, also nested (``stages[1].order``), and `--set` keys.
 
-    path: str = "(defaults)"
-    lines: dict[str, int] = field(default_factory=dict)
-    overridden: frozenset[str] = frozenset()
+    Settings are equal by value, whatever their origin.
+    """
+
+    path: str = field(default="(defaults)", compare=False)
+    lines: dict[str, int] = field(default_factory=dict, compare=False)
+    overridden: frozenset[str] = field(default=frozenset(), compare=False)
 
     def where(self, key: str, others: Sequence[str] = ()) -> str:
         """``config.yaml:14``, or ``--set`` for a key set on the command line.
@@ -100,10 +103,6 @@ class Settings(BaseModel):
     """Settings that stand at the head of the file and of the help: what people change in their first week."""
 
     _origin: Origin = PrivateAttr(default_factory=Origin)
-
-    def __eq__(self, other: object) -> bool:
-        """Equal by value, whatever file the values came from."""
-        return type(other) is type(self) and isinstance(other, Settings) and self.model_dump() == other.model_dump()
 
     @property
     def path(self) -> Path:

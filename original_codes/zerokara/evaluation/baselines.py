@@ -120,8 +120,4 @@ class Forms:
 
 def _most_frequent(counts: Counter[tuple[Key, str]]) -> dict[Key, str]:
     """For each key the form that was counted most often with it."""
-    best: dict[Key, tuple[str, int]] = {}
-    for (key, form), count in counts.items():
-        if key not in best or count > best[key][1]:
-            best[key] = form, count
-    return {key: form for key, (form, _) in best.items()}
+    return {key: form for (key, form), _ in reversed(counts.most_common())}  # the last of a key stays

@@ -11,7 +11,6 @@ scores; more than `MAX_BAD` of them, a label without a text and an empty answer 
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from zerokara.evaluation.overlap import Overlap
 from zerokara.examples import formats
 from zerokara.examples.formats import PLACE_OF_INPUT, Example, ExampleFormat, Unlearnable
 from zerokara.progress import Progress, log
+from zerokara.tokenizer.sampling import Reservoir
 
 _CONTENT = (".safetensors", ".json", ".model", ".txt", ".jinja")
 """Files that make a model what it is: weights, configuration, tokenizer (vocab.txt, merges.txt)."""
@@ -133,29 +133,15 @@ def _read(
 
 
 def _draw(name: str, items: Iterator[Document | BadLine], max_bytes: int, seed: int) -> MeasuredText:
-    """Keep at most `max_bytes` of the documents (at least one document), drawn at random.
-
-    Each document gets a random number as it is read, and those with the smallest stay: the same as the beginning of a
-    shuffled list, in one pass and without its memory.
-    """
-    numbers = random.Random(seed)
-    drawn: list[tuple[float, int, str]] = []  # a heap, the largest random number (negated) first
-    num_found, total, limit = 0, 0, 1.0
-    bad: Counter[str] = Counter()
+    """Keep at most `max_bytes` of the documents (at least one document), drawn at random."""
+    keys, drawn, num_found, bad = random.Random(seed), Reservoir(max_bytes, least=1), 0, Counter[str]()
     for item in items:
-        if not isinstance(item, Document):
-            if item.reason not in HARMLESS:
-                bad[str(item.reason)] += item.documents
-            continue
-        number, num_found = numbers.random(), num_found + 1
-        if number > limit:
-            continue
-        heapq.heappush(drawn, (-number, num_found, item.text))
-        total += len(item.text.encode())
-        while total > max_bytes and len(drawn) > 1:
-            negated, _, text = heapq.heappop(drawn)
-            total, limit = total - len(text.encode()), -negated  # a later one beyond it does not fill the room
-    documents = tuple(text for _, _, text in sorted(drawn, key=lambda each: each[1]))
+        if isinstance(item, Document):
+            num_found += 1
+            drawn.offer(keys.random(), num_found, item.text.encode())
+        elif item.reason not in HARMLESS:
+            bad[str(item.reason)] += item.documents
+    documents = tuple(text.decode() for _, text in drawn.drain())
     return MeasuredText(name, documents, num_found, dict(bad))
 
 
@@ -263,15 +249,9 @@ def read_task(config: TaskSettings, files: TaskFiles, seed: int) -> TaskData:
 def _format(config: TaskSettings, files: TaskFiles) -> ExampleFormat:
     """Format of the examples of a task, found as fine-tuning finds it."""
     entry = config.tasks[files.number]
-    settings = FinetuneConfig(
-        data_format=entry.data_format,
-        input_field=entry.input_field,
-        output_field=entry.output_field,
-        label_words=entry.label_words,
-        prompt_template=entry.prompt_template,
-        system_prompt=entry.system_prompt,
-        metric="loss" if entry.metric == "auto" else entry.metric,
-    )
+    names = {"data_format", "input_field", "output_field", "label_words", "prompt_template", "system_prompt"}
+    metric = "loss" if entry.metric == "auto" else entry.metric
+    settings = FinetuneConfig(**entry.model_dump(include=names), metric=metric)
     try:
         # The template of `auto` depends on the model: `TaskData.prompts` fills it in.
         return formats.resolve(settings, [*files.test, *files.train], is_encoder_decoder=False)

@@ -74,11 +74,14 @@ class SourceTexts:
     held_out: bool
 
 
-class _Reservoir:
-    """The passages with the smallest keys that fit a budget."""
+class Reservoir:
+    """The passages with the smallest keys that fit a budget, and `least` of them even beyond it.
 
-    def __init__(self, budget: int) -> None:
-        self.budget, self.bytes, self._threshold = budget, 0, 1.0
+    With random keys they are the beginning of a shuffled list, in one pass and without its memory.
+    """
+
+    def __init__(self, budget: int, least: int = 0) -> None:
+        self.budget, self.least, self.bytes, self._threshold = budget, least, 0, 1.0
         self._heap: list[tuple[float, int, bytes]] = []
 
     def offer(self, key: float, order: int, passage: bytes) -> list[tuple[int, bytes]]:
@@ -88,7 +91,7 @@ class _Reservoir:
         heapq.heappush(self._heap, (-key, order, passage))
         self.bytes += len(passage)
         out = []
-        while self.bytes > self.budget:
+        while self.bytes > self.budget and len(self._heap) > self.least:
             worst, out_order, out_passage = heapq.heappop(self._heap)
             self._threshold = -worst
             self.bytes -= len(out_passage)
@@ -111,9 +114,9 @@ def draw(
         UserError: no document, or a larger share of bad ones than `max_bad_fraction`.
     """
     num_sources = max(file.source for file in files) + 1
-    report, training = SampleReport(), _Reservoir(sample_bytes)
-    held_out = [_Reservoir(min(HELD_OUT_BYTES, sample_bytes // 10)) for _ in range(num_sources)]
-    offered = [_Reservoir(OFFERED_BYTES) for _ in range(num_sources)]
+    report, training = SampleReport(), Reservoir(sample_bytes)
+    held_out = [Reservoir(min(HELD_OUT_BYTES, sample_bytes // 10)) for _ in range(num_sources)]
+    offered = [Reservoir(OFFERED_BYTES) for _ in range(num_sources)]
     keys, order = random.Random(config.seed), 0
     for source, text in _documents(config, files, report):
         for passage in passages_of(text):

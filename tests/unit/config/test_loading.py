@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from configs import fault_of, faults_of, loaded, refused
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.loading import FILES, load
@@ -241,7 +242,23 @@ def test_the_file_of_another_step_is_one_fault_that_names_it(name: str, read_by:
 
 def test_a_run_of_an_earlier_version_may_hold_settings_that_are_gone(tmp_path: Path) -> None:
     for name in ("config_resolved.yaml", "config.yaml"):
-        (tmp_path / name).write_text("seed: 7\ncluster: none\ncluster_parts: auto\n", encoding="utf-8")
+        (tmp_path / name).write_text("seed: 7\nresize_vocabulary: true\n", encoding="utf-8")
     assert load(PretrainConfig, tmp_path / "config_resolved.yaml").seed == 7
-    with pytest.raises(UserError, match="cluster = none: there is no such setting"):
+    with pytest.raises(UserError, match="resize_vocabulary = True: there is no such setting"):
         load(PretrainConfig, tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_right"),
+    [("me/first", True), ("my-team/ja_1.3B", True), ("me/a--b", False), ("me/a..b", False), ("me/a.git", False),
+     ("a/b/c", False), ("me/", False)],
+)  # fmt: skip
+def test_names_of_repositories_are_those_of_the_hub(tmp_path: Path, name: str, is_right: bool) -> None:
+    if is_right:
+        validate_repo_id(loaded(tmp_path, f"huggingface_name: {name}", of=ConvertConfig).huggingface_name)
+        return
+    assert [fault.key for fault in faults_of(tmp_path, f"huggingface_name: {name}", of=ConvertConfig)] == [
+        "huggingface_name"
+    ]
+    with pytest.raises(HFValidationError):
+        validate_repo_id(name)
