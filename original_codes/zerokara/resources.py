@@ -1,4 +1,4 @@
-"""Memory and cores of this process, by the machine, its control groups and its own limits; and the end of its parent.
+"""Memory, cores and disk of this process, by the machine, its control groups and its limits; and the end of its parent.
 
 A container or a Slurm job has less than the machine shows; Linux keeps these limits in control groups
 (https://docs.kernel.org/admin-guide/cgroup-v2.html), and those of version 1 at a fixed path.
@@ -10,6 +10,7 @@ import ctypes
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -36,6 +37,12 @@ def available_cores() -> int:
     quotas = [content(group / "cpu.max").split() for group in control_groups()]
     allowed = [int(quota[0]) // int(quota[1]) for quota in quotas if quota and quota[0] != "max"]
     return max(1, min([len(os.sched_getaffinity(0)), *allowed]))
+
+
+def free_bytes(path: Path) -> int:
+    """Return the bytes that are free on the disk where `path` is, or will be."""
+    place = path.absolute()
+    return shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
 
 
 def control_groups() -> Iterator[Path]:

@@ -6,7 +6,6 @@ No torch here: the upload, and what step 4 checks first, start in well under a s
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.examples import facts
 from zerokara.progress import bytes_text
+from zerokara.resources import free_bytes
 from zerokara.tokens.indexed import TokenPaths
 
 if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
@@ -87,7 +87,7 @@ def check_space(settings: ConvertSettings, source: CheckpointSource) -> None:
     weights = source.shape.num_parameters(padded=False) * _BYTES_PER_WEIGHT[settings.dtype]
     needed = weights + _OTHER_BYTES
     leftover = folder.with_name(folder.name + PARTIAL_SUFFIX)  # of a killed run; deleted first
-    free = _free_bytes(folder) + sum(file.stat().st_size for file in leftover.rglob("*") if file.is_file())
+    free = free_bytes(folder.parent) + sum(file.stat().st_size for file in leftover.rglob("*") if file.is_file())
     if free < needed:
         rule = (
             f"the disk has {bytes_text(free)} free there, and the export needs {bytes_text(needed)} "
@@ -112,13 +112,9 @@ def full_disk_explained(folder: Path) -> Iterator[None]:
         at = f" at {error.filename}" if error.filename else ""
         raise RunError(
             f"no room for the export{at}: {error.strerror}. The unfinished export was deleted, and "
-            f"{bytes_text(_free_bytes(folder.absolute()))} are free in {folder.absolute().parent} now; make room and "
+            f"{bytes_text(free_bytes(folder.parent))} are free in {folder.absolute().parent} now; make room and "
             f"run the same command again, or set {_KEY} to a folder on another disk"
         ) from error
-
-
-def _free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(next(place for place in folder.parents if place.exists())).free
 
 
 def to_keep(folder: Path) -> list[str]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
-import shutil
 import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from zerokara.durable import write_json
 from zerokara.errors import Fault, RunError, UserError, shown
 from zerokara.manifest import FileKey, file_key
 from zerokara.progress import Progress, bytes_text, count_text, log, plural, seconds_text
+from zerokara.resources import free_bytes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, without_gigatoken
 from zerokara.tokens import merge, shards, work_folder
@@ -268,8 +268,7 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
         kept = work_folder.kept_text(paths.work_folder)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             folder = paths.manifest.parent
-            existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-            free = bytes_text(shutil.disk_usage(existing).free)
+            free = bytes_text(free_bytes(folder))
             raise RunError(
                 f"the disk is full ({error.strerror}) at {folder.absolute()}, {free} are free there now that "
                 f"unfinished files are removed; {kept}. Make room and run the same command to resume, or set "

@@ -33,8 +33,8 @@ MOST_SEQUENCES = 3
 """Sequences named if all losses are finite: those of the highest loss."""
 
 
-class TooManySkippedSteps(RunError):
-    """Too many steps in a row were skipped. Raised in every process at the same step."""
+class MustEnd(RunError):
+    """Too many steps in a row were skipped, or processes hold different weights; raised in all at the same step."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class StepGuard:
             self.recent_losses = (*self.recent_losses, loss)[-WINDOW_STEPS:]
 
     def check_skipped_in_row(self, step: int, reason: str) -> None:
-        """Raise TooManySkippedSteps where the steps skipped in a row, `step` included, are one too many."""
+        """Raise MustEnd where the steps skipped in a row, `step` included, are one too many."""
         if self.skipped_in_row > self._max_skipped_steps:
-            raise TooManySkippedSteps(
+            raise MustEnd(
                 f"step {step}: {reason}; {self.skipped_in_row} skipped in a row, and max_skipped_steps is "
                 f"{self._max_skipped_steps}. The weights are unchanged. Look at the documents named above; resume "
                 "from the newest checkpoint with a lower learning rate (--set lr=…), or allow more skipped steps "
@@ -140,10 +140,6 @@ def find_bad_samples(
     return found
 
 
-class ProcessesDiverged(RunError):
-    """Processes hold different weights. Raised in every process at the same step."""
-
-
 class DivergenceCheck:
     """Compares the weights of a run's processes, bit for bit, before each validation and each save.
 
@@ -162,7 +158,7 @@ class DivergenceCheck:
         """Compare the weights after `step`, unless that is done; every process must call it.
 
         Raises:
-            ProcessesDiverged: processes differ; names them, the first parameter, and the steps in which it happened.
+            MustEnd: processes differ; names them, the first parameter, and the steps in which it happened.
         """
         world = torch.distributed.get_world_size()
         if world == 1 or step == self._equal_at:
@@ -182,7 +178,7 @@ class DivergenceCheck:
                     who = " and ".join(
                         f"process{'es' if each[1:] else ''} {', '.join(each)}" for each in parties.values()
                     )
-                    raise ProcessesDiverged(
+                    raise MustEnd(
                         f"steps {self._equal_at + 1} to {step}: {who} hold different weights, first in {name}: they no "
                         "longer train the same model. Nothing was saved since; the next start resumes from the newest "
                         "checkpoint. If it happens again, suspect the memory or the network of one of these devices"

@@ -63,10 +63,6 @@ PEAK_BF16_FLOPS = {
     "RTX PRO 6000 Blackwell Workstation Edition": 4 * 125e12,
     "RTX PRO 6000 Blackwell Max-Q Workstation Edition": 4 * 110e12,
     "RTX PRO 6000 Blackwell Server Edition": 4 * 120e12,
-    # AMD: the datasheet of each; torch shows each half of an MI250X as a device of its own.
-    "MI250X": 192e12,
-    "MI300X": 1307e12,
-    "MI325X": 1307e12,
 }
 """Dense bf16 operations a second, by words of the name that torch gives."""
 _OTHER_CHIP = re.compile(r"\b(Laptop|D)\b")

@@ -22,14 +22,7 @@ from zerokara.model import parallel
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training.compute.engine import Engine
-from zerokara.training.guards import (
-    DivergenceCheck,
-    ProcessesDiverged,
-    StepGuard,
-    StepRecord,
-    TooManySkippedSteps,
-    find_bad_samples,
-)
+from zerokara.training.guards import DivergenceCheck, MustEnd, StepGuard, StepRecord, find_bad_samples
 from zerokara.training.logbook import Logbook
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import RunPlan
@@ -151,7 +144,7 @@ class Trainer:
                 processes.log(f"stopped by {reason} after step {self.state.step}, saved")
                 if processes.is_first:
                     stop_path.unlink(missing_ok=True)  # the request was obeyed
-        except (TooManySkippedSteps, ProcessesDiverged) as error:
+        except MustEnd as error:
             self.saver.finish()
             if not processes.is_first:
                 raise SystemExit(error.exit_code) from None

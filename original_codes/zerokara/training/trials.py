@@ -83,12 +83,11 @@ def first_micro_batch(plan: RunPlan) -> int:
 
 def kept_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> int | None:
     """Return the size of the run's last start, where that was `auto` too, in the same layout on the same machine."""
-    was, gpu_bytes = earlier.plan if earlier else {}, plan.devices.gpu_bytes
-    if "resolved" not in was or was["requested"]["micro_batch_size"] != "auto":
+    if not earlier or earlier.requested["micro_batch_size"] != "auto":
         return None
-    before = [was["num_processes"], was["nodes"], was["deepspeed_template"]]
-    before.append(was["devices"]["gpu_bytes"] if "devices" in was else gpu_bytes)  # earlier versions kept it elsewhere
-    is_same = before == [plan.num_processes, plan.nodes, plan.requested_template, gpu_bytes]
+    was = earlier.plan
+    before = [was["num_processes"], was["nodes"], was["deepspeed_template"], was["devices"]["gpu_bytes"]]
+    is_same = before == [plan.num_processes, plan.nodes, plan.requested_template, plan.devices.gpu_bytes]
     is_same &= all(was["resolved"][key] == getattr(plan.resolved, key) for key in _MICRO_BATCH_SETTINGS)
     return int(was["resolved"]["micro_batch_size"]) if is_same else None
 

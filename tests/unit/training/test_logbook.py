@@ -195,7 +195,6 @@ def test_only_the_first_process_writes_and_all_keep_facts(tmp_path: Path, capsys
         ("NVIDIA GH200 480GB", 989),
         ("NVIDIA L40S", 362),
         ("NVIDIA GeForce RTX 3090 Ti", 80),
-        ("AMD Instinct MI250X", 192),
         ("NVIDIA B300 SXM6 AC", 2250),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 440),
         ("NVIDIA GeForce RTX 4080", 97.48),  # the whitepaper's 97.5

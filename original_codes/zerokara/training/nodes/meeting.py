@@ -15,7 +15,6 @@ import hashlib
 import os
 import platform
 import secrets
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +29,7 @@ from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 
 from zerokara.errors import Fault, RunError, Stopped, UserError
 from zerokara.progress import bytes_text, plural
+from zerokara.resources import free_bytes
 from zerokara.tokens.indexed import bin_path, idx_path
 from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, own_addresses
 from zerokara.training.planning.run_folder import PLACES
@@ -268,9 +268,8 @@ def report_faults(machines: Machines, faults: Sequence[Fault]) -> None:
 
 
 def _machine(meeting: Meeting, folder: Path) -> dict[str, Any]:
-    folder = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    free_bytes = shutil.disk_usage(folder).free
-    return {"host": socket.gethostname(), "address": meeting.address, "free_bytes": free_bytes, "clock": meeting.clock}
+    free = free_bytes(folder)
+    return {"host": socket.gethostname(), "address": meeting.address, "free_bytes": free, "clock": meeting.clock}
 
 
 def faults(reports: Sequence[dict[str, Any]]) -> Iterator[Fault]:

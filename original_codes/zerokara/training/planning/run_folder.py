@@ -19,7 +19,7 @@ import orjson
 
 from zerokara import checkpoint, file_lock, manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
-from zerokara.config.loading import RESOLVED_NAME, load_run
+from zerokara.config.loading import RESOLVED_NAME
 from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.writing import as_yaml
@@ -121,7 +121,7 @@ class EarlierRun:
     state: checkpoint.TrainingState | None  # of the newest checkpoint
     identity: Mapping[str, Any]  # `identity_of` its plan
     plan: Mapping[str, Any]
-    """Content of the `RunPlan` of its newest start; earlier versions, which wrote none, have only ``requested``."""
+    """Content of the `RunPlan` of its newest start."""
     ended_at: int | None  # the last step, once the run has ended
 
     @property
@@ -149,15 +149,11 @@ def look(config: TrainingSettings) -> EarlierRun | None:
         return None
     states = (checkpoint.folder_of(run_dir, step) for step in reversed(steps))
     newest = next((folder for folder in states if (folder / checkpoint.STATE_NAME).exists()), None)
-    if (planned := run_dir / PLAN_NAME).exists():
-        plan = orjson.loads(planned.read_bytes())
-    else:
-        plan = {"requested": load_run(run_dir / RESOLVED_NAME).model_dump(mode="json")}
     return EarlierRun(
         steps=steps,
         state=checkpoint.read_state(newest) if newest else None,
         identity=orjson.loads((run_dir / IDENTITY_NAME).read_bytes()),
-        plan=plan,
+        plan=orjson.loads((run_dir / PLAN_NAME).read_bytes()),
         ended_at=manifest.read(ended).facts["steps"] if ended.exists() else None,
     )
 

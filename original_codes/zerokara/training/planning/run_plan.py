@@ -7,7 +7,6 @@ file. The training processes get only that file: they read it (`read_plan`), and
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -24,6 +23,7 @@ from zerokara.durable import write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
+from zerokara.resources import free_bytes
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Objective, beginnings, objective
 from zerokara.samples.packed_examples import ExampleBatches, Pairs, Reading
@@ -217,15 +217,10 @@ class RunPlan:
             standing += num_steps // math.lcm(config.keep_every, interval)
         return min(-(-num_steps // interval), standing)
 
-    @property
-    def _free_bytes(self) -> int:
-        place = self.run_dir.absolute()
-        return shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
-
     def faults(self, existing_checkpoints: int = 0) -> Iterator[Fault]:
         """Check that the ids of the data are the tokenizer's, and that the disk has space for the checkpoints."""
         config, each, standing = self.resolved, self.checkpoint_bytes, self.max_checkpoints
-        needed, free = max(0, standing - existing_checkpoints) * each, self._free_bytes
+        needed, free = max(0, standing - existing_checkpoints) * each, free_bytes(self.run_dir)
         if needed > free:
             rule = (
                 f"leaves no room for its checkpoints: {standing} of {bytes_text(each)} will stand "
@@ -277,7 +272,7 @@ class RunPlan:
             *(("optimizer", line) for line in optimizers.plan_lines(config, shape)),
             *(("updater", line) for line in updater_lines),
             ("baseline", baseline_text(self.data.unigram_entropy)),
-            ("checkpoint", f"{checkpoints}; {bytes_text(self._free_bytes)} are free"),
+            ("checkpoint", f"{checkpoints}; {bytes_text(free_bytes(self.run_dir))} are free"),
             ("data begins", begins),
             ("tokenizer", f"sha256 {self.encoder.sha256[:12]}…, the one that the data was made with; {end}"),
         ]
