@@ -22,8 +22,8 @@ from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens import work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, manifest_facts
 from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path, write_index
-from zerokara.tokens.shard_tasks import Part, ShardTask
-from zerokara.tokens.shards import Job, ShardResult, write_shard
+from zerokara.tokens.shard_tasks import Part
+from zerokara.tokens.shards import Job, ShardResult, ShardTask, write_shard
 
 
 def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:
@@ -34,7 +34,7 @@ def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.d
             file.write(np.ascontiguousarray(ids, dtype=dtype).data)
             lengths.append(len(ids))
     with atomic_file(idx_path(prefix)) as file:
-        write_index(file, np.array(lengths, dtype=np.int32), dtype)
+        write_index(file, np.array(lengths, dtype=np.int32), dtype, np.arange(len(lengths) + 1))
 
 
 def run_in_this_process(job: Job, lanes: Sequence[Iterator[ShardTask]], num_workers: int) -> Generator[ShardResult]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from zerokara import manifest
 from zerokara.config.data import SampleLengths
 from zerokara.errors import Fault, UserError
-from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path, read_header
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,14 @@ def read_sources(output_prefix: str) -> tuple[TokenSource, ...]:
         UserError: step 2 has not finished, or its manifest and the .bin disagree.
     """
     paths = TokenPaths(output_prefix)
-    header, data = read_header(paths.train), bin_path(paths.train)
+    num_tokens = len(IndexedTokens(paths.train).tokens)
     sources, expected = list[TokenSource](), 0
     for each in manifest.read(paths.manifest).facts.get("sources", []):
         valid_tokens = each.get("valid", {}).get("tokens", 0)
         sources.append(TokenSource(each["entry"], expected, each["train"]["tokens"], valid_tokens))
         expected = sources[-1].end_token
-    num_tokens = data.stat().st_size // header.id_bytes
     if num_tokens != expected:
-        rule = f"lists {expected:,} training tokens; {data} holds {num_tokens:,}"
+        rule = f"lists {expected:,} training tokens; {bin_path(paths.train)} holds {num_tokens:,}"
         raise UserError(Fault(str(paths.manifest), rule, remedy="tokenize again: step 2 with --redo"))
     return tuple(sources)
 

@@ -11,7 +11,7 @@ from zerokara.config.writing import write_values
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text, log, summary
 from zerokara.steps import command
-from zerokara.tokens.indexed import SplitCount, TokenPaths, bin_path, count
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path, open_splits
 from zerokara.training.planning import run_folder, run_plan, schedule
 
 WRITE_HELP = "write the tokens of `epochs` epochs into the configuration file as train_tokens, keeping its comments"
@@ -19,10 +19,11 @@ WRITE_HELP = "write the tokens of `epochs` epochs into the configuration file as
 
 def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     """Print the table; with --write, set `train_tokens` in the configuration file."""
-    counts, lengths, paths = count(config.output_prefix), config.lengths, TokenPaths(config.output_prefix)
+    (train, valid), lengths = open_splits(config.output_prefix), config.lengths
+    paths = TokenPaths(config.output_prefix)
     earlier = run_folder.look(config)
     plan = run_plan.make_plan(config, kept=earlier.requested if earlier else None)
-    course, epoch_tokens = plan.schedule, lengths.samples_in(counts.train.tokens) * lengths.raw
+    course, epoch_tokens = plan.schedule, lengths.samples_in(len(train.tokens)) * lengths.raw
     train_tokens, epochs = round(config.epochs * epoch_tokens), f"{config.epochs:g} epochs of {epoch_tokens:,}"
     if config.is_mixture:
         train_tokens, epochs = course.num_tokens, "as in the table above"
@@ -38,8 +39,8 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     sources = manifest.read(paths.manifest).facts.get("sources", []) if paths.manifest.exists() else []
     of_sources = [(f"  {source['entry']}", source["train"]) for source in sources if sources[1:]]
     rows = [
-        ("train", _split_text(counts.train, lengths)),
-        ("valid", _split_text(counts.valid, lengths) if counts.valid else "none (valid_fraction is 0)"),
+        ("train", _split_text(train, lengths)),
+        ("valid", _split_text(valid, lengths) if valid is not None else "none (valid_fraction is 0)"),
         *((name, f"{each['documents']:,} documents, {each['tokens']:,} training tokens") for name, each in of_sources),
         ("train_tokens", length),
         ("run", f"{steps}: {course.num_tokens:,} tokens, {course.epochs_at(course.num_steps):.3f} epochs"),
@@ -49,10 +50,11 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     summary(f"{bin_path(paths.train)}", rows, command.next_command("3_train_node1.sh", options, config))
 
 
-def _split_text(split: SplitCount, lengths: SampleLengths) -> str:
-    per_document = f"{split.tokens / max(1, split.documents):.1f} per document with its end, {bytes_text(split.bytes)}"
-    sequences = f"{lengths.samples_in(split.tokens):,} sequences of {lengths.raw}"
-    return f"{split.documents:,} documents, {split.tokens:,} tokens ({per_document}), {sequences}"
+def _split_text(split: IndexedTokens, lengths: SampleLengths) -> str:
+    documents, tokens = split.num_documents, len(split.tokens)
+    per_document = f"{tokens / max(1, documents):.1f} per document with its end, {bytes_text(split.tokens.nbytes)}"
+    sequences = f"{lengths.samples_in(tokens):,} sequences of {lengths.raw}"
+    return f"{documents:,} documents, {tokens:,} tokens ({per_document}), {sequences}"
 
 
 main = partial(command.run, "count_tokens.py", count_tokens, __doc__, write=WRITE_HELP)

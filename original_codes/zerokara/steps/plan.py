@@ -24,7 +24,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text, log, seconds_text, summary
 from zerokara.steps import command
 from zerokara.tokenizer.hugging_face import open_encoder
-from zerokara.tokens.indexed import Counts, count
+from zerokara.tokens.indexed import IndexedTokens, open_splits
 
 HELP = {
     "hours": "hours of training that there are",
@@ -42,16 +42,17 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         return
     if options.hours is None and options.tokens is None:
         raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
-    counts = count(config.output_prefix)
+    splits = open_splits(config.output_prefix)
+    num_tokens = len(splits[0].tokens)
     vocab_size = open_encoder(config.input_tokenizer_file, config.end_of_document).vocab_size
     planner = Planner(options.config_path, tuple(options.overrides))
-    log(f"plan: {counts.train.tokens:,} training tokens in {config.output_prefix}")
+    log(f"plan: {num_tokens:,} training tokens in {config.output_prefix}")
     speed = planner.measure_speed()
     folder = Path(f"{config.output_prefix}_plan")
-    runs = _small_runs(config, options, planner, vocab_size, counts, folder)
+    runs = _small_runs(config, options, planner, vocab_size, splits, folder)
     law = fit.fit(runs) if runs else None
     limits = options.hours or math.inf, options.tokens or math.inf
-    budget = Budget(*limits, counts.train.tokens, config.max_epochs_per_source)
+    budget = Budget(*limits, num_tokens, config.max_epochs_per_source)
     candidates = []
     for name in SIZES:
         shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
@@ -76,7 +77,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         offer = command.again([*options.argv, "--fit"], without=["--write"])
         offer = f"small models trained on this corpus for {command.FIT_MINUTES:g} minutes predict them: {offer}"
         least = fit.least_tokens(config.lengths.raw)
-        if counts.valid is None or counts.train.tokens < least:
+        if splits[1] is None or num_tokens < least:
             offer = f"to predict them takes {least:,} training tokens, and held-out documents"
         rows.append(("bits per byte", f"not known; {offer}"))
     values = {**LEFT_TO_RECIPE, **size_settings(chosen.name), "train_tokens": tokens}
@@ -109,20 +110,25 @@ def _take_over(config: PretrainConfig, options: command.Options) -> None:
 
 
 def _small_runs(
-    config: PretrainConfig, options: command.Options, planner: Planner, vocab_size: int, counts: Counts, folder: Path
+    config: PretrainConfig,
+    options: command.Options,
+    planner: Planner,
+    vocab_size: int,
+    splits: tuple[IndexedTokens, IndexedTokens | None],
+    folder: Path,
 ) -> list[fit.MeasuredRun]:
     """Train the small runs of --fit; returns those of earlier plans too, none where they are too few for a law."""
-    small = fit.SmallRuns(planner, folder)
+    small, (train, valid) = fit.SmallRuns(planner, folder), splits
     if options.fit is not None:
-        if counts.valid is None:
+        if valid is None:
             rule = "needs held-out documents, and step 2 left none"
             raise UserError(Fault("--fit", rule, remedy="plan without it, or do step 2 with valid_fraction above 0"))
         shapes = [ModelShape.from_config(planner.config(**each), vocab_size) for each in fit.SHAPES]
         free = fit.slots(fit.NUM_RUNS, 0 if planner.device == "cpu" else planner.local_plan().num_processes)
         speed = small.measure_speed(free[0])
-        wanted = counts.valid.tokens if config.eval_tokens == "all" else config.eval_tokens
-        eval_tokens = min(wanted, counts.valid.tokens, fit.MAX_EVAL_TOKENS)
-        runs = fit.plan_runs(shapes, speed, options.fit, len(free), counts.train.tokens, eval_tokens)
+        wanted = len(valid.tokens) if config.eval_tokens == "all" else config.eval_tokens
+        eval_tokens = min(wanted, len(valid.tokens), fit.MAX_EVAL_TOKENS)
+        runs = fit.plan_runs(shapes, speed, options.fit, len(free), len(train.tokens), eval_tokens)
         if options.dry_run:
             for run in runs:
                 size = f"{count_text(run.shape.num_parameters())} parameters on {count_text(run.tokens)} tokens"

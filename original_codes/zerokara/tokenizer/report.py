@@ -17,9 +17,10 @@ import numpy as np
 
 from zerokara.progress import Progress
 from zerokara.tokenizer import report_measures as measuring
+from zerokara.tokenizer.hugging_face import IN_FOLDER
 from zerokara.tokenizer.morphemes import Analyser
 from zerokara.tokenizer.report_measures import Counts, Measures
-from zerokara.tokenizer.report_tokenizers import IN_FOLDER, MeasuredTokenizer, open_tokenizer
+from zerokara.tokenizer.report_tokenizers import MeasuredTokenizer, open_tokenizer
 from zerokara.tokenizer.sampling import SourceTexts
 
 NUM_LISTED = 50

@@ -19,12 +19,10 @@ import sentencepiece
 
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import Ids
-from zerokara.tokenizer.hugging_face import PART_OF_CHARACTER, TokenizerJson
+from zerokara.tokenizer.hugging_face import IN_FOLDER, PART_OF_CHARACTER, TokenizerJson, tokenizer_file
 from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, PieceType
 
 HUB_PREFIX = "hf://"
-IN_FOLDER = ("tokenizer.json", "tokenizer.model", "spiece.model")
-"""Files that a folder may hold, in order of preference."""
 
 TokenKind = IntEnum("TokenKind", ("PIECE", "CHARACTER", "BYTE", "UNKNOWN"), start=0)
 """Kind of a token: several characters, one whole character, a part of one (a byte-fallback piece such as <0xE3>; in
@@ -70,23 +68,17 @@ def find_file(name: str) -> Path:
     Raises:
         UserError: there is none.
     """
-    if name.startswith(HUB_PREFIX):
-        from huggingface_hub import try_to_load_from_cache  # a second to import
+    if not name.startswith(HUB_PREFIX):
+        return tokenizer_file(Path(name))
+    from huggingface_hub import try_to_load_from_cache  # a second to import
 
-        repository = name.removeprefix(HUB_PREFIX)
-        with suppress(ValueError):  # no name of a repository
-            for inside in IN_FOLDER:
-                if isinstance(cached := try_to_load_from_cache(repository, inside), str):
-                    return Path(cached)
-        rule = "is not on this machine, and step 1 downloads no tokenizer"
-        raise UserError(Fault(name, rule, remedy=f"run `hf download {repository} tokenizer.json` first"))
-    path = Path(name)
-    if not path.is_dir():
-        return path
-    if found := next((path / inside for inside in IN_FOLDER if (path / inside).is_file()), None):
-        return found
-    rule = f"the folder holds no {' and no '.join(IN_FOLDER)}"
-    raise UserError(Fault(name, rule, remedy="name a folder that does, or the file itself"))
+    repository = name.removeprefix(HUB_PREFIX)
+    with suppress(ValueError):  # no name of a repository
+        for inside in IN_FOLDER:
+            if isinstance(cached := try_to_load_from_cache(repository, inside), str):
+                return Path(cached)
+    rule = "is not on this machine, and step 1 downloads no tokenizer"
+    raise UserError(Fault(name, rule, remedy=f"run `hf download {repository} tokenizer.json` first"))
 
 
 def open_tokenizer(name: str | Path) -> MeasuredTokenizer:

@@ -33,8 +33,7 @@ from zerokara.durable import atomic_file
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.indexed import TokenPaths
-from zerokara.tokens.shard_tasks import ShardTask
-from zerokara.tokens.shards import RangeResult, ShardResult, shard_path
+from zerokara.tokens.shards import RangeResult, ShardResult, ShardTask, shard_path
 
 NAMED_FILES = 5
 """Damaged files named in the summary and in an error; the manifest names `FILES_IN_FACTS`."""

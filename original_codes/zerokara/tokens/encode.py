@@ -39,8 +39,8 @@ from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersErr
 from zerokara.tokens import merge, shards, work_folder
 from zerokara.tokens.accounts import SourceTally, check_sources, count_sources, total, write_quarantine
 from zerokara.tokens.indexed import TokenPaths, dtype_for
-from zerokara.tokens.shard_tasks import WHOLE, Part, ShardTask, expected, lanes, num_workers, usual_task_bytes
-from zerokara.tokens.shards import Job, ShardResult, begin_worker, write_shard
+from zerokara.tokens.shard_tasks import WHOLE, Part, expected, lanes, num_workers, usual_task_bytes
+from zerokara.tokens.shards import Job, ShardResult, ShardTask, begin_worker, write_shard
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = [shards.__name__, "gigatoken"]

@@ -16,11 +16,10 @@ from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.fast_encoder import EncoderChoice, choose
+from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoder, choose
 from zerokara.tokens import merge
 from zerokara.tokens.indexed import DOCUMENT_BYTES, TokenPaths, dtype_for
 from zerokara.tokens.shard_tasks import usual_task_bytes
-from zerokara.tokens.shards import TextEncoder
 
 SAMPLE_PLACES = 8
 """Number of places that are sampled: beginnings of files, and of fewer files further places."""
@@ -108,7 +107,7 @@ def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> list[Samp
     return [place for place in places if place.sampled_bytes]
 
 
-def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: TextEncoder) -> TokenEstimate:
+def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: Encoder | FastEncoder) -> TokenEstimate:
     """Encode a part of the sample; `corpus_bytes` is the size of all files, unpacked."""
     times, sampled_tokens = corpus_bytes / max(1, sum(place.sampled_bytes for place in places)), 0.0
     for place in (place for place in places if place.texts):

@@ -115,14 +115,8 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocab_size < UINT16_VOCAB_LIMIT else np.int32)
 
 
-def write_index(
-    file: IO[bytes], lengths: NDArray[np.int32], dtype: np.dtype[Any], document_indices: NDArray[np.int64] | None = None
-) -> None:
-    """Write the .idx of sequences of these lengths.
-
-    `document_indices` are those of the format (D + 1 numbers); None for a document of each sequence.
-    """
-    indices = np.arange(len(lengths) + 1) if document_indices is None else document_indices
+def write_index(file: IO[bytes], lengths: NDArray[np.int32], dtype: np.dtype[Any], indices: NDArray[np.int64]) -> None:
+    """Write the .idx of sequences of these lengths; `indices` are those of documents in the format (D + 1)."""
     file.write(header_bytes(len(lengths), len(indices), dtype))
     file.write(lengths.astype("<i4").data)
     file.write(((np.cumsum(lengths, dtype="<i8") - lengths) * dtype.itemsize).data)
@@ -151,22 +145,8 @@ def index_part(
     ]
 
 
-@dataclass(frozen=True)
-class Header:
-    """The first 34 bytes of an .idx."""
-
-    type_name: str
-    num_sequences: int
-    num_documents: int
-
-    @property
-    def id_bytes(self) -> int:
-        """Bytes of one id."""
-        return int(self.type_name.strip("uint")) // 8
-
-
-def read_header(prefix: Path, step: str = TOKENIZE_STEP) -> Header:
-    """Read the header, and check that both files are as long as it says; `step` is the one that writes them.
+def _read_header(prefix: Path, step: str) -> tuple[np.dtype[Any], int, int]:
+    """Return the type of the ids, the numbers of sequences and of documents; check that both files are as long as that.
 
     Raises:
         UserError: a file is missing, truncated, or no token file.
@@ -185,17 +165,16 @@ def read_header(prefix: Path, step: str = TOKENIZE_STEP) -> Header:
         expected = HEADER.size + num_sequences * 12 + num_indices * 8
         if index.stat().st_size != expected:
             raise _damaged(index, f"is {index.stat().st_size:,} bytes long; its header says {expected:,}", step)
-        header = Header(TYPE_NAMES[code], num_sequences, num_indices - 1)
-        expected_data = 0
+        dtype, expected_data = np.dtype(TYPE_NAMES[code]).newbyteorder("<"), 0
         if num_sequences:
             file.seek(HEADER.size + (num_sequences - 1) * 4)
             (length,) = struct.unpack("<i", file.read(4))
             file.seek(HEADER.size + num_sequences * 12 - 8)
             (pointer,) = struct.unpack("<q", file.read(8))
-            expected_data = pointer + length * header.id_bytes
+            expected_data = pointer + length * dtype.itemsize
     if data.stat().st_size != expected_data:
         raise _damaged(data, f"is {data.stat().st_size:,} bytes long; {index.name} says {expected_data:,}", step)
-    return header
+    return dtype, num_sequences, num_indices - 1
 
 
 def _damaged(path: Path, rule: str, step: str) -> UserError:
@@ -208,11 +187,8 @@ class IndexedTokens:
     def __init__(self, prefix: Path | str, step: str = TOKENIZE_STEP):
         """`step` is the one that writes the files, for messages."""
         self.prefix, self._step = Path(prefix), step
-        header = read_header(self.prefix, step)
-        self.dtype: np.dtype[Any] = np.dtype(header.type_name).newbyteorder("<")
-        self.num_documents = header.num_documents
-        index = np.memmap(idx_path(self.prefix), dtype=np.uint8, mode="r")
-        num, place = header.num_sequences, HEADER.size
+        self.dtype, num, self.num_documents = _read_header(self.prefix, step)
+        index, place = np.memmap(idx_path(self.prefix), dtype=np.uint8, mode="r"), HEADER.size
         self.lengths: NDArray[np.int32] = np.frombuffer(index, "<i4", num, place)
         """Ids in each sequence."""
         self.pointers: NDArray[np.int64] = np.frombuffer(index, "<i8", num, place + num * 4)
@@ -236,37 +212,15 @@ class IndexedTokens:
         return IndexedTokens, (self.prefix, self._step)
 
 
-@dataclass(frozen=True)
-class SplitCount:
-    """Counts of one split."""
-
-    documents: int
-    tokens: int
-    """Including the end-of-document ids."""
-    bytes: int
-    """Size of the .bin."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Counts of both splits; `valid` is None if nothing was held out for validation."""
-
-    train: SplitCount
-    valid: SplitCount | None = None
-
-
-def count(output_prefix: str) -> Counts:
-    """Count documents and tokens by the headers alone: a terabyte takes no longer than a page.
+def open_splits(output_prefix: str) -> tuple[IndexedTokens, IndexedTokens | None]:
+    """Open the training split, and that for validation if anything was held out.
 
     Raises:
         UserError: the training split is missing, or a file is damaged.
     """
-    paths, counts = TokenPaths(output_prefix), list[SplitCount]()
-    for prefix in (paths.train, paths.valid):
-        if prefix == paths.train or idx_path(prefix).exists() or bin_path(prefix).exists():
-            header, size = read_header(prefix), bin_path(prefix).stat().st_size
-            counts.append(SplitCount(header.num_documents, size // header.id_bytes, size))
-    return Counts(*counts)
+    paths = TokenPaths(output_prefix)
+    has_valid = idx_path(paths.valid).exists() or bin_path(paths.valid).exists()
+    return IndexedTokens(paths.train), IndexedTokens(paths.valid) if has_valid else None
 
 
 def check_belongs(output_prefix: str, tokenizer_sha256: str) -> manifest.Manifest:

@@ -41,8 +41,8 @@ from zerokara.progress import Progress, log, plural
 from zerokara.resources import available_cores
 from zerokara.tokens.accounts import SourceTally, SplitTally
 from zerokara.tokens.indexed import DOCUMENT_BYTES, HEADER, TokenPaths, bin_path, header_bytes, idx_path, index_part
-from zerokara.tokens.shard_tasks import WHOLE, Part, ShardTask
-from zerokara.tokens.shards import ShardResult, shard_path
+from zerokara.tokens.shard_tasks import WHOLE, Part
+from zerokara.tokens.shards import ShardResult, ShardTask, shard_path
 
 CHECKPOINT_BYTES = 256 * 1024 * 1024
 """Ids that a thread copies before they are synced and their shards deleted."""
@@ -163,7 +163,7 @@ def document_keys(first: int, count: int, split_seed: int, source: int) -> NDArr
     return x ^ (x >> np.uint64(31))
 
 
-def valid_threshold(num_documents: int, num_valid: int, split_seed: int, source: int) -> np.uint64 | None:
+def valid_threshold(num_documents: int, num_valid: int, split_seed: int, source: int) -> int | None:
     """The largest key of a validation document, None if there is none; memory grows with `num_valid` only."""
     if num_valid == 0:
         return None
@@ -173,14 +173,7 @@ def valid_threshold(num_documents: int, num_valid: int, split_seed: int, source:
         smallest = np.concatenate([smallest, keys])
         if len(smallest) > num_valid:
             smallest = np.partition(smallest, num_valid - 1)[:num_valid]
-    return np.uint64(smallest.max())
-
-
-def is_valid(first: int, count: int, threshold: np.uint64 | None, split_seed: int, source: int) -> NDArray[np.bool_]:
-    """bool[count]: whether each of documents `first` … `first + count - 1` is a validation document."""
-    if threshold is None:
-        return np.zeros(count, dtype=np.bool_)
-    return document_keys(first, count, split_seed, source) <= threshold
+    return int(smallest.max())
 
 
 class _Shards:
@@ -215,9 +208,10 @@ class _Shards:
 
     def in_valid(self, number: int) -> NDArray[np.bool_]:
         """bool[documents]: which are for validation."""
-        source, key = self._sources[number], self.thresholds[self._sources[number]]
-        threshold, count = None if key is None else np.uint64(key), self.results[number].documents
-        return is_valid(self._firsts[number], count, threshold, self.config.split_seed, source)
+        source, count = self._sources[number], self.results[number].documents
+        if (threshold := self.thresholds[source]) is None:
+            return np.zeros(count, dtype=np.bool_)
+        return document_keys(self._firsts[number], count, self.config.split_seed, source) <= np.uint64(threshold)
 
     def count(self, number: int) -> list[list[int]]:
         """(documents, ids, bytes of text) of each split."""
@@ -240,8 +234,7 @@ def _planned(shards: _Shards, tallies: Sequence[SourceTally]) -> dict[str, Any]:
         if not is_begun(folder):
             for source, tally in enumerate(tallies):
                 num_valid = num_valid_documents(config, config.input_jsonl[source], tally.documents)
-                key = valid_threshold(tally.documents, num_valid, config.split_seed, source)
-                shards.thresholds.append(None if key is None else int(key))
+                shards.thresholds.append(valid_threshold(tally.documents, num_valid, config.split_seed, source))
             num, counts = len(shards.results), dict[str, list[list[int]]]()
             with ThreadPoolExecutor(NUM_THREADS) as pool, Progress("counting the documents", num, "shard") as progress:
                 for result, count in zip(shards.results, pool.map(shards.count, range(num)), strict=True):

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
+from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import TxtDocument
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import Block, Range, blocks, has_unknown_size, ranges
+from zerokara.corpus.read import Range, blocks, has_unknown_size, ranges
 from zerokara.resources import available_cores
-
-if TYPE_CHECKING:  # what the fork server imports leaves out the classes of the configuration
-    from zerokara.config.data import DataSettings
-
+from zerokara.tokens.shards import ShardResult, ShardTask
 
 MIN_TASK_BYTES = 1024 * 1024
 MAX_TASK_BYTES = 32 * 1024 * 1024
@@ -47,28 +44,11 @@ WHOLE = Part()
 
 
 @dataclass(frozen=True)
-class ShardTask:
-    """Consecutive ranges of one source, or a block of a compressed file, that become one shard."""
-
-    name: str
-    """``<index of the first file>-<start of its range or block>``."""
-    source: int
-    parts: tuple[Range | Block, ...]
-
-
-@dataclass(frozen=True)
 class _CompressedFile:
     """A compressed file whose tasks are its blocks; `index` is its number in the corpus."""
 
     index: int
     file: InputFile
-
-
-class FinishedTask(Protocol):
-    """The part of a `ShardResult` that tells what is left to do."""
-
-    next_start: int
-    disk_bytes: int
 
 
 def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
@@ -84,7 +64,7 @@ def usual_task_bytes(config: DataSettings, corpus_bytes: int) -> int:
 
 
 def lanes(
-    files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, part: Part, done: Mapping[str, FinishedTask]
+    files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, part: Part, done: Mapping[str, ShardResult]
 ) -> tuple[list[Iterator[ShardTask]], int]:
     """Tasks of a part that are not done, and bytes of the corpus that they take (of blocks of parts an estimate).
 
@@ -110,7 +90,7 @@ def lanes(
 
 
 def expected(
-    files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, done: Mapping[str, FinishedTask]
+    files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, done: Mapping[str, ShardResult]
 ) -> tuple[list[ShardTask], list[str]]:
     """All tasks in corpus order, with ranges in the place of blocks; and the names of those that are not done.
 
@@ -129,7 +109,7 @@ def expected(
     return tasks, [task.name for task in tasks if task.name not in done]
 
 
-def _blocks_done(stream: _CompressedFile, done: Mapping[str, FinishedTask]) -> list[str]:
+def _blocks_done(stream: _CompressedFile, done: Mapping[str, ShardResult]) -> list[str]:
     """Names of the consecutive blocks that are done, and of the next one, if one is missing."""
     names = [_name(stream.index, 0)]
     while names[-1] in done and (start := done[names[-1]].next_start):

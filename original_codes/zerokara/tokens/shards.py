@@ -17,43 +17,41 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import numpy as np
 import orjson
 import psutil
-from numpy.typing import NDArray
 
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt
-from zerokara.corpus.read import Block, read
+from zerokara.corpus.read import Block, Range, read
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import RunError, UserError
 from zerokara.resources import end_with_step
-from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.fast_encoder import FastEncoder, FastEncoderDiffersError
 from zerokara.tokens.indexed import dtype_for
-from zerokara.tokens.shard_tasks import ShardTask
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 ENDINGS = ("bin", "lengths", "bad")
 
 
-class TextEncoder(Protocol):
-    """The part of a tokenizer that step 2 uses."""
+@dataclass(frozen=True)
+class ShardTask:
+    """Consecutive ranges of one source, or a block of a compressed file, that become one shard."""
 
-    vocab_size: int
-    eos_id: int
-
-    def encode_joined(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], list[int]]:
-        """The ids of documents one after another, each with its end; the bytes of UTF-8 text of each."""
-        ...
+    name: str
+    """``<index of the first file>-<start of its range or block>``."""
+    source: int
+    parts: tuple[Range | Block, ...]
 
 
 @dataclass(frozen=True)
 class Job:
     """Settings that all tasks share."""
 
-    encoder: TextEncoder
+    encoder: Encoder | FastEncoder
     """Sent to the workers by pickling."""
     folder: Path
     text_field: str

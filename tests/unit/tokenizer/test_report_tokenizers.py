@@ -86,16 +86,20 @@ def test_ours_measures_alike_in_both_formats(train_toy: TrainToy, tmp_path: Path
     model_path = train_toy(**settings)
     tokenizer_json.write(Encoder(model_path), tmp_path, 100)
     texts = ["\n".join(LINES), "no 龘 newline"]
-    ours, theirs = (measuring.measure(open_tokenizer(path), texts)[0] for path in (model_path, tmp_path))
+    ours, theirs = (
+        measuring.measure(open_tokenizer(path), texts)[0] for path in (model_path, tmp_path / "tokenizer.json")
+    )
     assert ours == theirs and ours.byte_tokens + ours.unknown_tokens > 0
-    moved = measuring.measure(open_tokenizer(tmp_path), [texts[0].replace("quick", "quack"), texts[1]])[0]
+    moved = measuring.measure(
+        open_tokenizer(tmp_path / "tokenizer.json"), [texts[0].replace("quick", "quack"), texts[1]]
+    )[0]
     assert moved != ours
 
 
 def test_cells_of_every_kind_join_to_the_line(tmp_path: Path, toy: Encoder) -> None:
     (tmp_path / "ours").mkdir()
     tokenizer_json.write(toy, tmp_path / "ours", 100)
-    for path in (byte_level(tmp_path), word_piece(tmp_path), tmp_path / "ours", toy.model_path):
+    for path in (byte_level(tmp_path), word_piece(tmp_path), tmp_path / "ours" / "tokenizer.json", toy.model_path):
         tokenizer = open_tokenizer(path)
         for line in [*LINES, "龘靐 fox  龘", "  spaces  "]:
             cells = measuring.cells(tokenizer, line)

@@ -28,8 +28,7 @@ from zerokara.tokens import merge
 from zerokara.tokens.encode import encode_corpus
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, idx_path
 from zerokara.tokens.merge import SourceTally
-from zerokara.tokens.shard_tasks import ShardTask
-from zerokara.tokens.shards import Job, shard_path, write_shard
+from zerokara.tokens.shards import Job, ShardTask, shard_path, write_shard
 
 MakeConfig = Callable[..., PretrainConfig]
 

@@ -17,10 +17,9 @@ from zerokara.tokens.indexed import (
     TokenPaths,
     bin_path,
     check_belongs,
-    count,
     entropy,
     idx_path,
-    read_header,
+    open_splits,
     token_counts,
     write_index,
 )
@@ -76,24 +75,24 @@ def test_damaged_files_are_refused(prefix: Path, which, damage, message: str) ->
 def test_missing_files_are_named(prefix: Path, which) -> None:  # type: ignore[no-untyped-def]
     which(prefix).unlink()
     with pytest.raises(UserError, match=f"{re.escape(str(which(prefix)))}: does not exist; create it with step 2"):
-        read_header(prefix)
+        IndexedTokens(prefix)
 
 
-def test_counts_come_from_headers(tmp_path: Path) -> None:
+def test_splits_are_opened_without_reading_their_ids(tmp_path: Path) -> None:
     paths = TokenPaths(str(tmp_path / "x"))
     with open(idx_path(paths.train), "wb") as file:
-        write_index(file, np.full(1000, 1_000_000, dtype=np.int32), np.dtype("u2"))
+        write_index(file, np.full(1000, 1_000_000, dtype=np.int32), np.dtype("u2"), np.arange(1001))
     with open(bin_path(paths.train), "wb") as file:
         file.truncate(2_000_000_000)  # sparse: 2 GB long, nothing on the disk
-    counts = count(paths.output_prefix)
-    assert (counts.train.documents, counts.train.tokens, counts.train.bytes) == (1000, 10**9, 2 * 10**9)
-    assert counts.valid is None
+    train, valid = open_splits(paths.output_prefix)
+    assert (train.num_documents, len(train.tokens), train.tokens.nbytes) == (1000, 10**9, 2 * 10**9)
+    assert valid is None
     write_documents(paths.valid, DOCUMENTS, np.dtype("u2"))
-    counts = count(paths.output_prefix)
-    assert counts.valid and (counts.valid.documents, counts.valid.tokens, counts.valid.bytes) == (2, 5, 10)
+    _, valid = open_splits(paths.output_prefix)
+    assert valid is not None and (valid.num_documents, len(valid.tokens), valid.tokens.nbytes) == (2, 5, 10)
     idx_path(paths.valid).unlink()
     with pytest.raises(UserError, match="does not exist"):
-        count(paths.output_prefix)
+        open_splits(paths.output_prefix)
 
 
 def test_token_files_belong_to_one_tokenizer(tmp_path: Path) -> None:

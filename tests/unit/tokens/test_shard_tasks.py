@@ -11,7 +11,8 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import Range
 from zerokara.tokens import shard_tasks
-from zerokara.tokens.shard_tasks import WHOLE, Part, ShardTask, expected, lanes, num_workers
+from zerokara.tokens.shard_tasks import WHOLE, Part, expected, lanes, num_workers
+from zerokara.tokens.shards import ShardTask
 
 
 def _all(files: Sequence[InputFile], size: int, part: Part = WHOLE) -> list[ShardTask]:

@@ -11,8 +11,8 @@ from zerokara.tokens import merge
 
 
 def _valid(n: int, k: int, seed: int = 1, source: int = 0) -> list[int]:
-    threshold = merge.valid_threshold(n, k, seed, source)
-    return np.flatnonzero(merge.is_valid(0, n, threshold, seed, source)).tolist()
+    threshold, keys = merge.valid_threshold(n, k, seed, source), merge.document_keys(0, n, seed, source)
+    return [] if threshold is None else np.flatnonzero(keys <= np.uint64(threshold)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,8 @@ def test_a_pure_function_of_seed_source_and_document(monkeypatch: pytest.MonkeyP
     assert first != _valid(3000, 30, seed=2) and first != _valid(3000, 30, source=1)
     monkeypatch.setattr(merge, "_KEYS_AT_ONCE", 64)
     assert _valid(3000, 30) == first
-    threshold = merge.valid_threshold(3000, 30, 1, 0)
-    parts = [merge.is_valid(start, 100, threshold, 1, 0) for start in range(0, 3000, 100)]
-    assert np.flatnonzero(np.concatenate(parts)).tolist() == first
+    parts = [merge.document_keys(start, 100, 1, 0) for start in range(0, 3000, 100)]
+    assert np.concatenate(parts).tolist() == merge.document_keys(0, 3000, 1, 0).tolist()
 
 
 def test_keys_have_no_ties_and_stay_what_they_are() -> None:

@@ -30,7 +30,7 @@ from zerokara.samples.packed_examples import ExampleBatches, Pairs, Reading
 from zerokara.samples.validation_batches import DocumentBatches, SampleBatches, validation_batches
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
-from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, entropy, idx_path, token_counts
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, entropy, open_splits, token_counts
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.updater import load_template, with_hierarchy
 from zerokara.training.planning import recipe
@@ -104,7 +104,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     parts = [source.num_valid_tokens for source in reading.sources if source.num_valid_tokens]
     # The manifest of step 2 has the hashes of both .bin, training first: known without reading gigabytes.
     hashes = [one.sha256 for each in tokens.outputs.values() for one in each if one.path.endswith(".bin")]
-    index, is_validated = IndexedTokens(paths.train), idx_path(paths.valid).exists()
+    index, valid = open_splits(config.output_prefix)
     return PlannedData(
         reading=reading,
         objective=turns,
@@ -115,7 +115,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         valid_prefix=paths.valid,
         ids=index.tokens,
         num_train_tokens=reading.tokens(where=config.where("seq_len")).num_tokens,
-        num_valid_tokens=len(IndexedTokens(paths.valid).tokens) if is_validated else 0,
+        num_valid_tokens=len(valid.tokens) if valid is not None else 0,
         target_counts=lambda: turns.target_counts(token_counts(index)),
     )
 
