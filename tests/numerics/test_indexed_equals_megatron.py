@@ -9,7 +9,7 @@ import torch
 from made_tokens import write_documents
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
-from zerokara.examples.example_files import ExampleTokens, example_writer
+from zerokara.examples.example_files import example_writer
 from zerokara.tokens.indexed import IndexedTokens, bin_path, dtype_for, idx_path
 
 VOCABULARIES = {np.uint16: 65499, np.int32: 65500}
@@ -63,11 +63,11 @@ def test_examples_are_documents_of_several_sequences(tmp_path: Path) -> None:
     builder.finalize(str(idx_path(tmp_path / "theirs")))
     for path_of in (bin_path, idx_path):
         assert path_of(tmp_path / "ours").read_bytes() == path_of(tmp_path / "theirs").read_bytes()
-    theirs, ours = IndexedDataset(str(tmp_path / "ours")), ExampleTokens(tmp_path / "ours")
-    assert theirs.document_indices.tolist() == ours.tokens.document_indices.tolist() == [0, 2, 6, 9]
-    assert len(ours.tokens) == 9 and ours.tokens.num_documents == 3
+    theirs, ours = IndexedDataset(str(tmp_path / "ours")), IndexedTokens(tmp_path / "ours")
+    assert theirs.document_indices.tolist() == ours.document_indices.tolist() == [0, 2, 6, 9]
+    assert len(ours) == 9 and ours.num_documents == 3
     assert [theirs[i].tolist() for i in range(9)] == [ids for example in EXAMPLES for ids in example]
-    assert [ids.tolist() for i in range(3) for ids in ours.segments(i)] == [theirs[i].tolist() for i in range(9)]
+    assert [ids.tolist() for i in range(3) for ids in ours.sequences(i)] == [theirs[i].tolist() for i in range(9)]
     as_documents = IndexedTokens(tmp_path / "theirs")
     assert len(as_documents) == 9 and as_documents.num_documents == 3
     assert as_documents.document_indices.tolist() == [0, 2, 6, 9]

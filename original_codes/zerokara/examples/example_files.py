@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from zerokara import manifest
 from zerokara.config.finetune_config import DataFormat
 from zerokara.durable import atomic_file
-from zerokara.errors import Fault, UserError
 from zerokara.examples.facts import SplitCounts
 from zerokara.tokenizer.encoder import Ids
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens, bin_path, idx_path, write_index
@@ -133,42 +132,10 @@ def example_writer(prefix: Path, dtype: np.dtype[Any]) -> Iterator[Callable[[Seq
         write_index(file, np.array(lengths, dtype=np.int32), dtype, np.array(ends, dtype=np.int64))
 
 
-class ExampleTokens:
-    """Examples in a pair of token files, memory-mapped.
-
-    Raises:
-        UserError: a file is missing, truncated or no token file, or an example in it has no learned segment.
-    """
-
-    def __init__(self, prefix: Path | str):
-        self.tokens = IndexedTokens(prefix, EXAMPLES_STEP)  # all segments, in order
-        self.first_segments: NDArray[np.int64] = self.tokens.document_indices
-        """int64[N + 1]: number of the first segment of each example, and at the end the number of segments."""
-        if len(self) and int(np.diff(self.first_segments).min()) < 2:
-            rule = "are no token files of examples: a document has less than two segments"
-            raise UserError(Fault(str(prefix), rule, remedy="run step 7 with --redo"))
-
-    def __len__(self) -> int:
-        return self.tokens.num_documents
-
-    def segments(self, example: int) -> list[NDArray[Any]]:
-        """Ids of each segment of an example: read, learned, read, …"""
-        first, end = self.first_segments[example], self.first_segments[example + 1]
-        return [self.tokens[number] for number in range(int(first), int(end))]
-
-    def prompt(self, example: int) -> list[int]:
-        """Ids after which the last answer is asked for: all before the last learned segment."""
-        segments = self.segments(example)
-        last = len(segments) - 1 - len(segments) % 2
-        return [int(token) for segment in segments[:last] for token in segment]
-
-    def read_and_learned_lengths(self) -> NDArray[np.int64]:
-        """int64[2, N]: number of the read and of the learned tokens of each example."""
-        starts = np.repeat(self.first_segments[:-1], np.diff(self.first_segments))
-        is_learned = (np.arange(len(starts)) - starts) % 2 == 1
-        lengths = np.where([~is_learned, is_learned], self.tokens.lengths, 0)
-        sums: NDArray[np.int64] = np.add.reduceat(lengths, self.first_segments[:-1], axis=1, dtype=np.int64)
-        return sums
+def prompt_of(segments: Sequence[NDArray[Any]]) -> list[int]:
+    """Return the ids after which the last answer is asked for: all before the last learned segment of an example."""
+    last = len(segments) - 1 - len(segments) % 2
+    return [int(token) for segment in segments[:last] for token in segment]
 
 
 def read_task_examples(files: SplitFiles, num_examples: int | None, seed: int) -> list[tuple[list[int], str]]:
@@ -176,9 +143,10 @@ def read_task_examples(files: SplitFiles, num_examples: int | None, seed: int) -
 
     With None all of them, in the order of the files; else the first `num_examples` of a random order.
     """
-    tokens, lines = ExampleTokens(files.prefix), files.texts_path.read_bytes().splitlines()
-    assert len(lines) == len(tokens), f"{files.texts_path} has {len(lines)} examples, {files.prefix} {len(tokens)}"
-    chosen = range(len(tokens))
-    if num_examples is not None and num_examples < len(tokens):
-        chosen = np.random.default_rng(seed).permutation(len(tokens))[:num_examples].tolist()
-    return [(tokens.prompt(number), orjson.loads(lines[number])["reference"]) for number in chosen]
+    tokens, lines = IndexedTokens(files.prefix, EXAMPLES_STEP), files.texts_path.read_bytes().splitlines()
+    total = tokens.num_documents
+    assert len(lines) == total, f"{files.texts_path} has {len(lines)} examples, {files.prefix} {total}"
+    chosen = range(total)
+    if num_examples is not None and num_examples < total:
+        chosen = np.random.default_rng(seed).permutation(total)[:num_examples].tolist()
+    return [(prompt_of(tokens.sequences(number)), orjson.loads(lines[number])["reference"]) for number in chosen]

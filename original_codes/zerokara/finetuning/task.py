@@ -21,13 +21,14 @@ from zerokara.errors import RunError, UserError
 from zerokara.evaluation import baselines, scoring
 from zerokara.evaluation.baselines import NamedOutputs
 from zerokara.examples import facts, preparation
-from zerokara.examples.example_files import ExampleFiles, ExamplePaths, ExampleTokens, SplitFiles
+from zerokara.examples.example_files import ExampleFiles, ExamplePaths, SplitFiles, prompt_of
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
 from zerokara.progress import count_text, log
 from zerokara.samples.bin_packing import target_length
-from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
+from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs, pair_lengths
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
+from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 from zerokara.training.launching import Commands
 from zerokara.training.planning.run_plan import PlannedData, RunPlan, RunTask
 from zerokara.training.spawning import spawn
@@ -76,8 +77,8 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
         redo=redo,
     )
     if encodes:
-        read, learned = ExampleTokens(files.train.prefix).read_and_learned_lengths()
-        run = run.model_copy(update={"packed_target_length": target_length(read, learned, length)})
+        pairs = pair_lengths(IndexedTokens(files.train.prefix, EXAMPLES_STEP))
+        run = run.model_copy(update={"packed_target_length": target_length(*pairs, length)})
     return run
 
 
@@ -104,7 +105,7 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         valid_sha256=valid.sha256 if valid else "",
         train_prefix=train.prefix,
         valid_prefix=ExamplePaths(config.output_prefix).prefix("valid"),
-        ids=ExampleTokens(train.prefix).tokens.tokens,
+        ids=IndexedTokens(train.prefix, EXAMPLES_STEP).tokens,
         num_train_tokens=packed.num_tokens,
         num_valid_tokens=reading.num_valid_tokens,
         target_counts=lambda: learned_counts,
@@ -182,12 +183,13 @@ def _simple_methods(examples: ExampleFiles, metric: str, encoder: Encoder) -> di
     references = [line["reference"] for line in lines]
     simple: Iterable[NamedOutputs] = [("majority", baselines.majority(references))]
     if not examples.labels:
-        tokens = ExampleTokens(examples.train.prefix)
+        tokens = IndexedTokens(examples.train.prefix, EXAMPLES_STEP)
         before, _, behind = examples.prompt_template.partition("{input}")
         pairs = []
-        for number in range(min(len(tokens), MAX_TRAINING_PAIRS)):
-            source = encoder.decode(tokens.prompt(number)).removeprefix(before).removesuffix(behind).strip()
-            pairs.append((source, encoder.decode(tokens.segments(number)[-1])))
+        for number in range(min(tokens.num_documents, MAX_TRAINING_PAIRS)):
+            segments = tokens.sequences(number)
+            source = encoder.decode(prompt_of(segments)).removeprefix(before).removesuffix(behind).strip()
+            pairs.append((source, encoder.decode(segments[-1])))
         simple = baselines.for_texts(pairs, [line["input"] for line in lines])
     return {name: scoring.METRICS[metric](outputs, references).value for name, outputs in simple}
 

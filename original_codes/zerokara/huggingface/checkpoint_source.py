@@ -25,10 +25,11 @@ from zerokara.config.pretrain_config import RunConfig
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import Document, Range, ranges, read
 from zerokara.errors import Fault, UserError
-from zerokara.examples.example_files import ExampleFiles, ExampleTokens
+from zerokara.examples.example_files import ExampleFiles
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import JSON_NAME, RUN_FOLDER, open_encoder
+from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 
 if TYPE_CHECKING:  # torch is imported only when weights are read
     from torch import Tensor
@@ -187,8 +188,8 @@ def documents(
     Without files they are the examples that a fine-tuning prepared, as `encoder` decodes them.
     """
     if not files and encoder is not None:
-        tokens = ExampleTokens(ExampleFiles.read(trained_with.output_prefix).train.prefix)
-        decoded = (encoder.decode(ids) for number in range(len(tokens)) for ids in tokens.segments(number))
+        segments = IndexedTokens(ExampleFiles.read(trained_with.output_prefix).train.prefix, EXAMPLES_STEP)
+        decoded = (encoder.decode(segments[number]) for number in range(len(segments)))
         texts: Iterator[str] = filter(str.strip, decoded)
     else:
         data = DataSettings() if trained_with.packs_examples else cast(DataSettings, trained_with)

@@ -208,6 +208,11 @@ class IndexedTokens:
         start = int(self.pointers[sequence]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.lengths[sequence])]
 
+    def sequences(self, document: int) -> list[NDArray[Any]]:
+        """Ids of each sequence of a document; of an example each segment: read, learned, read, …"""
+        first, end = self.document_indices[document : document + 2].tolist()
+        return [self[number] for number in range(first, end)]
+
     def __reduce__(self) -> tuple[type[IndexedTokens], tuple[Path, str]]:
         return IndexedTokens, (self.prefix, self._step)
 

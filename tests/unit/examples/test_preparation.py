@@ -16,12 +16,13 @@ from toy_tokenizers import TrainToy
 from zerokara.config.data import packed
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.errors import UserError
-from zerokara.examples.example_files import ExampleFiles, ExampleTokens, read_task_examples
+from zerokara.examples.example_files import ExampleFiles, prompt_of, read_task_examples
 from zerokara.examples.preparation import prepare
 from zerokara.finetuning import task
 from zerokara.huggingface.tokenizer_proof import tokenizer_of_exports
-from zerokara.samples.packed_examples import ExampleData, PackedExamples
+from zerokara.samples.packed_examples import ExampleData, PackedExamples, pair_lengths
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.indexed import IndexedTokens
 
 PAIRS = [{"source": f"the fox {n}\nof {n * n}", "target": f'"42" dogs {n}'} for n in range(40)]
 
@@ -46,7 +47,7 @@ def prepared(folder: Path, encoder: Encoder, records: Sequence[Any] = (), **sett
 
 
 def segments(files: ExampleFiles, number: int = 0) -> list[list[int]]:
-    return [ids.tolist() for ids in ExampleTokens(files.train.prefix).segments(number)]
+    return [ids.tolist() for ids in IndexedTokens(files.train.prefix).sequences(number)]
 
 
 def told(folder: Path, encoder: Encoder, records: Sequence[Any], **settings: Any) -> list[str]:
@@ -60,12 +61,11 @@ def test_borders_are_those_of_generation(tmp_path: Path, train_toy: TrainToy) ->
     encoder = Encoder(train_toy(vocab_size=560, add_dummy_prefix=True))  # a space before each line
     pairs = [{"source": one["source"], "target": f"ox 42\n {one['target']}"} for one in PAIRS]
     files = prepared(tmp_path, encoder, pairs, prompt_template="{input} the f")
-    tokens = ExampleTokens(files.train.prefix)
     joined_differs = 0
     for number, pair in enumerate(pairs):
         read, learned = segments(files, number)
         prompt = f"{pair['source']} the f"
-        assert read == tokens.prompt(number) == encoder.prompt_ids(prompt)
+        assert read == prompt_of([read, learned]) == encoder.prompt_ids(prompt)
         assert learned == [*encoder.encode(pair["target"]), encoder.eos_id]
         assert learned.count(encoder.eos_id) == 1 and encoder.decode(learned) == pair["target"]
         joined_differs += encoder.encode(prompt + pair["target"]).tolist() != read + learned[:-1]
@@ -185,8 +185,9 @@ def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder
     read, learned = segments(cut, 41)
     whole = encoder.encode("the fox " * 90 + "\n").tolist()
     assert len(read) + len(learned) == 60 + 1 and read == whole[-len(read) :] and encoder.decode(learned) == "b"
-    lengths = ExampleTokens(cut.train.prefix).read_and_learned_lengths()
-    assert lengths.sum() == cut.train.counts.tokens and lengths[1].sum() == cut.train.counts.learned_tokens
+    read_lengths, learned_lengths = pair_lengths(IndexedTokens(cut.train.prefix))
+    assert learned_lengths.sum() == cut.train.counts.learned_tokens
+    assert read_lengths.sum() + learned_lengths.sum() == cut.train.counts.tokens
 
 
 @pytest.mark.parametrize("encodes", [False, True])
@@ -227,9 +228,9 @@ def test_an_input_is_on_one_side_only(tmp_path: Path, encoder: Encoder) -> None:
     files = prepared(tmp_path, encoder, records, valid_fraction=0.1)
     assert files.train.num_examples + files.splits["valid"].num_examples == 180
     assert files.splits["valid"].num_examples == 18
-    train, valid = (ExampleTokens(split.prefix) for split in (files.train, files.splits["valid"]))
-    inputs = {encoder.decode(train.prompt(i)).strip() for i in range(len(train))}
-    assert not inputs & {encoder.decode(valid.prompt(i)).strip() for i in range(len(valid))}
+    train, valid = (IndexedTokens(split.prefix) for split in (files.train, files.splits["valid"]))
+    inputs = {encoder.decode(prompt_of(train.sequences(i))).strip() for i in range(train.num_documents)}
+    assert not inputs & {encoder.decode(prompt_of(valid.sequences(i))).strip() for i in range(valid.num_documents)}
     other = prepared(tmp_path, encoder, records, valid_fraction=0.1, seed=99, output_prefix=str(tmp_path / "other"))
     again = prepared(tmp_path, encoder, records, valid_fraction=0.1, output_prefix=str(tmp_path / "again"))
     assert again.train.sha256 == files.train.sha256 != other.train.sha256
@@ -298,7 +299,7 @@ def test_the_hash_is_of_the_borders_too(tmp_path: Path, encoder: Encoder) -> Non
     for number, record in enumerate((first, other)):
         (tmp_path / str(number)).mkdir()
         made.append(prepared(tmp_path / str(number), encoder, [record]).train)
-    tokens = [ExampleTokens(each.prefix).tokens.tokens.tolist() for each in made]
+    tokens = [IndexedTokens(each.prefix).tokens.tolist() for each in made]
     assert tokens[0] == tokens[1] and made[0].sha256 != made[1].sha256
 
 
