@@ -8,7 +8,7 @@ decoder's stands on the left, so that the last position of each row is the last 
 on the right, where learned positions need it. The model's own generation settings are not used: a repetition penalty or
 a second end token would change what is measured.
 
-Shape suffixes: B batch, S longest prompt, T new tokens.
+Shape suffixes: B batch, S longest prompt, R longest input of an encoder, T new tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from zerokara.errors import RunError
 from zerokara.progress import Progress
+from zerokara.samples.objective import Prompt
 
 BATCH_TOKENS = 16_384
 """Default of `batch_tokens`. A token's keys and values are 2 · layers · kv heads · head_dim numbers: in a model of 6
@@ -148,6 +149,20 @@ def padded(prompts: Sequence[Sequence[int]], pad_id: int, left: bool) -> tuple[T
         tokens_BS[row, place] = torch.tensor(prompt)
         mask_BS[row, place] = 1
     return tokens_BS, mask_BS
+
+
+def arguments(
+    texts: Sequence[Prompt], device: torch.device, mask_name: str, decoder_name: str
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Ids [B, S] of a decoder; or an encoder's ids [B, R], and by name their mask and the decoder's ids [B, S].
+
+    Padding has no effect on the logits before it: it is after the ids of a causal decoder, and masked in an encoder's.
+    """
+    tokens_BS, _ = padded([text.decoder_ids for text in texts], 0, left=False)
+    if not texts[0].encoder_ids:
+        return tokens_BS.to(device), {}
+    encoder_BR, mask_BR = padded([text.encoder_ids for text in texts], 0, left=False)
+    return encoder_BR.to(device), {mask_name: mask_BR.to(device), decoder_name: tokens_BS.to(device)}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ token must be the arg max. Two logits closer to each other than twice the allowe
 A model of any size is proved: the exported one stays in the precision and in the mapped files in which it was saved,
 ours stays in the checkpoint, and a layer of either has fp32 weights only while it computes (`layer_by_layer`).
 
-Shape suffixes: B batch, S sequence, R encoder sequence, V real vocabulary.
+Shape suffixes: B batch, S sequence, V real vocabulary.
 """
 
 from __future__ import annotations
@@ -226,18 +226,9 @@ def _exported(
 
 
 def _stock_logits(model: Any, texts: Sequence[Prompt]) -> Tensor:
-    ids, named = _arguments(texts, "attention_mask", "decoder_input_ids")
+    ids, named = generation.arguments(texts, device(), "attention_mask", "decoder_input_ids")
     with torch.inference_mode():
         return model(ids, **named).logits.float().cpu()
-
-
-def _arguments(texts: Sequence[Prompt], mask_name: str, decoder_name: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """Ids [B, S] of a decoder; or an encoder's ids [B, R], and by name their mask and the decoder's ids [B, S]."""
-    tokens_BS, _ = generation.padded([text.decoder_ids for text in texts], 0, left=False)
-    if not texts[0].encoder_ids:
-        return tokens_BS.to(device()), {}
-    encoder_BR, mask_BR = generation.padded([text.encoder_ids for text in texts], 0, left=False)
-    return encoder_BR.to(device()), {mask_name: mask_BR.to(device()), decoder_name: tokens_BS.to(device())}
 
 
 def trained_logits(
@@ -256,7 +247,7 @@ def trained_logits(
         torch.inference_mode(),
     ):
         for texts in batches:
-            ids, named = _arguments(texts, "encoder_attention_mask_BS", "decoder_input_ids_BT")
+            ids, named = generation.arguments(texts, device(), "encoder_attention_mask_BS", "decoder_input_ids_BT")
             found.append(model(ids, **named)[..., : shape.vocab_size].float().cpu())
     return found
 

@@ -10,7 +10,7 @@ end-of-document token (EOD) opens the next document, as a ``<s>`` would. Example
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -267,27 +267,3 @@ def beginnings(texts: Iterable[str], has_span: bool) -> tuple[str, ...]:
         following = ["<extra_id_0>", *words[number + 2 : 2 * number + 2]] if has_span else []
         prompts.append(space.join([*words[:number], *following]))
     return tuple(dict.fromkeys(prompts))
-
-
-def prompt_inputs(
-    prompts: Sequence[Prompt], generated: Sequence[list[int]], pad_id: int
-) -> tuple[Ids, dict[str, NDArray[np.int64]]]:
-    """Return the model's first argument and its named ones, for the logits behind each prompt and its `generated` ids.
-
-    Padding has no effect on them: it is at the end of a causal decoder's input, and masked in an encoder's.
-    """
-    texts = [prompt.decoder_ids + tokens for prompt, tokens in zip(prompts, generated, strict=True)]
-    rows, named = _padded(texts, pad_id), {"at_B": np.array([len(text) - 1 for text in texts], dtype=np.int64)}
-    if not prompts[0].encoder_ids:
-        return rows, named
-    encoder_ids = [prompt.encoder_ids for prompt in prompts]
-    named |= {
-        "decoder_input_ids_BT": rows,
-        "encoder_attention_mask_BS": _padded([[1] * len(ids) for ids in encoder_ids], 0),
-    }
-    return _padded(encoder_ids, pad_id), named
-
-
-def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> Ids:
-    longest = max(map(len, rows))
-    return np.array([[*row, *[pad_id] * (longest - len(row))] for row in rows], dtype=np.int64)

@@ -26,8 +26,9 @@ from torch import Tensor
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
 from zerokara.durable import write_file
+from zerokara.huggingface.generation import arguments
 from zerokara.progress import indented
-from zerokara.samples.objective import Objective, prompt_inputs
+from zerokara.samples.objective import Objective, Prompt
 from zerokara.samples.packed_examples import Pairs
 from zerokara.tokenizer.encoder import Encoder
 
@@ -63,9 +64,11 @@ class Sampler:
         module.eval()
         with torch.no_grad():
             for _ in range(self._num_tokens):
-                first, named = prompt_inputs(self._prompts, written, end)
-                arrays = {name: torch.from_numpy(array).to(self._device) for name, array in named.items()}
-                logits_BV = module(torch.from_numpy(first).to(self._device), **arrays)[:, 0]
+                pairs = zip(self._prompts, written, strict=True)
+                texts = [Prompt(prompt.encoder_ids, prompt.decoder_ids + new) for prompt, new in pairs]
+                ids, named = arguments(texts, self._device, "encoder_attention_mask_BS", "decoder_input_ids_BT")
+                at_B = torch.tensor([len(text.decoder_ids) - 1 for text in texts], device=self._device)
+                logits_BV = module(ids, **named, at_B=at_B)[:, 0]
                 chosen_B = torch.zeros(len(written), dtype=torch.int64)
                 # The first process chooses for all. Logits of two processes may differ in their last digits: a text
                 # could end in one of them and not in the other, and they would wait for each other forever.
@@ -82,8 +85,8 @@ class Sampler:
                 if all(end in tokens for tokens in written):
                     break
         module.train()
-        texts = [self._encoder.decode_continuation(list(takewhile(end.__ne__, tokens))) for tokens in written]
-        return [Sample(*each) for each in zip(self._texts, texts[0::2], texts[1::2], strict=True)]
+        decoded = [self._encoder.decode_continuation(list(takewhile(end.__ne__, tokens))) for tokens in written]
+        return [Sample(*each) for each in zip(self._texts, decoded[0::2], decoded[1::2], strict=True)]
 
 
 def sample_top_p(logits_BV: Tensor, generator: torch.Generator) -> Tensor:

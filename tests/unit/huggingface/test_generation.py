@@ -13,6 +13,7 @@ from zerokara.errors import RunError
 from zerokara.huggingface import families, generation
 from zerokara.huggingface.families import stock_model_of
 from zerokara.huggingface.generation import Generated, generate
+from zerokara.samples.objective import Prompt
 
 SPECIAL = families.SpecialIds(bos=1, eos=2, pad=3)
 LENGTHS = (3, 17, 7, 12, 1, 16, 7)
@@ -128,6 +129,15 @@ def test_only_learned_positions_keep_rows_of_different_limits_apart(
         monkeypatch.setattr(config, "rope_parameters", {**config.rope_parameters, "rope_type": kind})
     generated(architecture, [list(range(4, 4 + length)) for length in (30, 28, 26, 24)], eos_id=999)
     assert len(batches) == number
+
+
+def test_arguments_are_padded_to_one_length() -> None:
+    names = torch.device("cpu"), "mask", "decoder_ids"
+    ids, named = generation.arguments([Prompt([], [5, 6, 8]), Prompt([], [7])], *names)
+    assert ids.tolist() == [[5, 6, 8], [7, 0, 0]] and not named
+    ids, named = generation.arguments([Prompt([5, 6, 2], [3, 8]), Prompt([7, 2], [3, 9])], *names)
+    assert ids.tolist() == [[5, 6, 2], [7, 2, 0]] and named["mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert named["decoder_ids"].tolist() == [[3, 8], [3, 9]]
 
 
 @pytest.mark.parametrize("bad", [[], list(range(4, 37))], ids=["empty", "too long"])

@@ -21,7 +21,6 @@ from zerokara.samples.objective import (
     corrupt,
     noise_mask,
     objective,
-    prompt_inputs,
 )
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens, entropy, token_counts
@@ -84,15 +83,6 @@ def test_beginnings_are_a_few_words_or_characters() -> None:
     span = "<extra_id_0>"
     expected = (f"Nel mezzo del cammin {span} vita mi ritrovai", f"ciao {span}", f"吾輩は猫である。名前{span}だ無い。")
     assert beginnings(texts, has_span=True) == expected
-
-
-def test_prompts_are_padded_to_one_length() -> None:
-    rows, named = prompt_inputs([Prompt([], [5, 6]), Prompt([], [7])], [[8], []], pad_id=0)
-    assert rows.tolist() == [[5, 6, 8], [7, 0, 0]] and {k: v.tolist() for k, v in named.items()} == {"at_B": [2, 0]}
-    rows, named = prompt_inputs([Prompt([5, 6, 2], [3]), Prompt([7, 2], [3])], [[8], [9]], pad_id=0)
-    mask, decoder_ids = named["encoder_attention_mask_BS"], named["decoder_input_ids_BT"]
-    assert rows.tolist() == [[5, 6, 2], [7, 2, 0]] and mask.tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert decoder_ids.tolist() == [[3, 8], [3, 9]] and named["at_B"].tolist() == [1, 1]
 
 
 def test_too_few_sentinels_are_an_error_with_numbers(span_data: dict[str, str]) -> None:
