@@ -11,12 +11,12 @@ Example, a capacity of 8, lengths 3 5 4 2 2: rows [5 3] and [4 2 2].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Lengths = NDArray[np.int64]
+Rows = list[NDArray[np.int64]]
+"""Numbers of the examples of each row; within a row they ascend."""
 
 VERSION = 2
 """Increases when the same lengths give other rows: a run resumes only with the rows that it began with."""
@@ -33,26 +33,7 @@ _TRIED_SHARES = (1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0)
 """Target lengths that are tried, over the one at which both sides would be full together."""
 
 
-@dataclass(frozen=True)
-class Packing:
-    """The examples of each row."""
-
-    examples: Lengths
-    """Numbers of the examples, row after row; within a row they ascend."""
-    offsets: Lengths
-    """Beginning of each row in `examples`, and at the end their number, [rows + 1]."""
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, row: int) -> Lengths:
-        """Return the examples of a row."""
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
-        return self.examples[self.offsets[row] : self.offsets[row + 1]]
-
-
-def pack(lengths: ArrayLike, capacity: int, seed: int = 0) -> Packing:
+def pack(lengths: ArrayLike, capacity: int, seed: int = 0) -> Rows:
     """Pack examples of these lengths, 1 to `capacity` each, into rows of `capacity` positions."""
     sizes = _checked(lengths, capacity)
     row_of = np.empty(len(sizes), dtype=np.int64)
@@ -80,7 +61,7 @@ def pack(lengths: ArrayLike, capacity: int, seed: int = 0) -> Packing:
 
 def pack_pairs(
     input_lengths: ArrayLike, target_lengths: ArrayLike, input_capacity: int, target_capacity: int, seed: int = 0
-) -> Packing:
+) -> Rows:
     """Pack examples of two lengths, of encoder input and decoder target, each 1 to its capacity."""
     inputs, targets = _checked(input_lengths, input_capacity), _checked(target_lengths, target_capacity)
     assert len(inputs) == len(targets), f"{len(inputs)} inputs, {len(targets)} targets"
@@ -171,10 +152,10 @@ def _longest_first(sizes: Lengths | NDArray[np.float64], seed: int) -> Lengths:
     return drawn[np.argsort(-sizes[drawn], kind="stable")]
 
 
-def _rows(row_of: Lengths, num_rows: int) -> Packing:
-    """Return the packing in which example i lies in row `row_of[i]`."""
-    counts = np.bincount(row_of, minlength=num_rows)
-    return Packing(np.argsort(row_of, kind="stable"), np.concatenate([[0], np.cumsum(counts)]))
+def _rows(row_of: Lengths, num_rows: int) -> Rows:
+    """Return the rows in which example i lies in row `row_of[i]`."""
+    ends = np.cumsum(np.bincount(row_of, minlength=num_rows))
+    return np.split(np.argsort(row_of, kind="stable"), ends)[:num_rows]
 
 
 def rounded_up(length: int) -> int:

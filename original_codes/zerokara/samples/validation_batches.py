@@ -134,7 +134,7 @@ class DocumentBatches:
             for window in windows(end - first + 1, self._seq_len, stride, number)  # the start token stands before it
         ]
         rows = bin_packing.pack([window.num_inputs for window, _ in cut], self._seq_len)
-        return [[cut[place] for place in rows[row]] for row in range(len(rows))]
+        return [[cut[place] for place in row] for row in rows]
 
     def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
         """Yield the micro batches of `rank`, each with the part that it counts for; as many on every rank."""
