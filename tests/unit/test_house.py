@@ -308,8 +308,6 @@ def test_training_names_no_family() -> None:
 def test_every_family_has_its_entries() -> None:
     from zerokara.huggingface.families import FAMILIES
     from zerokara.model.builder import _FAMILIES
-    from zerokara.samples.objective import OBJECTIVES
 
     assert get_args(Name) == tuple(ARCHITECTURES) and _FAMILIES.keys() == ARCHITECTURES.keys()
     assert FAMILIES.keys() == {name for name, each in ARCHITECTURES.items() if not each.no_class}
-    assert {each.objective for each in ARCHITECTURES.values()} == OBJECTIVES.keys()

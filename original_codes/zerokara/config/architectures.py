@@ -38,11 +38,6 @@ class Architecture:
         """True if the layer, counted from 0, has rotary positions, where the architecture has them."""
         return not self.unrotated_every or (layer + 1) % self.unrotated_every != 0
 
-    @property
-    def objective(self) -> Literal["causal", "span_corruption"]:
-        """Training objective: a key of `samples.objective.OBJECTIVES`."""
-        return "span_corruption" if self.is_encoder_decoder else "causal"
-
 
 _T5 = Architecture(positions="relative", supports_gqa=False, is_encoder_decoder=True)
 ARCHITECTURES: dict[str, Architecture] = {

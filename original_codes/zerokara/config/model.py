@@ -120,9 +120,9 @@ class ModelSettings(Settings):
     @property
     def text_lengths(self) -> SampleLengths:
         """Lengths of a sample of running text, for pretraining and the proof of an export."""
-        if self.traits.objective == "causal":
-            return causal(self.seq_len)
-        return with_spans(self.seq_len, self.noise_density, self.mean_span_length)
+        if self.traits.is_encoder_decoder:
+            return with_spans(self.seq_len, self.noise_density, self.mean_span_length)
+        return causal(self.seq_len)
 
     def resolved_sizes(self) -> dict[str, Any]:
         """Return the settings of the model's shape, each `auto` resolved; without experts theirs are 0."""
@@ -221,6 +221,6 @@ class ModelSettings(Settings):
         if self.traits.positions == "relative" and self.relative_attention_max_distance <= exact:
             rule = f"must be more than half of relative_attention_num_buckets ({exact} exact distances)"
             yield self.fault("relative_attention_max_distance", rule, f"try {8 * exact}")
-        if self.traits.objective != "causal" and self.seq_len < 3:
+        if self.traits.is_encoder_decoder and self.seq_len < 3:
             rule = f"must be at least 3 for {architecture}: a token, a sentinel and an end token"
             yield self.fault("seq_len", rule, "try 128")

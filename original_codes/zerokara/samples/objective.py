@@ -1,4 +1,4 @@
-"""Training objectives, a table entry each: tokens of samples → a `Batch` of inputs and labels.
+"""Training objectives: tokens of samples → a `Batch` of inputs and labels.
 
 Shapes: b samples, n raw tokens each, S input positions (of the encoder, where there is one), T predicted positions.
 
@@ -10,7 +10,7 @@ end-of-document token (EOD) opens the next document, as a ``<s>`` would. Example
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -85,11 +85,6 @@ class Causal:
     """Id of the EOD with intra-document masking, None without it."""
     sentinel_ids: ClassVar[list[int]] = []
 
-    @classmethod
-    def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int, intra_document_masking: bool) -> Causal:
-        """Return the objective of a run; the seed is not used."""
-        return cls(lengths, encoder.eos_id if intra_document_masking else None)
-
     def __call__(self, tokens: Ids, keys: Ids, real: NDArray[np.bool_] | None = None) -> Batch:
         """Make the batch of `tokens` [b, S + 1], whatever the keys; `real`, like `tokens`, is False on padding."""
         mask = np.ones(tokens[:, 1:].shape, np.float32) if real is None else real[:, 1:].astype(np.float32)
@@ -131,7 +126,7 @@ class SpanCorruption:
     """First input of the decoder."""
 
     @classmethod
-    def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int, _: bool) -> SpanCorruption:
+    def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int) -> SpanCorruption:
         """Return the objective of a run, in which spans cross documents.
 
         Raises:
@@ -238,11 +233,6 @@ def _span_lengths(num_tokens: int, num_spans: int, seed: int, keys: Ids, stream:
 
 Objective = Causal | SpanCorruption
 
-OBJECTIVES: dict[str, Callable[[SampleLengths, Encoder, int, bool], Objective]] = {
-    "causal": Causal.of_run,
-    "span_corruption": SpanCorruption.of_run,
-}
-
 
 def objective(model: ModelSettings, encoder: Encoder, seed: int, intra_document_masking: bool) -> Objective:
     """Return the objective of running text for the architecture.
@@ -250,7 +240,9 @@ def objective(model: ModelSettings, encoder: Encoder, seed: int, intra_document_
     Raises:
         UserError: the tokenizer lacks what the objective needs.
     """
-    return OBJECTIVES[model.traits.objective](model.text_lengths, encoder, seed, intra_document_masking)
+    if model.traits.is_encoder_decoder:
+        return SpanCorruption.of_run(model.text_lengths, encoder, seed)
+    return Causal(model.text_lengths, encoder.eos_id if intra_document_masking else None)
 
 
 def beginnings(texts: Iterable[str], has_span: bool) -> tuple[str, ...]:
