@@ -15,7 +15,7 @@ from typing import Any
 from zerokara.config.data import REPLAY_SHARE, DataOrderSettings, DataSettings, OrderKind, SampleLengths, Stage
 from zerokara.errors import Fault, UserError
 from zerokara.samples.order import MixedOrder, MixedStage, SampleOrder, whole_weights
-from zerokara.samples.packed_tokens import DocumentId, PackedTokens, TokenSource, read_sources
+from zerokara.samples.packed_tokens import PackedTokens, TokenSource, read_sources
 from zerokara.tokens.indexed import TokenPaths
 
 
@@ -79,8 +79,8 @@ class DataPlan:
         """Open the samples; `where` is the place of `seq_len`, for the fault if there is not a single one."""
         return PackedTokens(self.prefix, self.lengths, where, self._parts)
 
-    def documents_in(self, sample: int) -> list[DocumentId]:
-        """Return the documents in sample number `sample`, in order."""
+    def documents_in(self, sample: int) -> list[tuple[int, int]]:
+        """Return the documents in sample number `sample`, in order, each with the index of its source."""
         return self.tokens().documents(sample, self.sources)
 
     def identity(self) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ from zerokara.samples import bin_packing
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Batch, Prompt, document_offsets, first_in_segment
 from zerokara.samples.order import MixedStage, SampleOrder
-from zerokara.samples.packed_tokens import DocumentId, TokenSource, document_bounds
+from zerokara.samples.packed_tokens import TokenSource, document_bounds
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 
@@ -221,9 +221,9 @@ class ExampleData:
         """Return the rows."""
         return self._packed
 
-    def documents_in(self, sample: int) -> list[DocumentId]:
-        """Return the examples in row number `sample`, in order."""
-        return [DocumentId(0, example) for example in self._packed.examples(sample)]
+    def documents_in(self, sample: int) -> list[tuple[int, int]]:
+        """Return the examples in row number `sample`, in order, each with the index of its source."""
+        return [(0, example) for example in self._packed.examples(sample)]
 
     def validation_batches(self, prefix: Path, objective: Pairs, max_tokens: int | None) -> ExampleBatches:
         """Open the examples at `prefix`, in rows that are longer than in training where an example is."""

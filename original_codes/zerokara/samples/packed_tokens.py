@@ -46,14 +46,6 @@ class TokenSource:
         return self.first_token + self.num_tokens
 
 
-@dataclass(frozen=True)
-class DocumentId:
-    """A training document, by the index of its source and its index among the source's training documents."""
-
-    source: int
-    document: int
-
-
 def read_sources(output_prefix: str) -> tuple[TokenSource, ...]:
     """Read the sources from the manifest of step 2, and check that together they make up the .bin.
 
@@ -127,13 +119,16 @@ class PackedTokens:
         """Return the samples at `indices`: int64 [len(indices), S + o]."""
         return np.stack([self[int(index)] for index in indices])
 
-    def documents(self, index: int, sources: Sequence[TokenSource]) -> list[DocumentId]:
-        """Return the documents of which sample `index` holds a token (an EOD is one), by binary search in the .idx."""
+    def documents(self, index: int, sources: Sequence[TokenSource]) -> list[tuple[int, int]]:
+        """Return the documents of which sample `index` holds a token (an EOD is one), by binary search in the .idx.
+
+        Each is the index of its source, and its own among the source's training documents.
+        """
         firsts, start = [self._document_at(source.first_token) for source in sources], self.first_token(index)
         last, documents = start + self.lengths.raw + self.lengths.overlap - 1, []
         for document in range(self._document_at(start), self._document_at(last) + 1):
             source = bisect_right(firsts, document) - 1
-            documents.append(DocumentId(source, document - firsts[source]))
+            documents.append((source, document - firsts[source]))
         return documents
 
     def _document_at(self, token: int) -> int:

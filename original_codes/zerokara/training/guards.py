@@ -129,8 +129,8 @@ def find_bad_samples(
     found = []
     for index, loss, sample in zip(chosen.tolist(), losses[chosen].tolist(), samples.tolist(), strict=True):
         documents: list[dict[str, Any]] = []
-        for place in reading.documents_in(sample):
-            source, number = reading.sources[place.source].name, place.document
+        for source_index, number in reading.documents_in(sample):
+            source = reading.sources[source_index].name
             if documents and documents[-1]["source"] == source and documents[-1]["last"] == number - 1:
                 documents[-1]["last"] = number
             else:  # packed examples need not be consecutive

@@ -10,7 +10,7 @@ from made_tokens import write_documents
 from token_sources import some_lengths, write_sources
 
 from zerokara.config.data import causal
-from zerokara.samples.packed_tokens import DocumentId, PackedTokens, TokenSource, read_sources
+from zerokara.samples.packed_tokens import PackedTokens, TokenSource, read_sources
 
 
 @pytest.mark.parametrize(("seq_len", "expected"), [(1, 16), (4, 4), (8, 2), (15, 1), (16, 1)])
@@ -41,12 +41,12 @@ def test_the_documents_of_every_sample(tmp_path: Path, totals: tuple[int, ...], 
     sources = read_sources(str(tmp_path / "tokens"))
     for index in range(len(samples)):
         expected = list(dict.fromkeys(owner[token] for token in samples[index].tolist()))
-        assert [(place.source, place.document) for place in samples.documents(index, sources)] == expected
+        assert samples.documents(index, sources) == expected
 
 
 def test_a_document_of_several_sequences(tmp_path: Path) -> None:
     """As other makers of token files may write them: lengths 2, 3 and 4; the first document is the first two."""
     samples = PackedTokens(write_examples(tmp_path / "t", [[[0, 1], [2, 3, 4]], [[5, 6, 7, 8]]]), causal(2))
     touched = [samples.documents(index, [TokenSource("a", 0, 9)]) for index in range(4)]
-    first, second = DocumentId(0, 0), DocumentId(0, 1)
+    first, second = (0, 0), (0, 1)
     assert touched == [[first], [first], [first, second], [second]]
