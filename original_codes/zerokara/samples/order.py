@@ -26,7 +26,6 @@ MIN_HALF_BITS = 3
 """Halves below 3 bits have so few round functions that some permutations of 3 or 4 samples never come."""
 BLOCK_SAMPLES = 1024
 """Positions of a mixture that are shuffled among each other."""
-_BLOCKS_KEPT = 8
 _STAGE_SEEDS, _SOURCE_SEEDS = 1, 2
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -195,7 +194,6 @@ class _Draws:
         self.stage, self.first, self.before = stage, first, list(before)
         self._seats = Apportionment(stage.weights)
         self._seed = derived_seed(seed, _STAGE_SEEDS, number)
-        self._blocks: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
 
     def counts(self, num: int) -> list[int]:
         """Number of the stage's first `num` positions that each source has."""
@@ -217,9 +215,7 @@ class _Draws:
         return sources, draws
 
     def _block(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return source and draw of each position of a block; a few blocks are cached."""
-        if number in self._blocks:
-            return self._blocks[number]
+        """Return source and draw of each position of a block."""
         first, size = number * BLOCK_SAMPLES, BLOCK_SAMPLES
         if self.stage.num_samples is not None:
             size = min(size, self.stage.num_samples - first)
@@ -230,9 +226,6 @@ class _Draws:
         for source, count in enumerate(self._seats.seats(first)):
             of_source = np.flatnonzero(sources == source)
             draws[of_source] = self.before[source] + count + np.arange(len(of_source))
-        while len(self._blocks) >= _BLOCKS_KEPT:
-            del self._blocks[next(iter(self._blocks))]
-        self._blocks[number] = sources, draws
         return sources, draws
 
 
