@@ -65,6 +65,8 @@ class PackedExamples:
         self.num_examples = len(bounds) - 1
         if max_tokens is not None and self.num_examples:
             self.num_examples = max(1, int(np.searchsorted(bounds[1:], max_tokens, side="right")))
+        self.num_tokens = int(bounds[self.num_examples])
+        """Tokens of the examples."""
         if is_encoder_decoder:
             read, target = (each[: self.num_examples] for each in pair_lengths(self._index))
             self._packing = bin_packing.pack_pairs(read, target, lengths.input, lengths.target, seed)
@@ -77,11 +79,6 @@ class PackedExamples:
     def examples(self, row: int) -> list[int]:
         """Return the numbers of the examples in a row, in their order."""
         return self._packing[row].tolist()
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the examples."""
-        return int(document_bounds(self._index)[self.num_examples])
 
     @property
     def padding_share(self) -> float:

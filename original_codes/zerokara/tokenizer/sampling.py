@@ -49,7 +49,6 @@ class SampleReport:
 
     documents: int = 0
     bytes_offered: int = 0
-    bytes_held_out: int = 0
     bytes_chosen: int = 0
     bytes_used: int = 0
     sentences: int = 0
@@ -137,7 +136,6 @@ def draw(
         sources.append(SourceTexts([passage.decode() for _, passage in measured], enough))
         for back in [] if enough else passages:
             training.offer(keys.random(), *back)
-    report.bytes_held_out = sum(report.held_out_bytes_by_source)
     chosen = training.drain()[::-1]
     with open(sentences, "wb") as file:
         while chosen:  # from the end of the reversed list, so that each is freed as soon as it is written
