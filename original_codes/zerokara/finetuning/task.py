@@ -96,7 +96,6 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         name=", ".join(config.train_data),
     )
     packed, objective = reading.tokens(), Pairs(config.lengths, encoder.pad_id if encodes else None)
-    learned_counts = packed.learned_counts(encoder.vocab_size)
     return PlannedData(
         reading=reading,
         objective=objective,
@@ -108,18 +107,17 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         ids=IndexedTokens(train.prefix, EXAMPLES_STEP).tokens,
         num_train_tokens=packed.num_tokens,
         num_valid_tokens=reading.num_valid_tokens,
-        target_counts=lambda: learned_counts,
-        plan_rows=tuple(plan_rows(train, packed, int(learned_counts.sum()))),
+        plan_rows=tuple(plan_rows(train, packed)),
         run_files={CHAT_TEMPLATE_NAME: files.chat_template} if files.chat_template is not None else {},
     )
 
 
-def plan_rows(train: SplitFiles, packed: PackedExamples, num_learned: int) -> Iterator[tuple[str, str]]:
+def plan_rows(train: SplitFiles, packed: PackedExamples) -> Iterator[tuple[str, str]]:
     """Rows of the plan on the counts of the training examples, their learned tokens, and their packing."""
     counts = train.counts
     kept = f"{counts.kept:,} kept, {counts.cut:,} cut, {counts.dropped:,} dropped, {counts.bad:,} bad"
     yield "examples", f"{train.num_examples:,} training examples in {len(packed):,} sequences ({kept})"
-    learned, padding = f"{num_learned / max(1, packed.num_tokens):.1%}", f"{packed.padding_share:.1%}"
+    learned, padding = f"{counts.learned_tokens / max(1, counts.tokens):.1%}", f"{packed.padding_share:.1%}"
     yield "", f"{learned} of the tokens are learned, {padding} of what is computed is padding"
     if lost := counts.cut_learned_tokens:
         yield "", f"warning: {lost:,} tokens of answers were cut away with their questions (overlong: cut_prompt)"

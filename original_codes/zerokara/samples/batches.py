@@ -17,10 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.samples.objective import Batch
+from zerokara.samples.objective import Batch, Objective
 from zerokara.samples.order import MixedOrder, SampleOrder
-from zerokara.samples.packed_examples import PackedExamples
+from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.samples.packed_tokens import PackedTokens
+
+SAMPLE_TOKENS = 1 << 22
+"""Maximum tokens whose frequencies are counted: their entropy is too low by about half of the ids that occur over the
+number of tokens (Miller, 1955), 0.004 nats with 32,000 of them."""
 
 
 @dataclass(frozen=True)
@@ -75,3 +79,12 @@ class Batches:
         for row, samples in zip(positions, indices.reshape(positions.shape), strict=True):
             # The position is the sample's key: in another epoch the same sample has another one.
             yield self._objective(self.tokens.many(samples), row)
+
+
+def unigram_entropy(tokens: PackedTokens | PackedExamples, objective: Objective | Pairs) -> float:
+    """Return the entropy, in nats, of the targets in samples at equal distances, or in all if they are few."""
+    number = min(len(tokens), max(1, SAMPLE_TOKENS // tokens.lengths.raw))
+    samples: Any = tokens.many(np.arange(number) * len(tokens) // number)
+    counts = objective.target_counts(samples)
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())

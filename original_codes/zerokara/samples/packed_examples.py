@@ -36,9 +36,6 @@ from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-_CHUNK = 1 << 16
-"""Segments whose tokens are counted at a time."""
-
 
 class PackedExamples:
     """The rows of one pair of token files; the ids are memory-mapped, the packing is in memory.
@@ -86,23 +83,6 @@ class PackedExamples:
         computed = len(self) * (self.lengths.input + (self.lengths.target if self._is_encoder_decoder else 0))
         num_positions = self.num_tokens - (0 if self._is_encoder_decoder else self.num_examples)
         return 1 - num_positions / computed if computed else 0.0
-
-    def learned_counts(self, num_ids: int) -> Ids:
-        """Count how often each id is learned in one epoch, [num_ids]."""
-        firsts = self._index.document_indices[: self.num_examples + 1]
-        segments = np.diff(firsts)
-        is_learned = (np.arange(int(segments.sum())) - np.repeat(firsts[:-1], segments)) % 2 == 1
-        counts, at = np.zeros(num_ids, dtype=np.int64), 0
-        if not self._is_encoder_decoder:
-            # Where the first segment is empty, the first token is a learned one, and nothing predicts it.
-            alone = document_bounds(self._index)[: self.num_examples][self._index.lengths[firsts[:-1]] == 0]
-            counts -= np.bincount(self._index.tokens[alone], minlength=num_ids)
-        for start in range(0, len(is_learned), _CHUNK):
-            part = slice(start, min(start + _CHUNK, len(is_learned)))
-            chosen = np.repeat(is_learned[part], self._index.lengths[part])
-            counts += np.bincount(self._index.tokens[at : at + len(chosen)][chosen], minlength=num_ids)
-            at += len(chosen)
-        return counts
 
     def many(self, indices: Sequence[int] | Ids, real: Mask | None = None) -> Batch:
         """Return the rows at `indices`, without what `Pairs` adds; where `real` is False, a row of padding."""
@@ -161,6 +141,10 @@ class Pairs:
         shifted = np.roll(rows.labels, 1, axis=1)
         decoder_inputs = np.where(first_in_segment(rows.decoder_segments), self.start_id, shifted)
         return replace(rows, decoder_inputs=decoder_inputs)
+
+    def target_counts(self, rows: Batch) -> Ids:
+        """Occurrences of each id among the targets of `PackedExamples.many`."""
+        return np.bincount(rows.labels[rows.loss_mask > 0])
 
     def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
         """Encode the text that is read; the beginning of one that is too long is cut off."""

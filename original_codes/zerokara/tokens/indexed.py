@@ -53,8 +53,6 @@ TOKENIZE_STEP, EXAMPLES_STEP = "step 2", "step 7"
 """The steps that write token files, as messages name them."""
 UINT16_VOCAB_LIMIT = 65500
 """Vocabularies below this take two bytes an id (megatron-core's `DType.optimal_dtype`)."""
-SAMPLE_TOKENS = 50_000_000
-"""Maximum number of tokens whose frequencies are counted: a second's work, and far more than the estimate needs."""
 
 
 @dataclass(frozen=True)
@@ -245,17 +243,3 @@ def check_belongs(output_prefix: str, tokenizer_sha256: str) -> manifest.Manifes
         remedy = "name the tokenizer it was made with, or tokenise again: step 2 with --redo"
         raise UserError(Fault(where=str(bin_path(paths.train)), rule=rule, remedy=remedy))
     return record
-
-
-def token_counts(tokens: IndexedTokens) -> NDArray[np.int64]:
-    """Occurrences of each id, [largest id + 1]."""
-    return np.bincount(tokens.tokens[:SAMPLE_TOKENS])
-
-
-def entropy(counts: NDArray[Any]) -> float:
-    """Entropy of a distribution, in nats: the loss of a model that knows only the frequencies of the tokens.
-
-    `counts` are in proportion to its probabilities, and may be 0.
-    """
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())

@@ -217,7 +217,7 @@ def test_cut_turns_go_with_their_answers_which_are_counted_and_told(tmp_path: Pa
     assert counts.cut_learned_tokens == whole.learned_tokens - counts.learned_tokens > 0
     reading = ExampleData(files.train.prefix, packed(13, 13, False), False, encoder.pad_id, 0)
     told = f"{counts.cut_learned_tokens} tokens of answers were cut away"
-    assert told in str(list(task.plan_rows(files.train, reading.tokens(), 1)))
+    assert told in str(list(task.plan_rows(files.train, reading.tokens())))
     only_read = prepared(tmp_path, encoder, records, encodes=True, length=9, overlong="cut_prompt", redo=True)
     read, _ = segments(only_read)
     assert len(read) == 9 and read[-1] == encoder.eos_id

@@ -13,6 +13,7 @@ from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.manifest import Manifest
+from zerokara.samples import batches
 from zerokara.samples.objective import (
     Causal,
     Prompt,
@@ -22,8 +23,9 @@ from zerokara.samples.objective import (
     noise_mask,
     objective,
 )
+from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.indexed import IndexedTokens, entropy, token_counts
+from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training.planning import run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
@@ -162,6 +164,11 @@ def prepared(span_data: dict[str, str], *settings: str) -> RunPlan:
     return run_plan.make_plan(load(PretrainConfig, span_data["config"], [*settings]), 1)
 
 
+def entropy(counts: np.ndarray) -> float:
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
 def test_the_baseline_of_a_t5_is_what_its_decoder_predicts(span_data: dict[str, str]) -> None:
     """Exactly, where samples begin anywhere; neither the corpus's own entropy nor its share of the targets will do."""
     plan = prepared(span_data, *T5)
@@ -172,7 +179,7 @@ def test_the_baseline_of_a_t5_is_what_its_decoder_predicts(span_data: dict[str, 
     batch = objective(tokens[(starts[:, None] + np.arange(lengths.raw)) % len(tokens)], np.arange(num_samples))
     counts = np.bincount(batch.labels.ravel(), minlength=plan.encoder.vocab_size)
     corpus = np.bincount(tokens, minlength=plan.encoder.vocab_size)
-    expected = objective.target_counts(corpus)
+    expected = objective.target_counts(tokens)
     assert expected.sum() == pytest.approx(lengths.target) and lengths.num_spans > 1
     used, unused = objective.sentinel_ids[: lengths.num_spans], objective.sentinel_ids[lengths.num_spans :]
     assert (counts[used] == num_samples).all() and (expected[used] == 1).all() and not counts[unused].any()
@@ -186,10 +193,22 @@ def test_the_baseline_of_a_t5_is_what_its_decoder_predicts(span_data: dict[str, 
 
 
 def test_the_baseline_of_a_decoder_is_the_entropy_of_the_corpus(span_data: dict[str, str]) -> None:
-    plan = prepared(span_data)
-    corpus = token_counts(IndexedTokens(plan.data.train_prefix))
-    shares = corpus[corpus > 0] / corpus.sum()
-    assert plan.data.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-12)
+    """But for the first token, which nothing predicts, and for what is left behind the last sample."""
+    data = prepared(span_data).data
+    tokens, lengths = IndexedTokens(data.train_prefix).tokens, data.objective.lengths
+    predicted = tokens[1 : 1 + lengths.samples_in(len(tokens)) * lengths.raw]
+    assert data.unigram_entropy == pytest.approx(entropy(np.bincount(predicted)), abs=1e-12)
+    assert data.unigram_entropy == pytest.approx(entropy(np.bincount(tokens)), abs=1e-3)
+
+
+def test_the_baseline_of_a_large_corpus_is_of_samples_from_all_of_it(
+    span_data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, seen = prepared(span_data).data, list[int]()
+    monkeypatch.setattr(batches, "SAMPLE_TOKENS", 10 * data.objective.lengths.raw)
+    monkeypatch.setattr(PackedTokens, "many", lambda _, indices: seen.extend(indices) or np.array([[1, 7], [1, 8]]))
+    assert data.unigram_entropy == pytest.approx(np.log(2))
+    assert len(seen) == 10 and np.ptp(np.diff(seen)) <= 1 and seen[-1] > 0.8 * data.reading.samples_per_epoch
 
 
 @pytest.mark.parametrize("settings", [(), T5])

@@ -1,6 +1,5 @@
 """Token files: the worked example of the docstring, reading, counting, damaged files, and whose they are."""
 
-import math
 import pickle
 import re
 from pathlib import Path
@@ -17,10 +16,8 @@ from zerokara.tokens.indexed import (
     TokenPaths,
     bin_path,
     check_belongs,
-    entropy,
     idx_path,
     open_splits,
-    token_counts,
     write_index,
 )
 
@@ -105,10 +102,3 @@ def test_token_files_belong_to_one_tokenizer(tmp_path: Path) -> None:
     assert check_belongs(paths.output_prefix, "a" * 64).step == "tokenize"
     with pytest.raises(UserError, match=f"{'a' * 64}.*{'b' * 64}.*step 2 with --redo"):
         check_belongs(paths.output_prefix, "b" * 64)
-
-
-@pytest.mark.parametrize(("ids", "nats"), [([3, 4, 5, 6], math.log(4)), ([7, 7, 7], 0.0), ([1, 1, 2, 2], math.log(2))])
-def test_entropy(tmp_path: Path, ids: list[int], nats: float) -> None:
-    write_documents(tmp_path / "t", [np.array(ids)], np.dtype(np.uint16))
-    assert entropy(token_counts(IndexedTokens(tmp_path / "t"))) == pytest.approx(nats)
-    assert entropy(np.array([0.5, 0.0, 0.25, 0.25])) == pytest.approx(1.5 * math.log(2))

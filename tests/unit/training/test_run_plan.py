@@ -18,9 +18,10 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text
+from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.tokens.indexed import IndexedTokens, bin_path
 from zerokara.training import launching, trials
-from zerokara.training.planning import processors, run_plan
+from zerokara.training.planning import processors
 from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_folder import EarlierRun
@@ -45,7 +46,7 @@ def test_the_vocabulary_must_be_shared_in_whole_rows(make: Make) -> None:
 def test_only_the_baseline_reads_the_tokens(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting and the training processes ask the plan for other things: gigabytes are not read for them."""
     plan = make()
-    monkeypatch.setattr(run_plan, "token_counts", lambda _: 1 / 0)
+    monkeypatch.setattr(PackedTokens, "many", lambda *_: 1 / 0)
     assert make().schedule.num_steps == plan.schedule.num_steps
     with pytest.raises(ZeroDivisionError):
         plan.rows()

@@ -24,13 +24,14 @@ from zerokara.errors import Fault, RunError, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
 from zerokara.resources import free_bytes
+from zerokara.samples.batches import unigram_entropy
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Objective, beginnings, objective
 from zerokara.samples.packed_examples import ExampleBatches, Pairs, Reading
 from zerokara.samples.validation_batches import DocumentBatches, SampleBatches, validation_batches
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
-from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, entropy, open_splits, token_counts
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, open_splits
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.updater import load_template, with_hierarchy
 from zerokara.training.planning import recipe
@@ -58,15 +59,13 @@ class PlannedData:
     ids: NDArray[Any]  # of the training tokens, on disk
     num_train_tokens: int
     num_valid_tokens: int
-    target_counts: Callable[[], NDArray[Any]]
-    """Counts how often each id is predicted; where that is not asked for, no gigabytes are read."""
     plan_rows: tuple[tuple[str, str], ...] = ()  # further ones, by name
     run_files: Mapping[str, str] = field(default_factory=dict)  # texts for the run folder, by file name
 
     @cached_property
     def unigram_entropy(self) -> float:
         """Nats per token of a model that knows only the frequency of each predicted token: the baseline of the loss."""
-        return entropy(self.target_counts())
+        return unigram_entropy(self.reading.tokens(), self.objective)
 
 
 def baseline_text(unigram_entropy: float) -> str:
@@ -104,7 +103,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     parts = [source.num_valid_tokens for source in reading.sources if source.num_valid_tokens]
     # The manifest of step 2 has the hashes of both .bin, training first: known without reading gigabytes.
     hashes = [one.sha256 for each in tokens.outputs.values() for one in each if one.path.endswith(".bin")]
-    index, valid = open_splits(config.output_prefix)
+    train, valid = open_splits(config.output_prefix)
     return PlannedData(
         reading=reading,
         objective=turns,
@@ -113,10 +112,9 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         valid_sha256="".join(hashes[1:]),
         train_prefix=paths.train,
         valid_prefix=paths.valid,
-        ids=index.tokens,
+        ids=train.tokens,
         num_train_tokens=reading.tokens(where=config.where("seq_len")).num_tokens,
         num_valid_tokens=len(valid.tokens) if valid is not None else 0,
-        target_counts=lambda: turns.target_counts(token_counts(index)),
     )
 
 
