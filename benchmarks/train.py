@@ -139,7 +139,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.training.loop import train_step
     from zerokara.training.planning.schedule import Schedule
     from zerokara.training.processes.joining import Processes, init_process_group
-    from zerokara.training.run import load_batches
+    from zerokara.training.run import load_batches, to_device
 
     settings = task.settings
     if task.device.type == "cpu":
@@ -150,8 +150,6 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     model = build(task.shape)
     engine = updater.open_engine(model, settings, {}, task.device)
     load_state(engine, torch.load(task.weights).items())
-    if compiled and not compilation.start(model, settings.micro_batch, intra_document_masking=False, log=print):
-        raise RuntimeError("the layers could not be compiled")
     made = Causal(settings.lengths)
 
     class Batches:
@@ -160,6 +158,8 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
             parts = np.split(whole, len(whole) // settings.micro_batch)
             return (made(part, np.arange(len(part))) for part in parts)
 
+    if compiled and not compilation.start(model, to_device(next(Batches().at(0)), task.device), log=print):
+        raise RuntimeError("the layers could not be compiled")
     schedule = Schedule.from_config(settings, settings.lengths.raw, samples_per_epoch=len(task.ids))
     if turns.wait():
         steps = range(1, schedule.num_steps + 1)

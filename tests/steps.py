@@ -37,13 +37,13 @@ def stepper(
     generator, guard = torch.Generator().manual_seed(seed), StepGuard(config.spike_sigmas, config.max_skipped_steps)
 
     def step(number: int) -> None:
-        loader = iter([_batches_of(config, generator, parallel.data_size(), pins)])
+        loader = iter([batches_of(config, generator, parallel.data_size(), pins)])
         train_step(engine, processes, loader, number, 1e-3, guard, lambda: False)
 
     return step
 
 
-def _batches_of(config: PretrainConfig, generator: torch.Generator, ranks: int, pins: bool) -> StepBatches:
+def batches_of(config: PretrainConfig, generator: torch.Generator, ranks: int, pins: bool) -> StepBatches:
     micro_batches = []
     for index in range(config.global_batch_size // config.micro_batch // ranks):
         inputs, labels = (

@@ -29,10 +29,14 @@ def a_model(dtype: torch.dtype) -> Decoder:
     return build(shape, seed=1).to(DEVICE, dtype)
 
 
-def nats_and_gradients(model: Decoder) -> tuple[float, dict[str, torch.Tensor]]:
+def a_batch() -> list[torch.Tensor]:
     ids = torch.randint(4, VOCAB, (BATCH, 257), generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    return [ids[:, :-1], ids[:, 1:], torch.ones(BATCH, 256, device=DEVICE)]
+
+
+def nats_and_gradients(model: Decoder) -> tuple[float, dict[str, torch.Tensor]]:
     model.zero_grad()
-    nats = model(ids[:, :-1], ids[:, 1:], torch.ones(BATCH, 256, device=DEVICE))
+    nats = model(*a_batch())
     nats.backward()
     return nats.item(), {name: weight.grad.float() for name, weight in model.named_parameters()}
 
@@ -48,7 +52,7 @@ def test_attention_is_flash_attention_with_grouped_keys() -> None:
 def test_compiled_equals_written() -> None:
     model = a_model(torch.float32)
     written, gradients = nats_and_gradients(model)
-    assert compilation.start(model, BATCH, intra_document_masking=False, log=print)
+    assert compilation.start(model, a_batch(), log=print)
     assert loss.fused_softmax is not None
     compiled, compiled_gradients = nats_and_gradients(model)
     assert compiled == pytest.approx(written, rel=1e-5)

@@ -17,7 +17,7 @@ from configs import RECIPE
 from engines import engine_of
 from forked import config_from
 from gpu_device import DEVICE, PRECISION, REHEARSED
-from steps import KINDS, VOCABULARY, stepper
+from steps import KINDS, VOCABULARY, batches_of, stepper
 
 from zerokara.model import compilation, loss
 from zerokara.model.builder import build
@@ -81,7 +81,8 @@ def check_third_step(settings: dict[str, Any], compiles: bool = False) -> None:
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
     trained = engine_of(model, config, chosen_for=2)
     if compiles:
-        assert compilation.start(model, config.micro_batch, config.intra_document_masking, log=print)
+        first = batches_of(config, torch.Generator(), ranks=1, pins=False).micro_batches[0]
+        assert compilation.start(model, [each.to(DEVICE) for each in first], log=print)
     step = stepper(config, trained, Processes(DEVICE, 0, host_group()), seed=2, pins=not REHEARSED)
     step(1)
     step(2)

@@ -70,8 +70,8 @@ def engine_for(family: str, compiled: bool) -> tuple[Engine, ModelShape]:
     )
     engine = engine_of(model, config)
     if compiled:
-        packs = family in PACKED
-        assert compilation.start(model, MICRO_BATCH, intra_document_masking=packs, log=print, packs_examples=packs)
+        draw = packed_batch if family in PACKED else random_batch
+        assert compilation.start(model, draw(shape, MICRO_BATCH, torch.Generator()), log=print)
         assert statistics(model.all_layers()) == {}, "nothing is counted"
     return engine, shape
 
@@ -138,7 +138,7 @@ def test_the_warm_up_holds_the_gradients_of_one_layer() -> None:
     model = build(ModelShape.from_config(config, VOCAB), seed=1)
     layer_bytes = 4 * sum(weight.numel() for weight in model.decoder.layers[0].parameters())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
-        assert compilation.start(model, 1, intra_document_masking=False, log=print)
+        assert compilation.start(model, random_batch(model.shape, 1, torch.Generator()), log=print)
     # Changes of the memory of tensors, in bytes, as they came.
     changes = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = list(itertools.accumulate(event.nbytes() for event in sorted(changes, key=lambda each: each.start_ns())))
@@ -204,8 +204,9 @@ def train_compiled(config: PretrainConfig, compiled: bool, whole_layers: bool) -
     calls: dict[str, mock.Mock] = {}
     errors: list[str] = []
     if compiled:
-        batch = config.micro_batch, config.intra_document_masking, errors.append
-        compilation.start(model, *batch, whole_layers=whole_layers)
+        compilation.start(
+            model, random_batch(shape, config.micro_batch, torch.Generator()), errors.append, whole_layers
+        )
         for fused in compilation.fused_functions():
             name = fused.function.__name__.strip("_")
             calls[name] = fused._compiled = mock.Mock(wraps=fused._compiled)

@@ -104,7 +104,7 @@ def test_offsets_compute_what_a_mask_does(family: str, compiled: bool, monkeypat
     monkeypatch.setattr(layout, "is_batch_first", lambda _: True)
     monkeypatch.setattr(cpu_attention, "blocked_attention", lambda *_, **__: pytest.fail("a mask is used"))
     if compiled:
-        assert compilation.start(model, 2, intra_document_masking=True, log=print)
+        assert compilation.start(model, BATCHES[0], log=print)
         torch.compiler.set_stance("fail_on_recompile")
     try:
         found = [nats_and_gradients(model, batch) for batch in BATCHES]

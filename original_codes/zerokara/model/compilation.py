@@ -71,24 +71,16 @@ def compiles_functions(mode: str, device_type: str) -> bool:
     return mode == "on" or (mode == "auto" and device_type == "cuda")
 
 
-def start(
-    model: Any,
-    micro_batch_size: int,
-    intra_document_masking: bool,
-    log: Callable[[str], None],
-    packs_examples: bool = False,
-    whole_layers: bool = True,
-) -> bool:
-    """Compile the layers of a `megatron.Model` on its device, or functions alone; False when something runs eagerly.
+def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole_layers: bool = True) -> bool:
+    """Compile a model's layers, or functions alone, for micro batches like this one; False if something runs eagerly.
 
-    With `intra_document_masking` batches come with segments, and where a run `packs_examples`, with their number. Every
-    process must call it: one micro batch is computed. No gradient and no weight is touched.
+    `arguments` are those of any micro batch of the run, on the model's device. Every process must call it: the micro
+    batch is computed. No gradient and no weight is touched.
 
     Raises:
         RuntimeError: of any class, for a lack of memory.
     """
-    device = next(model.parameters()).device
-    arguments = model.blank_arguments(micro_batch_size, intra_document_masking, packs_examples, device)
+    device = arguments[0].device
     layers = model.all_layers() if whole_layers else []
     eager, warmed = [layer.forward for layer in layers], set[Any]()
     for layer in layers:

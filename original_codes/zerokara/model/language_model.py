@@ -131,18 +131,6 @@ class Decoder(LanguageModel, GPTModel):
         """The layers, in the order in which they are computed."""
         return list(self.decoder.layers)
 
-    def blank_arguments(
-        self, num_samples: int, intra_document_masking: bool, packs_examples: bool, device: torch.device
-    ) -> list[Tensor]:
-        """Arguments of `forward` for a micro batch of training, in shape and dtype: zeros, an example in each row."""
-        ids_BS = torch.zeros(num_samples, self.shape.input_len, dtype=torch.int64, device=device)
-        mask_BS = torch.ones(ids_BS.shape, device=device)
-        if not intra_document_masking:
-            return [ids_BS, ids_BS, mask_BS]
-        offsets_N1 = torch.arange(num_samples + 1, dtype=torch.int32, device=device) * self.shape.input_len
-        arguments = [ids_BS, ids_BS, mask_BS, torch.zeros_like(ids_BS), offsets_N1]
-        return [*arguments, torch.ones_like(ids_BS[:, 0])] if packs_examples else arguments
-
 
 class EncoderDecoder(LanguageModel, T5Model):
     """``model(encoder_input_ids_BS, decoder_input_ids_BT=…)`` returns logits, with labels the summed cross-entropy."""
@@ -206,21 +194,6 @@ class EncoderDecoder(LanguageModel, T5Model):
     def all_layers(self) -> list[torch.nn.Module]:
         """The layers, in the order in which they are computed."""
         return [*self.encoder.layers, *self.decoder.layers]
-
-    def blank_arguments(
-        self, num_samples: int, intra_document_masking: bool, packs_examples: bool, device: torch.device
-    ) -> list[Tensor]:
-        """Arguments of `forward` for a micro batch of training, in shape and dtype: zeros, an example in each row."""
-        encoder_ids_BS, decoder_ids_BT = (
-            torch.zeros(num_samples, length, dtype=torch.int64, device=device)
-            for length in (self.shape.input_len, self.shape.target_len)
-        )
-        arguments = [encoder_ids_BS, decoder_ids_BT, torch.ones(decoder_ids_BT.shape, device=device), decoder_ids_BT]
-        if intra_document_masking:
-            arguments += [torch.zeros_like(encoder_ids_BS), torch.zeros_like(decoder_ids_BT)]
-        if packs_examples:
-            arguments.append(torch.ones_like(encoder_ids_BS[:, 0]))
-        return arguments
 
 
 def _mask_of_examples(segments_BS: Tensor, decoder_segments_BT: Tensor) -> tuple[Tensor, Tensor]:

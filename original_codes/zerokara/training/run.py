@@ -214,12 +214,12 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
         layers.multiply_in_float8(model)
     dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
     flash_attention.start(plan.shape.head_dim, dtype, device, log)
-    whole_layers = compilation.reason_against(config.compile, device.type, plan.gathers_inside_layers) is None
-    if whole_layers or compilation.compiles_functions(config.compile, device.type):
-        batch = config.micro_batch, config.intra_document_masking, log, config.packs_examples
-        compilation.start(model, *batch, whole_layers=whole_layers)
     share, reading = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size()), plan.data.reading
     batches = Batches(reading.tokens(), reading.order(), share, plan.data.objective, parallel.data_rank())
+    whole_layers = compilation.reason_against(config.compile, device.type, plan.gathers_inside_layers) is None
+    if whole_layers or compilation.compiles_functions(config.compile, device.type):
+        first = next(batches.at(0))  # any would do; where a run resumes there may be none
+        compilation.start(model, to_device(first, device), log, whole_layers)
     return Run(plan, processes, model, engine, state, batches)
 
 

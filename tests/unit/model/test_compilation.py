@@ -21,6 +21,10 @@ def _no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]
     compilation.run_eagerly()
 
 
+IDS = torch.zeros(2, 16, dtype=torch.int64)
+BATCH = [IDS, IDS, torch.ones(IDS.shape)]
+
+
 @pytest.fixture
 def model() -> Decoder:
     return build(shape_of(50, hidden_size=32, num_kv_heads=2, seq_len=16), seed=1)
@@ -61,9 +65,8 @@ def test_a_function_runs_compiled_at_sizes_that_it_was_shown() -> None:
 def test_what_cannot_compile_runs_eagerly(model: Decoder, whole_layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = mock.Mock(side_effect=RuntimeError("no C++ compiler\nand a long story"))
     monkeypatch.setattr(torch, "compile", lambda *_, **__: compiled)  # fails at the first call
-    ids = torch.zeros(2, 16, dtype=torch.int64)
-    expected, lines = model(ids, ids), []
-    assert not compilation.start(model, 2, intra_document_masking=False, log=lines.append, whole_layers=whole_layers)
+    expected, lines = model(*BATCH), []
+    assert not compilation.start(model, BATCH, lines.append, whole_layers)
     if whole_layers:
         assert lines[-1].endswith("RuntimeError: no C++ compiler"), "the first line of the error"
     else:
@@ -71,7 +74,7 @@ def test_what_cannot_compile_runs_eagerly(model: Decoder, whole_layers: bool, mo
             [name, "RuntimeError"]
             for name in ("log_sum_of_exponentials", "softmax_of_real", "plain_activate", "apply_rotary_pos_emb_bshd")
         ]
-    found = model(ids, ids)
+    found = model(*BATCH)
     found.backward()
     rounding.assert_same_loss(found.item(), expected.item())
 
@@ -84,7 +87,7 @@ def test_a_lack_of_memory(model: Decoder, whole_layers: bool, wrapped: bool, mon
         error, error.__cause__ = RuntimeError("backend='inductor' raised"), error
     monkeypatch.setattr(torch, "compile", lambda *_, **__: mock.Mock(side_effect=error))
     with pytest.raises(RuntimeError) as raised:
-        compilation.start(model, 2, intra_document_masking=False, log=print, whole_layers=whole_layers)
+        compilation.start(model, BATCH, print, whole_layers)
     assert compilation.is_out_of_memory(raised.value)
     assert not compilation.is_out_of_memory(RuntimeError("no C++ compiler"))
 
@@ -100,12 +103,12 @@ def test_only_training_at_the_first_shape_is_compiled(model: Decoder, monkeypatc
         return count
 
     monkeypatch.setattr(torch, "compile", counting)
-    assert compilation.start(model, 2, intra_document_masking=False, log=lambda _: None)
+    assert compilation.start(model, BATCH, log=lambda _: None)
     assert all(parameter.grad is None for parameter in model.parameters())
-    ids = torch.zeros(3, 16, dtype=torch.int64)
-    model(ids, ids)
+    larger = IDS.repeat(2, 1)
+    model(larger, larger)
     with torch.no_grad():
-        model(ids[:2], ids[:2])
+        model(*BATCH)
     assert calls == [(16, 2, 32)]  # the warm-up: one layer of two
-    model(ids[:2], ids[:2])
+    model(*BATCH)
     assert calls == [(16, 2, 32)] * 3
