@@ -8,9 +8,7 @@ a folder is run.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -20,11 +18,11 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers.utils import logging
 
 from zerokara import manifest
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation.inputs import model_files, short_names
+from zerokara.huggingface import families, tokenizer_proof
 
 SEES_LATER_TOKENS = "not measured: sees the tokens after, so it does not predict them"
 NO_LIMIT_CONTEXT = 2048
@@ -123,16 +121,15 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
     opened: list[LoadedModel] = []
     for folder, name in zip(folders, short_names(folders), strict=True):
         try:
-            with _quiet():
+            with families.quiet():
                 config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-                tokenizer = transformers.AutoTokenizer.from_pretrained(
-                    folder, local_files_only=True, trust_remote_code=False
-                )
+                tokenizer = tokenizer_proof.load(folder)
             if not tokenizer("hello", add_special_tokens=False)["input_ids"]:
                 raise ValueError("its tokenizer makes no token of 'hello': files are missing")
         except (OSError, ValueError, ImportError) as error:
             remedy = "save it again with model.save_pretrained(folder) and tokenizer.save_pretrained(folder)"
-            faults.append(Fault(str(folder), f"cannot be opened by transformers: {_first_line(error)}", remedy=remedy))
+            rule = f"cannot be opened by transformers: {families.one_line(error)}"
+            faults.append(Fault(str(folder), rule, remedy=remedy))
             continue
         opened.append(LoadedModel(name, folder, tokenizer, config, place, dtype, opened))
     if faults:
@@ -141,38 +138,13 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
 
 
 def _load(folder: Path, config: Any, dtype: torch.dtype) -> Any:
-    auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-    with _quiet():
-        try:
-            model, report = auto.from_pretrained(
-                folder,
-                dtype=dtype,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise UserError(Fault(str(folder), f"cannot be loaded by transformers: {_first_line(error)}")) from error
-    wrong = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report.get(kind)}
-    if wrong:  # they would be random
-        text = "; ".join(f"{kind}: {', '.join(keys[:3])}" for kind, keys in wrong.items())
-        raise UserError(Fault(str(folder), f"has no weights for part of the model ({text})"))
-    return model
-
-
-@contextmanager
-def _quiet() -> Any:
-    """Silence transformers' hints on training, and its progress bars where there is no terminal."""
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    auto_class = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
     try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:300]
+        model, faults = families.load_model(folder, dtype, auto_class)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        rule = f"cannot be loaded by transformers: {families.one_line(error)}"
+        raise UserError(Fault(str(folder), rule)) from error
+    if wrong := [fault for fault in faults if not fault.startswith("unexpected_keys")]:  # they would be random
+        rule = f"has no weights for part of the model ({families.one_line('; '.join(wrong))})"
+        raise UserError(Fault(str(folder), rule))
+    return model

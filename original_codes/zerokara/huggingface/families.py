@@ -6,7 +6,8 @@ Weights come from safetensors on this machine only, or from memory; no code of a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -19,12 +20,14 @@ from zerokara.errors import RunError
 from zerokara.huggingface import weight_rules
 from zerokara.huggingface.decoders import DECODERS
 from zerokara.huggingface.encoder_decoders import SWITCH, T5
-from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY, Family, WeightRule
+from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY, WeightRule
 from zerokara.model.shapes import ModelShape
 
 UNTIED_OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), VOCABULARY)
 """The output matrix; a tied model has none, on either side."""
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_MAX_REASON = 300
+"""Characters of a message of transformers, which may quote a whole file."""
 
 FAMILIES = {family.model_type: family for family in (*DECODERS, T5)} | {"switch": SWITCH}
 """By our names of the architectures, which are transformers' but for one."""
@@ -99,9 +102,9 @@ def state_by_file_names(model: Any) -> dict[str, Tensor]:
     return dict(revert_weight_conversion(model, model.state_dict()))
 
 
-def load_model(folder: Path, dtype: torch.dtype, family: Family) -> tuple[Any, list[str]]:
+def load_model(folder: Path, dtype: torch.dtype, auto_class: str) -> tuple[Any, list[str]]:
     """Return the model, on the CPU, and the faults of the loading report: missing, unexpected, other shapes."""
-    return _loaded(family.auto_class, folder, dtype, progress_bar=sys.stderr.isatty(), use_safetensors=True)
+    return _loaded(auto_class, folder, dtype, progress_bar=sys.stderr.isatty(), use_safetensors=True)
 
 
 def stock_model_of(
@@ -141,8 +144,18 @@ def stock_model_of(
 def _loaded(
     class_name: str, folder: Path | None, dtype: torch.dtype, progress_bar: bool = False, **more: Any
 ) -> tuple[Any, list[str]]:
-    """Load without a warning that T5's separate output matrix is not tied, as it should be."""
     import transformers  # half a second to import, and each training process imports this module
+
+    with quiet(progress_bar):
+        model, report = getattr(transformers, class_name).from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True, **more
+        )
+    return model, [f"{name}: {sorted(map(str, keys))}" for name, keys in report.items() if keys]
+
+
+@contextmanager
+def quiet(progress_bar: bool = False) -> Iterator[None]:
+    """Silence transformers' hints, as that T5's separate output matrix is not tied, and its progress bars."""
     from transformers.utils import logging
 
     verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -150,11 +163,14 @@ def _loaded(
     if not progress_bar:
         logging.disable_progress_bar()
     try:
-        model, report = getattr(transformers, class_name).from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True, **more
-        )
+        yield
     finally:
         logging.set_verbosity(verbosity)
         if had_bar:
             logging.enable_progress_bar()
-    return model, [f"{name}: {sorted(map(str, keys))}" for name, keys in report.items() if keys]
+
+
+def one_line(message: object) -> str:
+    """The text of an error or other message of transformers in one line, its beginning where it is long."""
+    text = " ".join(str(message).split())
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}…"

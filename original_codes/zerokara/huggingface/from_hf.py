@@ -43,8 +43,6 @@ _NOT_COMPUTED = {
     "rope_parameters.partial_rotary_factor": 1.0,
 }  # fmt: skip
 """What some model of any family may state, and none computes here → the value without effect."""
-_MAX_REASON = 300
-"""Characters of a message of transformers, which may quote a whole file."""
 _T5_CONTEXT = 512
 """Context length of the T5 models, whose configuration has none: relative positions know no limit."""
 _MAX_CONTEXT = 10**6
@@ -106,7 +104,7 @@ def open_weights(
     Raises:
         RunError: a tensor is missing, left over, or of another shape, or two that are one of ours differ.
     """
-    model, loading_faults = families.load_model(folder, torch.float32, families.FAMILIES[shape.architecture])
+    model, loading_faults = families.load_model(folder, torch.float32, families.FAMILIES[shape.architecture].auto_class)
     if loading_faults:
         raise RunError(f"{folder}: the weights do not belong to config.json: {'; '.join(loading_faults)}")
     table, theirs = families.rules_for(shape), families.state_by_file_names(model)
@@ -203,7 +201,7 @@ def _read_config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises nothing narrower for malformed files
         raise UserError(
-            Fault(str(folder / "config.json"), f"transformers cannot read it: {_one_line(error)}")
+            Fault(str(folder / "config.json"), f"transformers cannot read it: {families.one_line(error)}")
         ) from error
 
 
@@ -232,11 +230,6 @@ def _value_of(hf_config: Any, key: str) -> Any:
     if key == "head_dim" and value is None:
         return hf_config.hidden_size // hf_config.num_attention_heads  # as classes without the key compute it
     return value
-
-
-def _one_line(error: Exception) -> str:
-    message = " ".join(str(error).split())
-    return message if len(message) <= _MAX_REASON else f"{message[:_MAX_REASON]}…"
 
 
 def _check_weights(folder: Path, hf_config: Any, auto_class: str, fault: SettingFault) -> None:
@@ -278,7 +271,7 @@ def _check_weights(folder: Path, hf_config: Any, auto_class: str, fault: Setting
             with safe_open(folder / part, "pt"):
                 pass
         except (OSError, SafetensorError) as error:
-            broken.append(f"{part} ({_one_line(error)})")
+            broken.append(f"{part} ({families.one_line(error)})")
     if broken:
         rule = f"holds weights that cannot be read: {', '.join(broken[:3])}"
         raise UserError(fault("init_from", rule, "download the folder again"))
@@ -325,7 +318,7 @@ def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, ours: int, fa
     try:
         tokenizer = tokenizer_proof.load(folder)
     except Exception as error:  # as above
-        rule = f"holds no tokenizer that transformers can read: {_one_line(error)}"
+        rule = f"holds no tokenizer that transformers can read: {families.one_line(error)}"
         yield fault("init_from", rule, "its tokenizer is needed to compare the ids")
         return
     named = tokenizer.convert_ids_to_tokens(list(range(theirs)))

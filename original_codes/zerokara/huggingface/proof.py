@@ -198,7 +198,7 @@ def _exported(
 ) -> _Exported:
     """Load the folder and compute; the model leaves memory afterwards."""
     family = families.FAMILIES[shape.architecture]
-    model, loading_faults = families.load_model(folder, families.TORCH_DTYPES[dtype], family)
+    model, loading_faults = families.load_model(folder, families.TORCH_DTYPES[dtype], family.auto_class)
     model = model.to(device()).eval()
     faults = [f"loading reports {fault}" for fault in loading_faults]
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
