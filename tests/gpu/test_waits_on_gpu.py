@@ -21,7 +21,6 @@ from steps import KINDS, VOCABULARY, batches_of, stepper
 
 from zerokara.model import compilation, loss
 from zerokara.model.builder import build
-from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import engine, sharded
 from zerokara.training.processes.joining import Processes
@@ -78,7 +77,7 @@ def set_mode(mode: str) -> None:
 def check_third_step(settings: dict[str, Any], compiles: bool = False) -> None:
     """Two steps may wait (kernels are chosen, memory is taken); the third is watched, with its edge."""
     config = config_from(COMMON | settings)
-    model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
+    model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=config)
     trained = engine_of(model, config, chosen_for=2)
     if compiles:
         first = batches_of(config, torch.Generator(), ranks=1, pins=False).micro_batches[0]

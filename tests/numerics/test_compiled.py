@@ -27,7 +27,7 @@ from torch._dynamo.utils import counters
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import compilation, experts, layout, parallel
 from zerokara.model.builder import build
-from zerokara.model.experts import AuxiliaryLoss, Routing, statistics
+from zerokara.model.experts import AuxiliaryLoss, statistics
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import document_offsets
 from zerokara.training.compute.engine import Engine, load_state, master_weights, optimizer_state
@@ -65,9 +65,7 @@ def engine_for(family: str, compiled: bool) -> tuple[Engine, ModelShape]:
         router_aux_loss_coef=0.3, router_z_loss_coef=0.2,
     )  # fmt: skip
     shape = ModelShape.from_config(config, VOCAB)
-    model = build(
-        shape, seed=2, activation_checkpointing=config.activation_checkpointing, routing=Routing.from_config(config)
-    )
+    model = build(shape, seed=2, activation_checkpointing=config.activation_checkpointing, routing=config)
     engine = engine_of(model, config)
     if compiled:
         draw = packed_batch if family in PACKED else random_batch
@@ -197,9 +195,7 @@ SHARDED: dict[str, dict[str, Any]] = {
 def train_compiled(config: PretrainConfig, compiled: bool, whole_layers: bool) -> dict[str, Any]:
     """Train three steps on the same random ids; nothing is compiled after the start. `found` is as `train` returns."""
     shape = ModelShape.from_config(config, VOCAB + 1)  # the last rank has rows of the vocabulary that are padding
-    model = build(
-        shape, seed=1, activation_checkpointing=config.activation_checkpointing, routing=Routing.from_config(config)
-    )
+    model = build(shape, seed=1, activation_checkpointing=config.activation_checkpointing, routing=config)
     engine = open_with_weights(model, config, {} if whole_layers else DEEPSPEED, torch.device("cpu"))
     calls: dict[str, mock.Mock] = {}
     errors: list[str] = []

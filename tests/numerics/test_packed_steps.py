@@ -19,7 +19,6 @@ from zerokara.config.data import packed
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.builder import build
-from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.packed_examples import ExampleData, Pairs
@@ -59,7 +58,7 @@ def train(config: PretrainConfig, folder: str, own_tokens: bool = False) -> dict
     lengths = packed(32, 24, True) if both else packed(32, 32, False)
     sizes = {"input_len": lengths.input, "target_len": lengths.target, "raw_len": lengths.raw}
     shape = replace(ModelShape.from_config(config, VOCABULARY), **sizes)
-    model = build(shape, seed=1, routing=Routing.from_config(config))
+    model = build(shape, seed=1, routing=config)
     template = load_template(config.deepspeed_template)
     engine = open_with_weights(model, config, template, torch.device("cpu"))
     data = ExampleData(Path(folder) / ("pairs" if both else "conversations"), lengths, both, PAD, seed=3)

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import attention, builder, experts, layout, parallel
 from zerokara.model.builder import build
-from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import buckets
 from zerokara.training.compute.updater import load_template
@@ -100,7 +99,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     layout.is_batch_first = lambda _: True
     flash.install()
     buckets.BUCKET = 2**14
-    model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
+    model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=config)
     template = load_template(config.deepspeed_template)
     engine = open_with_weights(model, config, template, torch.device("cpu"))
     processes = Processes(torch.device("cpu"), torch.distributed.get_rank())

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch.nn.functional import gelu, silu
 
+from zerokara.config.optim import OptimSettings
 from zerokara.model import initial_weights, layers, parallel, rotary
 from zerokara.model.attention import FusedAttention, QKNorm, UnrotatedAttention
-from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, Routing, experts_of
+from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, experts_of
 from zerokara.model.language_model import Decoder, EncoderDecoder
 from zerokara.model.layers import ColumnLinear, FeedForward, NormedFeedForward, NormedRowLinear, RowLinear
 from zerokara.model.megatron_core import (
@@ -39,20 +40,22 @@ def build(
     dtype: torch.dtype = torch.float32,
     seed: int | None = 0,
     activation_checkpointing: str = "off",
-    routing: Routing = Routing(),  # noqa: B008  # immutable
+    routing: OptimSettings | None = None,
 ) -> Model:
     """Build this rank's shard of a model on the CPU, with the initial weights of `seed`; None leaves them undefined.
 
     The weights are drawn in fp32 and rounded to `dtype` afterwards, so the same seed gives the same model everywhere.
-    `activation_checkpointing` (`layers`) changes no result. `routing` is how the routers of MoE layers are
-    trained. `parallel.start` must have been called.
+    `activation_checkpointing` (`layers`) changes no result. `routing` has the coefficients of the auxiliary losses of
+    MoE layers, and their capacity factor; all are 0 without it. `parallel.start` must have been called.
     """
     config = _config(shape)
     if shape.moe_layers:  # of `MixtureOfExperts`, under megatron-core's names: set afterwards, they change nothing else
         config.num_moe_experts, config.moe_router_topk = shape.num_experts, shape.experts_per_token
         config.moe_ffn_hidden_size = shape.moe_ffn_hidden_size
-        config.moe_aux_loss_coeff, config.moe_z_loss_coeff = routing.aux_loss_coef, routing.z_loss_coef
-        config.moe_expert_capacity_factor = routing.capacity_factor
+        if routing:
+            config.moe_aux_loss_coeff = routing.router_aux_loss_coef
+            config.moe_z_loss_coeff = routing.router_z_loss_coef
+            config.moe_expert_capacity_factor = routing.expert_capacity_factor
     model = _model_of(shape, config)
     model.shape, model.sharding = shape, Sharding(shape.traits.gated)
     layers.embed_without_waits(model.embedding.word_embeddings)

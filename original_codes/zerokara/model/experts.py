@@ -26,7 +26,6 @@ F feed-forward size of an expert, R rows of `experts_fc1` (2F with a gate).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,7 +34,6 @@ import torch.distributed
 from torch import Tensor
 from torch.nn.functional import grouped_mm, linear
 
-from zerokara.config.optim import OptimSettings
 from zerokara.model import parallel
 from zerokara.model.layers import activate, plain_activate
 from zerokara.model.layout import sequence_first
@@ -43,23 +41,6 @@ from zerokara.model.megatron_core import TransformerConfig
 
 PADDING = -1
 """The number of an example where there is none."""
-
-
-@dataclass(frozen=True)
-class Routing:
-    """Training of routers; no part of the model."""
-
-    aux_loss_coef: float = 0.0
-    """Coefficient of the load-balancing loss."""
-    z_loss_coef: float = 0.0
-    """Coefficient of the z-loss, which keeps the router's logits small."""
-    capacity_factor: float = 0.0
-    """c; 0 is no limit."""
-
-    @classmethod
-    def from_config(cls, config: OptimSettings) -> Routing:
-        """The routing of a run."""
-        return cls(config.router_aux_loss_coef, config.router_z_loss_coef, config.expert_capacity_factor)
 
 
 class AuxiliaryLoss:

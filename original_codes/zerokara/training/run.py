@@ -23,7 +23,6 @@ from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
 from zerokara.model import builder, compilation, flash_attention, initial_weights, layers, parallel
 from zerokara.model.builder import Model
-from zerokara.model.experts import Routing
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch
@@ -175,8 +174,8 @@ def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharin
 def build_model(plan: RunPlan) -> Model:
     """Build this process's part of the model, on the CPU and in fp32, with undefined weights; after `join`."""
     config, shape = plan.resolved, plan.shape
-    routing, recomputes = Routing.from_config(config), config.activation_checkpointing
-    model = builder.build(shape, seed=None, activation_checkpointing=recomputes, routing=routing)
+    recomputes = config.activation_checkpointing
+    model = builder.build(shape, seed=None, activation_checkpointing=recomputes, routing=config)
     if (count := builder.num_parameters(model)) != shape.num_parameters():
         raise RunError(f"the model has {count:,} parameters, {shape.num_parameters():,} were planned")
     return model

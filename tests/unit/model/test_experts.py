@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from zerokara.config.data import packed
+from zerokara.config.optim import OptimSettings
 from zerokara.model import experts
 from zerokara.model.builder import Model, build
-from zerokara.model.experts import PADDING, AuxiliaryLoss, MixtureOfExperts, Routing, experts_of, statistics
+from zerokara.model.experts import PADDING, AuxiliaryLoss, MixtureOfExperts, experts_of, statistics
 from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.training.run import as_tensors
 
@@ -36,12 +37,17 @@ FAMILIES = {
     },
 }  # fmt: skip
 PACKED = ("mixtral", "switch", "t5_moe")
-ROUTING = Routing(aux_loss_coef=0.3, z_loss_coef=0.2)
+ROUTING = OptimSettings(router_aux_loss_coef=0.3, router_z_loss_coef=0.2)
 LENGTHS = {0: [5, 2, 9], 1: [11, 1], 2: [24], 3: []}
 LENGTH = 24
 
 
-def layer_of(routing: Routing = ROUTING, **overrides: Any) -> MixtureOfExperts:
+def routed_with(capacity_factor: float) -> OptimSettings:
+    """Experts of this capacity, without auxiliary losses."""
+    return OptimSettings(router_aux_loss_coef=0.0, router_z_loss_coef=0.0, expert_capacity_factor=capacity_factor)
+
+
+def layer_of(routing: OptimSettings = ROUTING, **overrides: Any) -> MixtureOfExperts:
     """The first MoE layer of a small Mixtral, its weights wide."""
     model = build(shape_of(**MIXTRAL, **overrides), seed=1, routing=routing)
     layer = experts_of(model.all_layers())[0]
@@ -85,7 +91,7 @@ def test_an_expert_without_a_token_gets_no_gradient(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_full_expert_drops_the_later_choices_of_each_sequence() -> None:
-    layer = layer_of(Routing(capacity_factor=0.5))
+    layer = layer_of(routed_with(0.5))
     capacity = math.ceil(0.5 * 2 * 24 / 4)
     tokens = hidden()
     _, chosen_SBk = linear(tokens, layer.router.weight).softmax(-1).topk(2)
@@ -159,7 +165,7 @@ def test_auxiliary_losses_by_hand() -> None:
 
 
 def test_statistics_by_layer() -> None:
-    model = build(shape_of(**QWEN3_MOE, moe_layers=[0, 1]), seed=1, routing=Routing(capacity_factor=0.5))
+    model = build(shape_of(**QWEN3_MOE, moe_layers=[0, 1]), seed=1, routing=routed_with(0.5))
     layers = model.all_layers()
     assert statistics(layers) == {}
     ids = torch.randint(0, 300, (3, 24), generator=torch.Generator().manual_seed(4))
@@ -214,7 +220,7 @@ def test_the_gradient_of_padding_is_zero_and_a_row_of_padding_adds_nothing() -> 
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize("factor", [0.5, 0.7, 1.25])
 def test_an_example_drops_what_it_drops_alone(factor: float, top_k: int) -> None:
-    layer, (hidden, examples) = layer_of(Routing(capacity_factor=factor), experts_per_token=top_k), rows()
+    layer, (hidden, examples) = layer_of(routed_with(factor), experts_per_token=top_k), rows()
     together = layer(hidden, examples)[0]
     by_row, dropped_alone = layer(hidden)[0], 0
     differs = []
@@ -232,7 +238,7 @@ def test_an_example_drops_what_it_drops_alone(factor: float, top_k: int) -> None
 
 
 def test_statistics_are_those_of_the_examples() -> None:
-    layer, (hidden, examples) = layer_of(Routing(capacity_factor=0.5)), rows()
+    layer, (hidden, examples) = layer_of(routed_with(0.5)), rows()
     layer(hidden, examples)
     found = layer.counts.take()
     for row, lengths in LENGTHS.items():
@@ -264,7 +270,7 @@ def gradients(model: Model, batch: list[Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("family", PACKED)
 def test_recomputed_layers_are_told_of_padding(family: str, tmp_path: Any) -> None:
     batch, shape = batch_of(family, tmp_path), shape_of(**FAMILIES[family])
-    routing = Routing(0.3, 0.2, capacity_factor=0.7)
+    routing = OptimSettings(router_aux_loss_coef=0.3, router_z_loss_coef=0.2, expert_capacity_factor=0.7)
     found = {
         mode: gradients(build(shape, seed=2, activation_checkpointing=mode, routing=routing), batch)
         for mode in ("off", "selective", "full")

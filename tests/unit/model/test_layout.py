@@ -10,9 +10,9 @@ from dispatched import Dispatched
 from shapes import shape_of
 from torch import Tensor
 
+from zerokara.config.optim import OptimSettings
 from zerokara.model import attention, cpu_attention, layout
 from zerokara.model.builder import build
-from zerokara.model.experts import Routing
 
 BATCH, LENGTH, HIDDEN = 3, 24, 64
 MODELS: dict[str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ def computed(name: str, documents: str, batch_first: bool) -> tuple[list[Tensor]
     """Loss, gradients and logits of one position; and the sizes of copies that are no smaller than hidden states."""
     layout.is_batch_first = lambda _: batch_first
     shape = shape_of(num_layers=1, hidden_size=HIDDEN, num_attn_heads=4, seq_len=LENGTH, **MODELS[name])
-    routing = Routing(aux_loss_coef=0.3, z_loss_coef=0.2, capacity_factor=1.0)
+    routing = OptimSettings(router_aux_loss_coef=0.3, router_z_loss_coef=0.2, expert_capacity_factor=1.0)
     model = build(shape, seed=1, routing=routing).train()
     segments = (ids(3) < 40).cumsum(1)
     segments[:, 0] = 0

@@ -21,7 +21,6 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError
 from zerokara.model import parallel
 from zerokara.model.builder import build
-from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text
 from zerokara.steps import train
@@ -85,8 +84,7 @@ def kept_bytes(layout: MemoryForecast, masking: bool) -> int:
     parallel.start_alone()
     shape, config = layout.shape, layout.config
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    mode, routing = config.activation_checkpointing, Routing(aux_loss_coef=0.01, z_loss_coef=0.001)
-    model = build(shape, dtype, activation_checkpointing=mode, routing=routing).train()
+    model = build(shape, dtype, activation_checkpointing=config.activation_checkpointing, routing=config).train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
     counted: list[int] = []
