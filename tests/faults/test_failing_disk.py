@@ -25,15 +25,16 @@ import torch
 from made_checkpoints import state_of
 
 from zerokara import checkpoint
-from zerokara.checkpoint import Retention, folders
+from zerokara.checkpoint import folders
 from zerokara.checkpoint.store import CheckpointStore
+from zerokara.config.machine import MonitoringSettings
 from zerokara.errors import RunError
 
 INJECTIONS_PER_KILL = 8
 LOSSES = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.6, 10: 2.7, 12: 2.8}
 """Validation loss of each save: the best is soon the oldest."""
 RESTARTS = (8, 12)
-RETENTION = Retention(keep_last=2, keep_best=True)
+SETTINGS = MonitoringSettings(keep_last=2)
 NAMES = ("open", "rename", "replace", "stat", "listdir", "scandir", "mkdir", "unlink", "rmdir", "fsync", "write")
 """Functions of `os`; reading and `builtins.open` come to them."""
 _OPEN = io.open
@@ -138,7 +139,7 @@ class Life:
                 step = self.restart()
 
     def save(self, step: int) -> None:
-        store = CheckpointStore(self.run_dir, RETENTION, self.log.append, self.resumed)
+        store = CheckpointStore(self.run_dir, SETTINGS, self.log.append, self.resumed)
         state, weights = state_of(step, LOSSES[step]), {"a": torch.full((2,), float(step))}
         for attempt in range(6):  # as the thread that writes does, every few seconds
             try:
@@ -180,7 +181,7 @@ class Life:
                 checkpoint.check(folder)
                 whole.add(checkpoint.read_state(folder).step)
         best = min(self.saved, key=lambda step: LOSSES[step], default=None)
-        expected = {*self.saved[-RETENTION.keep_last :], best} - {None}
+        expected = {*self.saved[-SETTINGS.keep_last :], best} - {None}
         assert expected <= whole, f"{expected - whole} is lost after {self.disk.failed}: {self.log}"
 
 

@@ -5,7 +5,6 @@
 # ruff: noqa: F401  # the names that other rooms use
 
 from zerokara.checkpoint.folders import (
-    Retention,
     all_steps,
     best,
     broken_names,

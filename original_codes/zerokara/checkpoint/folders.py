@@ -20,11 +20,11 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from zerokara import manifest
+from zerokara.config.machine import MonitoringSettings
 from zerokara.durable import PARTIAL_SUFFIX, recover, unused_name, write_file
 from zerokara.errors import Fault, RunError, UserError
 
@@ -52,18 +52,6 @@ _INTERRUPTED_REPLACEMENT = re.compile(rf"(global_step\d+)\.old{re.escape(PARTIAL
 """A save that was to replace a checkpoint was killed between two renames."""
 _LEFTOVER = re.compile(rf"(global_step\d+|.+\.\d+){re.escape(PARTIAL_SUFFIX)}|.+{re.escape(DELETED_SUFFIX)}")
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class Retention:
-    """The checkpoints to keep."""
-
-    keep_last: int
-    """Number of the newest; at least 1."""
-    keep_every: int = 0
-    """Also every checkpoint whose step is a multiple of this; 0 for none."""
-    keep_best: bool = False
-    """Also the one that validation found best."""
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
@@ -254,16 +242,16 @@ def remove_leftovers(run_dir: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def prune(run_dir: Path, retention: Retention) -> list[Path]:
-    """Delete the complete checkpoints that `retention` does not keep, and return their folders.
+def prune(run_dir: Path, config: MonitoringSettings) -> list[Path]:
+    """Delete the complete checkpoints that the settings ``keep_*`` do not keep, and return their folders.
 
     Each is renamed first, so that none is there in part; `remove_leftovers` completes an interrupted deletion.
     """
     losses = _complete(run_dir)
-    kept = {*sorted(losses)[-retention.keep_last :]}
-    if retention.keep_every:
-        kept |= {step for step in losses if step % retention.keep_every == 0}
-    if retention.keep_best:
+    kept = {*sorted(losses)[-config.keep_last :]}
+    if config.keep_every:
+        kept |= {step for step in losses if step % config.keep_every == 0}
+    if config.keep_best:
         kept.add(_best(losses))
     deleted = [folder_of(run_dir, step) for step in sorted(losses.keys() - kept)]
     for folder in deleted:

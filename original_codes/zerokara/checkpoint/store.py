@@ -26,6 +26,7 @@ from torch.distributed import Store
 from zerokara import manifest
 from zerokara.checkpoint import folders, tensor_file
 from zerokara.checkpoint.state import OPTIMIZER, STATE_NAME, WEIGHTS, Share, TrainingState
+from zerokara.config.machine import MonitoringSettings
 from zerokara.durable import atomic_folder, sync_folder, write_json
 from zerokara.progress import bytes_text
 
@@ -135,12 +136,12 @@ class Writers:
 
 
 class CheckpointStore:
-    """The checkpoints of the run folder `run_dir`, pruned by `retention`; for the first of its `writers`."""
+    """The checkpoints of the run folder `run_dir`, pruned by ``keep_*``; for the first of its `writers`."""
 
     def __init__(
         self,
         run_dir: Path,
-        retention: folders.Retention,
+        config: MonitoringSettings,
         log: Callable[[str], None],
         newest: Path | None = None,
         writers: Writers | None = None,
@@ -148,7 +149,7 @@ class CheckpointStore:
     ):
         """`newest` is the checkpoint that the run resumed from, `num_bytes` the size of the tensors of all writers."""
         self.run_dir, self.newest = run_dir, newest
-        self._retention, self._log, self._writers, self._num_bytes = retention, log, writers or Writers(), num_bytes
+        self._config, self._log, self._writers, self._num_bytes = config, log, writers or Writers(), num_bytes
 
     def save(self, state: TrainingState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> Path:
         """Save a checkpoint from this process's share, delete those that are no longer kept, and return its folder.
@@ -159,7 +160,7 @@ class CheckpointStore:
         own_bytes = sum(tensor.nbytes for tensors in (weights, moments) for tensor in tensors.values())
         needed = SMALL_FILES_BYTES + (self._num_bytes or own_bytes)
         if shutil.disk_usage(self.run_dir).free < needed:
-            folders.prune(self.run_dir, self._retention)
+            folders.prune(self.run_dir, self._config)
         if (free := shutil.disk_usage(self.run_dir).free) < needed:
             older = [folders.folder_of(self.run_dir, step).name for step in folders.all_steps(self.run_dir)[:-1]]
             older += folders.broken_names(self.run_dir)
@@ -169,7 +170,7 @@ class CheckpointStore:
         self.newest = folder = save(self.run_dir, state, weights, moments, self._writers)
         try:
             folders.write_markers(self.run_dir)
-            if folders.prune(self.run_dir, self._retention):
+            if folders.prune(self.run_dir, self._config):
                 folders.write_markers(self.run_dir)
         except OSError as error:  # the checkpoint is saved; the next save deletes what this one could not
             self._log(f"step {state.step}  older checkpoints are left alone for now: {error}")

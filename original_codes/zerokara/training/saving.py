@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from zerokara import progress
-from zerokara.checkpoint import Retention, TrainingState, folder_of
+from zerokara.checkpoint import TrainingState, folder_of
 from zerokara.checkpoint.state import OPTIMIZER, WEIGHTS, Share, cut_shapes
 from zerokara.checkpoint.store import CheckpointStore, Writers
 from zerokara.errors import RunError
@@ -93,10 +93,9 @@ class Saver:
         self._share = Share(sharing.index, len(sharing.ranks))
         shapes = optimizers.checkpoint_shapes(run.engine.optimizer_name, run.model.shape)
         self._writers = Writers(self._share, run.processes.message_store(f"checkpoints/{sharing.ranks[0]}"))
-        retention = Retention(config.keep_last, config.keep_every, config.keep_best)
         newest = folder_of(run.plan.run_dir, run.state.step) if run.state.step else None
         num_bytes = run.plan.checkpoint_bytes
-        self._store = CheckpointStore(run.plan.run_dir, retention, self._log, newest, self._writers, num_bytes)
+        self._store = CheckpointStore(run.plan.run_dir, config, self._log, newest, self._writers, num_bytes)
         own = cut_shapes(self._share, shapes).values()
         self._copy = HostCopy(run.processes.device, sum(map(math.prod, own)))
         # On a shared core training goes first. Only upwards: where all was started with `nice`, lowering is forbidden.

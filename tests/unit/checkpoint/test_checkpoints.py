@@ -10,7 +10,8 @@ from configs import fault_of
 from made_checkpoints import flip_last_byte, saved
 
 from zerokara import checkpoint
-from zerokara.checkpoint import Retention, folders
+from zerokara.checkpoint import folders
+from zerokara.config.machine import MonitoringSettings
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def names(folders: list[Path]) -> list[str]:
 def test_pruning_keeps_the_newest_and_the_multiples(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):
         saved(tmp_path, step)
-    deleted = folders.prune(tmp_path, Retention(keep_last=2, keep_every=20))
+    deleted = folders.prune(tmp_path, MonitoringSettings(keep_last=2, keep_every=20, keep_best=False))
     assert names(deleted) == ["global_step10", "global_step30"]
     assert checkpoint.all_steps(tmp_path) == [20, 40, 50]
 
@@ -60,10 +61,10 @@ def test_pruning_keeps_the_best_by_validation(tmp_path: Path) -> None:
         assert replace(state, step=step + 1).selection_loss is None, "of an earlier validation, not of these weights"
     checkpoint.write_markers(tmp_path)
     assert (tmp_path / "best").read_text(encoding="utf-8") == "global_step40\n"  # the newer of two as good
-    assert names(folders.prune(tmp_path, Retention(1, keep_best=True))) == [
+    assert names(folders.prune(tmp_path, MonitoringSettings(keep_last=1))) == [
         "global_step10", "global_step20", "global_step30", "global_step50",
     ]  # fmt: skip
-    folders.prune(tmp_path, Retention(1))
+    folders.prune(tmp_path, MonitoringSettings(keep_last=1, keep_best=False))
     checkpoint.write_markers(tmp_path)
     assert checkpoint.all_steps(tmp_path) == [60] and not (tmp_path / "best").exists()
     assert (tmp_path / "latest").read_text(encoding="utf-8") == "global_step60\n"
@@ -73,9 +74,9 @@ def test_what_is_broken_never_counts_as_kept_and_stays(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         saved(tmp_path, step)
     (tmp_path / "global_step30" / "weights.safetensors").write_bytes(b"x")
-    assert names(folders.prune(tmp_path, Retention(1))) == ["global_step10"]
+    assert names(folders.prune(tmp_path, MonitoringSettings(keep_last=1, keep_best=False))) == ["global_step10"]
     checkpoint.write_markers(tmp_path)
     assert (tmp_path / "latest").read_text(encoding="utf-8") == "global_step20\n"
     (tmp_path / "global_step20" / "state.json").unlink()
-    assert folders.prune(tmp_path, Retention(1)) == [], "nothing whole stands"
+    assert folders.prune(tmp_path, MonitoringSettings(keep_last=1, keep_best=False)) == [], "nothing whole stands"
     assert checkpoint.all_steps(tmp_path) == [20, 30]

@@ -13,7 +13,8 @@ import pytest
 from made_checkpoints import saved
 
 from zerokara import checkpoint, manifest
-from zerokara.checkpoint import Retention, folders
+from zerokara.checkpoint import folders
+from zerokara.config.machine import MonitoringSettings
 from zerokara.errors import RunError
 
 
@@ -49,9 +50,9 @@ def test_a_manifest_that_cannot_be_read_now_costs_no_checkpoint(tmp_path: Path, 
         saved(tmp_path, step, loss)
     unreadable.parts = ("global_step10/", "global_step30/")
     assert checkpoint.newest_to_resume(tmp_path) == tmp_path / "global_step40" and len(left(tmp_path)) == 4
-    assert folders.prune(tmp_path, Retention(2, keep_best=True)) == []
+    assert folders.prune(tmp_path, MonitoringSettings(keep_last=2)) == []
     unreadable.parts = ()
-    assert folders.prune(tmp_path, Retention(2, keep_best=True)) == [tmp_path / "global_step20"]
+    assert folders.prune(tmp_path, MonitoringSettings(keep_last=2)) == [tmp_path / "global_step20"]
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
@@ -79,7 +80,9 @@ def test_an_error_that_lasts_sets_it_aside_or_stops_a_reader(tmp_path: Path, unr
     saved(tmp_path, 20)
     unreadable.parts = ()
     checkpoint.check(tmp_path / "global_step20.broken")
-    assert folders.prune(tmp_path, Retention(1)) == [older] and checkpoint.all_steps(tmp_path) == [20]
+    assert folders.prune(tmp_path, MonitoringSettings(keep_last=1, keep_best=False)) == [
+        older
+    ] and checkpoint.all_steps(tmp_path) == [20]
 
 
 @pytest.mark.parametrize(("harm", "failed"), [("unreadable", 6), ("forbidden", 1), ("broken", 0)])
@@ -106,7 +109,7 @@ def test_a_manifest_of_a_newer_format_is_not_broken(tmp_path: Path) -> None:
         with pytest.raises(manifest.NewerFormatError):
             find(tmp_path)
     saved(tmp_path, 30)
-    assert folders.prune(tmp_path, Retention(1)) == [tmp_path / "global_step10"]
+    assert folders.prune(tmp_path, MonitoringSettings(keep_last=1, keep_best=False)) == [tmp_path / "global_step10"]
     assert left(tmp_path) == ["global_step20", "global_step30"]
 
 
