@@ -87,31 +87,18 @@ def tensor_group() -> ProcessGroup:
 
 
 class ModelParallelUnit:
-    """The groups by the names that DeepSpeed (0.19.8, utils/groups.py) asks its `mpu` for.
+    """The groups by the names that DeepSpeed (0.19.8, utils/groups.py and bwc.py) asks its `mpu` for.
 
-    It asks for get_model_parallel_* where megatron-core says get_tensor_model_parallel_*. DeepSpeed keeps the first
-    unit that it is given for the life of the process; so this one answers for the current groups.
+    It says get_model_parallel_* where megatron-core says get_tensor_model_parallel_*. DeepSpeed keeps the first unit
+    that it is given for the life of the process; so this one answers for the current groups.
     """
 
     get_model_parallel_rank = staticmethod(tensor_rank)
     get_model_parallel_world_size = staticmethod(tensor_size)
     get_model_parallel_group = staticmethod(tensor_group)
-    get_tensor_model_parallel_rank = staticmethod(tensor_rank)
-    get_tensor_model_parallel_world_size = staticmethod(tensor_size)
-    get_tensor_model_parallel_group = staticmethod(tensor_group)
     get_data_parallel_rank = staticmethod(data_rank)
     get_data_parallel_world_size = staticmethod(data_size)
     get_data_parallel_group = staticmethod(data_group)
-
-    @staticmethod
-    def get_tensor_model_parallel_src_rank() -> int:
-        """The global rank of the tensor-parallel group's first process."""
-        return int(parallel_state.get_tensor_model_parallel_src_rank())
-
-    @staticmethod
-    def get_data_parallel_group_ranks() -> list[int]:
-        """The global ranks of the data-parallel group."""
-        return torch.distributed.get_process_group_ranks(data_group())
 
 
 class Sharding:
