@@ -36,7 +36,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import language_model, loopback
+from zerokara.model import language_model
+from zerokara.resources import network_environment
 from zerokara.training import loop, spawning, worker
 from zerokara.training.compute import updater
 from zerokara.training.guards import StepRecord
@@ -66,7 +67,7 @@ def main() -> None:
     print(json.dumps(foretold(plan, config)), flush=True)
     run_folder.claim(plan)
     on_gpu = torch.cuda.is_available()
-    os.environ.update(loopback.environment() | ({} if on_gpu else {"DS_ACCELERATOR": "cpu"}))
+    os.environ.update(network_environment() | ({} if on_gpu else {"DS_ACCELERATOR": "cpu"}))
     seen = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])])
     train_step, begun = loop.train_step, list[float]()
     first = config.max_steps - NUM_STEPS

@@ -9,10 +9,11 @@ import torch
 import torch.distributed
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import loopback, parallel
+from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.model.megatron_core import parallel_state
 from zerokara.model.shapes import ModelShape
+from zerokara.resources import network_environment
 from zerokara.training.compute import updater
 from zerokara.training.compute.engine import Engine
 from zerokara.training.compute.updater import load_template
@@ -28,7 +29,7 @@ def join_alone(device: str = "cpu") -> None:
     if torch.distributed.is_initialized() and torch.distributed.get_backend() != backend:
         leave()
     os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it
-    with mock.patch.dict(os.environ, {**loopback.environment(), "RANK": "0", "WORLD_SIZE": "1"}):
+    with mock.patch.dict(os.environ, {**network_environment(), "RANK": "0", "WORLD_SIZE": "1"}):
         init_process_group(torch.device(device))
         parallel.start(seed=0)
 

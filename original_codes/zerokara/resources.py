@@ -1,4 +1,4 @@
-"""Memory, cores and disk of this process, by the machine, its control groups and its limits; and the end of its parent.
+"""Memory, cores, disk and network interface of this process, and the end of its parent. Needs no torch.
 
 A container or a Slurm job has less than the machine shows; Linux keeps these limits in control groups
 (https://docs.kernel.org/admin-guide/cgroup-v2.html), and those of version 1 at a fixed path.
@@ -66,6 +66,24 @@ def _memory_limits(num_processes: int) -> Iterator[tuple[int, int]]:
             statistics = dict(line.split() for line in content(group / "memory.stat").splitlines())
             # File cache, which reading a large file fills, is dropped before memory is refused.
             yield int(limit), int(used) - int(statistics.get("inactive_file", 0))
+
+
+def network_environment(address: str = "127.0.0.1") -> dict[str, str]:
+    """Environment variables that bind gloo and NCCL to the interface of an address; what the user has set stays.
+
+    Left to itself gloo listens on the address of the host's name and NCCL on the first interface that is not the
+    loopback one: on the local network, where every machine can connect. The processes of one node need neither.
+
+    Empty where no interface has it. NCCL needs sockets for its bootstrap only; on one node the data goes through
+    NVLink, PCIe or shared memory all the same (NCCL's guide, NCCL_SOCKET_IFNAME). Its RAS service, which reports a
+    job's health on further ports, is off.
+    """
+    interfaces = psutil.net_if_addrs().items()
+    names = [name for name, has in interfaces if address in [each.address.partition("%")[0] for each in has]]
+    if not names:
+        return {}
+    wanted = {"GLOO_SOCKET_IFNAME": names[0], "NCCL_SOCKET_IFNAME": f"={names[0]}", "NCCL_RAS_ENABLE": "0"}
+    return {variable: os.environ.get(variable) or value for variable, value in wanted.items()}
 
 
 def content(path: Path) -> str:

@@ -31,9 +31,9 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from zerokara.model import loopback
 from zerokara.model.megatron_core import parallel_state, prepare_device
 from zerokara.model.shapes import Partition, partition_of
+from zerokara.resources import network_environment
 
 
 def start(seed: int, tensor_parallel_size: int = 1) -> None:
@@ -51,7 +51,7 @@ def start(seed: int, tensor_parallel_size: int = 1) -> None:
 def start_alone() -> None:
     """Set up groups of one, in a process that is not part of a training run."""
     if not torch.distributed.is_initialized():
-        os.environ.update(loopback.environment())
+        os.environ.update(network_environment())
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     start(seed=0)
 

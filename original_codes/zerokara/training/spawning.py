@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerokara.errors import INTERRUPTED
-from zerokara.model import loopback
+from zerokara.resources import network_environment
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 from zerokara.training.processes import supervision
 
@@ -32,9 +32,9 @@ def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path 
     Raises:
         KeyboardInterrupt: they were asked to stop, and have saved.
     """
-    network = loopback.environment()
+    network = network_environment()
     if meeting:
-        network = loopback.environment(meeting.address) | {supervision.FOLDER_NAME: str(meeting.folder_owner)}
+        network = network_environment(meeting.address) | {supervision.FOLDER_NAME: str(meeting.folder_owner)}
     oom_kills_before = supervision.num_oom_kills()
     with contextlib.ExitStack() as stack:
         if path is None:

@@ -22,7 +22,7 @@ import pytest
 from programs import launch
 from tiny import ROOT
 
-from zerokara.model import loopback
+from zerokara.resources import network_environment
 from zerokara.training import spawning
 from zerokara.training.nodes import agent
 from zerokara.training.planning import processors
@@ -212,8 +212,8 @@ def test_the_others_wait_for_as_long_as_the_launcher_is_alive(tmp_path: Path) ->
 
 GLOO = """
 import os, psutil, torch.distributed
-from zerokara.model import loopback
-os.environ.update(loopback.environment())
+from zerokara.resources import network_environment
+os.environ.update(network_environment())
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 print(*{each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN})
 """
@@ -370,7 +370,7 @@ def test_gloo_listens_on_the_loopback_interface_whatever_the_hosts_name_is(root:
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ENABLE"):
         monkeypatch.delenv(name, raising=False)
-    ours = loopback.environment()
+    ours = network_environment()
     assert ours["NCCL_SOCKET_IFNAME"] == "=" + ours["GLOO_SOCKET_IFNAME"]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert loopback.environment() == {**ours, "GLOO_SOCKET_IFNAME": "eth7"}
+    assert network_environment() == {**ours, "GLOO_SOCKET_IFNAME": "eth7"}
