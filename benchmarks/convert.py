@@ -279,7 +279,7 @@ def save_ours(run: Path, shape: Any, weights: dict[str, Any], tokenizer: Path) -
 
     from safetensors.torch import save_file
 
-    from zerokara import checkpoint, hashing, manifest
+    from zerokara import checkpoint, manifest
     from zerokara.checkpoint import state as names
     from zerokara.checkpoint import tensor_file
     from zerokara.checkpoint.state import Share
@@ -298,7 +298,7 @@ def save_ours(run: Path, shape: Any, weights: dict[str, Any], tokenizer: Path) -
         file.truncate(len(header) + sum(tensor_file.nbytes(each, torch.float32) for each in moments.values()))
     state = checkpoint.TrainingState(
         step=1000, samples=8000, tokens=8000 * SEQ_LEN, seconds=3600.0, shape=shape.as_json(),
-        tokenizer_sha256=hashing.sha256_of(tokenizer), data_sha256="0" * 64, precision="bf16", facts={},
+        tokenizer_sha256=manifest.sha256_of(tokenizer), data_sha256="0" * 64, precision="bf16", facts={},
     )  # fmt: skip
     (folder / names.STATE_NAME).write_text(json.dumps(asdict(state)), encoding="utf-8")
     outputs = {path.stem: path for path in folder.iterdir()}
