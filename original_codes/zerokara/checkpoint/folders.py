@@ -21,7 +21,9 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import orjson
 
 from zerokara import manifest
 from zerokara.config.machine import MonitoringSettings
@@ -31,6 +33,8 @@ from zerokara.errors import Fault, RunError, UserError
 IDENTITY_NAME = "run.json"
 """The file that marks a folder as a run folder."""
 MANIFEST_NAME = "manifest.json"
+METRICS_NAME = "metrics.jsonl"
+"""The numbers of a run, a line for each step (docs/metrics.md)."""
 LATEST_NAME, BEST_NAME = "latest", "best"
 SELECTION_FACT = "selection_loss"
 """Key of the manifest's facts: the best checkpoint has the lowest; None if these very weights were not validated."""
@@ -73,6 +77,16 @@ def all_steps(run_dir: Path) -> list[int]:
 def broken_names(run_dir: Path) -> list[str]:
     """Names of the broken checkpoints that were set aside."""
     return sorted(path.name for path in run_dir.glob(f"global_step*{BROKEN_SUFFIX}*") if path.is_dir())
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Return all lines of `METRICS_NAME` but those that a crash cut short."""
+    path = run_dir / METRICS_NAME
+    lines = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with contextlib.suppress(orjson.JSONDecodeError):
+            lines.append(orjson.loads(line))
+    return lines
 
 
 def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = False) -> manifest.Manifest:

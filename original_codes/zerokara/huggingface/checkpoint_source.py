@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import orjson
-
 from zerokara import checkpoint, manifest
+from zerokara.checkpoint.folders import read_metrics
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data import DataSettings
 from zerokara.config.loading import RESOLVED_NAME, load_run
@@ -37,7 +35,6 @@ if TYPE_CHECKING:  # torch is imported only when weights are read
 EXPORTED_PARTS = ("weights", "state")
 """Parts of a checkpoint that are read; the optimizer state, two thirds of its bytes, is not."""
 TOKENIZER_NAME = "tokenizer.model"
-METRICS_NAME = "metrics.jsonl"
 _CHECKPOINT_NAME = re.compile(r"global_step\d+")
 RANGE_BYTES = 1 << 20
 _PLACES = 16
@@ -81,12 +78,7 @@ class CheckpointSource:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Lines of ``metrics.jsonl`` up to this checkpoint."""
-        path = self.run_dir / METRICS_NAME
-        lines: list[dict[str, Any]] = []
-        for text in path.read_bytes().splitlines() if path.exists() else ():
-            with suppress(orjson.JSONDecodeError):  # a line truncated by a crash
-                lines.append(orjson.loads(text))
-        return [line for line in lines if line.get("step", 0) <= self.state.step]
+        return [line for line in read_metrics(self.run_dir) if line.get("step", 0) <= self.state.step]
 
 
 def find(settings: ConvertSettings) -> CheckpointSource:

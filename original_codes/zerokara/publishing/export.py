@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from zerokara import durable, manifest
+from zerokara.checkpoint.folders import METRICS_NAME
 from zerokara.config.convert_config import ConvertConfig, ConvertSettings
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
@@ -23,7 +24,7 @@ from zerokara.errors import RunError
 from zerokara.examples import facts as finetuning
 from zerokara.examples.encoding import ChatTemplate
 from zerokara.huggingface import exported_folder, families, proof, to_hf, tokenizer_json, tokenizer_proof
-from zerokara.huggingface.checkpoint_source import METRICS_NAME, CheckpointSource
+from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.publishing import card
 from zerokara.samples.objective import beginnings
 

@@ -28,12 +28,13 @@ from typing import Any
 
 import orjson
 
+from zerokara.checkpoint.folders import METRICS_NAME
+from zerokara.checkpoint.folders import read_metrics as read
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.durable import write_file, write_json
 from zerokara.errors import redacted
 from zerokara.progress import log
 
-FILE_NAME = "metrics.jsonl"
 _GROUPS = {
     **dict.fromkeys(("tokens_per_second", "memory_bytes", "seconds", "seconds_left"), "speed"),
     **dict.fromkeys(("mfu_causal", "mfu_palm"), "speed"),
@@ -62,16 +63,6 @@ _PRIVATE: dict[str, Any] = {
 
 Values = Mapping[str, float | str]
 """Numbers of a step by the name of their curve, and texts, in Markdown."""
-
-
-def read(run_dir: Path) -> list[dict[str, Any]]:
-    """Return all lines but those that a crash cut short."""
-    path = run_dir / FILE_NAME
-    lines = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        with contextlib.suppress(orjson.JSONDecodeError):
-            lines.append(orjson.loads(line))
-    return lines
 
 
 class Plots:
@@ -217,7 +208,7 @@ class Recorder:
 
         Lines of later steps are dropped: these steps will be trained and recorded again.
         """
-        self._path = run_dir / FILE_NAME
+        self._path = run_dir / METRICS_NAME
         kept = [line for line in read(run_dir) if 0 < resumed_step >= line["step"]]
         kept = [line for line in kept if line["step"] < resumed_step or "resumed" not in line]
         write_file(self._path, b"".join(orjson.dumps(line) + b"\n" for line in kept))

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from zerokara import checkpoint, file_lock, manifest
-from zerokara.checkpoint.folders import IDENTITY_NAME
+from zerokara.checkpoint.folders import IDENTITY_NAME, METRICS_NAME
 from zerokara.config.loading import RESOLVED_NAME
 from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import TrainingSettings
@@ -30,7 +30,6 @@ from zerokara.progress import count_text, seconds_text
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, baseline_text
 
 MANIFEST_NAME = "manifest.json"
-METRICS_NAME = "metrics.jsonl"
 LOCK_NAME, COMMAND_LOCK_NAME = LOCK_NAMES = "lock", "command.lock"
 LOCK_SECONDS = 60
 PLACES = frozenset({
