@@ -94,7 +94,6 @@ def answer(
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0],
             progress=progress,
         )
-    assert generated is not None, "nothing gives it up"
     for number, each in zip(asked, generated, strict=True):
         outputs[number] = str(tokenizer.decode(each.ids, skip_special_tokens=True)).strip()
         stopped[number] = each.stopped

@@ -98,7 +98,7 @@ class TaskValidation:
                     batch_size=size,
                     progress=progress,
                 )
-                answers |= zip(part, found or [], strict=True)
+                answers |= zip(part, found, strict=True)
         return [answers[number] for number in range(len(prompts))]
 
     def scored(self, answers: Sequence[Generated]) -> ValidationResult:

@@ -13,7 +13,7 @@ Shape suffixes: B batch, S longest prompt, R longest input of an encoder, T new 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -62,10 +62,9 @@ def generate(
     batch_tokens: int = BATCH_TOKENS,
     batch_size: int = MAX_BATCH_SIZE,
     sampling: Sampling | None = None,
-    give_up: Callable[[], bool] | None = None,
     progress: Progress | None = None,
-) -> list[Generated] | None:
-    """Continue each prompt; None if `give_up`, which is asked before each batch, returned True.
+) -> list[Generated]:
+    """Continue each prompt.
 
     For an encoder-decoder a prompt is the encoder's input, with its end token; else it is what stands before the first
     new token. `max_new_tokens` is one limit, or one for each prompt; a decoder's context length limits it further.
@@ -92,8 +91,6 @@ def generate(
     lengths = [len(prompt) for prompt in prompts]
     with _settings(model, ends, pad_id, sampling), torch.inference_mode():
         for batch in _batches(lengths, limits, batch_tokens, batch_size, None if is_unbounded else context):
-            if give_up is not None and give_up():
-                return None
             written = _continued(model, [prompts[number] for number in batch], max(limits[i] for i in batch), pad_id)
             for number, new in zip(batch, written, strict=True):
                 ids = list(takewhile(lambda token: token not in ends, new[: limits[number]]))

@@ -221,7 +221,7 @@ def _exported(
         sampled = continued(rows[:num_sampled], sampling=SAMPLING if logits_BSV.isfinite().all() else None)
     bf16_BSV = _stock_logits(model.to(torch.bfloat16), _first(texts, max(1, logits_BSV.shape[1] // BF16_SHARE)))
     return _Exported(
-        faults, is_tied, logits_BSV, bf16_BSV, [each.ids for each in greedy or ()], [each.ids for each in sampled or ()]
+        faults, is_tied, logits_BSV, bf16_BSV, [each.ids for each in greedy], [each.ids for each in sampled]
     )
 
 

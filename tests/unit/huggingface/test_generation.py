@@ -146,13 +146,6 @@ def test_a_prompt_that_leaves_no_room_is_an_error(bad: list[int]) -> None:
         generated("llama", [[5], bad])
 
 
-def test_it_can_be_given_up_between_batches() -> None:
-    answers = iter([False, True])
-    settings: dict[str, Any] = {"max_new_tokens": 2, "eos_id": 2, "pad_id": 3, "batch_size": 2}
-    assert generate(model_of("llama"), prompts(), give_up=lambda: next(answers), **settings) is None
-    assert not list(answers), "it was asked before each of two batches"
-
-
 @pytest.mark.parametrize("architecture", ["gpt2", "t5"])
 def test_training_is_not_disturbed(architecture: str) -> None:
     """The random state stays, and the parameters remain those of the module, which learn."""
