@@ -53,7 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_ids_are_equal_for_hard_texts_and_documents(train: Train, tmp_path: Path, model_type: str, name: str) -> None:
     encoder = train(model_type=model_type, **SETTINGS[name])
     tokenizer_json.write(encoder, tmp_path, 64)
-    result = tokenizer_proof.prove(encoder, tmp_path, _documents(), 10_000)
+    result = tokenizer_proof.prove(encoder, tokenizer_proof.load(tmp_path), _documents(), 10_000)
     assert not result.faults, result.faults
     assert result.facts["hard_texts"] >= len(HARD_TEXTS) + 5
     counts = [result.facts[key] for key in ("lines", "whole_texts", "equal", "ties")]
@@ -98,7 +98,7 @@ def test_ids_of_tokenizers_of_others_are_equal_and_broken_twins_fail(tmp_path: P
     encoder = Encoder(foreign_models.train(tmp_path / "tokenizer.model", FOREIGN[kind]))
 
     def proved() -> tokenizer_proof.Proof:
-        return tokenizer_proof.prove(encoder, tmp_path, foreign_models.documents(60, seed=8), 200)
+        return tokenizer_proof.prove(encoder, tokenizer_proof.load(tmp_path), foreign_models.documents(60, seed=8), 200)
 
     tokenizer_json.write(encoder, tmp_path, 64)
     result, theirs = proved(), tokenizer_proof.load(tmp_path)
@@ -142,7 +142,7 @@ def test_sentinels_are_proved_as_their_users_write_them(train: Train, tmp_path: 
     """T5's: one id, without a lonely space before it; and an end behind every text where an encoder reads."""
     encoder = train(extra_ids=5, add_dummy_prefix=False)
     tokenizer_json.write(encoder, tmp_path, 64, is_encoder_decoder=True)
-    assert not tokenizer_proof.prove(encoder, tmp_path, ["the fox"]).faults
+    assert not tokenizer_proof.prove(encoder, tokenizer_proof.load(tmp_path), ["the fox"]).faults
     theirs = tokenizer_proof.load(tmp_path)
     expected = [*encoder.encode("the").tolist(), encoder.vocab_size - 1, *encoder.encode(" fox").tolist(), 2]
     assert theirs("the <extra_id_0> fox")["input_ids"] == expected
@@ -153,7 +153,7 @@ def test_sentinels_are_proved_as_their_users_write_them(train: Train, tmp_path: 
             token["lstrip"] = False
 
     _break(tmp_path, keep_spaces)
-    broken = tokenizer_proof.prove(encoder, tmp_path, ["the fox"])
+    broken = tokenizer_proof.prove(encoder, tokenizer_proof.load(tmp_path), ["the fox"])
     assert broken.facts["failures"] == 5 and "a <extra_id_" in broken.faults[0]
 
 
@@ -190,7 +190,7 @@ def test_a_broken_twin_fails(train: Train, tmp_path: Path, model_type: str, chan
     encoder = train(model_type=model_type)
     tokenizer_json.write(encoder, tmp_path, 64)
     _break(tmp_path, CHANGES[change])
-    result = tokenizer_proof.prove(encoder, tmp_path, _documents(), 100)
+    result = tokenizer_proof.prove(encoder, tokenizer_proof.load(tmp_path), _documents(), 100)
     assert result.examples[0].startswith("decoded text of" if change == "lossy decoder" else "ids of")
     assert result.facts["failures"] > 0 and result.examples[0] in result.faults[0]
 
@@ -204,7 +204,7 @@ def test_control_pieces_that_can_win_fail(train: Train, tmp_path: Path) -> None:
             entry[1] = 0.0
 
     _break(tmp_path, zero)
-    result = tokenizer_proof.prove(encoder, tmp_path, ["plain text"], 10)
+    result = tokenizer_proof.prove(encoder, tokenizer_proof.load(tmp_path), ["plain text"], 10)
     assert all(f"ids of '{name}' at" in " ".join(result.examples) for name in ("<unk>", "<s>", "</s>", "<pad>"))
 
 
@@ -232,8 +232,7 @@ def test_a_tie_is_the_same_text_of_the_same_score_and_few_pass(tmp_path: Path, m
 
     def result_of(theirs: list[int], count: int) -> tokenizer_proof.Proof:
         monkeypatch.setattr(encoder, "encode_many", lambda texts: [encoder.encode(text) for text in texts])
-        monkeypatch.setattr(tokenizer_proof, "load", lambda folder: _Tied(encoder, {tied: theirs}))
-        return tokenizer_proof.prove(encoder, tmp_path, [tied] * count + lines, 10_000)
+        return tokenizer_proof.prove(encoder, _Tied(encoder, {tied: theirs}), [tied] * count + lines, 10_000)
 
     ours = encoder.encode(tied).tolist()
     assert ours in ([short, long], [long, short])

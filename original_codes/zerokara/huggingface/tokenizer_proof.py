@@ -1,10 +1,10 @@
 """Proof that the exported tokenizer gives the ids of training: on the user's text, on hard strings, and in chats.
 
-In: the encoder that training used, a folder with `tokenizer.json`, texts, and conversations of the training data with
-their ids, as step 7 left them in the run folder. Out: a `Proof`, without which the export fails. The folder is loaded
-by stock `AutoTokenizer`, and called with `split_special_tokens=True`, so that text is text; transformers 5.23 hands
-that to tokenizers' `encode_special_tokens`. By default it reads "</s>" in a text as the control token, as its users
-expect; T5's sentinel tokens are compared that way, and conversations, by `AutoTokenizer.apply_chat_template`.
+In: the encoder that training used, the tokenizer of an exported folder (`load`), texts, and conversations of the
+training data with their ids, as step 7 left them in the run folder. Out: a `Proof`, without which the export fails.
+The tokenizer, a stock `AutoTokenizer`, is called with `split_special_tokens=True`, so that text is text; transformers
+5.23 hands that to tokenizers' `encode_special_tokens`. By default it reads "</s>" in a text as the control token, as
+its users expect; T5's sentinel tokens are compared that way, and conversations, by `apply_chat_template`.
 
 Equal means the same ids. For unigram models a line may be a *tie*: the same text in other pieces with the same total
 score (in float64, within 1e-6 relative), which two correct implementations may break differently. Models of step 1
@@ -55,12 +55,12 @@ class Proof:
         return {"holds": not self.faults, **self.facts, "faults": self.faults, **more}
 
 
-def prove(encoder: Encoder, hf_folder: Path, texts: Iterable[str], max_lines: int = 10_000) -> Proof:
-    """Compare the two on the hard texts, and on the given texts until `max_lines` lines are done.
+def prove(encoder: Encoder, theirs: Any, texts: Iterable[str], max_lines: int = 10_000) -> Proof:
+    """Compare with `theirs` on the hard texts, and on the given texts until `max_lines` lines are done.
 
     A text of several lines is compared line by line and as a whole; ties are counted among the lines alone.
     """
-    theirs, hard = load(hf_folder), hard_texts(encoder)
+    hard = hard_texts(encoder)
     failures = [message for is_tie, message in _differences(encoder, theirs, hard) if not is_tie]
     is_carried = isinstance(encoder, HuggingFaceEncoder)  # how its users spell sentinels is not ours to change
     # As users spell one: its one id, without a space before it.
@@ -134,13 +134,13 @@ def _difference(what: str, text: str, ours: list[int], theirs: list[int]) -> str
     return f"{what} of {shown!r} at token {place}: ours {ours[window]}, theirs {theirs[window]}"
 
 
-def prove_chat(hf_folder: Path, conversations: Sequence[dict[str, Any]]) -> Proof:
+def prove_chat(tokenizer: Any, conversations: Sequence[dict[str, Any]]) -> Proof:
     """Compare conversations, each with its ``messages``, ``prompt_ids`` and ``answer_ids``.
 
     Of each, two must be equal: the ids up to the end of the last answer, and the ids after which that answer is
     generated (``add_generation_prompt``).
     """
-    tokenizer, failures = load(hf_folder), list[str]()
+    failures = list[str]()
     # Not verbose: a conversation longer than the context is no fault here.
     options: dict[str, Any] = {"return_dict": False, "tokenizer_kwargs": {"verbose": False}}
     for each in conversations:
@@ -168,10 +168,3 @@ def tokenizer_of_exports(encoder: Encoder, is_encoder_decoder: bool) -> Any:
     with TemporaryDirectory() as folder:
         tokenizer_json.write(encoder, Path(folder), _ANY_LENGTH, is_encoder_decoder)
         return load(Path(folder))
-
-
-def of_exports(encoder: Encoder) -> list[str]:
-    """Differences of the tokenizer of every export with this encoder on the hard texts, before anything is trained."""
-    with TemporaryDirectory() as folder:
-        tokenizer_json.write(encoder, Path(folder), _ANY_LENGTH)
-        return prove(encoder, Path(folder), ()).faults

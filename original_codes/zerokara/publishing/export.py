@@ -58,10 +58,11 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size)
         outputs["tokenizer"] = tokenizer_files
         lap("writing")
-        proofs = {"token_ids": tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)}
+        tokenizer = tokenizer_proof.load(partial)  # beside config.json, which may say what it is
+        proofs = {"token_ids": tokenizer_proof.prove(encoder, tokenizer, documents, settings.check_lines)}
         lap("proof of token ids")
         if chat_template is not None:
-            proofs["chat"] = tokenizer_proof.prove_chat(partial, finetuning.conversations(source.run_dir))
+            proofs["chat"] = tokenizer_proof.prove_chat(tokenizer, finetuning.conversations(source.run_dir))
             lap("proof of the chat template")
         prompts = prompts_for(settings, source.config, documents)
         proofs["logits"], samples = proof.prove_model(partial, source, settings.dtype, encoder, documents, prompts)

@@ -58,9 +58,9 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     start_fork_server()
     choice, expected = prepare(config, files, encoder)
     if isinstance(encoder, HuggingFaceEncoder):
-        from zerokara.huggingface import tokenizer_proof  # transformers, seconds to import
+        from zerokara.huggingface.tokenizer_proof import prove, tokenizer_of_exports  # transformers, seconds to import
 
-        if differences := tokenizer_proof.of_exports(encoder):
+        if differences := prove(encoder, tokenizer_of_exports(encoder, False), ()).faults:
             rule = f"gives other ids in transformers, so that no export could be proved: {differences[0]}"
             raise UserError(config.fault("input_tokenizer_file", rule, "use another tokenizer"))
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"

@@ -19,7 +19,7 @@ from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Message, Unlearnable
 from zerokara.examples.preparation import prepare
 from zerokara.huggingface import tokenizer_json
-from zerokara.huggingface.tokenizer_proof import Proof, prove_chat, tokenizer_of_exports
+from zerokara.huggingface.tokenizer_proof import Proof, load, prove_chat, tokenizer_of_exports
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 
@@ -206,7 +206,7 @@ def test_an_exports_template_is_held_to_what_was_trained(encodes: bool, encoder:
 
     def proved(template: str) -> Proof:
         tokenizer_json.write(encoder, tmp_path, 64, encodes, template)
-        return prove_chat(tmp_path, trained)
+        return prove_chat(load(tmp_path), trained)
 
     proof = proved(files.chat_template)
     assert proof.facts == {"compared": 60, "failures": 0} and not proof.faults, proof.faults

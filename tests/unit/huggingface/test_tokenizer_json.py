@@ -64,6 +64,6 @@ def test_files_of_hugging_face_are_carried_and_a_bare_one_gets_its_end(tmp_path:
             assert made.keys() == {JSON_NAME, CONFIG_NAME, "special_tokens_map.json"}
             assert made[CONFIG_NAME] == path.with_name(CONFIG_NAME).read_bytes()
         tokenizer = tokenizer_proof.load(exported)
-        assert tokenizer.eos_token == end and not tokenizer_proof.of_exports(encoder)
+        assert tokenizer.eos_token == end and not tokenizer_proof.prove(encoder, tokenizer, ()).faults
         tokenizer_json.write(encoder, exported, 64, chat_template="{{ 1 }}")
         assert tokenizer_proof.load(exported).chat_template == "{{ 1 }}", "it comes before the folder's own"
