@@ -131,12 +131,6 @@ def _first_line(error: Exception | None) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
-def run_eagerly() -> None:
-    """Put the plain functions back in place."""
-    loss.fused_softmax = model_layers.fused_activate = None
-    rope_utils._apply_rotary_pos_emb_bshd = plain_rotate
-
-
 class _CompiledForward:
     """A layer's `forward`: compiled in training at the shape of the warm-up, eager otherwise."""
 

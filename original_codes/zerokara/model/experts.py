@@ -63,13 +63,10 @@ class AuxiliaryLoss:
             self.weight = torch.zeros((), device=device)
         self.weight.fill_(weight)
 
-    def attach(self, activations: Tensor, loss: Tensor) -> Tensor:
-        """Return the activations unchanged; their backward pass adds the gradient of `loss`, a sum over sequences."""
-        attached: Tensor = _Attach.apply(activations, loss, self.weight)
-        return attached
-
 
 class _Attach(torch.autograd.Function):
+    """The activations unchanged; their backward pass adds the gradient of `loss`, a sum over sequences, by `weight`."""
+
     @staticmethod
     def forward(ctx: Any, activations: Tensor, loss: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(weight)
@@ -123,7 +120,7 @@ class MixtureOfExperts(torch.nn.Module):
         if self.training and torch.is_grad_enabled():
             self.counts.add(probabilities_SBX.detach(), chosen_SBk, kept_SBk, real_SB)
             loss = self._auxiliary_loss(logits_SBX, probabilities_SBX, chosen_SBk, real_SB)
-            weights_SBk = self.auxiliary.attach(weights_SBk, loss)
+            weights_SBk = _Attach.apply(weights_SBk, loss, self.auxiliary.weight)
         out_MD = self._apply_experts(hidden_ND, sequence_first(chosen_SBk).reshape(-1))
         weights_Nk1 = sequence_first(weights_SBk * kept_SBk).reshape(-1, self.top_k, 1).to(out_MD.dtype)
         out_ND = (out_MD.unflatten(0, (-1, self.top_k)) * weights_Nk1).sum(dim=1)

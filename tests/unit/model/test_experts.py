@@ -5,6 +5,7 @@ On rows of packed examples padding counts nowhere, and an example drops what it 
 
 import math
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from zerokara.config.data import packed
 from zerokara.config.optim import OptimSettings
 from zerokara.model import experts
 from zerokara.model.builder import Model, build
-from zerokara.model.experts import PADDING, AuxiliaryLoss, MixtureOfExperts, experts_of, statistics
+from zerokara.model.experts import PADDING, MixtureOfExperts, experts_of, statistics
 from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.training.run import as_tensors
 
@@ -138,7 +139,7 @@ def test_gradients_are_those_of_the_loss_and_the_auxiliary_losses(family: str, m
         model = build(shape, seed=2, routing=ROUTING)
         collected: list[Tensor] = []
         if not whole:  # the auxiliary losses are collected, and summed here
-            monkeypatch.setattr(AuxiliaryLoss, "attach", lambda _, weights, loss: collected.append(loss) or weights)
+            monkeypatch.setattr(experts._Attach, "apply", lambda given, loss, _: collected.append(loss) or given)
         model.auxiliary.set_weight(1 / 3 if whole else 0, torch.device("cpu"))
         nats = model(*arguments)
         total = nats / arguments[1].numel()
@@ -191,10 +192,9 @@ def rows() -> tuple[Tensor, Tensor]:
 
 def loss_of(layer: MixtureOfExperts, hidden_SBD: Tensor, examples_BS: Tensor | None = None) -> Tensor:
     """The auxiliary losses that the layer attaches, summed over the rows."""
-    collected: list[Tensor] = []
-    layer.auxiliary.attach = lambda weights, loss: collected.append(loss) or weights  # type: ignore[method-assign]
-    layer(hidden_SBD, examples_BS)
-    return collected[0]
+    with mock.patch.object(experts._Attach, "apply", side_effect=lambda weights, *_: weights) as attach:
+        layer(hidden_SBD, examples_BS)
+    return attach.call_args.args[1]
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
