@@ -34,7 +34,7 @@ def test_a_bad_batch_is_skipped_and_documents_named(forge: Forge, with_bad_steps
     paths = TokenPaths(forge.settings["output_prefix"])
     sources = read_sources(forge.settings["output_prefix"])
     touched = PackedTokens(paths.train, causal(32)).documents(sample["sample"], sources)
-    named = {"source": sources[0].name, "first": touched[0].document, "last": touched[-1].document}
+    named = {"source": sources[0].name, "first": touched[0][1], "last": touched[-1][1]}
     assert sample["documents"] == [named]
     state = checkpoint.read_state(with_bad_steps.folder / "global_step44")
     assert (state.step, state.skipped_steps, state.skipped_in_row) == (44, 3, 0)
