@@ -208,7 +208,8 @@ class TestSlurm:
         self.ask(hosts, tmp_path, "scancel", "--batch", "--signal=USR1", job)
         wait_for(lambda: "saved" in text() and "stopped by" in text(), tmp_path)
         wait_for(lambda: "Restarts=1" in self.ask(hosts, tmp_path, *show), tmp_path, 200)
-        # Slurm lets a requeued job wait for two minutes.
+        # Slurm lets a requeued job wait for two minutes; within the second of its end a node would refuse it.
+        time.sleep(2)
         self.ask(hosts, tmp_path, "scontrol", "update", f"JobId={job}", "StartTime=now")
         wait_for(lambda: "trained " in text().split("resuming from")[-1], tmp_path, 240)
         assert "resuming from" in text()
