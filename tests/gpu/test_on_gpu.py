@@ -6,10 +6,11 @@ import pytest
 import torch
 from configs import config_of
 from engines import engine_of
-from gpu_device import DEVICE, PRECISION
+from gpu_device import DEVICE, PRECISION, REHEARSED
 from shapes import named
 
 from zerokara.model.builder import build
+from zerokara.model.float8 import product
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.engine import Engine, load_state, master_weights, optimizer_state
 
@@ -78,3 +79,20 @@ def test_the_state_goes_out_and_in(overrides: dict[str, Any]) -> None:
     for name, tensor in [*master_weights(second), *optimizer_state(second)]:
         assert torch.equal(tensor.cpu(), (weights if name in weights else moments)[name]), name
     assert train(second, 3, 1e-3) == pytest.approx(train(first, 3, 1e-3), abs=2e-3)
+
+
+def test_products_in_float8_are_those_of_a_cpu() -> None:
+    """Up to the largest numbers: in whatever order cuBLASLt multiplies by the scales."""
+    if not REHEARSED and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("float8 needs a GPU of Ada, Hopper or later")
+    inputs, weight, gradient = (torch.randn(size, dtype=torch.bfloat16) for size in ((32, 64), (48, 64), (32, 48)))
+    huge = torch.full((32, 64), 3e38, dtype=torch.bfloat16)
+    for left, right in ((inputs, weight), (huge, torch.eye(48, 64, dtype=torch.bfloat16))):
+        found, expected = (
+            (*torch.autograd.grad(product(*leaves), leaves, (gradient * 1e-09).to(device)), product(*leaves))
+            for device in (DEVICE, torch.device("cpu"))
+            for leaves in [[each.to(device).requires_grad_() for each in (left, right)]]
+        )
+        for one, other in zip(found, expected, strict=True):
+            assert other.isfinite().all()
+            torch.testing.assert_close(one.cpu(), other, rtol=2**-7, atol=2**-9 * other.abs().max().item())

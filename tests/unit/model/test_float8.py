@@ -8,6 +8,7 @@ import torch
 from engines import random_batch
 from shapes import shape_of
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import linear, silu
 
 from zerokara.model import float8, parallel
@@ -131,22 +132,96 @@ def test_without_gradients_it_is_bf16_as_the_export_is(factors: list[Tensor]) ->
         assert torch.equal(product(*factors[:3]), linear(*factors[:3]))
 
 
+def multiplied(leaves: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
+    """Factors and scales of a layer's three products: the outputs, the gradients of the inputs and of the weight."""
+    calls, real = list[list[Tensor]](), float8._multiply
+
+    def watched(*given: Tensor) -> Tensor:
+        calls.append(list(given))
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(float8, "_multiply", watched)
+        inputs, weight, gradient = leaves
+        torch.autograd.grad(product(inputs, weight), (inputs, weight), gradient)
+    return calls
+
+
+ORDERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "sum, first scale, second": lambda left, right, one, other: left @ right.T * one * other,
+    "sum, second scale, first": lambda left, right, one, other: left @ right.T * other * one,
+    "sum, both scales": lambda left, right, one, other: left @ right.T * (one * other),
+    "each factor its scale": lambda left, right, one, other: (left * one) @ (right * other).T,
+}
+"""In which a processor may multiply: oneDNN with AMX does the first, torch without it the last."""
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1e-9, 0.02), (3e38, 1e-10, 1), (0.9, 1, 3e38), (1e18, 1e19, 1e19), (1e-12, 1e-12, 1e-15), (1e-28, 1, 3e38)],
+)
+def test_every_order_of_scales_is_right(
+    sizes: tuple[float, float, float], factors: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the product of the factors' largest numbers is between 1e-30 and 3e38, and subnormal numbers are zeros."""
+    largest = (
+        each / each.abs().max() * size for each, size in zip((*factors[::3], torch.eye(48, 64)), sizes, strict=True)
+    )
+    inputs, gradient, weight = (each.detach().bfloat16().requires_grad_() for each in largest)
+    x, g, w = (each.detach().double().flatten(0, -2) for each in (inputs, gradient, weight))
+    x, g, w = rounded(x, float8.FORWARD), rounded(g, float8.GRADIENT), rounded(w, float8.FORWARD)
+    products = multiplied([inputs, weight, gradient], monkeypatch)
+    assert torch.set_flush_denormal(True)
+    try:
+        for given, expected in zip(products, (x @ w.T, g @ w, g.T @ x), strict=True):
+            left, right = (each.float() for each in given if each.dim())
+            scales = [each for each in given if not each.dim()]
+            for order, multiply in ORDERS.items():
+                found = multiply(left, right, scales[0], scales[-1]).bfloat16().double()
+                bounds = {"rtol": 2 * UNITS[torch.bfloat16], "atol": 1e-6 * expected.abs().max().item()}
+                assert torch.allclose(found, expected, **bounds), order
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_a_cpu_asks_no_kernel_for_float8(factors: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN has none for many processors, and torch asks it by another mark of the processor."""
+
+    def refused(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("could not create a primitive descriptor for the matmul primitive")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refused)
+    inputs, weight, _, gradient = factors
+    out = product(inputs, weight)
+    assert all(each.isfinite().all() for each in torch.autograd.grad(out, (inputs, weight), gradient))
+
+
 def test_a_gpu_gets_the_layouts_and_sums_that_it_needs(factors: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLASLt takes the first factor by rows, the second by columns, and e5m2 in one of them alone."""
+    """cuBLASLt takes the first factor by rows, the second by columns, and e5m2 in one of them alone.
+
+    Torch checks what it would give to a GPU, of tensors without numbers.
+    """
     calls, real = [], torch._scaled_mm
 
     def watched(left: Tensor, right: Tensor, *scales: Tensor, out_dtype: torch.dtype, use_fast_accum: bool) -> Tensor:
         calls.append((left.dtype, right.dtype, use_fast_accum))
-        assert (
-            left.is_contiguous() and right.t().is_contiguous() and all(each.dtype == torch.float32 for each in scales)
-        )
         return real(left, right, *scales, out_dtype=out_dtype, use_fast_accum=use_fast_accum)
 
+    products = multiplied([*factors[:2], factors[3]], monkeypatch)
     monkeypatch.setattr(torch, "_scaled_mm", watched)
-    inputs, weight, _, gradient = factors
-    torch.autograd.grad(product(inputs, weight), (inputs, weight), gradient)
+    with FakeTensorMode():
+        for left, right, scale in (
+            [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda") for t in call] for call in products
+        ):
+            out = float8._multiply(left, right, scale)
+            assert (out.shape, out.dtype) == ((len(left), len(right)), torch.bfloat16)
+            with pytest.raises(RuntimeError, match="row_major"):
+                float8._multiply(
+                    torch.empty_strided(left.shape, (1, len(left)), dtype=left.dtype, device="cuda"), right, scale
+                )
     e4m3, e5m2 = float8.FORWARD, float8.GRADIENT
-    assert calls == [(e4m3, e4m3, True), (e5m2, e4m3, False), (e5m2, e4m3, False)]
+    expected = [(e4m3, e4m3, True), (e5m2, e4m3, False), (e5m2, e4m3, False)]
+    assert calls == [each for each in expected for _ in range(2)]
 
 
 def test_compiled_is_eager(factors: list[Tensor]) -> None:
