@@ -27,7 +27,7 @@ class MachineSettings(Settings):
     """Several machines: how often the run starts again by itself after a process was killed or a machine was lost."""
     tensor_parallel_size: PositiveInt = 1
     """Tensor parallelism: processes of one node over which each layer is split, for models too large for one GPU."""
-    micro_batch_size: PositiveInt | Auto = 8
+    micro_batch_size: PositiveInt | Auto = "auto"
     """Sequences that one process computes at a time; gradients are accumulated up to global_batch_size. `auto` is the
     largest that fits into the GPU's memory and divides the batch, or the fastest on a CPU; a run keeps it as long as it
     resumes with the same settings."""

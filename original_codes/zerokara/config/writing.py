@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import CollectionNode, MappingNode
 
 from zerokara.config.loading import FILES, load, read_value
 from zerokara.config.pretrain_config import PretrainConfig
@@ -105,14 +106,16 @@ def write_values(config_path: Path, values: Mapping[str, Any], is_dry_run: bool 
     load(PretrainConfig, config_path, overrides(values))  # a wrong value is a fault
     texts = {key: value_text(value) for key, value in values.items()}
     before = after = config_path.read_bytes().decode("utf-8")
-    for key, text in texts.items():
-        pattern = re.compile(rf"""^({key}[ \t]*:[ \t]*)("[^"\n]*"|'[^'\n]*'|[^\s#]+)?""", re.MULTILINE)
-        if (found := pattern.search(after)) is not None:
-            after = f"{after[: found.start()]}{found[1].rstrip()} {text}{after[found.end() :]}"
-        else:
-            after += ("" if after.endswith("\n") or not after else "\n") + f"{key}: {text}\n"
+    places = _places(before)
+    for start, end, key in sorted(((*places[key], key) for key in texts if key in places), reverse=True):
+        inside = re.findall(r"(?<=\s)#.*", before[start:end])  # comments within a value of several lines
+        after = "\n".join([f"{after[:start]} {texts[key]}", *inside]) + after[end:]
+    for key in (key for key in texts if key not in places):
+        after += ("" if after.endswith("\n") or not after else "\n") + f"{key}: {texts[key]}\n"
     try:
-        is_as_expected = read_value(after) == {**(read_value(before) or {}), **values}
+        is_as_expected = read_value(after) == (read_value(before) or {}) | {
+            key: read_value(texts[key]) for key in texts
+        }
     except YAMLError:
         is_as_expected = False
     if not is_as_expected:
@@ -122,6 +125,19 @@ def write_values(config_path: Path, values: Mapping[str, Any], is_dry_run: bool 
     if not is_dry_run:
         write_file(config_path, after)
     return f"{'dry run: would write' if is_dry_run else 'written:'} {config_path}"
+
+
+def _places(text: str) -> dict[str, tuple[int, int]]:
+    """Return where the value of each key stands in a YAML text: from behind its colon to the end of what it says."""
+    places = {}
+    for key, value in getattr(YAML(typ="safe", pure=True).compose(text), "value", ()):
+        start = end = text.index(":", key.end_mark.index) + 1
+        if value.start_mark.index < value.end_mark.index:
+            while isinstance(value, CollectionNode) and not value.flow_style:  # its own mark is behind later comments
+                value = value.value[-1][1] if isinstance(value, MappingNode) else value.value[-1]
+            end = len(text[: value.end_mark.index].rstrip())
+        places[key.value] = start, end
+    return places
 
 
 if __name__ == "__main__":

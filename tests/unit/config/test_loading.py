@@ -148,7 +148,7 @@ def test_the_shell_leaves_nothing_of_two_quotes(tmp_path: Path) -> None:
         ("source_weights=replay", "--set", "source_weights"),
         ("=5", "--set", None),
         ("num_attn_heads=5", ":1, --set num_attn_heads", "hidden_size"),
-        ("global_batch_size=4", ", --set global_batch_size", "micro_batch_size"),
+        ("global_batch_size=4", ":5, --set global_batch_size", "micro_batch_size"),
         ("lr=1e-6", ":2, --set lr", "min_lr"),
     ],
 )
@@ -156,6 +156,7 @@ def test_a_fault_that_the_command_line_made_cites_it(
     tmp_path: Path, override: str, where: str, key: str | None
 ) -> None:
     text = "hidden_size: 256\nmin_lr: 1e-4\nstages:\n  - {tokens: 5, source_weights: [1], order: shuffle}\n"
+    text += "micro_batch_size: 8\n"
     (fault,) = faults_of(tmp_path, text, override)
     assert (fault.where, fault.key) == (where, key)
 

@@ -8,6 +8,8 @@ from configs import loaded
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import FILES, load
+from zerokara.config.machine import MachineSettings
+from zerokara.config.model import RopeScaling
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -46,7 +48,50 @@ def test_values_change_and_nothing_else(config: Path) -> None:
     assert [path.name for path in config.parent.iterdir()] == ["config.yaml"]
 
 
-@pytest.mark.parametrize("block", ["lr:\n  0.1\n", "{lr: 0.1}\n", "'lr': 0.1\n"])
+SCALING = RopeScaling(
+    rope_type="llama3", factor=8, low_freq_factor=1, high_freq_factor=4, original_max_position_embeddings=64
+)
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        "",
+        "rope_scaling: null # mine\n",
+        "rope_scaling:   # mine\n",
+        "rope_scaling: {rope_type: linear, factor: 2}  # mine\n",
+        "'rope_scaling': {rope_type: linear, # mine\n  factor: 2}\n",
+        "rope_scaling:\n  # mine\n  rope_type: linear\n  factor: 2\n",
+        "rope_scaling:\n  rope_type: linear # mine\n  factor: 2\n\n",
+    ],
+)
+@pytest.mark.parametrize(
+    "layers", ["", "moe_layers: auto\n", "moe_layers: [0]\n", "moe_layers:\n- 0 # one\n- 1\n# end\n"]
+)
+def test_mappings_and_lists_are_written_over_whatever_stood_there(tmp_path: Path, old: str, layers: str) -> None:
+    path, rest = tmp_path / "config.yaml", "# of mine\nseed: 7 # kept\n"
+    path.write_text(f"{layers}{old}{rest}architecture: qwen3_moe\nnum_layers: 4\n", encoding="utf-8")
+    write_values(path, {"rope_scaling": SCALING, "moe_layers": (1, 3), "seq_len": 128, "lr": "auto"})
+    after, found = path.read_text(encoding="utf-8"), load(PretrainConfig, path)
+    assert (found.rope_scaling, found.moe_layers, found.seq_len, found.seed) == (SCALING, (1, 3), 128, 7)
+    assert rest in after and all(
+        after.count(mark) == (layers + old).count(mark) for mark in ("# mine", "# one", "# end")
+    )
+    write_values(path, {"rope_scaling": None})
+    assert load(PretrainConfig, path).rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [("lr:\n  0.1\n", "lr: 0.5\n"), ("{lr: 0.1}\n", "{lr: 0.5}\n"), ("'lr': 0.1\n", "'lr': 0.5\n")],
+)
+def test_a_value_is_found_in_any_style(config: Path, block: str, expected: str) -> None:
+    config.write_text(block, encoding="utf-8")
+    write_values(config, {"lr": 0.5})
+    assert config.read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize("block", ["{seed: 1}\n", "seed: 1\n...\n"])
 def test_what_would_touch_something_else_is_left_as_it_was(config: Path, block: str) -> None:
     config.write_text(block, encoding="utf-8")
     with pytest.raises(RunError, match=r"write by hand: lr: 0\.5"):
@@ -83,6 +128,13 @@ def test_shipped_yaml_loads_and_its_comments_are_the_docstrings(path: Path) -> N
     assert path.read_text(encoding="utf-8") == as_yaml(
         load(next(FILES[name] for name in FILES if path.name.endswith(name)), path)
     )
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "finetune_config.yaml"])
+def test_a_file_without_a_setting_of_the_machine_means_what_the_shipped_one_says(name: str) -> None:
+    shipped, short = load(FILES[name], ROOT / name), FILES[name]()
+    for key in MachineSettings.model_fields:
+        assert getattr(short, key) == getattr(shipped, key), key
 
 
 @pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
