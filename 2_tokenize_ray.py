@@ -5,12 +5,13 @@
 Ray starts the part of a lost machine again on another. The same command again does what is left.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+if sys.version_info < (3, 11):  # noqa: UP036
+    sys.exit("error: zerokara needs Python 3.11 or later: start this with .venv/bin/python, which ./setup.sh makes")
 
 import ray
 
@@ -33,7 +34,8 @@ def run(of: int, options: list[str]) -> int:
     waiting = [part.remote(number, of, options) for number in range(of)]
     while waiting:
         ended, waiting = ray.wait(waiting)
-        if code := ray.get(ended[0]):
+        code = ray.get(ended[0])
+        if code:
             return int(code)
         print(f"{of - len(waiting)} of {of} parts done", flush=True)
     return subprocess.run(["bash", str(ROOT / "2_tokenize.sh"), "--merge", *options], check=False).returncode

@@ -7,6 +7,8 @@ code 130) resumes when it is run again. Messages quote libraries and servers, so
 
 from __future__ import annotations
 
+import difflib
+import glob
 import io
 import os
 import re
@@ -16,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from zerokara.progress import plain
 
@@ -80,6 +83,26 @@ def shown(path: str | os.PathLike[str]) -> str:
     are not UTF-8, ``\\uNNNN`` for characters that would end a line or control a terminal, ``\\\\`` for a backslash."""
     text = _NOT_SHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", os.fspath(path).replace("\\", r"\\"))
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def nearest(named: str | os.PathLike[str], otherwise: str = "") -> str:
+    """Return a remedy for a path: where it does not exist, the name most like it; else what its folder holds."""
+    path, found = Path(named), ""
+    folder = next(each for each in (path, *path.parents, Path()) if each.is_dir())
+    with suppress(OSError):
+        names = {name.casefold(): name for name in os.listdir(folder)[:10_000]}  # compared in under a second
+        found = f"{shown(folder.absolute())} {holding(names.values())}"
+        wrong, *rest = ("*",) if path.exists() else path.relative_to(folder).parts
+        for like in [] if glob.has_magic(wrong) else difflib.get_close_matches(wrong.casefold(), names, 1):
+            near = Path(folder, names[like])
+            found = f"the nearest name is {shown(whole if (whole := near.joinpath(*rest)).exists() else near)}"
+    return "; or ".join(filter(None, (found, otherwise)))
+
+
+def holding(names: Iterable[str]) -> str:
+    """Return the first of the names in a folder, as text."""
+    first = sorted(map(shown, names))
+    return f"holds {', '.join(first[:8])}{', …' if first[8:] else ''}" if first else "is empty"
 
 
 class UserError(Exception):

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from zerokara import __version__
 from zerokara.durable import write_json
-from zerokara.errors import Fault, UserError, shown
+from zerokara.errors import Fault, UserError, nearest, shown
 from zerokara.progress import Progress, plural
 from zerokara.resources import available_cores
 
@@ -181,7 +181,8 @@ def read(manifest_path: Path) -> Manifest:
             raise NewerFormatError(Fault(where, rule, remedy="update zerokara"))
         return TypeAdapter(Manifest).validate_python(raw)
     except FileNotFoundError:
-        raise UserError(Fault(where, "there is no manifest here: the step that writes it is not complete")) from None
+        rule = "there is no manifest here: the step that writes it is not complete"
+        raise UserError(Fault(where, rule, remedy=nearest(where))) from None
     except (ValueError, TypeError, AttributeError) as error:
         rule = f"is not a manifest ({error})"
         raise UserError(Fault(where, rule, remedy="move it and the files beside it away")) from error

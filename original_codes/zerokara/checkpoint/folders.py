@@ -28,7 +28,7 @@ import orjson
 from zerokara import manifest
 from zerokara.config.machine import MonitoringSettings
 from zerokara.durable import PARTIAL_SUFFIX, recover, unused_name, write_file
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import Fault, RunError, UserError, nearest
 
 IDENTITY_NAME = "run.json"
 """The file that marks a folder as a run folder."""
@@ -103,7 +103,8 @@ def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = Fa
     if not record_path.exists():
         rule = "is an incomplete checkpoint: its manifest.json, which is written last, is missing"
         rule = rule if folder.is_dir() else "there is no such checkpoint"
-        raise UserError(Fault(str(folder), rule, remedy="use another checkpoint of the run"))
+        other = "use another checkpoint of the run"
+        raise UserError(Fault(str(folder), rule, remedy=other if folder.is_dir() else nearest(folder, other)))
     record = manifest.read(record_path)
     files = {folder / file.path: file for part in parts for file in record.outputs.get(part, [])}
     missing = [part for part in parts if part not in record.outputs]

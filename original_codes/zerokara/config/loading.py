@@ -26,7 +26,7 @@ from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import TEXT_PATTERN, Origin, Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import Fault, UserError, shown
+from zerokara.errors import Fault, UserError, nearest, shown
 
 FILES: dict[str, type[Settings]] = {
     "clean_config.yaml": CleanConfig,
@@ -114,8 +114,9 @@ def text_of(path: Path, named_by: str) -> str:
             content = file.read(_MAX_BYTES + 1)
         if len(content) <= _MAX_BYTES:
             return content.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(Fault(str(path), "there is no such file", remedy=f"name one with {named_by}")) from None
+    except (FileNotFoundError, NotADirectoryError):
+        remedy = nearest(path, f"name one with {named_by}")
+        raise UserError(Fault(shown(path), "there is no such file", remedy=remedy)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(Fault(str(path), f"cannot be read as UTF-8 text ({error})")) from error
     rule = f"is larger than {_MAX_BYTES // 1024} kB, as no configuration is"
@@ -145,7 +146,9 @@ def _value(node: Node) -> Any:
         raise YAMLError(str(error)) from error
 
 
-def _problem(error: YAMLError) -> str:
+def _problem(error: YAMLError, text: str) -> str:
+    if isinstance(error, MarkedYAMLError) and error.problem_mark and text[error.problem_mark.index :][:1] == "\t":
+        return "a tab where YAML takes spaces alone"
     if isinstance(error, MaxDepthExceededError):
         return f"lists or mappings in more than {_MAX_LEVELS} levels; no setting has so many"
     return getattr(error, "problem", None) or str(error).partition("\n")[0]
@@ -165,13 +168,13 @@ def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[st
         mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
         remedy = (_quoting(text[mark.index :]) if mark else "") or "write `key: value`"
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(Fault(where, f"is not plain YAML: {_problem(error)}", remedy=remedy)) from error
+        raise UserError(Fault(where, f"is not plain YAML: {_problem(error, text)}", remedy=remedy)) from error
     for key_node, value_node in root.value:
         key = str(key_node.value)
         try:
             values[key] = _value(value_node)
         except YAMLError as error:
-            rule = f"is not a YAML value ({_problem(error)})"
+            rule = f"is not a YAML value ({_problem(error, text)})"
             faults.append(Fault(f"{path}:{lines[key]}", rule, key, remedy="put it in quotes if it is meant as text"))
     return values, lines
 
@@ -217,13 +220,15 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
             values[key] = read_value(value) if value.strip() else ""
             overridden.add(key)
         except YAMLError as error:
-            rule = f"is not a YAML value ({_problem(error)})"
+            rule = f"is not a YAML value ({_problem(error, value)})"
             faults.append(Fault("--set", rule, key, shown(value), _quoting(value)))
     return overridden
 
 
 def _quoting(rest: str) -> str:
-    """Return the remedy for a value that begins with a reserved character of YAML: ``@files.txt``, ``*.jsonl``."""
+    """Return the remedy for a value that begins with a tab, or a reserved character: ``@files.txt``, ``*.jsonl``."""
+    if rest.startswith("\t"):
+        return "write spaces in place of the tab"
     word = rest.split(maxsplit=1)[0].rstrip(",]") if rest.strip() else ""
     return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%", "!") else ""
 

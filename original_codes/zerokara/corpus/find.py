@@ -14,14 +14,14 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from zerokara.corpus.compressed import Compression
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, RunError, UserError, shown
+from zerokara.errors import Fault, RunError, UserError, holding, nearest, shown
 from zerokara.progress import log
 
 if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
@@ -167,7 +167,7 @@ def _lines_of(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str
         lines = enumerate(map(str.strip, path.read_text(encoding="utf-8-sig").splitlines()), 1)
     except (OSError, UnicodeDecodeError) as error:
         rule = f"the list {shown(path.absolute())} cannot be read: {getattr(error, 'strerror', 'it is not UTF-8 text')}"
-        faults.append(Fault(where, rule, value=shown(entry), remedy="" if path.exists() else _beside(path)))
+        faults.append(Fault(where, rule, value=shown(entry), remedy="" if path.exists() else nearest(path)))
         return
     named = {f"{shown(path)}:{number}": line for number, line in lines if line and not line.startswith("#")}
     if not named:
@@ -200,8 +200,12 @@ def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str
         if (status := path.stat()) and (kind := formats.of(path.name))
     }
     if not files:
-        rule = f"names no file of a format known here: {formats.text}"
-        raise UserError(Fault(where, rule, value=shown(entry), remedy=_beside(path)))
+        rule, remedy = f"names no file of a format known here: {formats.text}", nearest(path)
+        if not os.path.lexists(path) and not (glob.has_magic(entry) and path.parent.is_dir()):
+            rule = "there is no such file or folder"
+        if path == Path("data/embedded/corpus.jsonl"):  # of the shipped configuration
+            remedy = f"make it with: .venv/bin/python -m zerokara.corpus.embedded {path}"
+        raise UserError(Fault(where, rule, value=shown(entry), remedy=remedy))
     return files
 
 
@@ -222,7 +226,7 @@ def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[s
     if not files:
         rule = f"names no file of a format known here: {formats.text}"
         more = remote.CONVERSION if address.startswith(remote.HUB) else ""
-        raise UserError(Fault(where, rule, value=address, remedy=f"it {_holding(found.values())}{more}"))
+        raise UserError(Fault(where, rule, value=address, remedy=f"it {holding(found.values())}{more}"))
     return files
 
 
@@ -304,18 +308,3 @@ def _matches(pattern: str, real_above: tuple[str, ...] = ()) -> Iterator[str]:
 
 def _first_of(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1:,} more" if names[1:] else "")
-
-
-def _beside(path: Path) -> str:
-    """Names beside a path, as a hint for a mistyped name."""
-    if path == Path("data/embedded/corpus.jsonl"):  # of the shipped configuration
-        return f"make it with: .venv/bin/python -m zerokara.corpus.embedded {path}"
-    folder = path if path.is_dir() else path.parent
-    if not folder.is_dir():
-        return f"there is no folder {shown(folder.absolute())}"
-    return f"{shown(folder.absolute())} {_holding(item.name for item in folder.iterdir())}"
-
-
-def _holding(names: Iterable[str]) -> str:
-    first = sorted(map(shown, names))
-    return f"holds {', '.join(first[:8])}{', …' if first[8:] else ''}" if first else "is empty"

@@ -28,7 +28,7 @@ from zerokara.corpus.documents import HARMLESS, BadLine, Document, TxtDocument
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import parts, read
 from zerokara.corpus.token_hashes import MIN_TOKENS, words
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, nearest
 from zerokara.evaluation import overlap
 from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.overlap import Overlap
@@ -53,7 +53,8 @@ TRAINING, PRETRAINING = "training data", "pretraining data"
 def check_folder(folder: Path) -> Fault | None:
     """Return what keeps a folder from being a model, as far as names tell."""
     if not folder.is_dir():
-        return Fault(str(folder), "there is no such folder", remedy="name a Hugging Face folder on this machine")
+        remedy = nearest(folder, "name a Hugging Face folder on this machine")
+        return Fault(str(folder), "there is no such folder", remedy=remedy)
     if not (folder / "config.json").is_file():
         return Fault(str(folder), "holds no config.json: it is not a Hugging Face model", remedy="name its folder")
     if not list(folder.glob("*.safetensors")):

@@ -31,7 +31,7 @@ from zerokara import file_lock, manifest
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.corpus.find import InputFile, check_unchanged, for_manifest
 from zerokara.durable import PARTIAL_SUFFIX, atomic_file, made_folder
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, nearest
 from zerokara.examples import formats
 from zerokara.examples.encoding import ChatTemplate, Fate, Segments, auto_source, encode, fit, marks_answers
 from zerokara.examples.example_files import SPLITS, STEP, ExampleFiles, ExamplePaths, Split, example_writer
@@ -147,7 +147,8 @@ def _template(config: FinetuneConfig, encoder: Encoder, tokenizer: Any, is_encod
             source = auto_source(encoder, is_encoder_decoder)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise UserError(Fault(path, f"cannot be read as a chat template: {reason}")) from error
+        remedy = "" if Path(path).exists() else nearest(path)
+        raise UserError(Fault(path, f"cannot be read as a chat template: {reason}", remedy=remedy)) from error
     return ChatTemplate(source, "chat_template: auto" if is_auto else path, tokenizer, is_encoder_decoder)
 
 

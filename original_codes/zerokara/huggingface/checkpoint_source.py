@@ -22,7 +22,7 @@ from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import Document, Range, ranges, read
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, nearest
 from zerokara.examples.example_files import ExampleFiles
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
@@ -93,7 +93,7 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     """
     named = Path(settings.input_model_dir)
     if not named.is_dir():
-        remedy = "name a run folder (output_model_dir of step 3) or one global_stepN folder in it"
+        remedy = nearest(named, "name a run folder (output_model_dir of step 3) or one global_stepN folder in it")
         raise UserError(settings.fault("input_model_dir", "there is no such folder", remedy))
     skipped: list[str] = []
     folder: Path | None = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from zerokara import manifest
 from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import Fault, RunError, UserError, nearest
 from zerokara.examples import facts
 from zerokara.progress import bytes_text
 from zerokara.resources import free_bytes
@@ -141,8 +141,9 @@ def proved(folder: Path) -> manifest.Manifest:
     """
     path = folder / MANIFEST_NAME
     if not path.exists():
-        rule = "holds no export: step 4 did not write it, or did not finish"
-        raise UserError(Fault(str(folder), rule, remedy="run step 4"))
+        unfinished = "holds no export: step 4 did not write it, or did not finish"
+        rule = unfinished if folder.exists() else "there is no such folder"
+        raise UserError(Fault(str(folder), rule, remedy=nearest(folder, "run step 4")))
     export = manifest.read(path)
     if export.step != STEP:
         rule = f"was written by step {export.step!r}, not by the conversion of step 4"

@@ -26,7 +26,7 @@ from zerokara.checkpoint import folders
 from zerokara.config.model import ModelSettings, RopeScaling
 from zerokara.config.pretrain_config import NewEmbeddings
 from zerokara.config.writing import value_text
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import Fault, RunError, UserError, nearest
 from zerokara.huggingface import families, tokenizer_proof, weight_rules
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY
@@ -191,7 +191,8 @@ def _config_of(folder: Path, fault: SettingFault) -> Any:
         remedy = "export it with step 4 (bash 4_convert_to_HF.sh), and name the folder that it writes"
         raise UserError(fault("init_from", "is a run folder of step 3, not a Hugging Face model", remedy))
     remedy = "name a folder with config.json, *.safetensors and a tokenizer; download one with: hf download NAME"
-    raise UserError(fault("init_from", "holds no Hugging Face model", remedy))
+    rule = "holds no Hugging Face model" if folder.exists() else "there is no such folder"
+    raise UserError(fault("init_from", rule, nearest(folder, remedy)))
 
 
 def _read_config(folder: Path) -> Any:

@@ -72,9 +72,8 @@ class Float8Product(torch.autograd.Function):
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the tensor over a scale, and the scale's root, an fp32 scalar; not finite where one of its numbers is."""
-    limits = torch.finfo(torch.float32)
     # All zeros have the least scale: they stay zeros. What is not finite makes the scale so, and with it the product.
-    scale = (tensor.abs().amax().float() / torch.finfo(dtype).max).clamp(min=limits.tiny)
+    scale = (tensor.abs().amax().float() / torch.finfo(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)
     return (tensor.float() / scale).to(dtype).contiguous(), scale.sqrt()
 
 
@@ -83,8 +82,6 @@ def _multiply(left_MK: Tensor, right_NK: Tensor, scale: Tensor) -> Tensor:
     if left_MK.device.type == "cpu":
         return (left_MK.float() @ right_NK.float().t() * scale * scale).bfloat16()
     # In the backward pass sums are kept in full fp32: gradients are the sums of many more, and smaller, numbers.
-    is_forward = left_MK.dtype == FORWARD
-    out_MN: Tensor = torch._scaled_mm(
-        left_MK, right_NK.t(), scale, scale, out_dtype=torch.bfloat16, use_fast_accum=is_forward
-    )
+    fast, kind = left_MK.dtype == FORWARD, torch.bfloat16
+    out_MN: Tensor = torch._scaled_mm(left_MK, right_NK.t(), scale, scale, out_dtype=kind, use_fast_accum=fast)
     return out_MN

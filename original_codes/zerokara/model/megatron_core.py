@@ -26,16 +26,14 @@ def _without_unused_packages() -> Iterator[None]:
     megatron/core/jit.py wraps fusions in torch.compile as they are defined, which loads the compiler, though none of
     them is ever called here (`megatron._common`); megatron/core/inference/engines/dynamic_engine.py:78 tries for wandb.
     """
-    compile_, wandb = torch.compile, sys.modules.get("wandb")
-    torch.compile = _identity  # type: ignore[assignment]
-    sys.modules["wandb"] = None  # type: ignore[assignment]  # `import wandb` then raises ImportError
+    compile_, torch.compile = torch.compile, _identity  # type: ignore[assignment]
+    sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]  # `import wandb` then raises ImportError
     try:
         yield
     finally:
         torch.compile = compile_
-        del sys.modules["wandb"]
-        if wandb is not None:
-            sys.modules["wandb"] = wandb
+        if sys.modules["wandb"] is None:
+            del sys.modules["wandb"]
 
 
 def _identity(function: Callable[..., Any] | None = None, **_: Any) -> Any:

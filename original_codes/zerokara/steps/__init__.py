@@ -1,6 +1,4 @@
-"""The numbered steps. This file runs before `.venv` is entered: standard library only."""
-
-from __future__ import annotations
+"""The numbered steps. This file runs before `.venv` is entered, by any Python from 3.6 on: standard library only."""
 
 import os
 import signal
@@ -18,11 +16,16 @@ def enter(root: str) -> None:
     if os.path.exists(python) and os.path.realpath(sys.prefix) != os.path.realpath(environment):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the new one is ready for it
         os.execv(python, [python, *sys.argv])
-    stop_at_once()
+    prepare()
 
 
-def stop_at_once() -> None:
-    """Let Ctrl-C end the process at once until work begins: inside an import it would be a traceback."""
+def prepare() -> None:
+    """Refuse an old Python, and let Ctrl-C end the process at once until work begins: in an import it would be a
+    traceback."""
+    if sys.version_info < (3, 11):  # noqa: UP036  # where there is no .venv
+        own = "{}.{}".format(*sys.version_info)
+        print(f"error: zerokara needs Python 3.11 or later, and this is {own}: run ./setup.sh", file=sys.stderr)
+        sys.exit(2)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -3,19 +3,17 @@
 Of a main program of another name multiprocessing would import all of it again into every worker.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path
 
 from zerokara import __version__
-from zerokara.steps import stop_at_once
+from zerokara.steps import prepare
 
 
 def main() -> int:
     """Run the step that the command line names, or say which there are, or the version."""
-    stop_at_once()
+    prepare()
     name, *arguments = sys.argv[1:] or ["--help"]
     steps = {path.stem for path in Path(__file__).parent.glob("[a-z]*.py")} - {"command"}
     if name in steps:

@@ -124,7 +124,7 @@ def run(script: str, work: Callable[[Any, Options], None], doc: str | None, argv
     config_class, path = FILES[SCRIPTS[script]], options.config_path
 
     def begin() -> None:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of `stop_at_once`
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of `prepare`
             signal.signal(signal.SIGINT, signal.default_int_handler)
         work(load(config_class, path, options.overrides), options)
 

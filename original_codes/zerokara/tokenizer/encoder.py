@@ -13,7 +13,6 @@ other only through rounding. Source: sentencepiece 0.2.3, `SentencePieceProcesso
 """
 
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -278,9 +277,6 @@ def _opened(content: bytes, where: str) -> tuple[Any, bytes]:
     """
     remedy = "make one with step 1, and name its tokenizer.model"
     if not content:
-        beside = [model for model in Path(where).parent.parent.glob(f"*/{MODEL_NAME}") if model.stat().st_size]
-        if newest := max(beside, key=os.path.getmtime, default=None):
-            remedy = f"name the newest one there, {newest}, or make one with step 1"
         raise UserError(Fault(where, "there is no such tokenizer file, or it is empty", remedy=remedy))
     processor = sentencepiece.SentencePieceProcessor()
     try:

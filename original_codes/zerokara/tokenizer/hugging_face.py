@@ -19,7 +19,7 @@ import numpy.typing as npt
 import orjson
 from tokenizers import Tokenizer
 
-from zerokara.errors import Fault, UserError, shown
+from zerokara.errors import Fault, UserError, nearest, shown
 from zerokara.manifest import FileRecord, Inputs, file_key
 from zerokara.tokenizer import CONFIG_NAME, ENDS_NAMES, JSON_NAME, KEPT_NAMES
 from zerokara.tokenizer.encoder import Encoder, Ids
@@ -112,8 +112,6 @@ class HuggingFaceEncoder(Encoder):
         self.model_path, self._end_of_document = Path(path), end_of_document
         self.folder_files = folder_files(self.model_path)
         where, again = str(self.model_path), "name a tokenizer.json, a folder with one, or a SentencePiece model"
-        if JSON_NAME not in self.folder_files:
-            raise UserError(Fault(where, "there is no such tokenizer file", remedy=again))
         self.model_bytes = self.folder_files[JSON_NAME]
         try:
             self._json = TokenizerJson(self.model_bytes)
@@ -253,7 +251,10 @@ def open_encoder(name: str | Path, end_of_document: str = "auto") -> Encoder:
 
 
 def tokenizer_file(path: Path) -> Path:
-    """Return the tokenizer of a folder, or the file itself; a folder without one is a UserError."""
+    """Return the tokenizer of a folder, or the file itself; where there is none it is a UserError."""
+    if not path.exists():
+        remedy = nearest(path, "make one with step 1, and name its tokenizer.model")
+        raise UserError(Fault(shown(path), "there is no such tokenizer file", remedy=remedy))
     if not path.is_dir():
         return path
     if found := next((path / name for name in IN_FOLDER if (path / name).is_file()), None):

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, nearest
 
 if TYPE_CHECKING:  # pydantic, which workers need not
     from zerokara import manifest
@@ -152,7 +152,9 @@ def _read_header(prefix: Path, step: str) -> tuple[np.dtype[Any], int, int]:
     index, data = idx_path(prefix), bin_path(prefix)
     for path in (index, data):
         if not path.is_file():
-            raise UserError(Fault(where=str(path), rule="does not exist", remedy=f"create it with {step}"))
+            make = f"create it with {step}"
+            remedy = make if index.exists() or data.exists() else nearest(path, make)
+            raise UserError(Fault(where=str(path), rule="does not exist", remedy=remedy))
     with open(index, "rb") as file:
         start = file.read(HEADER.size)
         if len(start) < HEADER.size or not start.startswith(MAGIC):

@@ -263,3 +263,21 @@ def test_names_of_repositories_are_those_of_the_hub(tmp_path: Path, name: str, i
     ]
     with pytest.raises(HFValidationError):
         validate_repo_id(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("lr:\t3e-4\n", 1),
+        ("max_steps: 5\n\tlr: 3e-4\n", 2),
+        ("rope_scaling:\n\trope_type: linear\n", 2),
+        ("input_jsonl:\n  - a.jsonl\n\t- b.jsonl\n", 3),
+        ("lr: 3e-4\t# high\n", 1),
+        ("text_field: >\n  a\n\tb\n", 3),
+    ],
+)
+def test_a_tab_is_called_a_tab(text: str, line: int, tmp_path: Path) -> None:
+    (fault,) = faults_of(tmp_path, text)
+    assert fault.where == f":{line}" and "a tab" in fault.rule and "spaces" in fault.remedy
+    (fault,) = faults_of(tmp_path, "", "lr=3e-4\t5")
+    assert (fault.where, fault.key) == ("--set", "lr") and "a tab" in fault.rule

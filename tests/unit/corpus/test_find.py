@@ -76,8 +76,9 @@ def test_every_entry_without_a_file_is_named_with_what_was_looked_for(here: Path
     missing, pattern, empty, other, no_user, blank = faults = refused(names, *entries)
     assert {fault.where for fault in faults} == {"config.yaml:3"}
     assert [fault.value for fault in faults[:-1]] == entries[:-1] and "empty" in blank.rule
-    assert ".jsonl" in missing.rule and f"{tmp_path}/here holds a.docx, corpus.jsonl, empty" in missing.remedy
-    assert "no folder" in pattern.remedy and "is empty" in empty.remedy and ".jsonl" in other.rule and no_user.rule
+    assert "no such" in missing.rule and missing.remedy == "the nearest name is corpus.jsonl"
+    assert "no such" in pattern.rule and f"{tmp_path}/here holds a.docx, corpus.jsonl, empty" in pattern.remedy
+    assert ".jsonl" in empty.rule and "is empty" in empty.remedy and ".jsonl" in other.rule and no_user.rule
     embedded = fault_of(names, "data/embedded/corpus.jsonl").remedy
     assert embedded.endswith(".venv/bin/python -m zerokara.corpus.embedded data/embedded/corpus.jsonl")
     (here / "a.jsonl").touch()
@@ -113,7 +114,7 @@ def test_faults_in_a_list_are_told_with_their_lines(here: Path) -> None:
     assert (second_file.where, second_file.value) == ("bad.txt:3", "./b.jsonl")
     assert (nested.where, nested.value) == ("bad.txt:4", "@other.txt")
     assert [fault.value for fault in (empty, latin, gone)] == entries[1:]
-    assert "UTF-8" in latin.rule and "No such file" in gone.rule and "bad.txt" in gone.remedy
+    assert "UTF-8" in latin.rule and "No such file" in gone.rule and "none.txt" in gone.remedy
 
 
 def test_a_change_is_told(here: Path) -> None:

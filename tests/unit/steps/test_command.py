@@ -1,5 +1,6 @@
 """How a step ends: exit codes, messages without secrets or control characters, a reader that has left."""
 
+import ast
 import io
 import os
 import signal
@@ -15,6 +16,7 @@ from zerokara import progress
 from zerokara.errors import Fault, RunError, UserError, guarded, shown
 from zerokara.steps import __main__
 
+ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(zerokara.__file__).parents[1])}
 
 
@@ -122,6 +124,37 @@ def test_a_reader_that_leaves_is_no_traceback(arguments: list[str], code: int) -
     assert (done.returncode, done.stderr.count("\n")) == (code, 0 if code == 0 else 1), done.stderr
 
 
+SCRIPTS = sorted(ROOT.glob("*.py"))
+FIRST_READ = [*SCRIPTS, *(ROOT / "original_codes/zerokara" / name for name in ("__init__.py", "steps/__init__.py"))]
+FIRST_READ.append(ROOT / "original_codes/zerokara/steps/__main__.py")
+
+
+@pytest.mark.parametrize("path", FIRST_READ, ids=lambda path: path.name)
+def test_python_3_6_reads_what_runs_before_the_version_is_known(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 6))
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    with pytest.raises(SyntaxError):
+        ast.parse("while chunk := read():\n    pass", feature_version=(3, 6))
+
+
+@pytest.mark.parametrize("script", [path.name for path in SCRIPTS] + ["original_codes/zerokara/steps/__main__.py"])
+def test_an_old_python_is_told_which_is_needed(script: str, tmp_path: Path) -> None:
+    """In a folder without .venv: one line, before anything is imported that an old Python has not."""
+    (tmp_path / "original_codes").symlink_to(ROOT / "original_codes")
+    if not (path := tmp_path / script).exists():
+        path.write_bytes((ROOT / script).read_bytes())
+    program = (
+        "import sys\n"
+        "sys.version_info, sys.path[0] = (3, 8, 10, 'final', 0), sys.argv[1].rpartition('/')[0]\n"
+        "sys.modules |= dict.fromkeys(['argparse', 'dataclasses', 'pydantic', 'ray', 'ruamel', 'typing'])\n"
+        "exec(compile(open(sys.argv[1]).read(), '', 'exec'), {'__name__': '__main__', '__file__': sys.argv[1]})"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode and done.stderr.count("\n") == 1, done.stderr
+    assert "Python 3.11 or later" in done.stderr and "setup.sh" in done.stderr and not done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "printed"),
     [
@@ -134,5 +167,5 @@ def test_a_step_or_the_version(
     arguments: list[str], code: int, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["zerokara", *arguments])
-    monkeypatch.setattr(__main__, "stop_at_once", lambda: None)
+    monkeypatch.setattr(__main__, "prepare", lambda: None)
     assert __main__.main() == code and printed in capsys.readouterr().out

@@ -15,10 +15,19 @@ from tokenizers import Tokenizer
 from zerokara import manifest
 from zerokara.durable import made_folder
 from zerokara.errors import RunError
-from zerokara.steps import convert_to_hf, evaluate, tokenize, train, train_tokenizer, upload
+from zerokara.steps import clean_corpus, convert_to_hf, evaluate, finetune, tokenize, train, train_tokenizer, upload
 from zerokara.tokenizer import sampling
 
-STEPS = {1: train_tokenizer, 2: tokenize, 3: train, 4: convert_to_hf, 6: upload, 8: evaluate}
+STEPS = {
+    0: clean_corpus,
+    1: train_tokenizer,
+    2: tokenize,
+    3: train,
+    4: convert_to_hf,
+    6: upload,
+    7: finetune,
+    8: evaluate,
+}
 RAW, SPELT = os.fsdecode(b"d\xe9\x1b[31m"), r"d\xe9\u001b[31m"
 """A name that is no UTF-8 and would steer a terminal, and how it is printed."""
 GOOD = '{"text": "%d some words of a text"}\n'
@@ -34,7 +43,7 @@ REFUSED: list[tuple[int, str, str]] = [
     (1, "vocab_size=200000 output_dir=there", "310"),
     (1, "input=empty.txt", "0 bytes"),
     (1, "input=spaces.txt max_bad_fraction=1", "no document"),
-    (2, "input_jsonl=nowhere.jsonl", "nowhere.jsonl: names no file of a format"),
+    (2, "input_jsonl=nowhere.jsonl", "nowhere.jsonl: there is no such file"),
     (2, "input_jsonl=empty.txt", "0 bytes"),
     (2, "input_tokenizer_file=corpus.jsonl", "corpus.jsonl"),
     (2, "input_tokenizer_file=gone.model", "input_tokenizer_file = gone.model: there is no such tokenizer file"),
@@ -128,6 +137,47 @@ def test_a_refused_step_leaves_nothing(
     printed = capfd.readouterr().err
     assert all(word in printed for word in named.split(" … ")) and "\x1b" not in printed
     assert tree(place) == before
+
+
+MISSING = [
+    (0, "input=corpis.jsonl", "corpus.jsonl"),
+    (0, "input=corpus.jsonl evaluation_data=bat.jsonl", "bad.jsonl"),
+    (0, "input=corpus.jsonl evaluation_data=evaluate_confg.yaml", "evaluate_config.yaml"),
+    (1, 'input="@lists.txt"', "list.txt"),
+    (1, "input=corpus.jsnl", "corpus.jsonl"),
+    (1, "input=ther/texts/*.jsonl", "there"),
+    (1, "base_tokenizer=chats", "chat"),
+    (1, "compare_with=chat/tokeniser.json", "chat/tokenizer.json"),
+    (2, "input_jsonl=Ther/deep/corpus.jsonl", "there"),
+    (2, "input_tokenizer_file=chat/tokeniser.json", "chat/tokenizer.json"),
+    (2, "input_tokenizer_file=chats/tokenizer.json", "chat/tokenizer.json"),
+    (3, "output_prefix=token", "tokens_text_document.manifest.json"),
+    (3, "init_from=chaty", "chat"),
+    (3, "deepspeed_template=corpus.json", "corpus.jsonl"),
+    (3, "input_tokenizer_file=chatt", "chat"),
+    (4, "input_model_dir=theer", "there"),
+    (6, "output_tokenizer_and_model_dir=theer huggingface_name=a/b", "there"),
+    (7, "init_from=chaty", "chat"),
+    (8, "models=chaty", "chat"),
+    (8, "models=chat texts=corpus.json", "corpus.jsonl"),
+]
+
+
+@pytest.mark.parametrize(("step", "settings", "nearest"), MISSING)
+def test_what_is_missing_is_said_to_be_with_the_nearest_name(
+    step: int, settings: str, nearest: str, place: Path, tiny_data: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("tokens_text_document.manifest.json").touch()
+    Path("list.txt").write_text("corpus.jsonl", encoding="utf-8")
+    Path("evaluate_config.yaml").touch()
+    config = tiny_data["config"] if step in (2, 3) else "/dev/null"
+    given = typed(*OUTPUTS.get(step, "").split(), *settings.split())
+    assert STEPS[step].main(["--config", config, *given]) == 2
+    printed = capfd.readouterr().err.lower()
+    assert "no such" in printed or "there is no manifest" in printed
+    assert f"the nearest name is {nearest}" in printed
+    assert STEPS[step].main(["--config", "ther/evaluate_config.yaml"]) == 2
+    assert "ther/evaluate_config.yaml: there is no such file; the nearest name is there; " in capfd.readouterr().err
 
 
 def test_steps_1_and_2_take_any_name(
