@@ -1,15 +1,17 @@
 """Checkpoints of a few bytes."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from zerokara.checkpoint import TrainingState, store
 
 
-def saved(run_dir: Path, step: int, valid_loss: float | None = None) -> Path:
-    """Save a checkpoint of `step`, validated with `valid_loss`; gives its folder."""
-    state = state_of(step, valid_loss)
+def saved(run_dir: Path, step: int, valid_loss: float | None = None, **more: Any) -> Path:
+    """Save a checkpoint of `step`, validated with `valid_loss`, `more` in its state; gives its folder."""
+    state = replace(state_of(step, valid_loss), **more)
     weights = {"a.weight": torch.full((2, 3), float(step))}
     moments = {"a.weight.exp_avg": torch.zeros(2, 3), "a.weight.exp_avg_sq": torch.ones(2, 3)}
     return store.save(run_dir, state, weights, moments)

@@ -79,6 +79,7 @@ def longer(tiny_data: dict[str, str], finished: Path, tmp_path_factory: pytest.T
     done = step_3(tiny_data["config"], f"output_model_dir={run_dir}", *LONGER)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "lr: 0.01 → 1.0" in done.stdout and f"{run_dir}/global_step20" in done.stdout
+    assert f"step 4 exports {run_dir}/global_step20" in done.stdout
     return run_dir
 
 

@@ -11,6 +11,7 @@ from zerokara.checkpoint.folders import (
     check,
     complete,
     folder_of,
+    is_much_worse,
     newest_complete,
     newest_to_resume,
     step_of,

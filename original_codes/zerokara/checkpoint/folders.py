@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import orjson
 
 from zerokara import manifest
+from zerokara.checkpoint.state import read_state
 from zerokara.config.machine import MonitoringSettings
 from zerokara.durable import PARTIAL_SUFFIX, recover, unused_name, write_file
 from zerokara.errors import Fault, RunError, UserError, nearest
@@ -295,6 +296,15 @@ def best(run_dir: Path) -> Path | None:
     marker = run_dir / BEST_NAME
     folder = run_dir / marker.read_text(encoding="utf-8").strip() if marker.is_file() else None
     return folder if folder and folder.is_dir() else None
+
+
+def is_much_worse(newest: Path) -> bool:
+    """Tell whether the last validation of the run is more than 1 % worse than that of its best checkpoint."""
+    if (folder := best(newest.parent)) is None:
+        return False
+    state, least = read_state(newest), read_state(folder).selection_loss
+    last = state.last_validation  # what is not finite is None in the file
+    return last is None or (least is not None and last - least > 0.01 * abs(least))
 
 
 def _complete(run_dir: Path) -> dict[int, float | None]:

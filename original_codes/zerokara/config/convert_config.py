@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zerokara.config.settings import PositiveInt, Prompts, Settings, Text, Words
+from zerokara.config.settings import Auto, PositiveInt, Prompts, Settings, Text, Words
 from zerokara.errors import Fault
 
 
@@ -16,8 +16,11 @@ class ConvertSettings(Settings):
     """Conversion to Hugging Face (step 4)."""
 
     input_model_dir: Text = "models/embedded"
-    """A run folder or one global_stepN folder in it. Of a run folder the newest complete checkpoint is exported; of a
-    fine-tuning the best, with which it was tested."""
+    """A run folder, of which `checkpoint` says what is exported, or one global_stepN folder in it."""
+    checkpoint: Literal["newest", "best"] | Auto = "auto"
+    """Checkpoint of a run folder: the `newest` complete one; the `best` by validation; or `auto`: of a fine-tuning the
+    best, with which it was tested, and otherwise the newest, unless its validation is more than 1 % worse than that of
+    the best and `average` is 1."""
     output_tokenizer_and_model_dir: Text = "models/embedded_hf"
     """Folder for the Hugging Face model and tokenizer."""
     average: PositiveInt = 1

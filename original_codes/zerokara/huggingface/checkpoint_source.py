@@ -84,27 +84,23 @@ class CheckpointSource:
 def find(settings: ConvertSettings) -> CheckpointSource:
     """Find the checkpoint that `input_model_dir` names, and check its exported parts by content.
 
-    In a run folder that is the newest complete one; of a fine-tuning the one that was tested, the best by its metric.
-    With `average` above 1 the complete ones before it are averaged with it.
+    In a run folder that is the one that `checkpoint` asks for; it is printed where it is not the newest. With `average`
+    above 1 the complete ones before it are averaged with it.
 
     Raises:
-        UserError: no such folder, no complete checkpoint or too few, a damaged one, another tokenizer than in training,
-            or averaged ones of different shapes or tokenizers.
+        UserError: no such folder, no complete or validated checkpoint or too few, a damaged one, another tokenizer than
+            in training, or averaged ones of different shapes or tokenizers.
     """
     named = Path(settings.input_model_dir)
     if not named.is_dir():
         remedy = nearest(named, "name a run folder (output_model_dir of step 3) or one global_stepN folder in it")
         raise UserError(settings.fault("input_model_dir", "there is no such folder", remedy))
     skipped: list[str] = []
-    folder: Path | None = None
+    folder: Path | None
     if _CHECKPOINT_NAME.fullmatch(named.resolve().name):
-        folder = named.resolve()
-    elif (named / RESOLVED_NAME).is_file() and load_run(named / RESOLVED_NAME).packs_examples:
-        folder = checkpoint.best(named)
-    if folder is not None:
-        checkpoint.check(folder, EXPORTED_PARTS)
+        checkpoint.check(folder := named.resolve(), EXPORTED_PARTS)
     else:
-        folder = checkpoint.newest_complete(named, skipped.append, EXPORTED_PARTS)
+        folder = _of_run(settings, named, skipped)
     for message in skipped:
         print(message)
     if folder is None:
@@ -124,6 +120,23 @@ def find(settings: ConvertSettings) -> CheckpointSource:
         rule = f"is not the tokenizer of {folder.name}: sha256 {sha256[:12]}, trained with {expected[:12]}"
         raise UserError(Fault(where=str(tokenizer), rule=rule, remedy="put the right file back"))
     return replace(source, averaged=_averaged(settings, source)) if settings.average > 1 else source
+
+
+def _of_run(settings: ConvertSettings, run_dir: Path, messages: list[str]) -> Path | None:
+    """Checkpoint that `checkpoint` asks for; None if none is complete."""
+    newest, best = checkpoint.newest_complete(run_dir, messages.append, EXPORTED_PARTS), checkpoint.best(run_dir)
+    if settings.checkpoint == "best" and best is None:
+        rule = f"none of the checkpoints in {run_dir} was validated with its very weights"
+        raise UserError(settings.fault("checkpoint", rule, "set it to newest"))
+    if newest is None or best in (None, newest) or settings.checkpoint == "newest":
+        return newest
+    is_tested = (run_dir / RESOLVED_NAME).is_file() and load_run(run_dir / RESOLVED_NAME).packs_examples
+    decides = settings.checkpoint == "auto" and not is_tested
+    if decides and (settings.average > 1 or not checkpoint.is_much_worse(newest)):
+        return newest
+    checkpoint.check(best, EXPORTED_PARTS)
+    messages.append(f"{best.name} is exported, the best by validation; checkpoint: newest would export {newest.name}")
+    return best
 
 
 def _tokenizer_path(run_dir: Path) -> Path:

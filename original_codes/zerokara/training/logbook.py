@@ -23,6 +23,9 @@ from zerokara.training.processes.joining import Processes, peak_memory
 from zerokara.training.sample_texts import Sample
 from zerokara.training.validation import ValidationResult
 
+OVERFITTING = (
+    "More data, fewer epochs or a lower lr would help; step 4 exports the best checkpoint, if it is much better"
+)
 MOST_RANGES = 8
 """Ranges of documents logged for one sequence."""
 _UNLOGGED = "unlogged_losses"
@@ -187,9 +190,15 @@ class Logbook:
                 self._log(f"step {step}  {message}")
         if facts["valid_bits_per_byte"] < facts.get("best_valid_bits_per_byte", float("inf")):
             facts.update(best_valid_bits_per_byte=facts["valid_bits_per_byte"], best_valid_step=step)
+        is_worse = results[-1].badness > facts.get("selection_loss", float("inf"))
+        facts["worse_in_row"] = facts.get("worse_in_row", 0) + 1 if is_worse else 0
         facts.update(valid_step=step, selection_loss=results[-1].badness)
         if step and results[-1].badness < facts.get("best_selection_loss", float("inf")):
             facts.update(best_selection_loss=results[-1].badness, best_step=step)
+        if facts["worse_in_row"] == 2:
+            warning = f"validation is worse for the second time in a row; it was best at step {facts['best_step']:,}"
+            self._log(f"step {step}  warning: {warning}. {OVERFITTING}; Ctrl-C saves and ends the run here")
+            facts.setdefault("warning", f"at step {step:,} {warning}. {OVERFITTING}")
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Record what the model wrote, and log the beginning of each sampled text."""

@@ -1,21 +1,28 @@
 """Real text for the proofs comes from every source and from places spread over each; a notebook's is what the run was
 validated on, or none."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from configs import fault_of
 from corpus_files import write_texts
+from made_checkpoints import saved, state_of
 from made_tokens import write_documents
 
-from zerokara import manifest
+from zerokara import checkpoint, manifest
+from zerokara.checkpoint import store
+from zerokara.checkpoint.folders import prune
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml
 from zerokara.huggingface import checkpoint_source
 from zerokara.huggingface.exported_folder import validation_text
 from zerokara.manifest import sha256_of
+from zerokara.model.shapes import ModelShape
 from zerokara.tokens.indexed import TokenPaths, bin_path
 
 
@@ -79,3 +86,52 @@ def test_a_notebooks_text_is_the_first_validation_documents_or_none(folders: tup
     assert validation_text(model, run, decode) is None, "other token files"
     (model / "manifest.json").unlink()
     assert validation_text(model, run, decode) is None
+
+
+VALIDATIONS = {
+    "risen": (1.871, 2.02, 2.115),
+    "about_as_good": (1.98, 1.99, 1.995),
+    "not_finite": (2.5, 2.6, float("nan")),
+}
+
+
+@pytest.mark.parametrize(
+    ("losses", "settings", "step"),
+    [
+        ("risen", {}, 10),
+        ("risen", {"checkpoint": "newest"}, 30),
+        ("risen", {"average": 2}, 30),  # nobody knows how good the mean is
+        ("about_as_good", {}, 30),
+        ("about_as_good", {"checkpoint": "best"}, 10),
+        ("not_finite", {}, 10),
+    ],
+)
+def test_the_best_checkpoint_is_taken_where_the_newest_is_much_worse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], losses: str, settings: dict[str, Any], step: int
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"t")
+    (tmp_path / "config_resolved.yaml").write_text(as_yaml(PretrainConfig()), encoding="utf-8")
+    state: dict[str, Any] = {"tokenizer_sha256": sha256_of(tmp_path / "tokenizer.model")}
+    state["shape"] = ModelShape.from_config(PretrainConfig(), 300).as_json()
+    for number, loss in zip((10, 20, 30), VALIDATIONS[losses], strict=True):
+        saved(tmp_path, number, loss, **state)
+    checkpoint.write_markers(tmp_path)
+    prune(tmp_path, MonitoringSettings(keep_last=2))
+    found = checkpoint_source.find(ConvertConfig(input_model_dir=str(tmp_path), **settings))
+    assert found.state.step == step
+    shown = capsys.readouterr().out
+    assert ("global_step10 is exported" in shown) == (step == 10) == ("global_step30" in shown)
+
+
+def test_a_run_stopped_behind_its_last_validation_goes_by_that(tmp_path: Path) -> None:
+    for number, loss in ((10, 1.8), (20, 2.0)):
+        saved(tmp_path, number, loss)
+    checkpoint.write_markers(tmp_path)
+    store.save(tmp_path, replace(state_of(20, 2.0), step=25), {}, {})
+    assert checkpoint.is_much_worse(tmp_path / "global_step25")
+
+
+def test_a_best_checkpoint_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
+    saved(tmp_path, 10)
+    fault = fault_of(checkpoint_source.find, ConvertConfig(input_model_dir=str(tmp_path), checkpoint="best"))
+    assert fault.key == "checkpoint" and "newest" in str(fault)

@@ -161,12 +161,28 @@ def test_the_facts_keep_the_first_last_and_best_validation(tmp_path: Path, capsy
     assert book.facts == {
         "first_valid_bits_per_byte": 3.0, "valid_bits_per_byte": 2.0, "best_valid_bits_per_byte": 1.0,
         "best_valid_step": 2, "first_valid_accuracy": 0.7, "valid_accuracy": 0.9, "valid_step": 4,
-        "selection_loss": -0.9, "best_selection_loss": -0.9, "best_step": 4,
+        "selection_loss": -0.9, "best_selection_loss": -0.9, "best_step": 4, "worse_in_row": 0,
     }  # fmt: skip
     assert step_metrics.read(tmp_path)[1] == {
         "step": 2, "tokens": 512, "valid_bits_per_byte": 1.0, "valid_examples": 3
     }  # fmt: skip
     assert "step 4  valid_accuracy 0.9000" in capsys.readouterr().out
+
+
+def test_a_validation_that_is_worse_twice_in_a_row_is_told_at_once_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Across a resume, too; a single one is noise."""
+    book, warned = logbook(tmp_path), []
+    for step, loss in ((0, 5.0), (2, 3.0), (4, 3.1), (6, 2.0), (8, 2.1), (10, 2.2), (12, 2.3)):
+        if step == 10:
+            book.close()
+            book = logbook(tmp_path, replace(START, step=8, samples=64, tokens=2048, facts=book.facts))
+        book.log_validations(step, [validated("valid_bits_per_byte", loss, loss)])
+        warned += [step] if "warning" in capsys.readouterr().out else []
+    book.close()
+    assert warned == [10], "once for each time that it begins to rise"
+    assert "at step 10" in book.facts["warning"] and "best at step 6" in book.facts["warning"]
 
 
 def test_only_the_first_process_writes_and_all_keep_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from zerokara.progress import bytes_text
 from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.tokens.indexed import IndexedTokens, bin_path
 from zerokara.training import launching, trials
-from zerokara.training.planning import processors
+from zerokara.training.planning import processors, recipe
 from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_folder import EarlierRun
@@ -50,6 +50,12 @@ def test_only_the_baseline_reads_the_tokens(make: Make, monkeypatch: pytest.Monk
     assert make().schedule.num_steps == plan.schedule.num_steps
     with pytest.raises(ZeroDivisionError):
         plan.rows()
+
+
+def test_a_text_that_is_read_more_often_than_the_rules_were_tried_with_is_told(make: Make) -> None:
+    for epochs, is_told in ((recipe.TRIED_EPOCHS - 0.2, False), (recipe.TRIED_EPOCHS + 0.2, True)):
+        told = [text for _, text in make("train_tokens=auto", f"epochs={epochs}").rows() if "docs/recipe.md" in text]
+        assert bool(told) == is_told and all(f"{epochs:.1f} times" in text for text in told)
 
 
 def test_tokens_of_another_tokenizer_are_refused(make: Make, tiny_data: dict[str, str], tmp_path: Path) -> None:

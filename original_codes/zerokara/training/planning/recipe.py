@@ -38,6 +38,8 @@ from zerokara.model.shapes import ModelShape
 
 VERSION = 4
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
+TRIED_EPOCHS = 3.2
+"""Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
 MIN_BATCH = 8
 """Sequences: smaller ones leave a processor idle."""
 MAX_ADAMW_LR = 4e-3

@@ -384,7 +384,9 @@ def summary_rows(
         best, step = facts["best_valid_bits_per_byte"], facts["best_valid_step"]
         texts = [f"{value:.3f}" if value is not None else "not finite" for value in (before, after, best)]
         rows.append(("validation", f"{texts[0]} → {texts[1]} bits per byte, best {texts[2]} at step {step:,}"))
-    rows += task_rows
-    rows.append(("checkpoint", str(newest)))
+    rows += [("warning", facts["warning"])] if "warning" in facts else []
+    rows += [*task_rows, ("checkpoint", str(newest))]
+    if checkpoint.is_much_worse(newest):
+        rows.append(("", f"step 4 exports {checkpoint.best(run_dir)}: by validation the newest is more than 1 % worse"))
     further = (("plots", run_dir / "plots" / "overview.png"), ("samples", run_dir / "samples.md"))
     return [*rows, *((name, str(path)) for name, path in further if path.exists())]

@@ -255,6 +255,9 @@ class RunPlan:
         micro_steps = config.global_batch // (config.micro_batch * self.data_parallel_size)
         batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
         updater_lines = updater.plan_lines(config, self.data_parallel_size, self.nodes, self.template)
+        tried = math.inf if config.packs_examples else recipe.TRIED_EPOCHS
+        uses = [use for use in self.consumption.sources if use.epochs > tried]
+        often = f"the recipe was tried with at most {tried:g} (docs/recipe.md), so watch the validation"
         processes = f"{self.num_processes}" + (f" on {self.nodes} machines" if self.nodes > 1 else "")
         standing, each = self.max_checkpoints, self.checkpoint_bytes
         checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"
@@ -265,6 +268,7 @@ class RunPlan:
             ("data", f"{train} training tokens, {valid} validation tokens, {order}{masked}"),
             *self.data.plan_rows,
             ("length", course.text + alone),
+            *(("", f"warning: {each.name} is read {each.epochs:.1f} times; {often}") for each in uses),
             ("processes", f"{processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
             *(("recipe", f"{key} {getattr(config, key)}: {reason}") for key, reason in self.reasons.items()),
             *(("optimizer", line) for line in optimizers.plan_lines(config, shape)),
