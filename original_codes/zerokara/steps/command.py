@@ -32,6 +32,7 @@ SCRIPTS = {
     "count_tokens.py": "config.yaml",
     "3_train_node1.sh": "config.yaml",
     "4_convert_to_HF.sh": "convert_config.yaml",
+    "5_generate.py": "convert_config.yaml",
     "6_upload.py": "convert_config.yaml",
     "7_finetune.sh": "finetune_config.yaml",
     "8_evaluate.py": "evaluate_config.yaml",
@@ -57,16 +58,21 @@ class Options:
     host: str | None = None
     part: tuple[int, int] | None = None
     merge: tuple[int, int] | None = None  # number and count, as `part`; (0, 1) for the whole merge
+    prompt: str | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    text: bool = False
     argv: Sequence[str] = ()  # the command line itself
     again: str = "the same command"  # resumes this one
 
 
-def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+def _positive(kind: type[int] | type[float], or_zero: bool = False) -> Callable[[str], float]:
     """Return a parser of numbers above 0."""
 
     def number(text: str) -> float:
-        if not 0 < (value := kind(text)) < math.inf:
-            raise argparse.ArgumentTypeError(f"{text}: must be above 0")
+        value = kind(text)
+        if not 0 < value < math.inf and not (or_zero and value == 0):
+            raise argparse.ArgumentTypeError(f"{text}: must be above 0{', or 0' * or_zero}")
         return value
 
     return number
@@ -81,7 +87,10 @@ def _share(text: str) -> tuple[int, int]:
 
 
 _FLAGS: dict[str, dict[str, Any]] = {
-    **{name: {"action": "store_true"} for name in ("redo", "dry_run", "write")},
+    **{name: {"action": "store_true"} for name in ("redo", "dry_run", "write", "text")},
+    "prompt": {"nargs": "?"},
+    "temperature": {"type": _positive(float, or_zero=True), "metavar": "T"},
+    "seed": {"type": int, "metavar": "N"},
     "hours": {"type": _positive(float), "metavar": "H"},
     "tokens": {"type": _positive(float), "metavar": "N"},
     "fit": {"type": _positive(float), "nargs": "?", "const": FIT_MINUTES, "metavar": "MINUTES"},
@@ -114,7 +123,9 @@ def parse(script: str, doc: str | None, argv: Sequence[str], **flags: str) -> Op
     help_ = "override one setting for this run, e.g. --set lr=3e-4; repeatable"
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=help_)
     for name, help_ in (_SHARED_HELP | flags).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", help=help_, **_FLAGS[name])
+        if help_:  # else it would have no effect here
+            option = name if name == "prompt" else f"--{name.replace('_', '-')}"
+            parser.add_argument(option, help=help_, **_FLAGS[name])
     return Options(**vars(parser.parse_args(argv)), argv=argv, again=again(argv))
 
 

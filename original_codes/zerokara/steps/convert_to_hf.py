@@ -21,7 +21,8 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     exported_folder.check_place(config, source)
     is_encoder_decoder = source.shape.traits.is_encoder_decoder
     upload = command.next_command("6_upload.py", options, config, flags=["--dry-run"])
-    following = f"next: try {folder} in {notebook_for(is_encoder_decoder)}, or list what an upload would send: {upload}"
+    talk = command.next_command("5_generate.py", options, config)
+    following = f"next: {talk}\nor try {folder} in {notebook_for(is_encoder_decoder)}, or list an upload: {upload}"
     work = exported_folder.work(source, config)
     done = manifest.already_done(folder / exported_folder.MANIFEST_NAME, work, redo=options.redo)
     if done is not None:
