@@ -31,7 +31,6 @@ from torch.nn.functional import linear, pad
 
 FORWARD, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16
-"""See above."""
 
 
 def product(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -26,7 +25,8 @@ def _without_unused_packages() -> Iterator[None]:
     megatron/core/jit.py wraps fusions in torch.compile as they are defined, which loads the compiler, though none of
     them is ever called here (`megatron._common`); megatron/core/inference/engines/dynamic_engine.py:78 tries for wandb.
     """
-    compile_, torch.compile = torch.compile, _identity  # type: ignore[assignment]
+    compile_ = torch.compile
+    torch.compile = lambda function=None, **_: function or torch.compile  # type: ignore[assignment]
     sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]  # `import wandb` then raises ImportError
     try:
         yield
@@ -34,10 +34,6 @@ def _without_unused_packages() -> Iterator[None]:
         torch.compile = compile_
         if sys.modules["wandb"] is None:
             del sys.modules["wandb"]
-
-
-def _identity(function: Callable[..., Any] | None = None, **_: Any) -> Any:
-    return function if function is not None else _identity
 
 
 with _without_unused_packages():

@@ -20,8 +20,7 @@ def enter(root: str) -> None:
 
 
 def prepare() -> None:
-    """Refuse an old Python, and let Ctrl-C end the process at once until work begins: in an import it would be a
-    traceback."""
+    """Refuse an old Python; let Ctrl-C end the process at once until work begins: in an import it is a traceback."""
     if sys.version_info < (3, 11):  # noqa: UP036  # where there is no .venv
         own = "{}.{}".format(*sys.version_info)
         print(f"error: zerokara needs Python 3.11 or later, and this is {own}: run ./setup.sh", file=sys.stderr)
