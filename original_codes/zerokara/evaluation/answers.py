@@ -17,7 +17,7 @@ from zerokara.errors import RunError
 from zerokara.evaluation import cache as block_cache
 from zerokara.evaluation.inputs import Prompt
 from zerokara.examples.example_files import ANSWER_MARGIN
-from zerokara.progress import Progress
+from zerokara.progress import Progress, log
 
 if TYPE_CHECKING:
     from zerokara.evaluation.models import LoadedModel
@@ -98,6 +98,37 @@ def answer(
         outputs[number] = str(tokenizer.decode(each.ids, skip_special_tokens=True)).strip()
         stopped[number] = each.stopped
     return Answers(outputs, stopped, max_new_tokens, len(ids) - len(asked))
+
+
+def stream(model: LoadedModel, prompt: Prompt, max_new_tokens: int, settings: dict[str, Any]) -> str:
+    """Print an answer while the model writes it, as its own generation settings and then `settings` say; return it.
+
+    Of a prompt beyond the context length the oldest turns are left out; of a text its beginning is.
+    """
+    import torch
+    from transformers import TextStreamer
+
+    from zerokara.huggingface import generation
+
+    tokenizer, context, is_encoder_decoder = model.tokenizer, model.context_length, model.is_encoder_decoder
+    ends, limit = end_ids(model.model, tokenizer), min(max_new_tokens, context // 2)
+    while len(ids := prompt_ids(tokenizer, prompt, is_encoder_decoder, ends)) > context - limit:
+        first = len(prompt) % 2 == 0  # a system turn, which stays
+        if isinstance(prompt, str) or len(prompt) < 3:
+            ids = ids[limit - context :]
+            break
+        prompt = [*prompt[:first], *prompt[first + 2 :]]
+    ids_BS, mask_BS = generation.padded([ids], 0, left=True)
+    # An encoder-decoder's sentinel tokens tell which masked span the text after them fills.
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=not is_encoder_decoder)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
+    fixed = {"attention_mask": mask_BS, "max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": pad_id}
+    with torch.inference_mode():
+        output_BT = model.model.generate(ids_BS.to(model.device), streamer=streamer, **fixed, **settings)
+    new = output_BT[0, 1 if is_encoder_decoder else len(ids) :].tolist()
+    if new[-1] not in ends:
+        log("… (cut at the limit)")
+    return str(tokenizer.decode(new, skip_special_tokens=True))
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:

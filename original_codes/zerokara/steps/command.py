@@ -61,7 +61,6 @@ class Options:
     prompt: str | None = None
     temperature: float | None = None
     seed: int | None = None
-    text: bool = False
     argv: Sequence[str] = ()  # the command line itself
     again: str = "the same command"  # resumes this one
 
@@ -87,7 +86,7 @@ def _share(text: str) -> tuple[int, int]:
 
 
 _FLAGS: dict[str, dict[str, Any]] = {
-    **{name: {"action": "store_true"} for name in ("redo", "dry_run", "write", "text")},
+    **{name: {"action": "store_true"} for name in ("redo", "dry_run", "write")},
     "prompt": {"nargs": "?"},
     "temperature": {"type": _positive(float, or_zero=True), "metavar": "T"},
     "seed": {"type": int, "metavar": "N"},

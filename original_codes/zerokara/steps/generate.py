@@ -13,21 +13,21 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import UserError
-from zerokara.evaluation import inputs
+from zerokara.evaluation import answers, inputs
 from zerokara.progress import log
 from zerokara.steps import command
 
 TOKENS = 200
-FLAGS = {
+HELP = {
     "redo": "",
     "prompt": "text to continue, or to answer; without one, each line that is typed",
     "tokens": f"most tokens to write at once (default {TOKENS})",
     "temperature": "in place of the export's own; 0 always takes the likeliest token",
     "seed": "the same seed gives the same text",
-    "text": "continue the text, though the export has a chat template",
 }
 
 
@@ -41,35 +41,40 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
         return
     import torch  # this is the border: the configuration has been checked
 
-    from zerokara.evaluation.conversation import RESET, Conversation
     from zerokara.evaluation.models import open_models
+    from zerokara.huggingface.proof import SAMPLING
 
     (model,) = open_models([folder])
     torch.manual_seed(torch.seed() if options.seed is None else options.seed)
-    said = Conversation(model, int(options.tokens or TOKENS), options.temperature, options.text)
-    own, drawing = model.model.generation_config.to_diff_dict(), said.drawing
-    named = {key: own[key] for key in ("temperature", "top_p", "top_k", "repetition_penalty") if own.get(key)} | drawing
-    how = ", ".join(f"{key} {value}" for key, value in named.items() if key != "do_sample")
-    log(f"step 5 generate: {folder}, {how if drawing['do_sample'] else 'always the likeliest token'}")
-    for text in [options.prompt] if options.prompt else _typed(said.converses):
-        if text == RESET and not options.prompt:
-            said.turns.clear()
-            continue
-        if not said.converses and not model.is_encoder_decoder:
-            print(text, end="", flush=True)
-        said.write(text)
+    own, settings = model.model.generation_config.to_diff_dict(), dict[str, Any]()
+    if not own.get("do_sample"):  # as after a pretraining: drawn as step 4's samples are
+        settings = {"do_sample": True, "temperature": SAMPLING.temperature, "top_p": SAMPLING.top_p}
+    if options.temperature is not None:
+        settings = {**settings, "temperature": options.temperature} if options.temperature else {"do_sample": False}
+    named = [f"{key} {value}" for key, value in (own | settings).items() if not key.endswith(("_id", "_version"))]
+    log(f"step 5 generate: {folder}, {', '.join(named)}")
+    converses, turns = bool(model.tokenizer.chat_template), list[dict[str, str]]()
+    for text in [options.prompt] if options.prompt else _typed("user ▶ " if converses else "text ▶ "):
+        if text == "reset" and not options.prompt:
+            turns.clear()
+        elif converses:
+            turns.append({"role": "user", "content": text})
+            answer = answers.stream(model, turns, int(options.tokens or TOKENS), settings)
+            turns.append({"role": "assistant", "content": answer})
+        else:
+            print("" if model.is_encoder_decoder else text, end="", flush=True)
+            answers.stream(model, text, int(options.tokens or TOKENS), settings)
 
 
-def _typed(converses: bool) -> Iterator[str]:
-    """Lines from the keyboard, until an empty one, or all lines of a file."""
+def _typed(asked: str) -> Iterator[str]:
+    """Lines from the keyboard, until an empty one; or all lines of a file."""
     is_typed = sys.stdin.isatty()
     while True:
-        if is_typed:
-            print("user ▶ " if converses else "text ▶ ", end="", flush=True)
+        print(asked if is_typed else "", end="", flush=True)
         line = sys.stdin.readline()
         if not line.strip() and (is_typed or not line):
             return
         yield line.rstrip("\n")
 
 
-main = partial(command.run, "5_generate.py", generate, __doc__, **FLAGS)
+main = partial(command.run, "5_generate.py", generate, __doc__, **HELP)
