@@ -69,13 +69,16 @@ Progress.set_lock(threading.RLock())  # tqdm's own is one of multiprocessing too
 
 
 def summary(title: str, rows: list[tuple[str, str]], next_command: str | None = None) -> None:
-    """Print what a step has done, as aligned rows, and the next command."""
+    """Print what a step has done, as aligned rows, the next command, and last the rows that are warnings."""
     width = max((len(name) for name, _ in rows), default=0)
     print(f"\n{title}")
     for name, value in rows:
-        print(plain(f"  {name:<{width}}  {value}"))
+        if name != "warning":
+            print(plain(f"  {name:<{width}}  {value}"))
     if next_command:
         print(f"next: {next_command}")
+    for value in (value for name, value in rows if name == "warning"):
+        print(plain(f"warning: {value}"))
     sys.stdout.flush()
 
 

@@ -94,10 +94,26 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     export = [f"input_model_dir={run_dir}", f"output_tokenizer_and_model_dir={run_dir}_hf", "test_prompt_text=[sun]"]
     converted = run(Path("/dev/null"), *export, script="4_convert_to_HF.sh")
     assert converted.returncode == 0, converted.stderr
-    assert f"{run_dir}/{named}" in converted.stdout and "global_step999" not in converted.stdout
+    assert f"{run_dir}/{named} " in converted.stdout and f"{named} is exported" in converted.stdout
     shutil.rmtree(run_dir / "global_step999")
     card = Path(f"{run_dir}_hf", "README.md").read_text(encoding="utf-8")
     assert "model-index" in card and f"{record.test.value:.2%}" in card
+
+
+def test_what_is_auto_is_resolved_in_the_plan_and_a_run_that_learned_nothing_says_so_last(labels: Path) -> None:
+    run_dir, rules = labels.parent / "short", ("epochs", "global_batch_size", "lr", "min_lr")
+    others = [each for each in QUICK if each.partition("=")[0] not in (*rules, "micro_batch_size")]
+    auto = [f"{key}=auto" for key in rules]
+    done = run(labels, *others, *auto, f"output_model_dir={run_dir}", "max_steps=1", "warmup_steps=0")
+    assert done.returncode == 0, done.stderr + done.stdout
+    last = done.stdout.rstrip().rpartition("\n")[2]
+    assert last.startswith("warning: accuracy") and "by majority" in last
+    plan = json.loads((run_dir / "plan.json").read_bytes())
+    assert all(isinstance(plan["resolved"][key], int | float) and key in plan["recipe"] for key in rules)
+    again = run(labels, *others, *auto, f"output_model_dir={run_dir}", "max_steps=2", "warmup_steps=0", "seed=1234")
+    assert again.returncode == 0, again.stderr
+    resumed = json.loads((run_dir / "plan.json").read_bytes())
+    assert {key: resumed["resolved"][key] for key in rules} == {key: plan["resolved"][key] for key in rules}
 
 
 @pytest.mark.parametrize("architecture", ["t5", "qwen3"])

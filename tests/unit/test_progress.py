@@ -47,6 +47,16 @@ def test_an_estimated_total_is_never_passed_and_what_was_done_before_has_no_rate
             assert re.search(expected, stream.getvalue()), stream.getvalue()
 
 
+def test_a_warning_is_the_last_thing_that_a_step_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.summary("done", [("warning", "worse than before"), ("loss", "2.0")], "step 4")
+    assert capsys.readouterr().out.split("\n")[-4:] == [
+        "  loss     2.0",
+        "next: step 4",
+        "warning: worse than before",
+        "",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

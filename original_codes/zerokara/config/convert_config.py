@@ -17,10 +17,9 @@ class ConvertSettings(Settings):
 
     input_model_dir: Text = "models/embedded"
     """A run folder, of which `checkpoint` says what is exported, or one global_stepN folder in it."""
-    checkpoint: Literal["newest", "best"] | Auto = "auto"
-    """Checkpoint of a run folder: the `newest` complete one; the `best` by validation; or `auto`: of a fine-tuning the
-    best, with which it was tested, and otherwise the newest, unless its validation is more than 1 % worse than that of
-    the best and `average` is 1."""
+    checkpoint: Literal["newest"] | Auto = "auto"
+    """Checkpoint of a run folder: the `newest` complete one; or `auto`, of a fine-tuning the best, with which it was
+    tested, else the newest, unless its validation is more than 1 % worse than that of the best and `average` is 1."""
     output_tokenizer_and_model_dir: Text = "models/embedded_hf"
     """Folder for the Hugging Face model and tokenizer."""
     average: PositiveInt = 1

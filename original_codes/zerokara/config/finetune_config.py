@@ -99,17 +99,17 @@ class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
     )  # fmt: skip
     # What is not described here is described by the component, without what that says of `auto`.
     output_model_dir: Text = "models/finetuned"
-    epochs: PositiveFloat = 3.0
-    """Epochs (passes over the training examples) if train_tokens is auto; ignored otherwise."""
-    global_batch_size: PositiveInt = 16
-    """Sequences in one optimizer step, over all processes; each holds several examples (packed_length)."""
-    lr: PositiveFloat = 2e-4
-    """Peak learning rate; for a larger model less: 2e-5 for billions of parameters."""
-    min_lr: NaturalFloat = 2e-5
+    epochs: PositiveFloat | Auto = "auto"
+    """Epochs (passes over the training examples) if train_tokens is auto; ignored otherwise. `auto` is the fewer, the
+    more examples there are."""
+    global_batch_size: PositiveInt | Auto = "auto"
+    """Sequences in one optimizer step, over all processes; each holds several examples (packed_length). `auto` is the
+    more, the more examples there are."""
+    lr: PositiveFloat | Auto = "auto"
+    """Peak learning rate. `auto` follows the number of examples, their learned tokens and the model's size."""
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
     lr_schedule: LearningRateSchedule = "cosine"
     optimizer: OptimizerName = "adamw"
-    muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     weight_decay: NaturalFloat = 0.01
     sample_prompts: Words = ()
     keep_best: bool = True

@@ -30,7 +30,7 @@ class ScheduleSettings(Settings):
     """Run folder: checkpoints, metrics.jsonl, TensorBoard, plots."""
     train_tokens: PositiveInt | Auto = "auto"
     """Tokens to train on; `auto` is `epochs` times the training tokens."""
-    epochs: PositiveFloat = 1.0
+    epochs: PositiveFloat | Auto = 1.0
     """Epochs (passes over the training data) if train_tokens is auto; ignored otherwise."""
     max_steps: PositiveInt | Auto = "auto"
     """Upper limit on the optimizer steps: a longer run ends here, at min_lr; `auto` is no limit."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from zerokara.config.data import DataOrderSettings, DataSettings, declared_tokens
 from zerokara.config.machine import EngineSettings
 from zerokara.config.model import ModelSettings
-from zerokara.config.settings import NaturalInt, Settings
+from zerokara.config.settings import NaturalInt, PositiveFloat, Settings
 from zerokara.errors import Fault
 
 NewEmbeddings = Literal["none", "mean_of_pieces", "overlap", "random"]
@@ -73,6 +73,7 @@ class RunConfig(TrainingSettings, ModelSettings):
 class PretrainConfig(RunConfig, DataSettings):
     """Data, model and training, each in a class of its own: code that needs only one of them takes that one."""
 
+    epochs: PositiveFloat = 1.0
     first: ClassVar[tuple[str, ...]] = (
         "input_jsonl", "input_tokenizer_file", "output_prefix", "output_model_dir", "architecture", "model_size",
         "seq_len", "train_tokens", "epochs", "sample_prompts", "eval_interval", "save_interval",

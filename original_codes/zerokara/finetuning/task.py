@@ -21,9 +21,9 @@ from zerokara.errors import RunError, UserError
 from zerokara.evaluation import baselines, scoring
 from zerokara.evaluation.baselines import NamedOutputs
 from zerokara.examples import facts, preparation
-from zerokara.examples.example_files import ExampleFiles, ExamplePaths, SplitFiles, prompt_of
+from zerokara.examples.example_files import ExampleFiles, ExamplePaths, Split, SplitFiles, prompt_of
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
-from zerokara.progress import count_text, log
+from zerokara.progress import count_text, log, plural
 from zerokara.samples.bin_packing import target_length
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs, pair_lengths
 from zerokara.tokenizer.encoder import Encoder
@@ -40,6 +40,9 @@ MAX_PACKED_LENGTH = 1024
 """Maximum of `packed_length: auto`: longer rows hold more examples, but need a smaller micro batch."""
 MAX_PADDING = 0.1
 """Share of padding above which a plan has a warning."""
+MIN_VALID_EXAMPLES = 20
+"""Validation examples below which a plan has a warning: one of them is 5 % and more of an accuracy."""
+REMEDY = "it has learned nothing that counts; leave epochs, global_batch_size and lr at auto, or give it more examples"
 MAX_TRAINING_PAIRS = 200_000
 """Maximum training examples from which a baseline learns the forms of words; seconds."""
 
@@ -107,13 +110,14 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         ids=IndexedTokens(train.prefix, EXAMPLES_STEP).tokens,
         num_train_tokens=packed.num_tokens,
         num_valid_tokens=reading.num_valid_tokens,
-        plan_rows=tuple(plan_rows(train, packed)),
+        examples=(train.num_examples, train.counts.learned_tokens, len(packed)),
+        plan_rows=tuple(plan_rows(train, valid, packed)),
         run_files={CHAT_TEMPLATE_NAME: files.chat_template} if files.chat_template is not None else {},
     )
 
 
-def plan_rows(train: SplitFiles, packed: PackedExamples) -> Iterator[tuple[str, str]]:
-    """Rows of the plan on the counts of the training examples, their learned tokens, and their packing."""
+def plan_rows(train: SplitFiles, valid: SplitFiles | None, packed: PackedExamples) -> Iterator[tuple[str, str]]:
+    """Rows of the plan on the counts of the examples, their learned tokens, and their packing."""
     counts = train.counts
     kept = f"{counts.kept:,} kept, {counts.cut:,} cut, {counts.dropped:,} dropped, {counts.bad:,} bad"
     yield "examples", f"{train.num_examples:,} training examples in {len(packed):,} sequences ({kept})"
@@ -121,6 +125,12 @@ def plan_rows(train: SplitFiles, packed: PackedExamples) -> Iterator[tuple[str, 
     yield "", f"{learned} of the tokens are learned, {padding} of what is computed is padding"
     if lost := counts.cut_learned_tokens:
         yield "", f"warning: {lost:,} tokens of answers were cut away with their questions (overlong: cut_prompt)"
+    if valid and valid.num_examples < MIN_VALID_EXAMPLES:
+        few = f"{plural(valid.num_examples, 'validation example')}, fewer than {MIN_VALID_EXAMPLES}"
+        yield (
+            "",
+            f"warning: {few}, will choose the checkpoint, almost by chance: give more (valid_data, valid_fraction)",
+        )
     if packed.padding_share > MAX_PADDING:
         yield "", "warning: much padding; a larger packed_length, or fewer very long answers, would have less"
 
@@ -145,7 +155,7 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
             raise RunError(f"the test ended with exit code {code}; its messages say why. To test: {commands.resume}")
     if examples.data_format == "messages":  # the export is proved on some of them, too
         write_file(run_dir / facts.CONVERSATIONS_NAME, examples.train.texts_path.read_bytes())
-    return _record(plan, config, examples)
+    return _record(plan, config, examples, newest)
 
 
 def _result(run_dir: Path) -> dict[str, Any]:
@@ -154,8 +164,8 @@ def _result(run_dir: Path) -> dict[str, Any]:
     return dict(orjson.loads(path.read_bytes())) if path.exists() else {}
 
 
-def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles) -> list[tuple[str, str]]:
-    """Write ``finetune.json``; return its rows for display."""
+def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, newest: Path) -> list[tuple[str, str]]:
+    """Write ``finetune.json``; return its rows for display, last a warning if the model has learned nothing."""
     splits, counts = examples.splits, {str(name): split.counts for name, split in examples.splits.items()}
     task, metric, test, simple = examples.data_format.replace("_", " "), config.metric, None, dict[str, float]()
     found, answers, learned = _result(plan.run_dir), plan.run_dir / ANSWERS_NAME, counts["train"].learned_tokens
@@ -167,17 +177,31 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles) ->
         interval = "" if low is None else f"95 % {low:.4f} to {high:.4f}, "
         rows.append(("test", f"{metric} {value:.4f} ({interval}{number:,} examples)"))
         if metric != "loss" and examples.data_format != "messages":
-            simple = _simple_methods(examples, metric, plan.encoder)
+            simple = _simple_methods(examples, "test", metric, plan.encoder)
             rows += [("", f"{metric} {value:.4f} by {name.replace('_', ' ')}") for name, value in simple.items()]
         if answers.exists():
             rows.append(("answers", str(answers)))
     FinetuneFacts(task, counts, metric, Path(config.init_from).name, test, simple).write(plan.run_dir)
+    reached = checkpoint.read_state(newest).facts
+    sign, first, best = (
+        1 - 2 * (metric != "loss"),
+        reached.get(f"first_valid_{metric}"),
+        reached.get("best_selection_loss"),
+    )
+    if test is None and best is not None and examples.labels and metric != "loss":
+        simple = _simple_methods(examples, "valid", metric, plan.encoder)
+    value = test.value if test else sign * (best or 0.0)
+    better = {f"the {value:.4f} by {name.replace('_', ' ')}" for name, each in simple.items() if each >= value}
+    if first is not None and best is not None and best >= sign * first:
+        value, better = sign * best, {*better, f"the {first:.4f} of the model before the training, by validation"}
+    if better:
+        rows.append(("warning", f"{metric} {value:.4f} is not better than {' and '.join(sorted(better))}: {REMEDY}"))
     return rows
 
 
-def _simple_methods(examples: ExampleFiles, metric: str, encoder: Encoder) -> dict[str, float]:
-    """The metric of simple methods on the test examples, by the name of the method."""
-    lines = [orjson.loads(line) for line in examples.splits["test"].texts_path.read_bytes().splitlines()]
+def _simple_methods(examples: ExampleFiles, split: Split, metric: str, encoder: Encoder) -> dict[str, float]:
+    """The metric of simple methods on the examples of a split, by the name of the method."""
+    lines = [orjson.loads(line) for line in examples.splits[split].texts_path.read_bytes().splitlines()]
     references = [line["reference"] for line in lines]
     simple: Iterable[NamedOutputs] = [("majority", baselines.majority(references))]
     if not examples.labels:

@@ -88,8 +88,8 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     above 1 the complete ones before it are averaged with it.
 
     Raises:
-        UserError: no such folder, no complete or validated checkpoint or too few, a damaged one, another tokenizer than
-            in training, or averaged ones of different shapes or tokenizers.
+        UserError: no such folder, no complete checkpoint or too few, a damaged one, another tokenizer than in training,
+            or averaged ones of different shapes or tokenizers.
     """
     named = Path(settings.input_model_dir)
     if not named.is_dir():
@@ -125,14 +125,10 @@ def find(settings: ConvertSettings) -> CheckpointSource:
 def _of_run(settings: ConvertSettings, run_dir: Path, messages: list[str]) -> Path | None:
     """Checkpoint that `checkpoint` asks for; None if none is complete."""
     newest, best = checkpoint.newest_complete(run_dir, messages.append, EXPORTED_PARTS), checkpoint.best(run_dir)
-    if settings.checkpoint == "best" and best is None:
-        rule = f"none of the checkpoints in {run_dir} was validated with its very weights"
-        raise UserError(settings.fault("checkpoint", rule, "set it to newest"))
     if newest is None or best in (None, newest) or settings.checkpoint == "newest":
         return newest
     is_tested = (run_dir / RESOLVED_NAME).is_file() and load_run(run_dir / RESOLVED_NAME).packs_examples
-    decides = settings.checkpoint == "auto" and not is_tested
-    if decides and (settings.average > 1 or not checkpoint.is_much_worse(newest)):
+    if not is_tested and (settings.average > 1 or not checkpoint.is_much_worse(newest)):
         return newest
     checkpoint.check(best, EXPORTED_PARTS)
     messages.append(f"{best.name} is exported, the best by validation; checkpoint: newest would export {newest.name}")

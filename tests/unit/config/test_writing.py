@@ -155,5 +155,5 @@ def test_help_tells_every_setting_and_what_it_means(config_class: type[Settings]
 
 def test_a_docstring_that_is_not_repeated_leaves_out_an_auto_that_is_not_accepted() -> None:
     text = " ".join(help_text(FinetuneConfig).split())
-    assert "min_lr: 2e-05 Learning rate at the last step. lr_schedule: cosine" in text
+    assert "warmup_fraction: 0.05 Warm-up: share of the steps, in which the learning rate rises to lr. warmup_s" in text
     assert "Learning rate at the last step; `auto` is 0." in " ".join(help_text(PretrainConfig).split())

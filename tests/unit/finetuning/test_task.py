@@ -6,9 +6,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from made_checkpoints import saved
 
 from zerokara.checkpoint.folders import folder_of
 from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.examples.example_files import ExampleFiles, SplitFiles
+from zerokara.examples.facts import SplitCounts
 from zerokara.finetuning import task
 from zerokara.training.launching import Commands
 from zerokara.training.planning.run_plan import RunPlan
@@ -56,3 +59,49 @@ def test_it_is_the_best_once_and_an_earlier_result_is_kept(tmp_path: Path, teste
     names = [f"test_{kind}_global_step" for kind in ("answers", "result")]
     assert kept == [f"{name}{step}" for name in names for step in (10, 20)]
     assert (tmp_path / "test_answers.jsonl").read_text(encoding="utf-8") == "global_step20"
+
+
+def rows_with(num_valid: int) -> str:
+    train, valid = (SplitFiles(Path("p"), Path("t"), SplitCounts(kept=kept), "") for kept in (100, num_valid))
+    packed = type("Packed", (list,), {"padding_share": 0.0})([0] * 10)
+    return "\n".join(text for _, text in task.plan_rows(train, valid, packed))
+
+
+def test_few_validation_examples_are_told() -> None:
+    assert "warning: 5 validation examples, fewer than 20" in rows_with(5) and "warning" not in rows_with(20)
+
+
+MIXED = ["bad", "good", "good"]
+
+
+@pytest.mark.parametrize(
+    ("first", "best", "test", "rivals"),
+    [
+        (0.0, 0.9, 1.0, []),
+        (0.0, 0.9, 2 / 3, ["majority"]),
+        (0.9, 0.9, 1.0, ["before the training"]),
+        (0.0, 0.0, None, ["majority", "before the training"]),  # no test examples: those of the validation
+        (0.1, 0.7, None, []),
+        (None, None, None, []),  # nothing was held out
+    ],
+)
+def test_a_result_that_beats_nothing_is_a_warning(
+    tmp_path: Path, first: float | None, best: float | None, test: float | None, rivals: list[str]
+) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"input": "", "reference": each}) + "\n" for each in MIXED), encoding="utf-8")
+    names = ["train", *(["valid"] if best is not None else []), *(["test"] if test is not None else [])]
+    splits: Any = {name: SplitFiles(Path("p"), texts, SplitCounts(kept=3), "") for name in names}
+    examples = ExampleFiles(splits, "text_label", "{input}", ["bad", "good"], None, [2])
+    if test is not None:
+        result = {"test_accuracy": test, "checkpoint": "global_step5"}
+        (tmp_path / "test_result.json").write_text(json.dumps(result), encoding="utf-8")
+    measured = {} if best is None else {"first_valid_accuracy": first, "best_selection_loss": -best}
+    newest = saved(tmp_path, 5, facts=measured)
+    config, plan = (
+        FinetuneRunConfig(metric="accuracy", packed_length=8),
+        SimpleNamespace(run_dir=tmp_path, encoder=None),
+    )
+    rows = task._record(cast(RunPlan, plan), config, examples, newest)
+    warnings = [text for name, text in rows if name == "warning"]
+    assert len(warnings) == bool(rivals) and all(each in warnings[0] for each in rivals)

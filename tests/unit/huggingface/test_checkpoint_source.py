@@ -102,7 +102,6 @@ VALIDATIONS = {
         ("risen", {"checkpoint": "newest"}, 30),
         ("risen", {"average": 2}, 30),  # nobody knows how good the mean is
         ("about_as_good", {}, 30),
-        ("about_as_good", {"checkpoint": "best"}, 10),
         ("not_finite", {}, 10),
     ],
 )
@@ -129,9 +128,3 @@ def test_a_run_stopped_behind_its_last_validation_goes_by_that(tmp_path: Path) -
     checkpoint.write_markers(tmp_path)
     store.save(tmp_path, replace(state_of(20, 2.0), step=25), {}, {})
     assert checkpoint.is_much_worse(tmp_path / "global_step25")
-
-
-def test_a_best_checkpoint_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
-    saved(tmp_path, 10)
-    fault = fault_of(checkpoint_source.find, ConvertConfig(input_model_dir=str(tmp_path), checkpoint="best"))
-    assert fault.key == "checkpoint" and "newest" in str(fault)

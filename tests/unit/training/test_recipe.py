@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from configs import config_of, fault_of
 
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.training.planning import recipe, run_folder
@@ -147,3 +148,43 @@ def test_a_run_keeps_what_it_began_with(planned: Callable[..., RunPlan]) -> None
     assert other.resolved.lr != first.resolved.lr  # Muon's rate is none of AdamW's
     written = planned("lr=0.001", kept=kept)
     assert written.resolved.lr == 0.001 and written.resolved.weight_decay == first.resolved.weight_decay
+
+
+def for_examples(count: int, learned: int, rows: int, kept: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """A fine-tuning of a model of 1.02M parameters, by the recipe for its examples."""
+    config = FinetuneRunConfig(packed_length=256, num_layers=4, hidden_size=128, num_attn_heads=2, **settings)
+    return recipe.resolve_for_examples(config, ModelShape.from_config(config, 1500), (count, learned, rows), kept)
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch", "epochs", "lr"),
+    [
+        ((200, 400, 16), 1, 10.0, 5e-4),  # labels: 12 examples a step are one row of 12
+        ((20_000, 40_000, 1600), 4, 4.0, 1e-3),  # 48 examples a step; 5e-4 · 100^0.15
+        ((200, 6000, 32), 2, 10.0, 1.25e-4),  # texts: 1e-3 · 0.1^0.9
+        ((20_000, 600_000, 3200), 8, 4.0, 1e-3),
+        ((200, 400, 4), 1, 25.0, 5e-4),  # so few rows that ten epochs would be forty steps
+        ((3, 6, 1), 1, 40.0, 2.7e-4),  # and no more than forty epochs
+    ],
+)
+def test_the_rules_for_examples_by_hand(examples: tuple[int, int, int], batch: int, epochs: float, lr: float) -> None:
+    config, reasons = for_examples(*examples)
+    assert (config.global_batch_size, config.epochs) == (batch, epochs)
+    assert config.lr == pytest.approx(lr, rel=0.06)
+    assert [*reasons] == ["global_batch_size", "epochs", "lr"]
+
+
+def test_what_the_user_writes_and_what_the_run_began_with_stands_for_examples() -> None:
+    written, reasons = for_examples(200, 400, 16, lr=0.003, global_batch_size=8, train_tokens=1000)
+    assert (written.lr, written.global_batch_size, written.epochs, reasons) == (0.003, 8, "auto", {})
+    assert for_examples(200, 400, 16, global_batch_size=4)[0].epochs == 25.0, "the length goes by the batch"
+    first, _ = for_examples(200, 400, 16)
+    resumed, reasons = for_examples(2000, 4000, 160, kept=first.model_dump(mode="json"))
+    assert resumed == first and "as the run began" in reasons["lr"]
+
+
+def test_a_larger_model_learns_more_slowly_and_adafactor_in_its_own_scale() -> None:
+    config = FinetuneRunConfig(packed_length=256, num_layers=32, hidden_size=4096, num_attn_heads=32)
+    shape = ModelShape.from_config(config, 32_000)
+    assert 1e-5 < recipe.resolve_for_examples(config, shape, (50_000, 5_000_000, 9000))[0].lr < 5e-5
+    assert for_examples(200, 400, 16, optimizer="adafactor")[0].lr == 1e-3

@@ -1,28 +1,9 @@
-"""The recipe of a pretraining: values for `auto` in the settings that a newcomer cannot know.
+"""The recipe of a run: values for `auto` in the settings that a newcomer cannot know.
 
-Each rule is a function of the model and of the tokens that the run trains on, never of the machine, so that any number
-of processes learns the same. The user's own values stand, and later rules use them. A run keeps the values of its first
-start (`kept`): made longer, or resumed by a later version, it continues with the same numbers. Without torch.
-
-Letters: d hidden size, N parameters of the layers, D tokens of the run, S tokens of a sequence, B tokens of a step,
-T steps.
-
-================= ================================= ===============================================================
-setting           rule                              source
-================= ================================= ===============================================================
-optimizer         muon, where it can run            Jordan et al., 2024; Liu et al., 2025 (arXiv 2502.16982)
-lr_schedule       linear, to min_lr 0               Bergsma et al., 2025 (arXiv 2502.15938)
-global_batch_size B = 0.58·D^0.571                  StepLaw, Li et al., 2025 (arXiv 2503.04715)
-lr, muon          0.0072·(128/d)^0.75               sweeps at 1M and 5M (docs/recipe.md); at 125M Wen et al.'s optimum
-lr, adamw         1.79·N^-0.713·D^0.307, ≤ 0.004    StepLaw
-lr, init_from     the same: warmed up and decayed   Ibrahim et al., 2024 (arXiv 2403.08763); of its quarter, half
-                  again, as for a new model         and whole the whole was best at 5M (docs/recipe.md)
-muon_momentum     1 - lr/0.038, 0.88 to 0.95        sweeps at 1M to 5M (docs/recipe.md); from 125M on Jordan's 0.95
-warm-up, muon     2 % of T, at least 10             Wen et al., 2025 (arXiv 2509.02046) find none needed
-warm-up, adamw    2 % of T, at least 100            about 2/(1 - β₂) and more (Ma and Yarats, 2021, arXiv 1910.04209)
-weight_decay      1/(lr·T·τ), τ = 1.084·(D/N)^-.527 Bergsma et al., 2025 (arXiv 2505.13738): the share τ ≤ 1 of the
-                                                    run over which a weight is averaged
-================= ================================= ===============================================================
+Each rule is a function of the model and of the data, never of the machine, so that any number of processes learns the
+same. The user's own values stand, and later rules use them. A run keeps the values of its first start (`kept`): made
+longer, or resumed by a later version, it continues with the same numbers. Without torch. docs/recipe.md#the-rules has
+the table of the rules, the meaning of the letters, the source of each, and the runs behind them.
 """
 
 from __future__ import annotations
@@ -53,6 +34,11 @@ RULES = (
 )  # fmt: skip
 """Settings of the recipe, in the order in which they depend on each other."""
 
+MIN_STEPS, MAX_EPOCHS = 100, 40
+SHORT_ANSWER = 8
+"""Learned tokens of an example: a longer answer is a text, and few texts are soon known by heart."""
+Examples = tuple[int, int, int]
+"""Training examples, their learned tokens, and the sequences that they are packed into."""
 _Config = TypeVar("_Config", bound=TrainingSettings)
 
 
@@ -84,6 +70,41 @@ def resolve(
         rule = f"must be at most lr, for which auto is {resolved(config.lr):g}"
         raise UserError(requested.fault("min_lr", rule, "set it to auto"))
     return config, reasons
+
+
+def resolve_for_examples(
+    requested: _Config, shape: ModelShape, examples: Examples, kept: Mapping[str, Any] | None = None
+) -> tuple[_Config, dict[str, str]]:
+    """Replace each `auto` in the batch, the length and the learning rate of a fine-tuning, as `resolve`."""
+    config, reasons = requested, dict[str, str]()
+    for key in ("global_batch_size", "epochs", "lr"):
+        if getattr(config, key) == "auto" and (key != "epochs" or config.train_tokens == "auto"):
+            value, reasons[key] = _rule_for_examples(key, config, shape, examples)
+            if kept and kept[key] not in ("auto", value):
+                reasons[key], value = f"as the run began; by itself it would be {value} now", kept[key]
+            config = config.model_copy(update={key: value})
+    return config, reasons
+
+
+def _rule_for_examples(key: str, config: TrainingSettings, shape: ModelShape, examples: Examples) -> tuple[Any, str]:
+    """Return the value of a setting, and the reason; those before it are resolved."""
+    count, learned, rows = examples
+    if key == "global_batch_size":
+        wanted = 12 * (count / 200) ** 0.3
+        size = min(rows, max(1, 2 ** round(math.log2(wanted * rows / count))))
+        return size, f"about {wanted:.0f} of {count:,} examples a step"
+    if key == "epochs":
+        epochs = min(10, max(2, 10 * (2000 / count) ** 0.4))
+        epochs = min(MAX_EPOCHS, max(epochs, MIN_STEPS * config.global_batch / rows))
+        return float(f"{epochs:.2g}"), f"2 to 10, fewer for more examples, in at least {MIN_STEPS} steps"
+    if config.optimizer == "adafactor":
+        return 1e-3, "relative to the weights, as T5"
+    is_short = learned <= SHORT_ANSWER * count
+    value = 5e-4 * (count / 200) ** 0.15 if is_short else 1e-3 * (learned / 6e4) ** 0.9
+    value = min(1e-3, value) * min(1.0, 1e6 / shape.num_parameters()) ** 0.4
+    return _rounded(
+        value
+    ), f"for {'short answers' if is_short else f'{learned:,} learned tokens'}, and the model's size"
 
 
 def left_to_rules(requested: TrainingSettings) -> list[str]:

@@ -59,6 +59,7 @@ class PlannedData:
     ids: NDArray[Any]  # of the training tokens, on disk
     num_train_tokens: int
     num_valid_tokens: int
+    examples: recipe.Examples | None = None
     plan_rows: tuple[tuple[str, str], ...] = ()  # further ones, by name
     run_files: Mapping[str, str] = field(default_factory=dict)  # texts for the run folder, by file name
 
@@ -378,8 +379,12 @@ def make_plan(
     encoder = open_encoder(requested.input_tokenizer_file, requested.end_of_document)
     data = task.data_of(requested, encoder)
     shape = ModelShape.from_config(requested, encoder.vocab_size)
+    reasons = dict[str, str]()
+    if data.examples:
+        requested, reasons = recipe.resolve_for_examples(requested, shape, data.examples, kept)
     samples = num_samples(requested, *extent_of(data.reading))
-    requested, reasons = recipe.resolve(requested, shape, samples, kept)
+    requested, others = recipe.resolve(requested, shape, samples, kept)
+    reasons |= others
     if requested.sample_prompts == "auto":
         requested = requested.model_copy(update={"sample_prompts": _held_out_beginnings(data, encoder)})
         reasons["sample_prompts"] = "beginnings of held-out documents"

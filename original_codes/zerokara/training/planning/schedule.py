@@ -153,7 +153,7 @@ def num_samples(
     if config.train_tokens != "auto":
         return config.train_tokens / sample_tokens
     is_open = not stage_samples or stage_samples[-1] is None
-    return sum(each or 0 for each in stage_samples) + (config.epochs * samples_per_epoch if is_open else 0)
+    return sum(each or 0 for each in stage_samples) + (resolved(config.epochs) * samples_per_epoch if is_open else 0)
 
 
 def hours_are_used_up(config: ScheduleSettings, trained_seconds: float) -> bool:
