@@ -1,6 +1,6 @@
 """Runs the numerical tests with the kernels of other processors, and prints a table of what passed with which.
 
-    ./run_tests.sh --kernels                                      all settings, tests/numerics and tests/unit/model
+    ./run_tests.sh --kernels                                      all settings, the tests that multiply
     ./run_tests.sh --kernels --only oldest,threads_4 tests/numerics/test_resume.py -k offload
 
 Rounding depends on the processor: on the width of its vectors, the kernels that a library has for it, and how many
@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/numerics", "tests/unit/model")
+TESTS = ("tests/numerics", "tests/unit/model", "tests/unit/huggingface", "tests/unit/evaluation")
+TESTS += ("tests/unit/training/test_validation.py", "tests/unit/training/test_optimizers.py")
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SETTINGS: dict[str, dict[str, str]] = {
@@ -28,13 +29,16 @@ SETTINGS: dict[str, dict[str, str]] = {
     "threads_4": {"OMP_NUM_THREADS": "4", "MKL_DYNAMIC": "FALSE"},  # also where there are fewer cores
     "aten_avx2": {**ONE_THREAD, "ATEN_CPU_CAPABILITY": "avx2"},
     "aten_default": {**ONE_THREAD, "ATEN_CPU_CAPABILITY": "default"},
+    "without_amx": {**ONE_THREAD, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
     "bf16_imitated": {**ONE_THREAD, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "bf16_without_onednn": {**ONE_THREAD, "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "mkl_compatible": {**ONE_THREAD, "MKL_CBWR": "COMPATIBLE"},
+    "avx2": {**ONE_THREAD, "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "oldest": {**ONE_THREAD, "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
 }
-"""ATen is torch's own: sums, softmax, norms. oneDNN multiplies matrices in bf16: with AVX512_CORE it imitates what the
-processor lacks, below that ATen multiplies them. MKL multiplies them in fp32."""
+"""ATen is torch's own: sums, softmax, norms. oneDNN multiplies matrices in bf16: by AMX, without it by AVX-512's own
+instruction (AVX512_CORE_BF16); with AVX512_CORE it imitates what the processor lacks, below that ATen multiplies them.
+MKL multiplies them in fp32."""
 
 
 def environment(setting: str) -> dict[str, str]:

@@ -113,7 +113,7 @@ def test_a_full_expert_drops_the_later_choices_of_each_sequence() -> None:
     layer.train()
     changed = tokens.clone()
     changed[12:] = hidden(seed=5)[12:]
-    assert torch.equal(layer(changed)[0][:12], limited[:12])
+    rounding.assert_same_tensor(layer(changed)[0][:12], limited[:12])  # other numbers of rows for the experts
 
 
 def losses_by_hand(layer: MixtureOfExperts, tokens_SBD: Tensor) -> tuple[Tensor, Tensor]:
