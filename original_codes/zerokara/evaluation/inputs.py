@@ -53,8 +53,7 @@ TRAINING, PRETRAINING = "training data", "pretraining data"
 def check_folder(folder: Path) -> Fault | None:
     """Return what keeps a folder from being a model, as far as names tell."""
     if not folder.is_dir():
-        remedy = nearest(folder, "name a Hugging Face folder on this machine")
-        return Fault(str(folder), "there is no such folder", remedy=remedy)
+        return Fault(str(folder), "there is no such folder", remedy=nearest(folder, "name a Hugging Face folder"))
     if not (folder / "config.json").is_file():
         return Fault(str(folder), "holds no config.json: it is not a Hugging Face model", remedy="name its folder")
     if not list(folder.glob("*.safetensors")):

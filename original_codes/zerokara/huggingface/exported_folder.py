@@ -141,8 +141,7 @@ def proved(folder: Path) -> manifest.Manifest:
     """
     path = folder / MANIFEST_NAME
     if not path.exists():
-        unfinished = "holds no export: step 4 did not write it, or did not finish"
-        rule = unfinished if folder.exists() else "there is no such folder"
+        rule = "holds no export: step 4 did not write or finish it" if folder.exists() else "there is no such folder"
         raise UserError(Fault(str(folder), rule, remedy=nearest(folder, "run step 4")))
     export = manifest.read(path)
     if export.step != STEP:

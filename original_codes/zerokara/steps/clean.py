@@ -16,7 +16,7 @@ from pathlib import Path
 from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.durable import ASIDE_ENDING
-from zerokara.errors import UserError, guarded
+from zerokara.errors import Fault, UserError, guarded, nearest, shown
 from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP, to_keep
 from zerokara.progress import bytes_text, log, plain, plural
 
@@ -39,6 +39,8 @@ def find(folder: Path) -> Iterator[tuple[Path, str, list[str]]]:
 
 def clean(folders: Sequence[Path], is_deleting: bool) -> None:
     """List what was set aside in these folders, or delete it."""
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise UserError(Fault(shown(missing[0]), "there is no such folder", remedy=nearest(missing[0])))
     freed, found = 0, [each for folder in folders for each in find(folder)]
     for path, mark, others in found:
         size = sum(file.lstat().st_size for file in path.rglob("*"))

@@ -54,3 +54,8 @@ def test_only_what_is_ours_is_deleted(place: Path, monkeypatch: pytest.MonkeyPat
     gone = {"models/it.old-1", "models/deep/it.old-12", "models/hf.old-1"}
     assert names(place) == before - gone and (place / "models/it/run.json").exists()
     assert (place / "models/hf.old-2/model.safetensors").exists()
+
+
+def test_a_folder_that_is_not_there_is_an_error(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert clean.main([str(place), str(place / "model")]) == 2
+    assert f"no such folder; the nearest name is {place / 'models'}" in capsys.readouterr().err
