@@ -35,7 +35,7 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
     """Load the export, and write until there is no further text."""
     folder = Path(config.output_tokenizer_and_model_dir)
     if fault := inputs.check_folder(folder):
-        raise UserError(config.fault("output_tokenizer_and_model_dir", fault.rule, "run step 4, or name its folder"))
+        raise UserError(config.fault("output_tokenizer_and_model_dir", fault.rule, f"{fault.remedy}, or run step 4"))
     if options.dry_run:
         print(f"dry run: {folder} would be loaded")
         return
