@@ -15,7 +15,17 @@ from tokenizers import Tokenizer
 from zerokara import manifest
 from zerokara.durable import made_folder
 from zerokara.errors import RunError
-from zerokara.steps import clean_corpus, convert_to_hf, evaluate, finetune, tokenize, train, train_tokenizer, upload
+from zerokara.steps import (
+    clean_corpus,
+    convert_to_hf,
+    evaluate,
+    finetune,
+    generate,
+    tokenize,
+    train,
+    train_tokenizer,
+    upload,
+)
 from zerokara.tokenizer import sampling
 
 STEPS = {
@@ -24,6 +34,7 @@ STEPS = {
     2: tokenize,
     3: train,
     4: convert_to_hf,
+    5: generate,
     6: upload,
     7: finetune,
     8: evaluate,
@@ -156,6 +167,7 @@ MISSING = [
     (3, "deepspeed_template=corpus.json", "corpus.jsonl"),
     (3, "input_tokenizer_file=chatt", "chat"),
     (4, "input_model_dir=theer", "there"),
+    (5, "output_tokenizer_and_model_dir=theer", "there"),
     (6, "output_tokenizer_and_model_dir=theer huggingface_name=a/b", "there"),
     (7, "init_from=chaty", "chat"),
     (8, "models=chaty", "chat"),
