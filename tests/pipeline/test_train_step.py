@@ -208,12 +208,12 @@ def test_dry_run_tries_and_leaves_everything_as_it_was(tiny_data: dict[str, str]
     """With --redo too: the run that it would replace is still there."""
     before = everything(tmp_path)
     settings = (f"output_model_dir={copied}", "micro_batch_size=auto", "num_processes=2")
-    done = step_3(tiny_data["config"], *settings, options=("--redo", "--dry-run"))
+    done = step_3(tiny_data["config"], *settings, options=("--redo", "--dry-run", "--verbose"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20 steps × 8 sequences" in done.stdout and "micro batch 4" in done.stdout  # 8 sequences for 2 processes
     assert re.search(r"data begins +\d+ .* = '[a-p ]+", done.stdout)
     assert re.search(r"checkpoint +[\d.]+ kB; ", done.stdout)
-    assert re.search(r"memory +[\d.]+ GB ", done.stdout)
+    assert re.search(r"memory +about [\d.]+ MB needed by 2 processes, [\d.]+ GB there\n", done.stdout)
     assert re.search(r"kernels: .*blocked_attention", done.stdout)
     assert (
         re.search(r"trial of (3|\d\d) steps: loss [2-7]\.\d+, .* tok/s", done.stdout)
@@ -271,14 +271,19 @@ def test_resume_is_proved_on_the_users_own_configuration(
 def test_a_recipe_is_told_and_kept(tiny_data: dict[str, str], tmp_path: Path) -> None:
     run_dir, keys = tmp_path / "run", [*recipe.RULES, "warmup_fraction"]
     autos = (f"output_model_dir={run_dir}", *(f"{key}=auto" for key in keys), "micro_batch_size=8")
-    done = step_3(tiny_data["config"], *autos, "train_tokens=2000")
+    done = step_3(tiny_data["config"], *autos, "train_tokens=2000", options=("--verbose",))
     assert done.returncode == 0, done.stdout + done.stderr
     trained = load_run(run_dir / RESOLVED_NAME)
     assert (trained.optimizer, trained.lr_schedule, trained.min_lr) == ("muon", "linear", 0.0)
     assert re.search(rf"recipe +optimizer muon: (?s:.*)recipe +lr {trained.lr:g}: ", done.stdout)
     rates = [line["learning_rate"] for line in step_metrics.read(run_dir) if "loss" in line]
     assert max(rates) == pytest.approx(trained.lr) and rates[-1] == 0
-    longer = step_3(tiny_data["config"], *autos, "train_tokens=60000", "max_steps=10")
+    assert ["learning", f"muon, learning rate {trained.lr:g} to 0, linear; weight decay {trained.weight_decay:g}"] in (
+        json.loads((run_dir / "plan.json").read_bytes())["table"]
+    )
+    forgotten = step_3(tiny_data["config"], *autos)
+    assert forgotten.returncode == 2 and "--set train_tokens=2000" in forgotten.stderr, forgotten.stderr
+    longer = step_3(tiny_data["config"], *autos, "train_tokens=60000", "max_steps=10", options=("--verbose",))
     assert longer.returncode == 0, longer.stdout + longer.stderr
     kept = load_run(run_dir / RESOLVED_NAME)
     assert {key: getattr(kept, key) for key in keys} == {key: getattr(trained, key) for key in keys}

@@ -69,8 +69,8 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     _check_is_the_file(path, values.keys(), config_class)
     if Path(path).name == RESOLVED_NAME:
         values.pop(GONE, None)
-    overridden = _apply(overrides, values, faults)
-    origin = Origin(str(path), lines, frozenset(overridden))
+    in_file = dict(values)
+    origin = Origin(str(path), lines, frozenset(_apply(overrides, values, faults)), in_file)
 
     for key in [key for key in values if key not in config_class.model_fields]:
         faults.append(_unknown(key, values.pop(key), config_class, origin))

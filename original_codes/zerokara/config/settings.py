@@ -59,7 +59,7 @@ Text = Annotated[str, Field(min_length=1, pattern=TEXT_PATTERN)]
 
 @dataclass(frozen=True)
 class Origin:
-    """The file that the values came from, the line of each key, also nested (``stages[1].order``), and `--set` keys.
+    """The file, its values as they stand there, the line of each, also nested (``stages[1].order``), and `--set` keys.
 
     Settings are equal by value, whatever their origin.
     """
@@ -67,6 +67,7 @@ class Origin:
     path: str = field(default="(defaults)", compare=False)
     lines: dict[str, int] = field(default_factory=dict, compare=False)
     overridden: frozenset[str] = field(default=frozenset(), compare=False)
+    values: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def where(self, key: str, others: Sequence[str] = ()) -> str:
         """``config.yaml:14``, or ``--set`` for a key set on the command line.

@@ -201,23 +201,21 @@ class CalibrationRun:
         return START_SECONDS + (self.tokens + validation) * speed.seconds_of_token(self.shape)
 
 
-def least_tokens(raw_len: int) -> int:
-    """Return the tokens of the longest of nine runs that are as short as possible; the corpus must have them."""
-    return MIN_STEPS * MIN_BATCH * raw_len * LENGTHS[-1]
-
-
 def plan_runs(
     shapes: Sequence[ModelShape], speed: Speed, minutes: float, num_slots: int, unique_tokens: float, eval_tokens: int
 ) -> list[CalibrationRun]:
     """Plan the runs that fit into the time, one in each slot at a time, the costliest first; no token is read twice.
 
     Raises:
-        UserError: the time is too short for any, or the corpus.
+        UserError: the time is too short for any, or the corpus, or nothing was held out.
     """
-    least = least_tokens(shapes[0].raw_len)
+    least = MIN_STEPS * MIN_BATCH * shapes[0].raw_len * LENGTHS[-1]  # tokens of the longest, where all are short
     if unique_tokens < least:
-        rule = f"needs a corpus of {least:,} training tokens"
-        raise UserError(Fault("--fit", rule, value=f"{unique_tokens:,}", remedy="plan without it"))
+        rule = f"needs a corpus of {least:,} training tokens, and there are {unique_tokens:,}"
+        raise UserError(Fault("--fit", rule, remedy="plan without it"))
+    if not eval_tokens:
+        rule = "needs held-out documents, and step 2 left none"
+        raise UserError(Fault("--fit", rule, remedy="plan without it, or do step 2 with valid_fraction above 0"))
 
     def runs_of(first: int, longest: float) -> list[CalibrationRun]:
         return [

@@ -49,6 +49,7 @@ class Options:
     redo: bool = False
     dry_run: bool = False
     write: bool = False
+    verbose: bool = False
     verify_resume: int | None = None
     evaluate: str | None = None  # name of the checkpoint to validate; "" for the newest
     hours: float | None = None
@@ -86,7 +87,7 @@ def _share(text: str) -> tuple[int, int]:
 
 
 _FLAGS: dict[str, dict[str, Any]] = {
-    **{name: {"action": "store_true"} for name in ("redo", "dry_run", "write")},
+    **{name: {"action": "store_true"} for name in ("redo", "dry_run", "write", "verbose")},
     "prompt": {"nargs": "?"},
     "temperature": {"type": _positive(float, or_zero=True), "metavar": "T"},
     "seed": {"type": int, "metavar": "N"},
@@ -113,13 +114,13 @@ def parse(script: str, doc: str | None, argv: Sequence[str], **flags: str) -> Op
     parser = argparse.ArgumentParser(
         prog=os.environ.get(COMMAND_NAME),
         description=doc,
-        epilog=f"settings (in the YAML file, or --set for one run; docs/glossary.md explains the terms):\n{settings}",
+        epilog=f"settings (in the YAML file, or --set for once; docs/glossary.md explains the terms):\n{settings}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # "--re" must not mean --redo
     )
     help_ = f"YAML file with the settings (default {default})"
     parser.add_argument("--config", dest="config_path", type=Path, default=default, metavar="PATH", help=help_)
-    help_ = "override one setting for this run, e.g. --set lr=3e-4; repeatable"
+    help_ = "override one setting in this command alone, e.g. --set lr=3e-4; repeatable"
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=help_)
     for name, help_ in (_SHARED_HELP | flags).items():
         if help_:  # else it would have no effect here

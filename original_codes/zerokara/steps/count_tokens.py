@@ -22,7 +22,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     (train, valid), lengths = open_splits(config.output_prefix), config.lengths
     paths = TokenPaths(config.output_prefix)
     earlier = run_folder.look(config)
-    plan = run_plan.make_plan(config, kept=earlier.requested if earlier else None)
+    plan = run_plan.make_plan(config, kept=earlier.plan if earlier else None)
     course, epoch_tokens = plan.schedule, lengths.samples_in(len(train.tokens)) * lengths.raw
     train_tokens, epochs = round(config.epochs * epoch_tokens), f"{config.epochs:g} epochs of {epoch_tokens:,}"
     if config.is_mixture:
@@ -44,6 +44,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         *((name, f"{each['documents']:,} documents, {each['tokens']:,} training tokens") for name, each in of_sources),
         ("train_tokens", length),
         ("run", f"{steps}: {course.num_tokens:,} tokens, {course.epochs_at(course.num_steps):.3f} epochs"),
+        *plan.data.plan_rows,
     ]
     if options.write:
         rows.append(("config", write_values(options.config_path, {"train_tokens": train_tokens}, options.dry_run)))

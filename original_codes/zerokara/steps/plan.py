@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 
 from zerokara.config.architectures import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.writing import overrides, value_text, write_values
+from zerokara.config.writing import value_text, write_values
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.forecast import fit
 from zerokara.forecast.sizes import Budget, candidate, recommended, table
-from zerokara.forecast.speed import LEFT_TO_RECIPE, Planner, size_settings
+from zerokara.forecast.speed import LEFT_TO_RECIPE, MEASURED, Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import count_text, log, seconds_text, summary
+from zerokara.progress import log, summary
 from zerokara.steps import command
 from zerokara.tokenizer.hugging_face import open_encoder
-from zerokara.tokens.indexed import IndexedTokens, open_splits
+from zerokara.tokens.indexed import open_splits
+from zerokara.training.planning import run_plan
 
 HELP = {
     "hours": "hours of training that there are",
@@ -42,14 +43,37 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         return
     if options.hours is None and options.tokens is None:
         raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
-    splits = open_splits(config.output_prefix)
-    num_tokens = len(splits[0].tokens)
+    train, valid = open_splits(config.output_prefix)
+    num_tokens = len(train.tokens)
     vocab_size = open_encoder(config.input_tokenizer_file, config.end_of_document).vocab_size
     planner = Planner(options.config_path, tuple(options.overrides))
     log(f"plan: {num_tokens:,} training tokens in {config.output_prefix}")
+    for _, note in run_plan.length_notes(config.seq_len, train):
+        log(f"  note: {note}")
+    small = fit.SmallRuns(planner, Path(f"{config.output_prefix}_plan"))
+    shapes = [ModelShape.from_config(planner.config(**each), vocab_size) for each in fit.SHAPES]
+    free = fit.slots(fit.NUM_RUNS, 0 if planner.device == "cpu" else planner.local_plan().num_processes)
+    num_valid = len(valid.tokens) if valid is not None else 0
+    wanted = num_valid if config.eval_tokens == "all" else config.eval_tokens
+    there = len(free), num_tokens, min(wanted, num_valid, fit.MAX_EVAL_TOKENS)
+    if options.fit is not None:  # what not even a machine without limits could do costs no minute here
+        fit.plan_runs(shapes, Speed(0, 0), options.fit, *there)
+    if options.dry_run:
+        log(f"dry run: would measure a few steps of {' and '.join(MEASURED[planner.device])}, in about a minute")
+        if options.fit is not None:
+            log(f"dry run: would train {fit.NUM_RUNS} small models in {options.fit:g} minutes")
+        if options.write:
+            log(write_values(options.config_path, {**LEFT_TO_RECIPE, **size_settings("1M")}, is_dry_run=True))
+        log("dry run: everything is in order; nothing was measured or written")
+        return
     speed = planner.measure_speed()
-    folder = Path(f"{config.output_prefix}_plan")
-    runs = _small_runs(config, options, planner, vocab_size, splits, folder)
+    if options.fit is not None:
+        of_slot = small.measure_speed(free[0])
+        planned = fit.plan_runs(shapes, of_slot, options.fit, *there)
+        if options.redo:
+            shutil.rmtree(small.folder, ignore_errors=True)
+        small.train(planned, of_slot, free)
+    runs = small.results() if len(small.results()) >= fit.NUM_RUNS else []
     law = fit.fit(runs) if runs else None
     limits = options.hours or math.inf, options.tokens or math.inf
     budget = Budget(*limits, num_tokens, config.max_epochs_per_source)
@@ -68,7 +92,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         log(f"  not shown, too large for this memory or for so few tokens: {', '.join(others)}")
     if lines := list(planner.memory_by_length(chosen.name)):
         log("\n".join([f"{chosen.name} with longer sequences, to which a run can grow:", *lines]))
-    tokens, plot_path = int(chosen.tokens), folder / "plan.png"
+    tokens, plot_path = int(chosen.tokens), small.plan_folder / "plan.png"
     rows = [("take", f"model_size: {chosen.name}, train_tokens: {tokens:,} ({chosen.epochs:.2f} epochs)")]
     if law:
         fit.draw(plot_path, law, runs)
@@ -76,20 +100,20 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     else:
         offer = command.again([*options.argv, "--fit"], without=["--write"])
         offer = f"small models trained on this corpus for {command.FIT_MINUTES:g} minutes predict them: {offer}"
-        least = fit.least_tokens(config.lengths.raw)
-        if splits[1] is None or num_tokens < least:
-            offer = f"to predict them takes {least:,} training tokens, and held-out documents"
+        try:
+            of_slot = Speed(*(len(free) * each for each in astuple(speed)))
+            fit.plan_runs(shapes, of_slot, command.FIT_MINUTES, *there)
+        except UserError as error:
+            offer = str(error)
         rows.append(("bits per byte", f"not known; {offer}"))
     values = {**LEFT_TO_RECIPE, **size_settings(chosen.name), "train_tokens": tokens}
-    named = {"model_size", "train_tokens", *(key for key in values if getattr(config, key) != values[key])}
+    is_written = options.write or all(getattr(config, key) == value for key, value in values.items())
     if options.write:
-        rows.append(("config", write_values(options.config_path, values, options.dry_run)))
-        if not options.dry_run:
-            named.clear()
+        rows.append(("config", write_values(options.config_path, values)))
     kept = [each for each in options.overrides if each.partition("=")[0].strip() not in values]
-    advised = overrides({key: value for key, value in values.items() if key in named})
-    options = replace(options, overrides=[*kept, *advised])
-    summary("plan", rows, command.next_command("3_train_node1.sh", options, config))
+    following = command.next_command("3_train_node1.sh", replace(options, overrides=kept), config)
+    # Numbers on a command line are soon forgotten, and the run would be another.
+    summary("plan", rows, following if is_written else command.again([*options.argv, "--write"]))
 
 
 def _take_over(config: PretrainConfig, options: command.Options) -> None:
@@ -107,38 +131,6 @@ def _take_over(config: PretrainConfig, options: command.Options) -> None:
     else:
         following = command.again([*options.argv, "--write"])
     summary(f"the model of {config.init_from}", rows, following)
-
-
-def _small_runs(
-    config: PretrainConfig,
-    options: command.Options,
-    planner: Planner,
-    vocab_size: int,
-    splits: tuple[IndexedTokens, IndexedTokens | None],
-    folder: Path,
-) -> list[fit.MeasuredRun]:
-    """Train the small runs of --fit; returns those of earlier plans too, none where they are too few for a law."""
-    small, (train, valid) = fit.SmallRuns(planner, folder), splits
-    if options.fit is not None:
-        if valid is None:
-            rule = "needs held-out documents, and step 2 left none"
-            raise UserError(Fault("--fit", rule, remedy="plan without it, or do step 2 with valid_fraction above 0"))
-        shapes = [ModelShape.from_config(planner.config(**each), vocab_size) for each in fit.SHAPES]
-        free = fit.slots(fit.NUM_RUNS, 0 if planner.device == "cpu" else planner.local_plan().num_processes)
-        speed = small.measure_speed(free[0])
-        wanted = len(valid.tokens) if config.eval_tokens == "all" else config.eval_tokens
-        eval_tokens = min(wanted, len(valid.tokens), fit.MAX_EVAL_TOKENS)
-        runs = fit.plan_runs(shapes, speed, options.fit, len(free), len(train.tokens), eval_tokens)
-        if options.dry_run:
-            for run in runs:
-                size = f"{count_text(run.shape.num_parameters())} parameters on {count_text(run.tokens)} tokens"
-                log(f"dry run: would train {size}, {seconds_text(run.seconds(speed))}")
-            return []
-        if options.redo:
-            shutil.rmtree(small.folder, ignore_errors=True)
-        small.train(runs, speed, free)
-    results = small.results()
-    return results if len(results) >= fit.NUM_RUNS else []
 
 
 main = partial(command.run, "0_plan.py", plan, __doc__, **HELP)

@@ -19,6 +19,7 @@ from zerokara.training.planning import run_folder, run_plan
 
 HELP = {
     "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",
+    "verbose": "show the whole plan: why each `auto` is what it is, the memory by part, the data; plan.json has it too",
     "verify_resume": "prove in 2·N steps (3 if N is not given) that this run resumes as if never stopped, and end",
     "join": "train with the machine that waits there: the line that it has printed",
     "host": "this machine's address for the others, where `nodes` is above 1; by default that of its default route",
@@ -33,7 +34,7 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
     preflight.check(config, preflight.of_run(config))
     if options.verify_resume:
         earlier = run_folder.look(config)
-        plan = run_plan.make_plan(config, kept=earlier.requested if earlier else None, task=task)
+        plan = run_plan.make_plan(config, kept=earlier.plan if earlier else None, task=task)
         plan = trials.on_this_machine(plan, earlier)
         launching.check_fits(plan, starts=True)
         resume_proof.prove(plan, options.verify_resume)
@@ -43,7 +44,7 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
         machines = Machines.of(config, options.join, options.host, command.again(options.argv))
         commands = launching.Commands(options.again, _next(config, options))
         try:
-            launching.train(config, task, commands, machines, options.redo, options.dry_run)
+            launching.train(config, task, commands, machines, options.redo, options.dry_run, options.verbose)
         except UserError as error:
             if not options.dry_run and not machines.is_first:
                 from zerokara.training.nodes import meeting  # it imports torch

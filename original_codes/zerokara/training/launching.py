@@ -8,21 +8,22 @@ get the plan as a file, and RANK, LOCAL_RANK and WORLD_SIZE from torchrun's agen
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zerokara import checkpoint
 from zerokara.config.pretrain_config import RunConfig
-from zerokara.errors import RunError, Stopped, UserError
+from zerokara.config.writing import overrides
+from zerokara.errors import Fault, RunError, Stopped, UserError
 from zerokara.progress import count_text, log, plural, seconds_text, summary
 from zerokara.training import trials
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning import run_folder, run_plan, schedule
+from zerokara.training.planning import plan_table, run_folder, run_plan, schedule
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, RunTask
-from zerokara.training.planning.schedule import table_lines
+from zerokara.training.planning.schedule import Schedule, extent_of, table_lines
 from zerokara.training.spawning import spawn
 
 TRIAL_SECONDS = 3600.0
@@ -37,7 +38,9 @@ class Commands:
     convert: str
 
 
-def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machines, redo: bool, dry_run: bool) -> None:
+def train(
+    config: RunConfig, task: RunTask, commands: Commands, machines: Machines, redo: bool, dry_run: bool, verbose: bool
+) -> None:
     """Plan a run, show the plan, and train to the end, here or on several machines; a dry run only tries a few steps.
 
     Raises:
@@ -51,13 +54,15 @@ def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machin
             stack.enter_context(run_folder.command_lock(config))
         earlier = run_folder.look(config)
         resumed = None if redo else earlier
-        plan = run_plan.make_plan(config, kept=resumed.requested if resumed else None, nodes=machines.number, task=task)
+        kept = resumed.plan if resumed else None
+        plan = run_plan.make_plan(config, kept=kept, nodes=machines.number, task=task)
         lines = run_folder.check_redo(plan, earlier) if earlier and redo else []
         changes = run_folder.check_same_run(plan, resumed) if resumed else []
         if resumed and run_folder.is_complete(plan, resumed, changes):
             print(f"{task.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
             print(f"next: {commands.convert}")
             return
+        changes += course_changes(plan, resumed, commands.resume) if resumed else []
         trained_seconds = resumed.state.seconds if resumed and resumed.state else 0.0
         if faults := [
             *schedule.hours_faults(plan.requested, plan.checkpoint_bytes, trained_seconds, commands.convert),
@@ -67,8 +72,7 @@ def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machin
             raise UserError(faults)
         plan = trials.on_this_machine(plan, resumed)
         lines += check_fits(plan, starts=not (resumed and resumed.steps))
-        changes += changed_choices(plan, resumed) if resumed else []
-        show(plan, [*lines, *(f"changed since this run's last start: {each}" for each in changes)])
+        show(plan, [*lines, *(f"changed since this run's last start: {each}" for each in changes)], verbose)
         if dry_run:
             if machines.number > 1:
                 print(f"  this machine alone is tried: start without --dry-run to compare all {machines.number}")
@@ -94,7 +98,7 @@ def train(config: RunConfig, task: RunTask, commands: Commands, machines: Machin
         if owns_run_dir:
             if redo and earlier:  # the last thing before the start: a refusal above has cost nothing
                 run_folder.set_aside(plan.run_dir)
-            run_folder.claim(plan)
+            run_folder.claim(plan, list(plan_table.rows(plan, in_full=True)))
         if meeting:
             meeting.gather("claimed")
         count = plural(plan.num_processes, "process", "processes")
@@ -132,27 +136,44 @@ def check_fits(plan: RunPlan, starts: bool) -> list[str]:
     return lines
 
 
-def changed_choices(plan: RunPlan, earlier: EarlierRun) -> Iterator[str]:
-    """Yield a message for the micro batch of `auto` and for the learning rate where they differ from the last start."""
-    before, now = earlier.plan.get("resolved", {}).get("micro_batch_size"), plan.resolved.micro_batch_size
-    if plan.requested.micro_batch_size == "auto" and before not in (None, now):
-        yield f"micro_batch_size: auto was {before}, is now {now}: the same sums in another order"
-    if earlier.state is not None and (rate := earlier.state.facts.get("learning_rate")):
-        step = earlier.state.step
-        planned = plan.schedule.learning_rate(step)
-        if not math.isclose(planned, rate, rel_tol=1e-6):  # a run that is made longer has another schedule
-            verb = "rises" if planned > rate else "falls"
-            yield f"learning rate: {verb} from {rate:.2e} at step {step:,} to {planned:.2e}, as the new schedule has it"
+def course_changes(plan: RunPlan, earlier: EarlierRun, resume: str) -> list[str]:
+    """Return in what the rest of a run differs from the last start's plan; `resume` is the command of this start.
+
+    Raises:
+        UserError: it does so by settings that this command has not typed, and nobody has changed in the file since;
+            with the command that goes on as before, and the one that changes the run.
+    """
+    config, origin, last, was = plan.requested, plan.requested._origin, earlier.plan["origin"], earlier.requested
+    before = {key: was[key] for key in run_plan.LENGTH_AND_RATE if key in was}
+    batch = max(1, was["global_batch_size"] * was["seq_len"] // config.seq_len)  # sequences may grow
+    course = config.model_copy(update={**before, "global_batch_size": batch})
+    step, extent = earlier.state.step if earlier.state else 0, extent_of(plan.data.reading)
+    changes = list(schedule.differences(Schedule.from_config(course, *extent), plan.schedule, step))
+    # A file that was changed has been typed; what another one says was not: --config may have been forgotten.
+    values, tried = last.get("values", origin.values), {*last["overridden"]}
+    in_file = {key for key in before if values.get(key) != origin.values.get(key)}
+    forgotten = tried - in_file if last["path"] == origin.path else tried | in_file
+    lost = [key for key in before if key in forgotten and not config.typed(key) and was[key] != getattr(config, key)]
+    if changes and lost:
+        now = {key: "auto" if key in plan.reasons else getattr(config, key) for key in lost}
+        kept = overrides({key: was[key] for key in lost})
+        kept_flags, new_flags = (
+            " ".join(f"--set {shlex.quote(each)}" for each in some) for some in (kept, overrides(now))
+        )
+        rule = f"would go on with {'; '.join(changes)}: {', '.join(kept)} was typed for the last start alone"
+        remedy = f"to go on as before:\n  {resume} {kept_flags}\nto change the run:\n  {resume} {new_flags}"
+        raise UserError(Fault(str(plan.run_dir), rule, remedy=remedy))
+    return changes
 
 
-def show(plan: RunPlan, lines: Sequence[str]) -> None:
-    """Print a plan, and further lines below it."""
+def show(plan: RunPlan, lines: Sequence[str], verbose: bool) -> None:
+    """Print a plan, where `verbose` in full, and further lines below it."""
     log(f"{plan.task.title}: {plan.data.train_prefix} → {plan.run_dir}")
-    device = ("device", plan.devices.text(plan.processes_per_node))
-    notes = (("note", each) for each in plan.devices.notes(plan.resolved, plan.shape.num_parameters()))
-    for name, value in [device, *plan.rows(), *plan.memory.rows(), *notes]:
+    for name, value in plan_table.rows(plan, verbose):
         print(f"  {name:<12}  {value}")
-    for line in [*table_lines(plan.data.reading, plan.schedule, plan.consumption), *lines]:
+    is_mixed = plan.consumption.stages or plan.consumption.sources[1:]
+    table = table_lines(plan.data.reading, plan.schedule, plan.consumption) if is_mixed or verbose else ()
+    for line in [*table, *lines]:
         print(f"  {line}")
 
 
@@ -181,7 +202,7 @@ def evaluate(config: RunConfig, task: RunTask, name: str) -> None:
         RunError: the evaluation failed.
     """
     earlier = run_folder.look(config)
-    plan = run_plan.make_plan(config, kept=earlier.requested if earlier else None, task=task)
+    plan = run_plan.make_plan(config, kept=earlier.plan if earlier else None, task=task)
     if earlier:
         run_folder.check_same_run(plan, earlier)
     folder = run_folder.find_checkpoint(plan, name)

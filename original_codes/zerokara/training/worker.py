@@ -93,7 +93,7 @@ def _explained(error: RuntimeError | MemoryError, forecast: MemoryForecast) -> t
     message, rank = str(error).strip() or type(error).__name__, os.environ.get("RANK", "0")
     reason = message.splitlines()[0]
     if compilation.is_out_of_memory(error):
-        pools = "; ".join(f"{pool.name} {pool.text}" for pool in forecast.pools)
+        pools = "; ".join(f"{pool.name} {pool.text}: {pool.parts_text}" for pool in forecast.pools)
         return supervision.OUT_OF_MEMORY, (
             f"out of memory in process {rank} of {forecast.num_processes}, at micro_batch_size "
             f"{forecast.config.micro_batch}. At its start: {pools}. {forecast.remedy()[1]}. No checkpoint was touched: "

@@ -26,7 +26,7 @@ from zerokara.samples.objective import (
 from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens
-from zerokara.training.planning import run_folder, run_plan
+from zerokara.training.planning import plan_table, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
 KEYS = np.arange(2)
@@ -214,7 +214,7 @@ def test_the_baseline_of_a_large_corpus_is_of_samples_from_all_of_it(
 @pytest.mark.parametrize("settings", [(), T5])
 def test_the_plan_and_the_summary_tell_one_number(span_data: dict[str, str], settings: tuple[str, ...]) -> None:
     plan = prepared(span_data, *settings)
-    row = dict(plan.rows())["baseline"]
+    row = dict(plan_table.rows(plan))["baseline"]
     assert float(row.split()[0]) == pytest.approx(plan.data.unigram_entropy, abs=5e-4)
     facts = {"tokens": 1, "epochs": 1.0, "steps": 1, "first_loss": 6.0, "loss": 5.0}
     made = Manifest("3_train", {}, {}, {}, {**facts, "unigram_entropy": plan.data.unigram_entropy}, 1.0, "", {})

@@ -28,31 +28,60 @@ def config(tiny_data: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monkey
     return path
 
 
-def advice(config: Path, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, PretrainConfig]:
-    """What was printed, and what step 3 loads when the printed command is pasted."""
+def advice(config: Path, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, list[str]]:
+    """What was printed, and the words of the next command."""
     assert plan.main(["--config", str(config), *argv]) == 0
     said = capsys.readouterr().out
-    words = shlex.split(said.partition("next: ")[2])
-    return said, load(PretrainConfig, config, [word for word in words if "=" in word])
+    return said, shlex.split(said.partition("next: ")[2])
 
 
-def test_the_next_command_trains_what_is_advised(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_command_writes_what_is_advised(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a command line the numbers would soon be forgotten, and the run be another."""
     before = config.read_text(encoding="utf-8")
-    said, pasted = advice(config, capsys, *PLAN, "--write", "--dry-run")
-    assert "--set model_size=1M" in said and config.read_text(encoding="utf-8") == before
+    _, words = advice(config, capsys, *PLAN)
+    assert words[1].endswith("0_plan.py") and words[-1] == "--write" and config.read_text(encoding="utf-8") == before
+    _, words = advice(config, capsys, *words[2:])
+    assert COMMENT in config.read_text(encoding="utf-8") and "3_train_node1.sh" in words[1]
+    assert [word for word in words if "=" in word] == ["seed=7"]
+    pasted = load(PretrainConfig, config, ["seed=7"])
     advised = (pasted.model_size, pasted.hidden_size, pasted.train_tokens, pasted.lr, pasted.seed)
     assert advised == ("1M", "auto", 20000, "auto", 7)
-    said, pasted = advice(config, capsys, *PLAN, "--write")
-    assert "model_size=" not in said and COMMENT in config.read_text(encoding="utf-8")
-    assert (pasted.model_size, pasted.hidden_size, pasted.train_tokens, pasted.lr, pasted.seed) == advised
     assert make_plan(pasted).schedule.num_tokens == pytest.approx(20000, rel=0.01)
+    assert "3_train_node1.sh" in advice(config, capsys, "--tokens", "20000")[1][1], "all of it stands there"
 
 
-def test_a_fit_is_offered(config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_measures_nothing(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = config.read_text(encoding="utf-8")
+    monkeypatch.setattr(Planner, "measure_speed", lambda self: 1 / 0)
+    monkeypatch.setattr(plan.fit, "MIN_STEPS", 4)
+    said, _ = advice(config, capsys, *PLAN, "--write", "--dry-run", "--fit", "10")
+    assert "1M and 10M" in said and "9 small models in 10 minutes" in said and "nothing was measured" in said
+    assert config.read_text(encoding="utf-8") == before
+
+
+def test_a_fit_is_offered_where_it_can_work(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "204,800 training tokens" in advice(config, capsys, *PLAN)[0]
     monkeypatch.setattr(plan.fit, "MIN_STEPS", 4)
-    offer = advice(config, capsys, *PLAN, "--write", "--dry-run")[0].partition(" 10 minutes ")[2].partition("\n")[0]
+    offer = advice(config, capsys, *PLAN)[0].partition(" 10 minutes ")[2].partition("\n")[0]
     assert shlex.split(offer)[-1] == "--fit" and "--write" not in offer
+    monkeypatch.setattr(Planner, "measure_speed", lambda self: Speed(1, 0))
+    said = advice(config, capsys, *PLAN)[0]
+    assert "minutes are too short for nine small runs" in said and "; give " in said
+
+
+@pytest.mark.parametrize(("minutes", "rule"), [("10", "204,800 training tokens"), ("0.1", "minutes are too short")])
+def test_a_fit_that_cannot_work_is_refused_before_anything_is_measured(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, minutes: str, rule: str
+) -> None:
+    monkeypatch.setattr(Planner, "measure_speed", lambda self: 1 / 0)
+    if minutes == "0.1":
+        monkeypatch.setattr(plan.fit, "MIN_STEPS", 4)
+    assert plan.main(["--config", str(config), *PLAN, "--fit", minutes]) == 2
+    assert rule in capsys.readouterr().err
 
 
 def test_the_sizes_of_the_model_to_start_from_are_written(

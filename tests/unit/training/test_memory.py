@@ -164,10 +164,10 @@ def test_hierarchical_partitioning_keeps_the_weights_once_more_on_each_machine()
 def test_beside_a_gpu_main_memory_holds_what_is_offloaded_and_saved() -> None:
     gpu, main = forecast_of(LARGE, processes=4, gpu=80 * GB, offload="optimizer", zero_stage=2).pools
     assert (gpu.name, gpu.num_processes, main.name, main.num_processes) == ("GPU memory", 1, "main memory", 4)
-    assert "optimizer state" in main.text and "optimizer state" not in gpu.text
-    assert memory.SAVE_COPY in main.text and main.activation_bytes == 0
-    room = bytes_text(80 * GB - gpu.needed_bytes(0))
-    assert gpu.text.startswith("80.0 GB: ") and gpu.text.endswith(f"{room} left for activations")
+    assert "optimizer state" in main.parts_text and "optimizer state" not in gpu.parts_text
+    assert memory.SAVE_COPY in main.parts_text and main.activation_bytes == 0
+    assert gpu.text == f"about {bytes_text(gpu.needed_bytes())} needed, 80.0 GB there"
+    assert main.text.startswith(f"about {bytes_text(main.needed_bytes())} needed by 4 processes, ")
 
 
 def test_the_loss_counts_beside_what_the_layers_keep() -> None:

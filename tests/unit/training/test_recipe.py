@@ -10,7 +10,7 @@ from configs import config_of, fault_of
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
-from zerokara.training.planning import recipe, run_folder
+from zerokara.training.planning import plan_table, recipe, run_folder
 from zerokara.training.planning.run_plan import RunPlan
 
 AUTO: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
@@ -121,7 +121,7 @@ def test_a_plan_has_numbers_whatever_the_processes(planned: Callable[..., RunPla
     expected = pytest.approx(0.0072 * (128 / one.shape.hidden_size) ** 0.75, rel=0.01)
     assert one.resolved.lr == expected
     assert one.schedule.warmup_steps == one.resolved.warmup_steps
-    rows = [value for name, value in one.rows() if name == "recipe"]
+    rows = [value for name, value in plan_table.rows(one, in_full=True) if name == "recipe"]
     assert len(rows) == len(recipe.RULES) and all(": " in row for row in rows)
     with pytest.raises(UserError, match="global_batch_size"):
         planned("micro_batch_size=1", processes=3)
@@ -134,7 +134,7 @@ def test_a_run_keeps_what_it_began_with(planned: Callable[..., RunPlan]) -> None
     assert run_folder.look(first.requested) is None  # nothing is trained yet: the next start begins
     (first.run_dir / run_folder.METRICS_NAME).write_text('{"step": 1, "loss": 2.0}\n', encoding="utf-8")
     earlier = run_folder.look(first.requested)
-    kept = earlier.requested
+    kept = earlier.plan
     longer = planned("train_tokens=400000000")
     assert longer.resolved.global_batch_size != first.resolved.global_batch_size
     resumed = planned("train_tokens=400000000", kept=kept)
@@ -148,6 +148,9 @@ def test_a_run_keeps_what_it_began_with(planned: Callable[..., RunPlan]) -> None
     assert other.resolved.lr != first.resolved.lr  # Muon's rate is none of AdamW's
     written = planned("lr=0.001", kept=kept)
     assert written.resolved.lr == 0.001 and written.resolved.weight_decay == first.resolved.weight_decay
+    run_folder.claim(written)  # what was tried for one start is not kept
+    back = planned(kept=run_folder.look(first.requested).plan)
+    assert back.resolved.lr == first.resolved.lr and back.reasons["lr"] == "as the run began"
 
 
 def for_examples(count: int, learned: int, rows: int, kept: dict[str, Any] | None = None, **settings: Any) -> Any:

@@ -104,9 +104,7 @@ def test_sequences_may_grow_and_rotary_positions_change_with_them(plan_of: Plan,
     ]  # fmt: skip
     kept = run_folder.look(grown.requested)
     assert kept is not None
-    auto = plan_of(
-        f"stages={stages}", "seq_len=128", "global_batch_size=auto", "micro_batch_size=1", kept=kept.requested
-    )
+    auto = plan_of(f"stages={stages}", "seq_len=128", "global_batch_size=auto", "micro_batch_size=1", kept=kept.plan)
     assert auto.resolved.global_batch == 2 and changes(auto)
 
 

@@ -21,12 +21,11 @@ from zerokara.progress import bytes_text
 from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.tokens.indexed import IndexedTokens, bin_path
 from zerokara.training import launching, trials
-from zerokara.training.planning import processors, recipe
+from zerokara.training.planning import plan_table, processors, recipe
 from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, make_plan, read_plan
-from zerokara.training.run import state_of
 
 Make = Callable[..., RunPlan]
 STAGES = "stages=[{tokens: 5000, order: sequential}, {tokens: rest, order: shuffle}]"
@@ -49,12 +48,13 @@ def test_only_the_baseline_reads_the_tokens(make: Make, monkeypatch: pytest.Monk
     monkeypatch.setattr(PackedTokens, "many", lambda *_: 1 / 0)
     assert make().schedule.num_steps == plan.schedule.num_steps
     with pytest.raises(ZeroDivisionError):
-        plan.rows()
+        list(plan_table.rows(plan))
 
 
 def test_a_text_that_is_read_more_often_than_the_rules_were_tried_with_is_told(make: Make) -> None:
     for epochs, is_told in ((recipe.TRIED_EPOCHS - 0.2, False), (recipe.TRIED_EPOCHS + 0.2, True)):
-        told = [text for _, text in make("train_tokens=auto", f"epochs={epochs}").rows() if "docs/recipe.md" in text]
+        rows = plan_table.rows(make("train_tokens=auto", f"epochs={epochs}"))
+        told = [text for _, text in rows if "docs/recipe.md" in text]
         assert bool(told) == is_told and all(f"{epochs:.1f} times" in text for text in told)
 
 
@@ -112,19 +112,6 @@ def test_the_save_interval_that_is_advised_fits(
     for fault in faults:
         advised = re.findall(r"(save_interval: \d+) fits", fault.remedy)[0].replace(": ", "=")
         assert not list(make(*settings, advised, "keep_every=0", "keep_best=false").faults())
-
-
-def test_a_longer_run_announces_that_its_learning_rate_rises(make: Make) -> None:
-    plan = make("lr=1.0", "min_lr=0.1", "max_epochs_per_source=1000")
-
-    def changed(before: float) -> list[str]:
-        state = state_of(plan, 40, step=5, seconds=1.0, facts={"learning_rate": before})
-        return list(launching.changed_choices(plan, EarlierRun([5], state, {}, {}, ended_at=None)))
-
-    now = plan.schedule.learning_rate(5)
-    assert changed(now) == []
-    (message,) = changed(0.1)
-    assert "rises from 1.00e-01 at step 5" in message and f"{now:.2e}" in message and "falls" in changed(2.0)[0]
 
 
 def test_on_a_cpu_processes_share_the_cores(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

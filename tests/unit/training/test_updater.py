@@ -1,6 +1,7 @@
 """Which updater serves a run, what the plan says of it, and the settings that DeepSpeed gets."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from configs import config_of, fault_of, refused
@@ -38,17 +39,18 @@ def test_hierarchical_partitioning_is_deepspeeds() -> None:
 
 
 def plan_lines(
-    zero_stage: int, ranks: int, template: dict, nodes: int = 1, global_batch: int = 64, offload: str = "none"
+    zero_stage: int, ranks: int, template: dict, nodes: int = 1, global_batch: int = 64, **others: Any
 ) -> list[str]:
-    config = config_of(zero_stage=zero_stage, global_batch_size=global_batch, micro_batch_size=1, offload=offload)
+    config = config_of(zero_stage=zero_stage, global_batch_size=global_batch, micro_batch_size=1, **others)
     return list(updater.plan_lines(config, ranks, nodes, template))
 
 
 def test_a_template_without_effect_is_named_with_its_keys() -> None:
-    lines = plan_lines(1, 1, TEMPLATE)
+    own = {"deepspeed_template": "mine.json"}
+    lines = plan_lines(1, 1, TEMPLATE, **own)
     assert len(lines) == 2 and all(word in lines[1] for word in ("template", "no effect", *TEMPLATE))
-    assert len(plan_lines(1, 1, {})) == 1, "an empty one is not mentioned"
-    sharded, without = plan_lines(3, 4, TEMPLATE)
+    assert len(plan_lines(1, 1, TEMPLATE)) == 1, "nobody asked for the shipped one"
+    sharded, without = plan_lines(3, 4, TEMPLATE, **own)
     assert "FSDP2, as ZeRO stage 3" in sharded and "no effect" in without
     (line,) = plan_lines(1, 1, TEMPLATE, offload="optimizer")
     assert line == "DeepSpeed's ZeRO, stage 1"
@@ -59,8 +61,8 @@ def test_what_crosses_machines_is_said() -> None:
     assert plain == "torch's FSDP2, as ZeRO stage 2" and "each of 4 micro batches: with zero_stage: 1" in told
     for nodes, global_batch, stage in ((1, 64, 2), (2, 16, 2), (2, 64, 1)):
         assert len(plan_lines(stage, 16, {}, nodes, global_batch)) == 1
-    _, hierarchical, off = plan_lines(3, 16, {"zero_optimization": {HIERARCHY_KEY: 8}}, nodes=2)
-    assert "each 8 ranks" in hierarchical and f"{HIERARCHY_KEY}: 1" in off
+    _, hierarchical = plan_lines(3, 16, {"zero_optimization": {HIERARCHY_KEY: 8}}, nodes=2)
+    assert "each 8 ranks" in hierarchical and f"{HIERARCHY_KEY}: 1" in hierarchical
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

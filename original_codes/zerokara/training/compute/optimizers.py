@@ -18,7 +18,6 @@ from typing import Literal, NamedTuple
 from zerokara.config.optim import OptimSettings
 from zerokara.config.settings import resolved
 from zerokara.model.shapes import ModelShape, TensorShape, is_layer_matrix, row_blocks
-from zerokara.progress import count_text
 
 Algorithm = Literal["adamw", "adafactor", "muon"]
 
@@ -111,14 +110,3 @@ def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape
             group = ParameterGroup(algorithm, "matrix", resolved(config.weight_decay))
         found.setdefault(group, []).append(name)
     return found
-
-
-def plan_lines(config: OptimSettings, shape: ModelShape) -> list[str]:
-    """Return the parameters of each algorithm and their weight decay, a line for each group."""
-    parameters, lines = shape.parameter_shapes(), []
-    for group, names in parameter_groups(config, parameters).items():
-        numbers = count_text(sum(math.prod(parameters[name]) for name in names))
-        decay = f"weight decay {group.weight_decay:g}" if group.kind == "matrix" else "no decay"
-        faster = f", {group.lr_scale:g} times the learning rate" if group.lr_scale != 1 else ""
-        lines.append(f"{group.algorithm}: {len(names)} × {group.kind} ({numbers}), {decay}{faster}")
-    return lines

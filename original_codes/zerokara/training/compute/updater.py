@@ -91,7 +91,7 @@ def open_engine(model: Model, config: TrainingSettings, template: dict[str, Any]
 def plan_lines(
     config: TrainingSettings, data_parallel_size: int, nodes: int, template: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield the engine that updates the weights, what it shards and sends, and a template without effect."""
+    """Yield the engine that updates the weights, then what a user may want otherwise."""
     kind = engine_kind(config, data_parallel_size, template)
     if kind == "deepspeed":
         yield f"DeepSpeed's ZeRO, stage {config.zero_stage}"
@@ -101,14 +101,14 @@ def plan_lines(
         shards = config.zero_stage and data_parallel_size > 1
         sharding = f"optimizer state sharded by tensor over {data_parallel_size} ranks" if shards else "nothing sharded"
         yield f"zerokara's own: {sharding}"
-    if kind != "deepspeed" and template:
+    if kind != "deepspeed" and config.deepspeed_template != "auto":
         yield f"DeepSpeed has no part in it, so deepspeed_template has no effect on this run ({', '.join(template)})"
     micro_batches = config.global_batch // (config.micro_batch * data_parallel_size)
     if kind != "replicated" and config.zero_stage == 2 and nodes > 1 and micro_batches > 1:
         yield f"gradients cross machines in each of {micro_batches} micro batches: with zero_stage: 1, once a step"
     if (hierarchy := hierarchy_of(template)) > 1:
-        yield f"hierarchical: each {hierarchy} ranks keep the weights of a step, gathered across machines once"
-        yield f"(switched off by {HIERARCHY_KEY}: 1 in deepspeed_template)"
+        off = f"switched off by {HIERARCHY_KEY}: 1 in deepspeed_template"
+        yield f"hierarchical: each {hierarchy} ranks keep the weights of a step, gathered across machines once ({off})"
 
 
 def overlaps(zero_stage: int, device_type: str, template: Mapping[str, Any]) -> bool:

@@ -71,13 +71,15 @@ class MemoryPool:
 
     @property
     def text(self) -> str:
-        """Memory of a process by part, and the rest, for display."""
-        named = ", ".join(f"{name} {bytes_text(size)}" for name, size in Counter(self.parts).most_common())
-        room = (self.available_bytes - self.needed_bytes(0)) / self.num_processes
-        left = f"{bytes_text(room)} left{' for activations' if self.activation_bytes else ''}"
-        processes = f" for each of {self.num_processes} processes" if self.num_processes > 1 else ""
-        there = f"{bytes_text(self.available_bytes / self.num_processes)}{processes}"
-        return f"{there}: {named}; {left if room >= 0 else 'not enough'}"
+        """Memory that is needed and that there is, for display."""
+        processes = f" by {self.num_processes} processes" if self.num_processes > 1 else ""
+        return f"about {bytes_text(self.needed_bytes())} needed{processes}, {bytes_text(self.available_bytes)} there"
+
+    @property
+    def parts_text(self) -> str:
+        """Memory of a process by part, for display."""
+        parts = Counter(self.parts) + Counter({"activations, at least": self.activation_bytes})
+        return ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.most_common())
 
 
 @dataclass(frozen=True)

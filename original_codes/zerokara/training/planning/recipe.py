@@ -47,7 +47,7 @@ def resolve(
 ) -> tuple[_Config, dict[str, str]]:
     """Replace each `auto` of the recipe in a run of `num_samples` sequences; return the reasons, too.
 
-    `kept` are the settings with which this run was last started.
+    `kept` are the settings with which this run was first started.
 
     Raises:
         UserError: a value that the user wrote does not go with one of the rules.
@@ -138,7 +138,8 @@ def _rule(key: str, config: TrainingSettings, shape: ModelShape, num_samples: fl
     if key == "global_batch_size":
         tokens = batch_tokens(num_samples * shape.raw_len)
         size = max(MIN_BATCH, 2 ** round(math.log2(tokens / shape.raw_len)))
-        return size, f"{tokens:,.0f} tokens a step, which grow with the run, as sequences: a power of two"
+        reason = f"{size * shape.raw_len:,} tokens a step: a power of two sequences, at least {MIN_BATCH}, for the "
+        return size, f"{reason}{tokens:,.0f} tokens by the rule, which grow with the run"
 
     optimizer, batch = config.optimizer, config.global_batch
     max_steps = math.inf if config.max_steps == "auto" else config.max_steps
@@ -165,8 +166,9 @@ def _rule(key: str, config: TrainingSettings, shape: ModelShape, num_samples: fl
     if optimizer == "adafactor":
         return 0.0, "as T5"
     share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
-    value = min(1.0, 1 / (resolved(config.lr) * num_steps * share))
-    return _rounded(value), f"a weight is averaged over {share:.0%} of the run"
+    value = 1 / (resolved(config.lr) * num_steps * share)
+    most = "at most 1, for " if value > 1 else ""
+    return _rounded(min(1.0, value)), f"{most}a weight is averaged over {share:.0%} of the run"
 
 
 def _rounded(value: float) -> float:

@@ -157,8 +157,8 @@ def look(config: TrainingSettings) -> EarlierRun | None:
     )
 
 
-def claim(plan: RunPlan) -> None:
-    """Make the run folder, or take the one of this run, which `check_same_run` has found to be that."""
+def claim(plan: RunPlan, table: Sequence[tuple[str, str]] = ()) -> None:
+    """Make the run folder, or take the one of this run, which `check_same_run` has found; `table` is for a reader."""
     run_dir, config = plan.run_dir, plan.requested
     write_json(run_dir / IDENTITY_NAME, identity_of(plan))  # the first file: it tells whose the folder is
     files: dict[str, bytes | str] = {**plan.encoder.run_files, **plan.data.run_files}
@@ -166,7 +166,7 @@ def claim(plan: RunPlan) -> None:
         (run_dir / name).parent.mkdir(exist_ok=True)
         write_file(run_dir / name, content)
     write_file(run_dir / RESOLVED_NAME, as_yaml(config))
-    plan.write(run_dir / PLAN_NAME)
+    plan.write(run_dir / PLAN_NAME, table)
 
 
 def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
@@ -227,7 +227,10 @@ def is_complete(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str]) -> b
     """
     if not earlier.ended_at or not plan.schedule.num_steps <= earlier.ended_at <= max(earlier.steps, default=0):
         return False
-    if effective := [change for change in changes if change.partition(":")[0] not in _MONITORING | _IN_IDENTITY]:
+    # What the last start tried by --set was for that start.
+    tried = {key for key in earlier.plan["origin"]["overridden"] if not plan.requested.typed(key)}
+    free = tried | _MONITORING | _IN_IDENTITY
+    if effective := [change for change in changes if change.partition(":")[0] not in free]:
         rule = f"holds a finished run of other settings: {'; '.join(effective)}"
         raise UserError(plan.requested.fault("output_model_dir", rule, "use --redo to set it aside and train again"))
     return True

@@ -7,22 +7,24 @@ file. The training processes get only that file: they read it (`read_plan`), and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from zerokara import resources
+from zerokara.config.optim import ScheduleSettings
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import Origin
 from zerokara.durable import write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import bytes_text, count_text
+from zerokara.progress import bytes_text
 from zerokara.resources import free_bytes
 from zerokara.samples.batches import unigram_entropy
 from zerokara.samples.data_plan import DataPlan
@@ -37,11 +39,14 @@ from zerokara.training.compute.updater import load_template, with_hierarchy
 from zerokara.training.planning import recipe
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
-from zerokara.training.planning.schedule import Consumption, Schedule, consumption, extent_of, num_samples, stage_title
+from zerokara.training.planning.schedule import Consumption, Schedule, consumption, extent_of, num_samples
 
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""
+LENGTH_AND_RATE = {*ScheduleSettings.model_fields, "optimizer"} - {"output_model_dir", "max_hours_per_start"}
+"""Settings by which a run becomes longer or shorter, or learns at another rate; others are part of its identity."""
 _CHECKED_IDS = 1 << 20  # at the beginning, and at the end of the data
+_COUNTED_DOCUMENTS = 100_000  # whose lengths are looked at
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,17 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         ids=train.tokens,
         num_train_tokens=reading.tokens(where=config.where("seq_len")).num_tokens,
         num_valid_tokens=len(valid.tokens) if valid is not None else 0,
+        plan_rows=tuple(length_notes(config.seq_len, train)),
     )
+
+
+def length_notes(seq_len: int, train: IndexedTokens) -> Iterator[tuple[str, str]]:
+    """Yield a row for the plan where documents are far shorter than a sequence, with the length that fits them."""
+    lengths = np.sort(train.lengths[:: max(1, len(train) // _COUNTED_DOCUMENTS)]).astype(np.int64)
+    most = int(lengths[np.searchsorted(lengths.cumsum(), 0.95 * lengths.sum())])
+    if seq_len > 8 * most:
+        fitting = f"seq_len: {1 << (most - 1).bit_length()} holds them"
+        yield "note", f"seq_len is {seq_len:,}, and 19 of 20 tokens are in documents of at most {most:,}; {fitting}"
 
 
 PRETRAINING = RunTask("step 3 train", PretrainConfig, of_corpus, "zerokara.training.worker")
@@ -141,6 +156,8 @@ class RunPlan:
     """Devices of this machine; a CPU until `trials.on_this_machine` has looked."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Reasons of the recipe's values, by setting."""
+    initial_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the run's first start, as JSON, with the values of the `recipe`."""
     task: RunTask = PRETRAINING
 
     @cached_property
@@ -237,49 +254,6 @@ class RunPlan:
             rule = f"holds the id {largest}; the tokenizer has {self.encoder.vocab_size} pieces"
             yield Fault(f"{self.data.train_prefix}.bin", rule, remedy="run step 2 again with --redo")
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Return what the run will do, by name, for display."""
-        config, shape, course, lengths = self.resolved, self.shape, self.schedule, self.data.objective.lengths
-        train, valid = count_text(self.data.num_train_tokens), count_text(self.data.num_valid_tokens)
-        samples = f"sequences of {lengths.input} tokens"
-        if lengths.num_noise_tokens:
-            samples = (
-                f"samples of {lengths.raw} tokens with {lengths.num_spans} masked spans: encoder input {lengths.input} "
-                f"tokens, decoder target {lengths.target} tokens"
-            )
-        reading = self.data.reading
-        order = f"{len(reading.stages)} stages" if reading.stages[1:] else f"{reading.kind} order"
-        if len(reading.stages) == 1:
-            order = f"mixed: {stage_title(reading, 0)}"
-        masked = ", intra-document masking" if config.intra_document_masking else ""
-        alone = f"; the embeddings alone in the first {self.embedding_steps:,}" if self.embedding_steps else ""
-        micro_steps = config.global_batch // (config.micro_batch * self.data_parallel_size)
-        batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
-        updater_lines = updater.plan_lines(config, self.data_parallel_size, self.nodes, self.template)
-        tried = math.inf if config.packs_examples else recipe.TRIED_EPOCHS
-        uses = [use for use in self.consumption.sources if use.epochs > tried]
-        often = f"the recipe was tried with at most {tried:g} (docs/recipe.md), so watch the validation"
-        processes = f"{self.num_processes}" + (f" on {self.nodes} machines" if self.nodes > 1 else "")
-        standing, each = self.max_checkpoints, self.checkpoint_bytes
-        checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"
-        head, end = self.data.ids[:24].tolist(), f"{self.encoder.piece(self.encoder.eos_id)} ends a document"
-        begins = f"{' '.join(str(one) for one in head[:8])} … = {self.encoder.decode(head)!r}"
-        return [
-            ("model", f"{config.architecture}, {shape.size_text}, {samples}"),
-            ("data", f"{train} training tokens, {valid} validation tokens, {order}{masked}"),
-            *self.data.plan_rows,
-            ("length", course.text + alone),
-            *(("", f"warning: {each.name} is read {each.epochs:.1f} times; {often}") for each in uses),
-            ("processes", f"{processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
-            *(("recipe", f"{key} {getattr(config, key)}: {reason}") for key, reason in self.reasons.items()),
-            *(("optimizer", line) for line in optimizers.plan_lines(config, shape)),
-            *(("updater", line) for line in updater_lines),
-            ("baseline", baseline_text(self.data.unigram_entropy)),
-            ("checkpoint", f"{checkpoints}; {bytes_text(free_bytes(self.run_dir))} are free"),
-            ("data begins", begins),
-            ("tokenizer", f"sha256 {self.encoder.sha256[:12]}…, the one that the data was made with; {end}"),
-        ]
-
     def with_settings(self, **chosen: Any) -> RunPlan:
         """Return this plan with further settings resolved."""
         return replace(self, resolved=self.resolved.model_copy(update=chosen))
@@ -305,13 +279,15 @@ class RunPlan:
             raise UserError(fault)
         return planned
 
-    def write(self, path: Path) -> None:
-        """Write the plan to a file, as JSON: the settings, and the hashes of its inputs."""
+    def write(self, path: Path, table: Sequence[tuple[str, str]] = ()) -> None:
+        """Write the plan to a file, as JSON: the settings, the hashes of its inputs, and its `table` for a reader."""
         origin = self.requested._origin
+        values = {key: value for key, value in origin.values.items() if key in LENGTH_AND_RATE}
         content = {
             "resolved": self.resolved.model_dump(mode="json"),
             "requested": self.requested.model_dump(mode="json"),
-            "origin": {"path": origin.path, "lines": origin.lines, "overridden": sorted(origin.overridden)},
+            "initial_settings": self.initial_settings,
+            "origin": {**vars(origin), "overridden": sorted(origin.overridden), "values": values},
             "recipe": dict(self.reasons),
             "num_processes": self.num_processes,
             "nodes": self.nodes,
@@ -319,6 +295,7 @@ class RunPlan:
             "deepspeed_template": self.requested_template,
             "tokenizer_sha256": self.encoder.sha256,
             "data_sha256": self.data.sha256,
+            "table": table,
         }
         write_json(path, content)
 
@@ -345,7 +322,8 @@ def read_plan(path: Path, task: RunTask = PRETRAINING) -> RunPlan:
             raise RunError(f"{what}: was replaced after the run was planned; start it again")
     template, num_processes, nodes = (content[key] for key in ("deepspeed_template", "num_processes", "nodes"))
     devices = Devices(**content["devices"])
-    return RunPlan(config, requested, encoder, data, template, num_processes, nodes, devices, content["recipe"], task)
+    reasons, initial = content["recipe"], content["initial_settings"]
+    return RunPlan(config, requested, encoder, data, template, num_processes, nodes, devices, reasons, initial, task)
 
 
 def _held_out_beginnings(data: PlannedData, encoder: Encoder) -> tuple[str, ...]:
@@ -367,7 +345,7 @@ def make_plan(
     """Plan a run from its configuration, the tokenizer and the token files.
 
     `num_processes` counts those of all `nodes`, by default the configured ones, for `auto` 1 on each until
-    `RunPlan.on_processes`. `kept` are the settings with which this run was last started (`run_folder.look`).
+    `RunPlan.on_processes`. `kept` is the plan of this run's last start (`run_folder.look`), as JSON.
 
     Raises:
         UserError: the DeepSpeed template, the tokenizer or the data is missing or wrong; the processes cannot share the
@@ -379,6 +357,8 @@ def make_plan(
     encoder = open_encoder(requested.input_tokenizer_file, requested.end_of_document)
     data = task.data_of(requested, encoder)
     shape = ModelShape.from_config(requested, encoder.vocab_size)
+    if kept:  # its first start; 1.0.0 recorded the newest alone
+        kept = kept.get("initial_settings", kept["requested"])
     reasons = dict[str, str]()
     if data.examples:
         requested, reasons = recipe.resolve_for_examples(requested, shape, data.examples, kept)
@@ -392,7 +372,8 @@ def make_plan(
         reasons["model_size"] = "describes nothing: num_layers, hidden_size and num_attn_heads are numbers"
     if faults := list(requested.batch_faults(num_processes)):
         raise UserError(faults)
-    plan = RunPlan(requested, requested, encoder, data, template, num_processes, nodes, reasons=reasons, task=task)
+    initial, machines = kept or requested.model_dump(mode="json"), (num_processes, nodes, Devices())
+    plan = RunPlan(requested, requested, encoder, data, template, *machines, reasons, initial, task)
     if plan.shape.padded_vocab_size % requested.tensor_parallel_size:
         rows = f"{plan.shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
         raise UserError(requested.fault("tensor_parallel_size", f"must divide {rows}", "try a power of two"))

@@ -20,7 +20,7 @@ from zerokara.config.data import DataOrderSettings
 from zerokara.config.optim import ScheduleSettings
 from zerokara.config.settings import resolved
 from zerokara.errors import Fault, UserError
-from zerokara.progress import count_text, seconds_text
+from zerokara.progress import count_text, plural, seconds_text
 from zerokara.samples.order import MixedOrder, SampleOrder
 
 if TYPE_CHECKING:  # of examples, for which `count_tokens.py` need not wait
@@ -108,8 +108,8 @@ class Schedule:
     def text(self) -> str:
         """The length, for display."""
         sequences = f"{self.config.global_batch} sequences = {count_text(self.num_tokens)} tokens"
-        epochs = f"{self.epochs_at(self.num_steps):.3f} epochs; {self.warmup_steps} warm-up steps"
-        return f"{self.num_steps:,} steps × {sequences} = {epochs}"
+        epochs = f"{self.epochs_at(self.num_steps):.3f} epochs; {plural(self.warmup_steps, 'warm-up step')}"
+        return f"{plural(self.num_steps, 'step')} × {sequences} = {epochs}"
 
     def epochs_at(self, step: int) -> float:
         """Epochs after `step` steps."""
@@ -140,6 +140,21 @@ class Schedule:
         else:
             share = 1.0
         return lr if share == 1 else min_lr + (lr - min_lr) * share  # unrounded where it stays
+
+
+def differences(before: Schedule, after: Schedule, step: int) -> Iterator[str]:
+    """Yield what of a run behind `step` would differ by more than a tenth: its length, its limit, its learning rate."""
+    if abs(after.num_tokens - before.num_tokens) > before.num_tokens / 10:
+        yield f"{after.num_steps:,} steps, not {before.num_steps:,}"
+    was, now = (math.inf if each.config.max_hours == "auto" else each.config.max_hours for each in (before, after))
+    if not math.isclose(was, now, rel_tol=0.1):
+        yield f"max_hours {after.config.max_hours}, not {before.config.max_hours}"
+    last = max(before.num_steps, after.num_steps)
+    for number in range(step + 1, last + 1, max(1, (last - step) // 200)):
+        old, new = (each.learning_rate(min(number, each.num_steps)) for each in (before, after))
+        if abs(new - old) > resolved(before.config.lr) / 10:
+            yield f"a learning rate of {new:.2e} at step {number:,}, not {old:.2e}"
+            return
 
 
 def num_samples(

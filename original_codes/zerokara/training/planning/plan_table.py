@@ -1,0 +1,61 @@
+"""The plan of a run as a table: ten lines that matter, or in full, with why each value is what it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from zerokara.config.settings import resolved
+from zerokara.progress import bytes_text, count_text
+from zerokara.resources import free_bytes
+from zerokara.training.compute import updater
+from zerokara.training.planning import recipe
+from zerokara.training.planning.run_plan import RunPlan, baseline_text
+from zerokara.training.planning.schedule import stage_title
+
+
+def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield what the run will do and what it needs, by name, with notes on what may not be meant."""
+    config, shape, course, lengths = plan.resolved, plan.shape, plan.schedule, plan.data.objective.lengths
+    engine, *advice = updater.plan_lines(config, plan.data_parallel_size, plan.nodes, plan.template)
+    yield "device", plan.devices.text(plan.processes_per_node)
+    samples = f"sequences of {lengths.input} tokens"
+    if lengths.num_noise_tokens:
+        samples = (
+            f"samples of {lengths.raw} tokens with {lengths.num_spans} masked spans: encoder input {lengths.input} "
+        )
+        samples += f"tokens, decoder target {lengths.target} tokens"
+    yield "model", f"{config.architecture}, {shape.size_text}, {samples}"
+    reading, train, valid = plan.data.reading, plan.data.num_train_tokens, plan.data.num_valid_tokens
+    order = f"{len(reading.stages)} stages" if reading.stages[1:] else f"{reading.kind} order"
+    if len(reading.stages) == 1:
+        order = f"mixed: {stage_title(reading, 0)}"
+    order += ", intra-document masking" if config.intra_document_masking else ""
+    yield "data", f"{count_text(train)} training tokens, {count_text(valid)} validation tokens, {order}"
+    yield from plan.data.plan_rows
+    alone = f"; the embeddings alone in the first {plan.embedding_steps:,}" if plan.embedding_steps else ""
+    yield "length", course.text + alone
+    tried = math.inf if config.packs_examples else recipe.TRIED_EPOCHS
+    often = f"the recipe was tried with at most {tried:g} (docs/recipe.md), so watch the validation"
+    for use in plan.consumption.sources:
+        if use.epochs > tried:
+            yield "", f"warning: {use.name} is read {use.epochs:.1f} times; {often}"
+    rate = f"learning rate {resolved(config.lr):g} to {resolved(config.min_lr):g}, {config.lr_schedule}"
+    yield "learning", f"{config.optimizer}, {rate}; weight decay {resolved(config.weight_decay):g}"
+    processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
+    micro_steps = config.global_batch // (config.micro_batch * plan.data_parallel_size)
+    batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
+    yield "processes", f"{processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"
+    yield from plan.memory.rows()
+    standing, each = plan.max_checkpoints, plan.checkpoint_bytes
+    checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"
+    yield "checkpoint", f"{checkpoints}; {bytes_text(free_bytes(plan.run_dir))} are free"
+    yield "baseline", baseline_text(plan.data.unigram_entropy)
+    yield from (("note", note) for note in (*advice, *plan.devices.notes(config, shape.num_parameters())))
+    if in_full:
+        yield from (("recipe", f"{key} {getattr(config, key)}: {reason}") for key, reason in plan.reasons.items())
+        yield "updater", engine
+        yield from ((pool.name, f"of each process: {pool.parts_text}") for pool in plan.memory.pools)
+        head, end = plan.data.ids[:24].tolist(), plan.encoder.piece(plan.encoder.eos_id)
+        yield "data begins", f"{' '.join(map(str, head[:8]))} … = {plan.encoder.decode(head)!r}"
+        yield "tokenizer", f"sha256 {plan.encoder.sha256[:12]}…; {end} ends a document"
