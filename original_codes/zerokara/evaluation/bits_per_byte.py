@@ -185,8 +185,8 @@ def reading_of(model: LoadedModel, config: EvaluateConfig) -> Reading | str:
         return _OTHER_QUANTITY
     tokenizer = model.tokenizer
     first = tokenizer("a")["input_ids"][:1]
-    end = tokenizer.eos_token_id
-    if tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]:
+    end = model.end_id
+    if tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id] and not model.is_ours:
         start, reason = tokenizer.bos_token_id, "bos, which the tokenizer puts before text"
     elif end is not None:
         start, reason = end, "end of the document before"

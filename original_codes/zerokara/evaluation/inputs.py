@@ -15,7 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from itertools import chain, groupby
 from pathlib import Path
@@ -28,12 +28,13 @@ from zerokara.corpus.documents import HARMLESS, BadLine, Document, TxtDocument
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import parts, read
 from zerokara.corpus.token_hashes import MIN_TOKENS, words
-from zerokara.errors import Fault, UserError, nearest
+from zerokara.errors import Fault, UserError
 from zerokara.evaluation import overlap
 from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.overlap import Overlap
 from zerokara.examples import formats
 from zerokara.examples.formats import PLACE_OF_INPUT, Example, ExampleFormat, Unlearnable
+from zerokara.huggingface import model_folder
 from zerokara.progress import Progress, log
 from zerokara.tokenizer.sampling import Reservoir
 
@@ -51,14 +52,11 @@ TRAINING, PRETRAINING = "training data", "pretraining data"
 
 
 def check_folder(folder: Path) -> Fault | None:
-    """Return what keeps a folder from being a model, as far as names tell."""
-    if not folder.is_dir():
-        return Fault(str(folder), "there is no such folder", remedy=nearest(folder, "name a Hugging Face folder"))
-    if not (folder / "config.json").is_file():
-        return Fault(str(folder), "holds no config.json: it is not a Hugging Face model", remedy="name its folder")
-    if not list(folder.glob("*.safetensors")):
-        rule = "holds no .safetensors (weights in pickled files are not opened: they can run code)"
-        return Fault(str(folder), rule, remedy="save it again with model.save_pretrained(folder)")
+    """Return what keeps a folder from being a model, as far as names and headers tell."""
+    try:
+        model_folder.tensors(folder, partial(Fault, str(folder)))
+    except UserError as error:
+        return error.faults[0]
     return None
 
 

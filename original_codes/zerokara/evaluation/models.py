@@ -22,7 +22,8 @@ from safetensors import SafetensorError
 from zerokara import manifest
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation.inputs import model_files, short_names
-from zerokara.huggingface import families, tokenizer_proof
+from zerokara.huggingface import exported_folder, families, tokenizer_proof
+from zerokara.huggingface.model_folder import CONFIG, read_json
 
 SEES_LATER_TOKENS = "not measured: sees the tokens after, so it does not predict them"
 NO_LIMIT_CONTEXT = 2048
@@ -65,6 +66,21 @@ class LoadedModel:
     def vocab_size(self) -> int:
         """Size of the logits."""
         return int(self.config.get_text_config().vocab_size)
+
+    @property
+    def end_id(self) -> int | None:
+        """The token that ends documents: config.json's, as an export names that of its training; or the tokenizer's."""
+        named = read_json(self.folder / CONFIG).get("eos_token_id")
+        first = next(iter(named), None) if isinstance(named, list) else named
+        return self.tokenizer.eos_token_id if first is None else int(first)
+
+    @property
+    def is_ours(self) -> bool:
+        """True for an export of step 4."""
+        try:
+            return manifest.read(self.folder / exported_folder.MANIFEST_NAME).step == exported_folder.STEP
+        except UserError:  # there is none, or it is of another program
+            return False
 
     @cached_property
     def is_causal(self) -> bool:
@@ -128,8 +144,7 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
                 raise ValueError("its tokenizer makes no token of 'hello': files are missing")
         except (OSError, ValueError, ImportError) as error:
             remedy = "save it again with model.save_pretrained(folder) and tokenizer.save_pretrained(folder)"
-            rule = f"cannot be opened by transformers: {families.one_line(error)}"
-            faults.append(Fault(str(folder), rule, remedy=remedy))
+            faults.append(Fault(str(folder), families.reason_against(folder, error), remedy=remedy))
             continue
         opened.append(LoadedModel(name, folder, tokenizer, config, place, dtype, opened))
     if faults:
@@ -141,10 +156,10 @@ def _load(folder: Path, config: Any, dtype: torch.dtype) -> Any:
     auto_class = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
     try:
         model, faults = families.load_model(folder, dtype, auto_class)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         rule = f"cannot be loaded by transformers: {families.one_line(error)}"
         raise UserError(Fault(str(folder), rule)) from error
-    if wrong := [fault for fault in faults if not fault.startswith("unexpected_keys")]:  # they would be random
-        rule = f"has no weights for part of the model ({families.one_line('; '.join(wrong))})"
+    if faults:  # part of the model would be random, or part of the weights without use
+        rule = f"holds weights that are not those of its config.json ({families.one_line('; '.join(faults))})"
         raise UserError(Fault(str(folder), rule))
     return model

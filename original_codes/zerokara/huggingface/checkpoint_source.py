@@ -65,7 +65,7 @@ class CheckpointSource:
     @cached_property
     def shape(self) -> ModelShape:
         """Shape of the model."""
-        return ModelShape.from_json(self.state.shape)
+        return _shape_of(self.state)
 
     @property
     def averaged_folders(self) -> list[Path]:
@@ -135,6 +135,12 @@ def _of_run(settings: ConvertSettings, run_dir: Path, messages: list[str]) -> Pa
     return best
 
 
+def _shape_of(state: checkpoint.TrainingState) -> ModelShape:
+    """The shape; its context is that of the model that the run started from, which it may have read less of."""
+    shape = ModelShape.from_json(state.shape)
+    return replace(shape, seq_len=max(shape.seq_len, state.facts.get("context_length") or 0))
+
+
 def _tokenizer_path(run_dir: Path) -> Path:
     path = run_dir / RUN_FOLDER / JSON_NAME
     return path if path.is_file() else run_dir / TOKENIZER_NAME
@@ -152,7 +158,7 @@ def _averaged(settings: ConvertSettings, source: CheckpointSource) -> tuple[int,
     faults = []
     for folder in folders[1:]:
         state = checkpoint.read_state(folder)
-        ours, theirs = source.shape.as_json(), ModelShape.from_json(state.shape).as_json()
+        ours, theirs = source.shape.as_json(), _shape_of(state).as_json()
         differing = [f"{key} {theirs[key]}, not {value}" for key, value in ours.items() if theirs[key] != value]
         if state.tokenizer_sha256 != source.state.tokenizer_sha256:
             differing.append("another tokenizer")

@@ -20,8 +20,10 @@ from zerokara.errors import RunError
 from zerokara.huggingface import weight_rules
 from zerokara.huggingface.decoders import DECODERS
 from zerokara.huggingface.encoder_decoders import SWITCH, T5
+from zerokara.huggingface.model_folder import BUFFERS, CONFIG, read_json
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY, WeightRule
 from zerokara.model.shapes import ModelShape
+from zerokara.tokenizer import CONFIG_NAME
 
 UNTIED_OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), VOCABULARY)
 """The output matrix; a tied model has none, on either side."""
@@ -150,7 +152,8 @@ def _loaded(
         model, report = getattr(transformers, class_name).from_pretrained(
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True, **more
         )
-    return model, [f"{name}: {sorted(map(str, keys))}" for name, keys in report.items() if keys]
+    found = ((name, sorted(key for key in map(str, keys) if not BUFFERS.search(key))) for name, keys in report.items())
+    return model, [f"{name}: {keys}" for name, keys in found if keys]
 
 
 @contextmanager
@@ -168,6 +171,14 @@ def quiet(progress_bar: bool = False) -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if had_bar:
             logging.enable_progress_bar()
+
+
+def reason_against(folder: Path, error: Exception) -> str:
+    """Say why transformers did not open a folder: it needs code, which is not run, or what the error says."""
+    for name in (CONFIG, CONFIG_NAME):
+        if read_json(folder / name).get("auto_map"):
+            return f"needs Python code of the folder (auto_map in {name}), which is not run"
+    return f"transformers cannot read it: {one_line(error)}"
 
 
 def one_line(message: object) -> str:

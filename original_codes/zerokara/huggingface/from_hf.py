@@ -12,37 +12,39 @@ Weights are read from safetensors alone.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import orjson
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from zerokara.checkpoint import folders
 from zerokara.config.model import ModelSettings, RopeScaling
 from zerokara.config.pretrain_config import NewEmbeddings
 from zerokara.config.writing import value_text
-from zerokara.errors import Fault, RunError, UserError, nearest
-from zerokara.huggingface import families, tokenizer_proof, weight_rules
+from zerokara.errors import Fault, RunError, UserError
+from zerokara.huggingface import families, model_folder, tokenizer_proof, weight_rules
+from zerokara.huggingface.model_folder import Stored
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
+from zerokara.huggingface.to_hf import GENERATION_NAME
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hugging_face import FIRST_END, open_encoder, tokenizer_file
+from zerokara.tokenizer.hugging_face import CONFIG_NAME, FIRST_END, open_encoder, tokenizer_file
 
 _OF_TRAINING = {
     "initializer_range", "initializer_factor", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate",
 }  # fmt: skip
 """Values that change neither weights nor results of a model, only its training."""
 _NOT_COMPUTED = {
-    "quantization_config": None, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+    "attn_logit_softcapping": None, "final_logit_softcapping": None,
     "rope_parameters.partial_rotary_factor": 1.0,
 }  # fmt: skip
 """What some model of any family may state, and none computes here → the value without effect."""
+_FLOATS = "F32", "F16", "BF16", "F64"
 _T5_CONTEXT = 512
 """Context length of the T5 models, whose configuration has none: relative positions know no limit."""
 _MAX_CONTEXT = 10**6
@@ -66,17 +68,16 @@ def check_source(
     """
     if reason := shape.traits.no_class:
         raise UserError(fault("init_from", f"has no class for architecture {shape.architecture}: {reason}"))
-    hf_config = _config_of(folder, fault)
+    stored, hf_config = _opened(folder, fault)
     family = families.FAMILIES[shape.architecture]
     if hf_config.model_type != family.model_type:
         rule = f"{folder} holds a model of type {hf_config.model_type}"
         name = _architecture(hf_config)
         raise UserError(fault("architecture", rule, f"set architecture: {name}" if name else _KNOWN))
-    _check_weights(folder, hf_config, family.auto_class, fault)
     faults = [*_differing_settings(folder, shape, hf_config, fault)]
     if new_embeddings == "none":
         faults += _differing_pieces(folder, hf_config.vocab_size, encoder, shape.vocab_size, fault)
-    if faults:
+    if faults := faults or _wrong_tensors(shape, hf_config.vocab_size, stored, fault):
         raise UserError(faults)
     return vocabulary_of(folder, encoder, new_embeddings)
 
@@ -102,7 +103,7 @@ def open_weights(
     Each is let go when it was returned: beside what is left of them, one tensor is held.
 
     Raises:
-        RunError: a tensor is missing, left over, or of another shape, or two that are one of ours differ.
+        RunError: a tensor is missing, left over, or of another shape.
     """
     model, loading_faults = families.load_model(folder, torch.float32, families.FAMILIES[shape.architecture].auto_class)
     if loading_faults:
@@ -110,8 +111,6 @@ def open_weights(
     table, theirs = families.rules_for(shape), families.state_by_file_names(model)
     for rule in table:
         name, *_ = rule.hf
-        if rule.transform is COPIED_VOCABULARY and any(not theirs[copy].equal(theirs[name]) for copy in rule.hf):
-            raise RunError(f"{folder}: encoder and decoder have different embeddings; ours share one")
         if rule.transform in (VOCABULARY, COPIED_VOCABULARY):
             rows = theirs[name]
             theirs[name] = vocabulary.rows(rows, seed) if vocabulary else rows[: shape.vocab_size]
@@ -135,12 +134,10 @@ def num_surplus_rows(folder: Path, shape: ModelShape) -> int:
 def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
     """Return the settings of `ModelSettings` that make the model of a folder; `fault` is of the setting `init_from`.
 
-    What a family fixes (an activation, a scale) is not read here: `check_source` compares the whole configuration.
-
     Raises:
-        UserError: the folder holds no model, or one of an unknown family.
+        UserError: the folder holds no model, or one that is not computed here.
     """
-    config = _config_of(folder, fault)
+    stored, config = _opened(folder, fault)
     name = _architecture(config)
     if name is None:
         raise UserError(fault("init_from", f"holds a model of type {config.model_type}", _KNOWN))
@@ -158,14 +155,27 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
     if scaling := _rope_scaling(folder, config):
         values["rope_scaling"] = scaling
     if "seq_len" not in values:  # the tokenizer may say it
-        path = folder / "tokenizer_config.json"
-        try:
-            longest = orjson.loads(path.read_bytes()).get("model_max_length")
-        except (OSError, orjson.JSONDecodeError, AttributeError) as error:
-            raise UserError(Fault(str(path), f"cannot be read: {error}", remedy="download the folder again")) from error
+        longest = model_folder.read_json(folder / CONFIG_NAME).get("model_max_length")
         has_limit = isinstance(longest, int | float) and 0 < longest <= _MAX_CONTEXT
-        values["seq_len"] = int(longest) if has_limit else _T5_CONTEXT
-    return {**values, "architecture": name, "tie_word_embeddings": family.config_is_tied(config)}
+        values["seq_len"] = int(longest or 0) if has_limit else _T5_CONTEXT
+    values |= {"architecture": name, "tie_word_embeddings": config.tie_word_embeddings}
+    shape = ModelShape.from_config(ModelSettings(**values), config.vocab_size)
+    faults = [*_differing_settings(folder, shape, config, fault)]
+    if faults := faults or _wrong_tensors(shape, config.vocab_size, stored, fault):
+        raise UserError(faults)
+    return values
+
+
+def carried(folder: Path, new_embeddings: NewEmbeddings) -> dict[str, Any]:
+    """Return what an export takes over of the model that its run started from: context length, generation settings.
+
+    Of these, with a new vocabulary, only those that neither name tokens nor count them.
+    """
+    ends = {"eos_token_id": model_folder.read_json(folder / model_folder.CONFIG).get("eos_token_id")}
+    generation = ends | model_folder.read_json(folder / GENERATION_NAME)
+    left_out = r"_.*|transformers_version" + ("" if new_embeddings == "none" else "|.*(token|_ids|length|bias).*")
+    kept = {key: value for key, value in generation.items() if value is not None and not re.fullmatch(left_out, key)}
+    return {"context_length": _value_of(_read_config(folder), "max_position_embeddings"), "generation": kept}
 
 
 def tokenizer_of(folder: Path, fault: SettingFault) -> str:
@@ -182,17 +192,34 @@ def _architecture(config: Any) -> str | None:
     return next((name for name, each in families.FAMILIES.items() if each.model_type == config.model_type), None)
 
 
-def _config_of(folder: Path, fault: SettingFault) -> Any:
-    """Configuration of a folder; it is a UserError if there is none, or transformers cannot read it."""
-    if (folder / "config.json").is_file():
-        return _read_config(folder)
-    run_dir = folder.parent if folder.name.startswith("global_step") else folder
-    if (run_dir / folders.IDENTITY_NAME).exists() or folders.all_steps(run_dir):
-        remedy = "export it with step 4 (bash 4_convert_to_HF.sh), and name the folder that it writes"
-        raise UserError(fault("init_from", "is a run folder of step 3, not a Hugging Face model", remedy))
-    remedy = "name a folder with config.json, *.safetensors and a tokenizer; download one with: hf download NAME"
-    rule = "holds no Hugging Face model" if folder.exists() else "there is no such folder"
-    raise UserError(fault("init_from", rule, nearest(folder, remedy)))
+def _opened(folder: Path, fault: SettingFault) -> tuple[dict[str, Stored], Any]:
+    """The tensors of a folder by their full names, without copies of the embedding, and its configuration.
+
+    An output matrix of its own makes the configuration of a decoder untied, as it makes the model of transformers.
+    """
+    from safetensors import safe_open
+
+    stored, config = model_folder.tensors(folder, partial(fault, "init_from")), _read_config(folder)
+    if (architecture := _architecture(config)) is None:
+        return stored, config
+    family, (output,) = families.FAMILIES[architecture], families.UNTIED_OUTPUT.hf
+    embedding = family.rules[0].hf[0]
+    prefix = "" if family.is_encoder_decoder else f"{embedding.partition('.')[0]}."
+    for name in [each for each in stored if not each.startswith((prefix, output))]:
+        if f"{prefix}{name}" not in stored:  # of a model that was saved without its output
+            stored[f"{prefix}{name}"] = stored.pop(name)
+    is_tied = config.tie_word_embeddings = family.config_is_tied(config)
+    for name in [each for each in (*family.copies, *([output] if is_tied else [])) if each in stored]:
+        pair = [stored[each] for each in (name, embedding) if each in stored]
+        values = [safe_open(each.path, "pt").get_tensor(each.name).float() for each in pair]
+        if len(values) < 2 or not torch.equal(*values):
+            if name == output and not family.is_encoder_decoder:
+                config.tie_word_embeddings = False
+            else:
+                stored[f"{name}, which is not {embedding},"] = stored.pop(name)
+        elif is_tied or not family.stores_copies:
+            del stored[name]
+    return stored, config
 
 
 def _read_config(folder: Path) -> Any:
@@ -201,9 +228,7 @@ def _read_config(folder: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises nothing narrower for malformed files
-        raise UserError(
-            Fault(str(folder / "config.json"), f"transformers cannot read it: {families.one_line(error)}")
-        ) from error
+        raise UserError(Fault(str(folder / model_folder.CONFIG), families.reason_against(folder, error))) from error
 
 
 def _rope_scaling(folder: Path, hf_config: Any) -> RopeScaling | None:
@@ -233,56 +258,22 @@ def _value_of(hf_config: Any, key: str) -> Any:
     return value
 
 
-def _check_weights(folder: Path, hf_config: Any, auto_class: str, fault: SettingFault) -> None:
-    """Check that the weights are in safetensors files, and that these can be read, by their headers, which have sizes.
-
-    Raises:
-        UserError: they are not; says how to convert them.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    unsafe, parts, index = "", ["model.safetensors"], folder / "model.safetensors.index.json"
-    pickles = sorted(path.name for ending in ("bin", "pt", "pth", "ckpt") for path in folder.glob(f"*.{ending}"))
-    if named := getattr(hf_config, "transformers_weights", None):
-        unsafe = f"names another weights file in config.json ({named}); only model.safetensors is read"
-    elif index.is_file() and not (folder / parts[0]).is_file():
-        try:
-            parts = sorted({str(part) for part in orjson.loads(index.read_bytes())["weight_map"].values()})
-        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-            unsafe = f"holds a malformed {index.name}, without a weight_map that names the file of each tensor"
-        if other := [part for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", part)]:
-            listed = ", ".join(other[:3])
-            unsafe = f"lists files in {index.name} that are not safetensors files next to it: {listed}"
-    elif not (folder / parts[0]).is_file() and pickles:
-        unsafe = f"holds its weights in a pickle ({pickles[0]}), which can run any program when it is loaded"
-    elif not (folder / parts[0]).is_file():
-        unsafe = f"holds no weights: neither {parts[0]} nor {index.name}"
-    if unsafe:
-        to = f"{folder}-safetensors"
-        code = f"from transformers import {auto_class} as M; M.from_pretrained({str(folder)!r}).save_pretrained({to!r})"
-        remedy = (
-            "download the model's *.safetensors (most models on the Hub have them), or, if you trust its author, "
-            f"convert it once: {shlex.join(['.venv/bin/python', '-c', code])}, copy its tokenizer there too, and set "
-            f"init_from: {to}"
-        )
-        raise UserError(fault("init_from", unsafe, remedy))
-    broken = []
-    for part in parts:
-        try:
-            with safe_open(folder / part, "pt"):
-                pass
-        except (OSError, SafetensorError) as error:
-            broken.append(f"{part} ({families.one_line(error)})")
-    if broken:
-        rule = f"holds weights that cannot be read: {', '.join(broken[:3])}"
-        raise UserError(fault("init_from", rule, "download the folder again"))
+def _wrong_tensors(shape: ModelShape, rows: int, stored: Mapping[str, Stored], fault: SettingFault) -> list[Fault]:
+    """A fault where a folder does not hold exactly the tensors of its configuration, with `rows` of the vocabulary."""
+    shape = replace(shape, vocab_size=rows)
+    held = {name: each for name, each in stored.items() if not model_folder.BUFFERS.search(name)}
+    wrong = [f"{name}: has numbers of type {each.dtype}" for name, each in held.items() if each.dtype not in _FLOATS]
+    shapes = {name: tuple(each.shape) for name, each in held.items()}
+    wrong += weight_rules.offenders(families.rules_for(shape), shape.parameter_shapes(), shapes, shape)
+    rule = f"holds other weights than those of its config.json ({len(wrong)} faults): {'; '.join(wrong[:3])}"
+    remedy = "download the folder again, or save it with save_pretrained of the model that computes all of them"
+    return [fault("init_from", rule, remedy)] if wrong else []
 
 
 def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: SettingFault) -> Iterator[Fault]:
     """Faults, one for each value in which the folder's configuration differs from that of a model of `shape`."""
     family = families.FAMILIES[shape.architecture]
     ours = {**family.config_values(shape), "tie_word_embeddings": shape.tie_word_embeddings}
-    hf_config.tie_word_embeddings = family.config_is_tied(hf_config)
     settings = {**family.settings, "tie_word_embeddings": "tie_word_embeddings"}
     if (scaling := _rope_scaling(folder, hf_config)) != shape.rope_scaling:
         text = value_text(scaling)
@@ -319,7 +310,7 @@ def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, ours: int, fa
     try:
         tokenizer = tokenizer_proof.load(folder)
     except Exception as error:  # as above
-        rule = f"holds no tokenizer that transformers can read: {families.one_line(error)}"
+        rule = f"holds no tokenizer that can be opened: {families.reason_against(folder, error)}"
         yield fault("init_from", rule, "its tokenizer is needed to compare the ids")
         return
     named = tokenizer.convert_ids_to_tokens(list(range(theirs)))

@@ -30,6 +30,7 @@ from zerokara.huggingface.weight_rules import Shapes
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import Progress
 
+GENERATION_NAME = "generation_config.json"
 OLDER_NAMES_OF_ALL = {"dtype": "torch_dtype"}
 """Without it transformers before 4.56, and programs that read the file themselves, load in fp32."""
 
@@ -41,8 +42,11 @@ def write_model(
     special: families.SpecialIds,
     dtype: str,
     max_shard_size: str,
+    generation: Mapping[str, Any] | None = None,
 ) -> dict[str, list[Path]]:
     """Write weights and configurations into `folder`; return the files by kind (``weights``, ``config``).
+
+    `generation` are the generation settings of the model that the training started from, whose ends stay ends.
 
     Raises:
         RunError: the weights do not fit the rules; lists every tensor at fault.
@@ -60,13 +64,17 @@ def write_model(
     config_path = folder / "config.json"
     older_names = families.FAMILIES[shape.architecture].older_names
     write_json(config_path, with_older_names(orjson.loads(config_path.read_bytes()), older_names))
-    GenerationConfig(
+    carried = dict(generation or {})
+    before = carried.get("eos_token_id", [])
+    ends = [special.eos, *special.other_ends, *(before if isinstance(before, list) else [before])]
+    own = GenerationConfig(
         bos_token_id=special.bos,
-        eos_token_id=[special.eos, *special.other_ends] if special.other_ends else special.eos,
+        eos_token_id=[*dict.fromkeys(ends)] if len({*ends}) > 1 else special.eos,
         pad_token_id=special.pad,
         decoder_start_token_id=getattr(config, "decoder_start_token_id", None),
-    ).save_pretrained(folder)
-    return {"weights": files, "config": [config_path, folder / "generation_config.json"]}
+    )
+    write_json(folder / GENERATION_NAME, dict(sorted((carried | own.to_diff_dict()).items())))
+    return {"weights": files, "config": [config_path, folder / GENERATION_NAME]}
 
 
 def with_older_names(values: Mapping[str, Any], older_names: Mapping[str, str]) -> dict[str, Any]:

@@ -208,31 +208,36 @@ def check(rules: Iterable[WeightRule], ours: Shapes, hf: Shapes, shape: ModelSha
     Raises:
         RunError: lists every tensor that is left over, missing, named twice, or of a wrong shape.
     """
-    rules = list(rules)
-    offenders = [
+    if found := offenders(list(rules), ours, hf, shape):
+        lines = "\n".join(f"  {offender}" for offender in found)
+        raise RunError(
+            f"the weights do not fit the {shape.architecture} rules, {len(found)} faults:\n{lines}\n"
+            "Either the checkpoint and config_resolved.yaml do not belong together, or a weight rule in "
+            "original_codes/zerokara/huggingface is wrong."
+        )
+
+
+def offenders(rules: Sequence[WeightRule], ours: Shapes, hf: Shapes, shape: ModelShape) -> list[str]:
+    """Return what keeps the rules from turning the tensors `ours` into the tensors `hf`, and these into those."""
+    found = [
         *_coverage("checkpoint", [rule.ours for rule in rules], ours),
         *_coverage("Hugging Face model", [name for rule in rules for name in rule.hf], hf),
     ]
     for rule in rules:
         if rule.ours not in ours or any(name not in hf for name in rule.hf):
             continue
+        names, shapes = ", ".join(rule.hf), [list(hf[name]) for name in rule.hf]
         parts = tuple(torch.empty(hf[name], device="meta") for name in rule.hf)
         try:
             expected = tuple(rule.transform.from_hf(parts, shape).shape)
         except (RuntimeError, IndexError, ValueError) as error:
-            offenders.append(
-                f"{', '.join(rule.hf)}: shapes {[hf[name] for name in rule.hf]} do not fit together ({error})"
-            )
+            found.append(f"{names}: shapes {shapes} do not fit together ({error})")
             continue
         if tuple(ours[rule.ours]) != expected:
-            offenders.append(f"{rule.ours}: has shape {list(ours[rule.ours])}, must have {list(expected)}")
-    if offenders:
-        lines = "\n".join(f"  {offender}" for offender in offenders)
-        raise RunError(
-            f"the weights do not fit the {shape.architecture} rules, {len(offenders)} faults:\n{lines}\n"
-            "Either the checkpoint and config_resolved.yaml do not belong together, or a weight rule in "
-            "original_codes/zerokara/huggingface is wrong."
-        )
+            found.append(
+                f"{rule.ours}: has shape {list(ours[rule.ours])}, must have {list(expected)} ({names}: {shapes})"
+            )
+    return found
 
 
 def _coverage(side: str, named: list[str], present: Shapes) -> Iterator[str]:

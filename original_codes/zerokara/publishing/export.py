@@ -55,7 +55,8 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         bos = encoder.bos_id if encoder.bos_id >= 0 else None
         others = tuple(end for end in ends if end != encoder.eos_id)
         special = families.SpecialIds(bos, encoder.eos_id, encoder.pad_id, others)
-        outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size)
+        written_as, generation = (settings.dtype, settings.max_shard_size), source.state.facts.get("generation")
+        outputs = to_hf.write_model(partial, weights, shape, special, *written_as, generation)
         outputs["tokenizer"] = tokenizer_files
         lap("writing")
         tokenizer = tokenizer_proof.load(partial)  # beside config.json, which may say what it is

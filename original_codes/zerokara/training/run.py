@@ -202,6 +202,7 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
             state = replace(state, samples=-(-state.tokens // length))
     elif config.init_from:
         load_state(engine, _weights_of(plan, processes).items())
+        state = replace(state, facts=state.facts | from_hf.carried(Path(config.init_from), config.new_embeddings))
         surplus = from_hf.num_surplus_rows(Path(config.init_from), plan.shape)
         beside = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
         if config.new_embeddings != "none":

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,14 @@ import made_tasks
 import pytest
 import torch
 from foreign_models import QWEN_3, byte_level
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import Fault, UserError
+from zerokara.evaluation.inputs import check_folder
 from zerokara.huggingface import families, from_hf, to_hf
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
 from zerokara.model import builder, parallel
@@ -134,7 +138,7 @@ SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers":
         *((name, "attention_bias", {"attention_bias": True}) for name in ("llama", "qwen3", "smollm3", "olmo2")),
         ("smollm3", "mlp_bias", {"mlp_bias": True}),
         ("olmo2", "hidden_act", {"hidden_act": "gelu_pytorch_tanh"}),
-        ("llama", "quantization_config", {"quantization_config": {"quant_method": "fp8"}}),
+        ("llama", "init_from", {"quantization_config": {"quant_method": "fp8"}}),
         ("mistral", "attn_logit_softcapping", {"attn_logit_softcapping": 50.0}),
         ("llama", "final_logit_softcapping", {"final_logit_softcapping": 30.0}),
         ("llama", "partial_rotary_factor", {"partial_rotary_factor": 0.5}),
@@ -153,7 +157,7 @@ def test_what_is_not_computed_here_is_refused_by_its_name_in_config_json(
     check(settings, encoder)
     edit(tmp_path / "config.json", **values)
     fault = fault_of(settings, encoder, key)
-    assert key == "architecture" or fault.where == str(tmp_path / "config.json")
+    assert key in ("architecture", "init_from") or fault.where == str(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("ours", ["null", "{rope_type: linear, factor: 4}", YARN.replace("0.5", "0.25")])
@@ -192,7 +196,7 @@ def test_a_folder_without_a_known_model_is_refused(tmp_path: Path, encoder: Enco
     exported(tmp_path / "qwen3", encoder, "architecture=qwen3")
     assert fault_of(settings_of(tmp_path / "qwen3"), encoder, "architecture").remedy == "set architecture: qwen3"
     settings = settings_of(tmp_path / "bert")
-    (tmp_path / "bert").mkdir()
+    shutil.copytree(tmp_path / "qwen3", tmp_path / "bert")
     (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
     remedy = fault_of(settings, encoder, "architecture").remedy
     assert all(architecture in remedy for architecture in families.FAMILIES)
@@ -212,17 +216,22 @@ def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) 
     (folder / "model.safetensors").unlink()
     fault = fault_of(settings, encoder)
     assert "pytorch_model.bin" in fault.rule
-    assert "AutoModelForCausalLM as M" in fault.remedy and f"set init_from: {folder}-safetensors" in fault.remedy
+    assert "*.safetensors" in fault.remedy and "save_pretrained" in fault.remedy
     with pytest.raises(OSError, match=r"no file named model\.safetensors"):
         dict(from_hf.open_weights(folder, shape))
 
     index = folder / "model.safetensors.index.json"
     for part in ("pytorch_model.bin", "../model.safetensors", 3):
         index.write_text(json.dumps({"weight_map": {"lm_head.weight": part}}), encoding="utf-8")
-        assert fault_of(settings, encoder).rule.endswith(f": {part}")
-    for text in ("[]", "{", '{"weight_map": 3}'):
+        assert f": {part} (named by {index.name}" in fault_of(settings, encoder).rule
+    for text in ("[3]", "{"):
         index.write_text(text, encoding="utf-8")
-        assert "weight_map" in fault_of(settings, encoder).rule
+        assert fault_of(settings, encoder, None).where == str(index)
+    index.write_text('{"weight_map": 3}', encoding="utf-8")
+    (folder / "pytorch_model.bin").rename(folder / "model.gguf")
+    rule = fault_of(settings, encoder).rule
+    assert "weight_map" in rule and "model.gguf" in rule
+    (folder / "model.gguf").rename(folder / "pytorch_model.bin")
     index.unlink()
     (folder / "pytorch_model.bin").rename(folder / "elsewhere")
     assert "model.safetensors" in fault_of(settings, encoder).rule
@@ -257,11 +266,11 @@ def test_whatever_stands_in_a_folders_json_there_is_a_fault(
     tmp_path: Path, encoder: Encoder, name: str, values: dict[str, Any]
 ) -> None:
     settings = exported(tmp_path, encoder)
-    key = None if name == "config.json" else "init_from"
     edit(tmp_path / name, **values)
     for _ in range(2):
-        fault = fault_of(settings, encoder, key)
-        assert "transformers" in fault.rule and (key or fault.where == str(tmp_path / name))
+        fault = configs.fault_of(check, settings, encoder)
+        assert re.search("transformers|JSON", fault.rule)
+        assert (fault.key or fault.where) == ("init_from" if fault.key else str(tmp_path / name))
         (tmp_path / name).write_text("[" * 100_000, encoding="utf-8")
 
 
@@ -276,14 +285,120 @@ def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) 
     check(settings, encoder)
     dict(from_hf.open_weights(folder, ModelShape.from_config(settings, encoder.vocab_size)))
     edit(folder / "config.json", model_type="evil")
-    assert fault_of(settings, encoder, None).where == str(folder / "config.json")
+    fault = fault_of(settings, encoder, None)
+    assert fault.where == str(folder / "config.json") and "auto_map" in fault.rule and "trust" not in str(fault)
     assert not trace.exists()
 
 
 def test_embeddings_that_are_not_shared_are_refused(tmp_path: Path, encoder: Encoder) -> None:
     settings = exported(tmp_path, encoder, "architecture=switch", "num_experts=2", shared=False)
-    with pytest.raises(RunError, match="encoder and decoder"):
-        dict(from_hf.open_weights(tmp_path, ModelShape.from_config(settings, encoder.vocab_size)))
+    assert "embed_tokens.weight, which is not shared.weight" in fault_of(settings, encoder).rule
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change the tensors of the only file of weights."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_an_output_matrix_of_its_own_is_trained_on_whatever_config_json_says(
+    tmp_path: Path, encoder: Encoder, architecture: str, short: bool
+) -> None:
+    of_family = f"architecture={architecture}"
+    settings = exported(tmp_path, encoder, of_family, "tie_word_embeddings=false")
+    head, prefix = load_file(tmp_path / "model.safetensors")["lm_head.weight"], families.FAMILIES[architecture].rules[0]
+    if short:  # as GPT-2's own file has its names
+
+        def without_prefix(weights: dict[str, torch.Tensor]) -> None:
+            for name in [name for name in weights if name != "lm_head.weight"]:
+                weights[name.removeprefix(f"{prefix.hf[0].partition('.')[0]}.")] = weights.pop(name)
+
+        edit_weights(tmp_path, without_prefix)
+    edit(tmp_path / "config.json", tie_word_embeddings=True)
+    assert from_hf.settings_of(tmp_path, settings.fault)["tie_word_embeddings"] is False
+    check(settings, encoder)
+    taken = dict(from_hf.open_weights(tmp_path, ModelShape.from_config(settings, encoder.vocab_size)))
+    assert torch.equal(taken["output_layer.weight"][: encoder.vocab_size], head)
+    tied = settings_of(tmp_path, of_family)
+    assert fault_of(tied, encoder, "tie_word_embeddings").remedy == "set tie_word_embeddings: False"
+    wte = next(iter(prefix.hf)) if not short else prefix.hf[0].partition(".")[2]
+    edit_weights(tmp_path, lambda weights: weights.update({"lm_head.weight": weights[wte].clone()}))
+    check(tied, encoder)  # a copy
+    edit(tmp_path / "config.json", tie_word_embeddings=False)
+    edit_weights(tmp_path, lambda weights: weights.pop("lm_head.weight"))
+    assert "lm_head.weight: " in fault_of(settings, encoder).rule
+
+
+LAYER = "model.layers.{}.self_attn.q_proj.{}".format
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda weights: weights.update({LAYER(1, "bias"): torch.zeros(32)}), LAYER(1, "bias")),
+        (lambda weights: weights.update({LAYER(2, "weight"): weights[LAYER(1, "weight")].clone()}), LAYER(2, "weight")),
+        (lambda weights: weights.update({LAYER(0, "weight_scale"): torch.ones(1)}), LAYER(0, "weight_scale")),
+        (lambda weights: weights.pop("model.norm.weight"), "model.norm.weight"),
+        (lambda weights: weights.update({"model.norm.weight": torch.ones(25)}), "[25]"),
+        (lambda weights: weights.update({"model.norm.weight": torch.ones(24, dtype=torch.int8)}), "type I8"),
+        (lambda weights: weights.update({"norm.weight": torch.ones(24)}), "norm.weight"),
+        (lambda weights: weights.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}), ""),
+    ],
+)
+def test_every_tensor_of_a_folder_is_used_or_the_folder_refused(
+    tmp_path: Path, encoder: Encoder, change: Callable[[dict[str, torch.Tensor]], object], named: str
+) -> None:
+    settings = exported(tmp_path, encoder, "head_dim=8")
+    edit_weights(tmp_path, change)
+    if not named:  # a constant that older versions of transformers wrote
+        check(settings, encoder)
+        return
+    assert named in fault_of(settings, encoder).rule
+    assert configs.fault_of(from_hf.settings_of, tmp_path, settings.fault).key == "init_from", "step 0 and step 7"
+
+
+def test_files_that_nothing_reads_are_told(tmp_path: Path, encoder: Encoder) -> None:
+    whole, folder = tmp_path / "hf" / "model.safetensors", tmp_path / "hf"
+    settings = exported(folder, encoder)
+    weights = load_file(whole)
+    for beside, refused in (("consolidated.safetensors", False), ("model-00002-of-00002.safetensors", True)):
+        shutil.copyfile(whole, folder / beside)
+        assert not refused or beside in fault_of(settings, encoder).rule
+        check(settings, encoder) if not refused else (folder / beside).unlink()
+    save_file({"model.norm.weight": weights["model.norm.weight"]}, folder / "b.safetensors", {"format": "pt"})
+    whole.rename(folder / "a.safetensors")
+    named = dict.fromkeys(weights, "a.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": named}), encoding="utf-8")
+    assert "b.safetensors, beside a.safetensors" in fault_of(settings, encoder).rule
+    index.write_text(json.dumps({"weight_map": named | {"model.norm.weight": "b.safetensors"}}), encoding="utf-8")
+    assert "model.norm.weight is in a.safetensors, too" in fault_of(settings, encoder).rule
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_adapters_and_models_of_vectors_are_named(tmp_path: Path, encoder: Encoder, beside: bool) -> None:
+    settings = exported(tmp_path, encoder)
+    if not beside:
+        for name in ("model.safetensors", "config.json"):
+            (tmp_path / name).unlink()
+    adapter = tmp_path / "adapter_config.json"
+    adapter.write_text('{"base_model_name_or_path": "org/base"}', encoding="utf-8")
+    for files in ([adapter, "adapter_model.safetensors"], [tmp_path / "adapter_model.bin"]):
+        for file in files:
+            (tmp_path / file).touch()
+        fault = fault_of(settings, encoder)
+        assert "adapter (PEFT)" in fault.rule and "merge_and_unload" in fault.remedy
+        assert "org/base" in fault.rule or not adapter.exists()
+        (of_step_8,) = check_folder(tmp_path)
+        assert (of_step_8.rule, of_step_8.remedy) == (fault.rule, fault.remedy)
+        for path in tmp_path.glob("adapter_*"):
+            path.unlink()
+    (tmp_path / "modules.json").write_text("[]", encoding="utf-8")
+    assert "sentence-transformers" in fault_of(settings, encoder).rule
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, encoder: Encoder) -> None:

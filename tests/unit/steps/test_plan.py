@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from transformers import Qwen3Config
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -88,8 +88,10 @@ def test_the_sizes_of_the_model_to_start_from_are_written(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
-    theirs = Qwen3Config(**sizes, head_dim=32, intermediate_size=160, max_position_embeddings=4096, rms_norm_eps=1e-6)
-    theirs.save_pretrained(tmp_path / "hf")
+    theirs = Qwen3Config(
+        **sizes, head_dim=32, intermediate_size=160, max_position_embeddings=4096, rms_norm_eps=1e-6, vocab_size=600
+    )
+    Qwen3ForCausalLM(theirs).save_pretrained(tmp_path / "hf")
     path = tmp_path / "continued.yaml"
     path.write_text(config.read_text(encoding="utf-8") + f"init_from: {tmp_path / 'hf'}\n", encoding="utf-8")
     before = path.read_bytes()
