@@ -53,7 +53,7 @@ class TrainingState:
     data_sha256: str
     precision: str
     facts: dict[str, Any]
-    """Numbers for the model card: last training and validation loss."""
+    """For the model card: last training and validation loss; and what an export takes over of `init_from`'s model."""
     skipped_steps: int = 0
     """Steps without an update, because of a non-finite loss or gradient or a loss spike."""
     skipped_in_row: int = 0

@@ -73,8 +73,8 @@ class ModelSettings(Settings):
     ffn_hidden_size: PositiveInt | Auto = "auto"
     """Inner size of feed-forward layers; `auto` is 8/3 of hidden_size, rounded up to 64s (gpt2, switch: 4 times)."""
     seq_len: PositiveInt = 256
-    """Tokens in a training sequence, and the model's context length. For t5 the length of the encoder input, which is
-    made from a somewhat longer text (512 from 568 tokens, by default)."""
+    """Tokens in a training sequence, and the model's context length, unless init_from's is longer, which stays. For t5
+    the length of the encoder input, made from a somewhat longer text (512 from 568 tokens, by default)."""
     tie_word_embeddings: bool | Auto = "auto"
     """Share one matrix between the input embedding and the output projection: fewer parameters, good for small models.
     `auto` is true, for t5 false as in version 1.1."""

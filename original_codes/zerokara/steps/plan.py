@@ -124,7 +124,7 @@ def _take_over(config: PretrainConfig, options: command.Options) -> None:
     longest = theirs.pop("seq_len")
     values = {"model_size": "", **theirs, "seq_len": min(config.seq_len, longest)}
     rows = [(key, value_text(value)) for key, value in values.items() if getattr(config, key) != value]
-    rows.append(("context", f"at most {longest:,} tokens; seq_len is what a run trains with"))
+    rows.append(("context", f"at most {longest:,} tokens, which an export keeps; seq_len is what a run trains with"))
     following = command.next_command("2_tokenize.sh", options, config)
     if options.write:
         rows.append(("config", write_values(options.config_path, values, options.dry_run)))

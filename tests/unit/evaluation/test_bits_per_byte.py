@@ -13,6 +13,7 @@ import torch
 import transformers
 from evaluated_models import CONTEXT, save
 
+from zerokara import manifest
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte
@@ -21,6 +22,7 @@ from zerokara.evaluation.bits_per_byte import Reading, measure_texts, reading_of
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
+from zerokara.huggingface import exported_folder
 from zerokara.progress import Progress
 
 SHORT, LONG = "The naïve fox.", "the fox 日本語 \n  Größe " * 3
@@ -100,6 +102,25 @@ def test_start_and_context_are_declared(models: dict[str, LoadedModel]) -> None:
     reading = reading_of(models["llama"], EvaluateConfig())
     bos = "bos, which the tokenizer puts before text"
     assert reading == Reading(1, "<s>", bos, 2, CONTEXT, CONTEXT // 2)
+
+
+def test_documents_end_with_the_token_that_config_json_names_and_in_an_export_they_begin_after_it(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    for ids in (5, [5, 2]):  # a chat tokenizer's own end is that of a turn
+        folder = shutil.copytree(folders["llama"], tmp_path / str(ids))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": ids}), encoding="utf-8")
+        reading = reading_of(open_models([folder], "cpu")[0], EvaluateConfig())
+        assert (reading.end_id, reading.start_id) == (5, 1)
+    (folder / "manifest.json").write_text("{}", encoding="utf-8")
+    assert reading_of(open_models([folder], "cpu")[0], EvaluateConfig()).start_id == 1
+    manifest.write(folder / "manifest.json", manifest.StepSpec(exported_folder.STEP, {}, {}), {}, {}, 0.0)
+    reading = reading_of(open_models([folder], "cpu")[0], EvaluateConfig())
+    assert (reading.end_id, reading.start_id) == (5, 5)
+    del config["eos_token_id"]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert reading_of(open_models([folder], "cpu")[0], EvaluateConfig()).end_id == 2
 
 
 def test_a_lossy_tokenizer_and_an_encoder_decoder_are_named_and_not_ranked(models: dict[str, LoadedModel]) -> None:

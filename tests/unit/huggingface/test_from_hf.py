@@ -16,16 +16,19 @@ import foreign_models
 import made_tasks
 import pytest
 import torch
+import transformers
 from foreign_models import QWEN_3, byte_level
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from zerokara import checkpoint
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation.inputs import check_folder
 from zerokara.huggingface import families, from_hf, to_hf
+from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
@@ -399,6 +402,42 @@ def test_adapters_and_models_of_vectors_are_named(tmp_path: Path, encoder: Encod
             path.unlink()
     (tmp_path / "modules.json").write_text("[]", encoding="utf-8")
     assert "sentence-transformers" in fault_of(settings, encoder).rule
+
+
+LLAMA_31 = (
+    "{rope_type: llama3, factor: 8, original_max_position_embeddings: 32, low_freq_factor: 1, high_freq_factor: 4}"
+)
+
+
+def test_an_export_keeps_context_and_generation_settings_of_the_model_that_it_continues(
+    tmp_path: Path, encoder: Encoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    long, short = (f"rope_scaling={LLAMA_31}", "seq_len=256"), (f"rope_scaling={LLAMA_31}", "seq_len=16")
+    settings = exported(tmp_path / "hf", encoder, *long)
+    chosen = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05}
+    (tmp_path / "hf" / "generation_config.json").unlink(missing_ok=True)
+    edit(tmp_path / "hf" / "config.json", eos_token_id=[7, 2])
+    assert from_hf.carried(tmp_path / "hf", "none")["generation"]["eos_token_id"] == [7, 2]
+    theirs = {**chosen, "eos_token_id": [7, 8], "max_new_tokens": 99, "transformers_version": "4.1.0"}
+    (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(theirs), encoding="utf-8")
+    facts = from_hf.carried(tmp_path / "hf", settings.new_embeddings)
+    assert facts["context_length"] == 256
+    assert from_hf.carried(tmp_path / "hf", "overlap")["generation"] == chosen, "their ids are other pieces here"
+    trained = ModelShape.from_config(settings_of(tmp_path, *short), encoder.vocab_size).as_json()
+    state = checkpoint.TrainingState(1, 1, 1, 1.0, trained, "", "", "fp32", facts)
+    source = CheckpointSource(tmp_path, tmp_path, state, settings)
+    assert source.shape.seq_len == 256 and source.shape.raw_len == 16
+    weights = dict(from_hf.open_weights(tmp_path / "hf", source.shape))
+    (tmp_path / "back").mkdir()
+    special = families.SpecialIds(bos=1, eos=2, pad=3, other_ends=(5, 7))
+    to_hf.write_model(tmp_path / "back", weights, source.shape, special, "fp32", "4GB", state.facts["generation"])
+    transformers.utils.logging.set_verbosity_warning()
+    transformers.utils.logging.enable_propagation()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert not caplog.records and model.config.max_position_embeddings == 256
+    own, made = model.generation_config, json.loads((tmp_path / "back/generation_config.json").read_bytes())
+    assert own.eos_token_id == [2, 5, 7, 8] and (own.max_new_tokens, own.bos_token_id, own.pad_token_id) == (99, 1, 3)
+    assert made | chosen == made and made["transformers_version"] == transformers.__version__
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, encoder: Encoder) -> None:
