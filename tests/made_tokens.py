@@ -52,7 +52,7 @@ def encode(
     merging: Part | None = None,
 ) -> EncodedCorpus:
     """Encode the corpus of `config` with SentencePiece; the work folder stays, and there is no manifest."""
-    files = find_files(config.input_jsonl, config.where("input_jsonl"))
+    files = find_files([entry for _, entry in config.entries], config.where("input_jsonl"))
     encoder = open_encoder(config.input_tokenizer_file, config.end_of_document)
     choice = without_gigatoken(encoder, "")
     return encode_corpus(config, files, encoder, choice, task_bytes, run_tasks, part, merging)
@@ -90,7 +90,7 @@ def finished(config: PretrainConfig) -> dict[str, bytes]:
 def write_tokens(config: PretrainConfig) -> TokenPaths:
     """Write the token files of both splits, the quarantine file and the manifest of `config`."""
     paths, encoded = TokenPaths(config.output_prefix), encode(config)
-    files = find_files(config.input_jsonl, config.where("input_jsonl"))
+    files = find_files([entry for _, entry in config.entries], config.where("input_jsonl"))
     encoder = open_encoder(config.input_tokenizer_file, config.end_of_document)
     facts = manifest_facts(config, files, encoded, encoder)
     manifest.write(paths.manifest, manifest_work(config, files, encoder), {"tokens": paths.outputs}, facts, 0.0)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from zerokara.config.clean_config import CleanConfig
 from zerokara.config.loading import FILES, load
-from zerokara.corpus.documents import BadLine, Document
-from zerokara.corpus.find import CORPUS, Formats, InputFile, find_files
+from zerokara.corpus.documents import HARMLESS, BadLine, Document
+from zerokara.corpus.find import CORPUS, Formats, FoundFiles, InputFile, find_files
 from zerokara.corpus.read import Range, ranges, read
 from zerokara.corpus.token_hashes import NgramIndex
 from zerokara.durable import PARTIAL_SUFFIX, atomic_file
@@ -38,7 +38,7 @@ class Plan:
     processes."""
 
     config: CleanConfig
-    files: list[InputFile]
+    files: FoundFiles
     evaluation_files: list[InputFile]
 
     @property
@@ -111,7 +111,7 @@ def make_plan(config: CleanConfig) -> Plan:
         elif Path(entry).exists() or entry not in CleanConfig().evaluation_data:
             other = load(next((FILES[name] for name in FILES if entry.endswith(name)), CleanConfig), entry).model_dump()
             holders = [other, *other.get("tasks", ())]
-            keys = ("texts", "valid_data", "test_data")
+            keys = ("texts", "valid_data", "test_data", "valid_jsonl")
             for name in (name for holder in holders for key in keys for name in holder.get(key, ())):
                 try:
                     found |= {file.name: file for file in find_files([name], where, _EVALUATION)}
@@ -126,11 +126,16 @@ def make_plan(config: CleanConfig) -> Plan:
 def _texts(files: list[InputFile]) -> Iterator[tuple[int, str]]:
     """All texts of files, each with the index of its file."""
     for number, file in enumerate(files):
-        if file.format == "txt":
-            lines = read(Range(file), txt_document="line")
-            yield from ((number, line.text) for line in lines if isinstance(line, Document))
-        else:
-            yield from ((number, text) for record in read_records(file) for text in _strings(record.values))
+        num_bad = 0
+        for row in read(Range(file), txt_document="line") if file.format == "txt" else read_records(file):
+            if isinstance(row, Document):
+                yield number, row.text
+            elif isinstance(row, BadLine) or row.reason:
+                num_bad += row.reason not in HARMLESS
+            else:
+                yield from ((number, text) for text in _strings(row.values))
+        if num_bad:
+            log(f"warning: {num_bad:,} lines of {file.name} cannot be read, and are not looked for")
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -22,7 +22,7 @@ class Report:
     def __init__(self, folder: Path, plan: Plan):
         self.config, self.rules, self.counts = plan.config, plan.rules, defaultdict[str, Counter[str]](Counter)
         self.examples, self.num_evaluation_files = defaultdict[str, list[Any]](list), len(plan.evaluation_files)
-        entries = {file.name: plan.config.input[file.source] for file in plan.files}
+        entries, self.left_out = {file.name: plan.config.input[file.source] for file in plan.files}, plan.files.left_out
         self.sources: dict[str, dict[str, Counter[str]]] = {entry: defaultdict(Counter) for entry in plan.config.input}
         """Documents and bytes of each entry: what was read (`READ`), what stays (`CLEAN`), what each rule dropped."""
         (self._pairs, self._lines), self._texts = shown(folder), dict[int, str]()
@@ -67,7 +67,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """The counts, without any text of the corpus."""
-        return {"counts": self.counts, "sources": self.sources}
+        return {"counts": self.counts, "sources": self.sources, "left_out": self.left_out}
 
     def page(self) -> str:
         """Render the report as one HTML page."""

@@ -54,12 +54,19 @@ class DataSettings(Settings):
     max_bad_fraction: Fraction = 0.01
     """Largest tolerated share of bad documents, and of bad bytes of the files on disk. Bad are lines that are no
     documents or longer than 64 MiB, and what damaged files lost or cannot verify (all of a truncated packed file)."""
+    valid_jsonl: Words = ()
+    """Held-out text of your own, entries as those of input_jsonl: the validation data, in place of a drawn share."""
     valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.01
-    """Share of each source's documents held out for validation: drawn at random, never trained on; 0 for none."""
+    """Share of each source's documents held out for validation, at random; 0 for none. For use without valid_jsonl."""
     valid_min_documents: NaturalInt = 10
-    """Least number of validation documents from each source (unless valid_fraction is 0)."""
+    """Least number of validation documents from each source (unless none are drawn)."""
     split_seed: NaturalInt = 1234
     """Seed of that draw."""
+
+    @property
+    def entries(self) -> list[tuple[str, str]]:
+        """The sources, each with the setting that names it: those to train on, then the held-out text."""
+        return [(key, entry) for key in ("input_jsonl", "valid_jsonl") for entry in getattr(self, key)]
 
 
 class Stage(Entry):

@@ -81,7 +81,7 @@ class PretrainConfig(RunConfig, DataSettings):
 
     @property
     def source_entries(self) -> tuple[str, ...]:
-        return self.input_jsonl
+        return *self.input_jsonl, *self.valid_jsonl
 
     def rules(self) -> Iterator[Fault]:
         # Nothing here looks at the data: `samples` sees how many sequences a source holds.
@@ -105,6 +105,9 @@ class PretrainConfig(RunConfig, DataSettings):
                 yield self.fault(key, "needs a second entry of input_jsonl: the text that is replayed")
             elif isinstance(numbers, tuple) and math.fsum(numbers) <= 0:
                 yield self.fault(key, "must have a number above 0")
+        if self.valid_jsonl and self.valid_fraction not in (0, DataSettings().valid_fraction):
+            rule = "has no effect with valid_jsonl, which is all of the held-out text"
+            yield self.fault("valid_fraction", rule, "set it to 0, or leave valid_jsonl empty")
         known = declared_tokens(self.stages)
         if known is not None and self.train_tokens != "auto" and self.train_tokens > known:
             rule = f"is more than the {known:,} tokens of all stages together"

@@ -1,7 +1,8 @@
 """One line or value of a corpus file → a document, or a bad line with its reason.
 
-Tolerated are a byte order mark, CRLF line ends, U+2028 and the like inside a JSON string, a last line without ``\\n``.
-Anything else becomes a `BadLine` with a `Reason`, also a text with a NUL, which crashes and wrong conversions leave.
+Tolerated are CRLF line ends, U+2028 and the like inside a text, a last line without ``\\n``, and a byte order mark
+(U+FEFF) at the beginning of a line, where files that were joined have it: it is no part of the text. Anything else
+becomes a `BadLine` with a `Reason`, also a text with a NUL, which crashes and wrong conversions leave.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ class Reason(StrEnum):
     EMPTY_LINE = "empty line"
     EMPTY_TEXT = "empty text"
     BROKEN_JSON = "broken JSON"
+    SEVERAL_OBJECTS = "several JSON objects on one line"
     NOT_AN_OBJECT = "not a JSON object"
     MISSING_FIELD = "text field missing"
     NULL = "text field is null"
     WRONG_TYPE = "text field is not a string"
     LONE_SURROGATE = "lone surrogate"
     INVALID_UTF8 = "invalid UTF-8"
+    ISO_2022 = "ISO-2022 escape sequences instead of UTF-8"
+    CR_ENDS = "lines that end in CR alone"
     NUL = "NUL character"
     TRUNCATED_LINE = "truncated last line"
     TOO_LONG = f"longer than {MAX_LINE_BYTES // 1024**2} MiB"
@@ -87,22 +91,26 @@ def excerpt(line: bytes) -> str:
     return shown[:EXCERPT_CHARACTERS]
 
 
-def fault_of(text: str) -> Reason | None:
-    """Reason why a text is no document, if any."""
+def checked(text: str) -> str | Reason:
+    """Text of a document without the byte order marks of its lines, or the reason why it is none."""
+    if "\ufeff" in text:
+        text = re.sub("(?m)^\ufeff+", "", text)
     if not text or text.isspace():
         return Reason.EMPTY_TEXT
-    return Reason.NUL if "\0" in text else None
+    if ("\x1b" in text or "\x0e" in text) and re.search("\x1b\\$|\x0e[!-~]+\x0f", text):  # the latter is Korean
+        return Reason.ISO_2022
+    return Reason.NUL if "\0" in text else text
 
 
-def text_of_line(line: bytes, offset: int) -> str | Reason:
+def text_of_line(line: bytes) -> str | Reason:
     """Text of a line of a .txt file."""
     try:
-        text = (line if offset else line.removeprefix(BOM)).decode("utf-8")
+        text = checked(line.decode("utf-8").removesuffix("\n").rstrip("\r"))
     except UnicodeDecodeError:
         return Reason.INVALID_UTF8 if line.endswith(b"\n") else Reason.TRUNCATED_LINE
-    text = text.removesuffix("\n").removesuffix("\r")
-    reason = fault_of(text)
-    return Reason.EMPTY_LINE if reason is Reason.EMPTY_TEXT else reason or text
+    if "\r" in text:
+        return Reason.CR_ENDS
+    return Reason.EMPTY_LINE if text is Reason.EMPTY_TEXT else text
 
 
 def text_of_json(line: bytes, text_field: str) -> str | Reason:
@@ -121,7 +129,7 @@ def text_of_json(line: bytes, text_field: str) -> str | Reason:
         return Reason.NULL if text is None else Reason.WRONG_TYPE
     if not is_strict and re.search("[\ud800-\udfff]", text):
         return Reason.LONE_SURROGATE
-    return fault_of(text) or text
+    return checked(text)
 
 
 def object_of_line(text: str) -> dict[str, Any] | Reason:
@@ -142,11 +150,12 @@ def object_of_line(text: str) -> dict[str, Any] | Reason:
 def text_of_file(content: bytes) -> str | tuple[Reason, int]:
     """Text of a .txt file that is one document, with ``\\n`` at line ends; or the reason against it and its byte."""
     try:
-        text = content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+        text = checked(content.decode("utf-8").replace("\r\n", "\n").removesuffix("\n"))
     except UnicodeDecodeError as error:
         return Reason.INVALID_UTF8, error.start
-    reason = fault_of(text)
-    return (reason, 0) if reason else text
+    if "\r" in text and "\n" not in text:
+        text = Reason.CR_ENDS
+    return (text, 0) if isinstance(text, Reason) else text
 
 
 def _careful_json(line: bytes) -> Any:
@@ -158,7 +167,11 @@ def _careful_json(line: bytes) -> Any:
     if b"\0" in line:
         return Reason.NUL
     try:
-        return json.loads(stripped.decode("utf-8"), parse_int=float)  # Python's whole numbers have 4,300 digits at most
+        text = stripped.decode("utf-8")
+        value, end = json.JSONDecoder(parse_int=float).raw_decode(text)  # whole numbers have 4,300 digits at most
+        if text[end:].lstrip(" \t\r,").startswith("{"):
+            return Reason.SEVERAL_OBJECTS
+        return value if end == len(text) else Reason.BROKEN_JSON
     except UnicodeDecodeError:
         reason = Reason.INVALID_UTF8
     except (ValueError, RecursionError):  # fields may be about a thousand levels deep

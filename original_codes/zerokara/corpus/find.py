@@ -3,6 +3,9 @@
 Each entry is one *source*. Its files are sorted by path, so the same entries give the same corpus on every machine;
 the files of a list (``@files.txt``) stand in its order. Links are followed, each folder and each file once: a file has
 its real name if that is among those found, else the first, by path, that a link gives it. Notes name what is left out.
+
+Of what a folder or a pattern leads to, on a disk as at an address, no hidden names or those of programs at work are
+the corpus, nor files about it or of other formats; what an entry spells out is taken.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
@@ -29,15 +33,16 @@ if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
 
 FileFormat = Literal["jsonl", "txt", "tsv", "parquet"]
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
-OTHER_COMPRESSIONS = frozenset({".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z", ".zstd", ".gzip"})
-"""Text compressed like this is not read, but a note names it."""
-OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
-"""Files that our steps write; they are left out of a folder or a glob."""
-_NO_DATA = re.compile(r"/\.|/((dataset_(infos?|dict)|state|croissant)\.json|(readme|license|requirements)\.txt)$", re.I)
-"""Hidden files at an address, and those that describe a dataset; still read where an entry names one."""
+_AT_WORK = re.compile(rf"[._~$].*|.*{re.escape(PARTIAL_SUFFIX)}|lost\+found|node_modules|site-packages|venv")
+"""Names of hidden folders and files, and of programs at work: ``_temporary`` and ``_SUCCESS`` of Spark, our own."""
+_ABOUT = re.compile(
+    r"(?i).*(manifest\.json|_quarantine\.jsonl)|(dataset[_-](infos?|dict|metadata)|state|croissant|metadata|datapackage|"
+    r"\w*config|package|tokenizer|special_tokens_map|vocab)\.json|((readme|licen[cs]es?|requirements|copying)([-_.].*)?|"
+    r"notice|authors|contributors|change(s|log)|citation|checksums?|(md5|sha\d+)(sums?)?|merges|vocab)\.txt"
+)
+"""Names of files about a dataset, a model or a program, and of those that our steps write."""
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
-_REPEATED = "leads to what is included already; left out"
-_PACKED_OTHERWISE = "of a format not known here; left out; compress it as .gz or .zst"
+_REPEATED = "another name of what is included already"
 
 
 @dataclass(frozen=True)
@@ -56,19 +61,10 @@ class Formats:
         file_format = self.of_suffix.get(suffix if compression == "none" else os.path.splitext(inner)[1])
         return (file_format, compression) if file_format else None
 
-    def is_name(self, name: str) -> bool:
-        """True if a file of this name, found in a folder or by a pattern, belongs to the corpus."""
-        return not name.startswith(".") and not name.endswith(OWN_OUTPUT_ENDINGS) and self.of(name) is not None
-
-    def is_compressed_otherwise(self, name: str) -> bool:
-        """True if the name is that of such a file with one more suffix, as ``.xz``."""
-        inner, suffix = os.path.splitext(name)
-        return suffix.lower() in OTHER_COMPRESSIONS and self.is_name(inner)
-
 
 CORPUS = Formats(
-    {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"},
-    ".jsonl, .json (one JSON object a line) or .txt, each plain, .gz or .zst, or .parquet",
+    {**dict.fromkeys((".jsonl", ".jsonlines", ".jl", ".ndjson", ".json"), "jsonl"), ".txt": "txt"},
+    ".jsonl, .jsonlines, .jl, .ndjson or .json (one JSON object a line) or .txt, each plain, .gz or .zst, or .parquet",
 )
 """Text to pretrain on."""
 TABLES = Formats(
@@ -114,16 +110,26 @@ class InputFile:
         return remote.open_file(self.remote, buffer_bytes)
 
 
-def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) -> list[InputFile]:
-    """Find the files of every entry, in corpus order; `where` is the place of the entries in the configuration.
+LeftOut = defaultdict[str, set[str]]
+
+
+class FoundFiles(list[InputFile]):
+    """Files in corpus order, and the names of what else the folders of the entries hold, by the reason."""
+
+    left_out: dict[str, list[str]]
+
+
+def find_files(entries: Sequence[str], where: str | Sequence[str], formats: Formats = CORPUS) -> FoundFiles:
+    """Find the files of every entry, in corpus order; `where` is the place of all in the configuration, or of each.
 
     Raises UserError for an entry without a file, an unknown format, a file named twice, and a corpus without a byte.
     """
-    faults, files, first_entry = list[Fault](), list[InputFile](), dict[str, str]()
+    faults, files, first_entry, left_out = list[Fault](), FoundFiles(), dict[str, str](), LeftOut(set)
+    places = [where] * (len(entries) or 1) if isinstance(where, str) else where
     for source, entry in enumerate(entries):
-        for line, place in _lines_of(entry, where, faults):
+        for line, place in _lines_of(entry, places[source], faults):
             try:
-                found = _files_of(line, place, source, formats)
+                found = _files_of(line, place, source, formats, left_out)
             except UserError as error:
                 faults += error.faults
                 continue
@@ -134,10 +140,13 @@ def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) ->
                 faults.append(Fault(where=place, value=shown(line), rule=rule, remedy="name each file once"))
             first_entry = dict.fromkeys(found, line) | first_entry
             files.extend(found.values())
+    files.left_out = {reason: sorted(map(shown, others)) for reason, others in left_out.items()}
+    for reason, others in files.left_out.items():
+        log(f"note: {_first_of(others, 20)}: left out, {reason}")  # the manifest names all
     if closed := [file.name for file in files if file.remote is None and not os.access(file.path, os.R_OK)]:
         faults.append(Fault(_first_of(closed), "you may not read this"))
     if not faults and not any(file.bytes for file in files):
-        faults.append(Fault(where, f"the corpus is empty: {len(files)} files, 0 bytes"))
+        faults.append(Fault(places[0], f"the corpus is empty: {len(files)} files, 0 bytes"))
     if faults:
         raise UserError(faults)
     return files
@@ -164,7 +173,7 @@ def _lines_of(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str
         return
     path = Path(os.path.expanduser(entry[1:]))  # that of Path raises where there is no such user
     try:
-        lines = enumerate(map(str.strip, path.read_text(encoding="utf-8-sig").splitlines()), 1)
+        lines = enumerate(map(str.strip, path.read_text(encoding="utf-8-sig").split("\n")), 1)
     except (OSError, UnicodeDecodeError) as error:
         rule = f"the list {shown(path.absolute())} cannot be read: {getattr(error, 'strerror', 'it is not UTF-8 text')}"
         faults.append(Fault(where, rule, value=shown(entry), remedy="" if path.exists() else nearest(path)))
@@ -180,105 +189,101 @@ def _lines_of(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str
             yield line if _ADDRESS.match(line) else os.path.join(path.parent, os.path.expanduser(line)), place
 
 
-def _files_of(entry: str, where: str, source: int, formats: Formats) -> dict[str, InputFile]:
-    """Files of an entry by their real paths, or by their addresses."""
+def _files_of(entry: str, where: str, source: int, formats: Formats, left_out: LeftOut) -> dict[str, InputFile]:
+    """Files of an entry by what tells them apart: their addresses, or their real paths."""
+    files, path = dict[str, InputFile](), Path(os.path.expanduser(entry))
+    rule = f"names no file of a format known here: {formats.text}"
     if _ADDRESS.match(entry):
-        return _files_at(entry, where, source, formats)
-    if not entry.strip():
+        from zerokara.corpus import remote  # takes a while, so only where an entry is an address
+
+        found = {file: file.path.rpartition("/")[2] for file in remote.find(entry, where)}
+        is_one_file = [*found.values()] == [entry.rpartition("/")[2]]
+        for file, name in found.items():
+            if (is_one_file or _is_corpus(file.path, entry, formats, left_out)) and (kind := formats.of(name)):
+                files[file.path] = InputFile(Path(file.path), source, *kind, file.bytes, 0, file)
+        remedy = f"it {holding(found.values())}{remote.CONVERSION if entry.startswith(remote.HUB) else ''}"
+    elif not entry.strip():
         raise UserError(Fault(where, "an entry is empty", remedy="name a file, a folder or a pattern"))
-    path = Path(os.path.expanduser(entry))
-    if path.is_file():
-        found = {os.path.realpath(path): path}
-    elif path.exists() and not path.is_dir():
+    elif path.exists() and not path.is_dir() and not path.is_file():
         rule = "is a pipe, a socket or a device; a corpus is read more than once"
         raise UserError(Fault(where, rule, value=shown(entry), remedy="write it into a file"))
     else:
-        found = _search(path, formats, where)
-    files = {
-        real: InputFile(path, source, *kind, status.st_size, status.st_mtime_ns)
-        for path, real in sorted((path, real) for real, path in found.items())
-        if (status := path.stat()) and (kind := formats.of(path.name))
-    }
-    if not files:
-        rule, remedy = f"names no file of a format known here: {formats.text}", nearest(path)
+        for each, key in sorted((each, key) for key, each in _search(path, formats, where, left_out).items()):
+            if kind := formats.of(each.name):
+                status = each.stat()
+                files[key] = InputFile(each, source, *kind, status.st_size, status.st_mtime_ns)
+        remedy = "" if files else nearest(path)
         if not os.path.lexists(path) and not (glob.has_magic(entry) and path.parent.is_dir()):
             rule = "there is no such file or folder"
         if path == Path("data/embedded/corpus.jsonl"):  # of the shipped configuration
             remedy = f"make it with: .venv/bin/python -m zerokara.corpus.embedded {path}"
+    if not files:
         raise UserError(Fault(where, rule, value=shown(entry), remedy=remedy))
     return files
 
 
-def _files_at(address: str, where: str, source: int, formats: Formats) -> dict[str, InputFile]:
-    """Files at an address, by their addresses."""
-    from zerokara.corpus import remote  # takes a while, so only where an entry is an address
-
-    found = {file: file.path.rpartition("/")[2] for file in remote.find(address, where)}
-    if other := [file.path for file, name in found.items() if formats.is_compressed_otherwise(name)]:
-        log(f"note: {_first_of(other)}: {_PACKED_OTHERWISE}")
-    is_one_file = [*found.values()] == [address.rpartition("/")[2]]
-    files = {
-        file.path: InputFile(Path(file.path), source, *kind, file.bytes, 0, file)
-        for file, name in found.items()
-        if is_one_file or (formats.is_name(name) and not _NO_DATA.search(file.path))
-        if (kind := formats.of(name))
-    }
-    if not files:
-        rule = f"names no file of a format known here: {formats.text}"
-        more = remote.CONVERSION if address.startswith(remote.HUB) else ""
-        raise UserError(Fault(where, rule, value=address, remedy=f"it {holding(found.values())}{more}"))
-    return files
+def _is_corpus(path: str, entry: str, formats: Formats | None, left_out: LeftOut) -> bool:
+    """True if a file that an entry leads to, or without `formats` a folder, belongs to the corpus; else note it."""
+    parts, names = path.split("/"), entry.split("/")
+    for number, part in enumerate(parts, 1):
+        if _AT_WORK.fullmatch(part) and not any(each[:1] == part[0] and fnmatchcase(part, each) for each in names):
+            left_out["hidden, or of a program at work"].add("/".join(parts[:number]))
+            return False
+    if formats and _ABOUT.fullmatch(parts[-1]):
+        left_out["about a dataset or a program, or written by a step"].add(path)
+    elif formats and not formats.of(parts[-1]):
+        left_out[f"of none of the formats {formats.text}"].add(path)
+    else:
+        return True
+    return False
 
 
-def _search(given: Path, formats: Formats, where: str) -> dict[str, Path]:
-    """Wanted files of a folder or a pattern and of all folders below, links last: real path → path."""
+def _search(given: Path, formats: Formats, where: str, left_out: LeftOut) -> dict[str, Path]:
+    """Wanted files of a folder or a pattern and of all folders below, links last, by what tells them apart."""
     found, folders, faults = dict[str, Path](), dict[str, Path](), dict[Path, str]()
-    notes: dict[str, set[str]] = defaultdict(set)
 
-    def take_file(path: Path, real: str, is_file: bool) -> None:
-        if formats.is_compressed_otherwise(path.name):
-            notes[_PACKED_OTHERWISE].add(str(path))
-        elif formats.is_name(path.name) and not is_file:
-            notes["a pipe, a socket or a device; left out"].add(str(path))
-        elif formats.is_name(path.name) and found.setdefault(real, path) != path:
-            notes[_REPEATED].add(str(path))
+    def take_file(path: Path, real: str) -> None:
+        if path != given and not _is_corpus(str(path), str(given), formats, left_out):
+            return
+        status = os.stat(path)
+        key = real if status.st_nlink == 1 else f"{status.st_dev}:{status.st_ino}"  # of hard links
+        if not stat.S_ISREG(status.st_mode):
+            left_out["a pipe, a socket or a device"].add(str(path))
+        elif found.setdefault(key, path) != path:
+            left_out[_REPEATED].add(str(path))
 
     waiting: list[tuple[bool, bool, Path, str]] = []  # a heap
     try:
         if os.path.lexists(given):
             waiting = [_turn(str(given))]
         else:
-            matches = {str(Path(match)) for match in _matches(os.path.join(".", given))}
-            waiting = sorted(_turn(match) for match in matches if PARTIAL_SUFFIX + "/" not in match + "/")
+            waiting = sorted(_turn(match) for match in {str(Path(each)) for each in _matches(os.path.join(".", given))})
     except OSError as error:
         faults[Path(error.filename)] = f"cannot be looked into: {error.strerror or error}"
     while waiting:
         is_link, _, path, real = heapq.heappop(waiting)
         try:
-            mode = os.stat(path).st_mode
-            if not stat.S_ISDIR(mode):
-                take_file(path, real, stat.S_ISREG(mode))
-            elif folders.setdefault(real, path) == path:
+            if not stat.S_ISDIR(os.stat(path).st_mode):
+                take_file(path, real)
+            elif _is_corpus(str(path), str(given), None, left_out) and folders.setdefault(real, path) == path:
                 with os.scandir(path) as entries:
-                    for entry in entries:
-                        if entry.is_symlink() or (entry.is_dir() and not entry.name.endswith(PARTIAL_SUFFIX)):
+                    for entry in sorted(entries, key=lambda each: each.name):  # so that of hard links the first stays
+                        if entry.is_symlink() or entry.is_dir():
                             heapq.heappush(waiting, _turn(entry.path))
-                        elif not entry.is_dir():
-                            take_file(Path(entry.path), os.path.join(real, entry.name), entry.is_file())
-            elif is_link:
-                notes[_REPEATED].add(str(path))
+                        else:
+                            take_file(Path(entry.path), os.path.join(real, entry.name))
+            elif is_link and folders.get(real, path) != path:
+                left_out[_REPEATED].add(str(path))
         except OSError as error:
             if not is_link or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 faults[path] = f"cannot be looked into: {error.strerror or error}"
-            elif formats.is_name(path.name):
+            elif formats.of(path.name) and _is_corpus(str(path), str(given), formats, left_out):
                 faults[path] = "is a link to nothing"
-            elif not path.suffix and not path.name.startswith("."):
-                notes["a link to nothing; if it was a folder of the corpus, its text will be missing"].add(str(path))
+            else:
+                left_out["a link to nothing; if it was a folder of the corpus, its text is missing"].add(str(path))
     if faults:
         first = sorted(faults.items())[:5]
         raise UserError(Fault(where, rule, value=shown(one), remedy="repair it, or remove it") for one, rule in first)
-    for why, names in notes.items():
-        log(f"note: {_first_of(sorted(map(shown, names)))}: {why}")
     return found
 
 
@@ -306,5 +311,5 @@ def _matches(pattern: str, real_above: tuple[str, ...] = ()) -> Iterator[str]:
             yield from _matches(f"{glob.escape(folder)}*/**/{below}".removesuffix("/"), (*real_above, real))
 
 
-def _first_of(names: Sequence[str]) -> str:
-    return names[0] + (f" and {len(names) - 1:,} more" if names[1:] else "")
+def _first_of(names: Sequence[str], most: int = 1) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if names[most:] else "")

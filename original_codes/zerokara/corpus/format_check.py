@@ -32,6 +32,7 @@ _PROVES_NOTHING = frozenset({Reason.EMPTY_LINE, Reason.EMPTY_TEXT, Reason.NULL})
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 _TEXT = re.compile("[^\0-\x08\x0b\x0e-\x1f\ufffd]+\ufffd?")
 """What UTF-8 text decodes to; its last character may be cut off."""
+_RARE = ["shift_jis_2004", "shift_jisx0213", "euc_jis_2004", "euc_jisx0213"]
 _ENDINGS = {"none": ".jsonl or .txt", "gzip": ".jsonl.gz or .txt.gz", "zstd": ".jsonl.zst or .txt.zst"}
 
 
@@ -50,7 +51,7 @@ def check_formats(files: Sequence[InputFile], text_field: str, txt_document: Txt
             checked = [file for file in checked if file not in misnamed]
             bad = [(file, lines) for file in checked if (lines := _bad_head(file, text_field, txt_document))]
             if len(bad) < len(checked):
-                bad = [one for one in bad if len(one[1]) >= LINES_TO_JUDGE_ONE_FILE or _other_format(one[0])]
+                bad = [one for one in bad if len(one[1]) >= LINES_TO_JUDGE_ONE_FILE or _other_format(*one)]
             faults += list(misnamed.values())[:10]
             faults += [_fault(file, lines, text_field, where) for file, lines in bad[:10]]
     except OSError as error:
@@ -64,6 +65,8 @@ def _misnamed(file: InputFile) -> Fault | None:
     with file.open(0) as raw:
         head = raw.read(1024)
     by_name = "parquet" if file.format == "parquet" else file.compression
+    if b"~{" in head and _encoding(head) == "HZ":  # Chinese in ASCII, which would pass for text
+        return Fault(file.name, "the file is HZ text, not UTF-8", remedy="convert it: Python's codec hz reads it")
     found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "none")
     if found == by_name or (found == "none" and not _TEXT.fullmatch(head.decode("utf-8", "replace"))):
         return None
@@ -102,29 +105,41 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
         remedy = "set txt_document: line, so that each line is a document"
     elif reason is Reason.DAMAGED:
         remedy = "download or create the file again, or leave it out of the input"
-    elif other := _other_format(file):
+    elif other := _other_format(file, bad):
         remedy = other
     elif file.format == "jsonl":
         remedy = 'a JSON file must have one object a line, as {"text": "..."}; name plain text .txt'
     elif reason in (Reason.INVALID_UTF8, Reason.TRUNCATED_LINE) and file.format == "txt":
-        remedy = "text must be UTF-8; convert it, e.g. with: iconv -f SHIFT_JIS -t UTF-8"
+        remedy = "text must be UTF-8; convert it, e.g. with: iconv -f CP1252 -t UTF-8"
     return Fault(place, rule, remedy=remedy)
 
 
-def _other_format(file: InputFile) -> str:
+def _encoding(head: bytes) -> str:
+    """Encoding of text that is not UTF-8, as iconv spells it; empty where none is sure, as of one byte a letter."""
+    from charset_normalizer import from_bytes  # only where text is not what it should be
+
+    end = len(head) & ~3 if b"\0" in head else head.rfind(b"\n") + 1 or None  # no half of a character
+    best = from_bytes(head[:end], cp_exclusion=_RARE).best()
+    name = best.encoding if best is not None and best.multi_byte_usage and best.encoding != "utf_8" else ""
+    return name.upper().replace("_", "").replace("UTF", "UTF-")
+
+
+def _other_format(file: InputFile, bad: list[BadLine]) -> str:
     """Format of a file without documents by its first bytes, and the remedy; empty if unclear."""
     if file.format == "parquet":
         return ""
     with file.open(BUFFER_BYTES) as raw:
         packed = CompressedReader(raw, file.compression, file.name) if file.is_compressed else None
         head = (io.BufferedReader(packed) if packed else raw).read(MAX_BYTES)
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "the file is UTF-16; convert it to UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"
+    if encoding := _encoding(head[:BUFFER_BYTES]):
+        return f"the file seems to be {encoding}; convert it to UTF-8, e.g. with: iconv -f {encoding} -t UTF-8"
+    if b"\n" not in head.rstrip() and b"\r" in head.rstrip():
+        return "its lines end in CR alone; convert it, e.g. with: tr '\\r' '\\n'"
+    if any(item.reason is Reason.SEVERAL_OBJECTS for item in bad):
+        return "write one object a line, e.g. with: jq -c ."
     text = head.removeprefix(documents.BOM).lstrip()
     if file.format == "jsonl" and re.match(rb"\[\s*\{", text):
         return 'the file is one JSON array; write one object a line, e.g. with: jq -c ".[]"'
-    if file.format == "jsonl" and b"\n" not in head.rstrip() and re.search(rb"\}\r+\{", head):
-        return "its lines end in CR alone; convert it, e.g. with: tr '\\r' '\\n'"
     return ""
 
 

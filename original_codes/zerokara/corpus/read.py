@@ -182,7 +182,7 @@ def _of_lines(
         elif not line:
             return
         else:
-            text = text_of_json(line, text_field) if is_json else text_of_line(line, position)
+            text = text_of_json(line, text_field) if is_json else text_of_line(line)
             if type(text) is str:  # and no Reason, which is a str of its own class
                 yield new(Document, (text, file, number, position, size))
             else:

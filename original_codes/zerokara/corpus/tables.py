@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from zerokara.corpus import documents
-from zerokara.corpus.documents import BadLine, Document, Reason, excerpt, fault_of
+from zerokara.corpus.documents import BadLine, Document, Reason, checked, excerpt
 from zerokara.corpus.find import InputFile
 
 _BATCH_BYTES = 1024 * 1024
@@ -118,7 +118,7 @@ def _items_of_group(
     schema, group = table.schema_arrow, table.metadata.row_group(number)
     start, end = row, row + group.num_rows
     kind = schema.field(schema.names.index(text_field)).type if text_field in schema.names else None
-    if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary"):
+    if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary", "null"):
         reason, message = Reason.WRONG_TYPE, f"a column of {kind}"
         if kind is None:
             reason, message = Reason.MISSING_FIELD, f"the columns are {', '.join(schema.names)}"
@@ -154,8 +154,9 @@ def _item(file: InputFile, line: int, row: int, value: bytes | None, disk_bytes:
     if len(value) > documents.MAX_LINE_BYTES:
         return BadLine(file, line, row, Reason.TOO_LONG, excerpt(value), size, lost_bytes=min(size, disk_bytes))
     try:
-        text = str(value, "utf-8")
-        reason = fault_of(text)
+        text = checked(str(value, "utf-8"))
     except UnicodeDecodeError:
-        reason = Reason.INVALID_UTF8
-    return BadLine(file, line, row, reason, excerpt(value), size) if reason else Document(text, file, line, row, size)
+        text = Reason.INVALID_UTF8
+    if isinstance(text, Reason):
+        return BadLine(file, line, row, text, excerpt(value), size)
+    return Document(text, file, line, row, size)

@@ -31,6 +31,7 @@ class DataPlan:
     kind: OrderKind
     stages: tuple[MixedStage, ...]
     """Empty if the tokens are read as one stream."""
+    held_out: tuple[TokenSource, ...] = ()  # the sources of `valid_jsonl`, which have no training tokens
 
     @classmethod
     def from_config(cls, data: DataSettings, order: DataOrderSettings, lengths: SampleLengths, seed: int) -> DataPlan:
@@ -40,7 +41,8 @@ class DataPlan:
             UserError: there are no token files, their sources are not those of the weights, or a source with a weight
                 is shorter than one sequence.
         """
-        sources = read_sources(data.output_prefix)
+        found = read_sources(data.output_prefix)
+        sources = tuple(source for source in found if source.num_tokens)
         stages: tuple[MixedStage, ...] = ()
         if order.is_mixture:
             # Weights are in the order of `input_jsonl`, so the token files must have been made from the same entries.
@@ -51,7 +53,8 @@ class DataPlan:
             stages = tuple(_mixed_stages(order, lengths, sources))
             if faults := list(_length_faults(order, lengths, sources, stages)):
                 raise UserError(faults)
-        return cls(TokenPaths(data.output_prefix).train, sources, lengths, seed, order.order, stages)
+        prefix, held_out = TokenPaths(data.output_prefix).train, found[len(sources) :]
+        return cls(prefix, sources, lengths, seed, order.order, stages, held_out)
 
     @property
     def _parts(self) -> list[int]:

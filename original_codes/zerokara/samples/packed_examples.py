@@ -174,6 +174,7 @@ class ExampleData:
 
     kind: ClassVar[OrderKind] = "shuffle"
     stages: ClassVar[tuple[MixedStage, ...]] = ()
+    held_out: ClassVar[tuple[TokenSource, ...]] = ()
 
     @cached_property
     def _packed(self) -> PackedExamples:

@@ -37,7 +37,8 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     steps = f"{course.num_steps:,} steps{limit}, of {course.batch_tokens:,} tokens each"
     # The training documents of each source, where there are several and step 2 has finished.
     sources = manifest.read(paths.manifest).facts.get("sources", []) if paths.manifest.exists() else []
-    of_sources = [(f"  {source['entry']}", source["train"]) for source in sources if sources[1:]]
+    trained = [source for source in sources if source["train"]["documents"] and sources[1:]]
+    of_sources = [(f"  {source['entry']}", source["train"]) for source in trained]
     rows = [
         ("train", _split_text(train, lengths)),
         ("valid", _split_text(valid, lengths) if valid is not None else "none (valid_fraction is 0)"),

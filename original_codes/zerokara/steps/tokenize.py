@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.find import InputFile, find_files, for_manifest
+from zerokara.corpus.find import FoundFiles, InputFile, find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text, count_text, log, plural, summary
@@ -33,13 +34,13 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         raise UserError(Fault("--part and --merge", "are two steps", remedy="merge when all parts are done"))
     if share := part or (merging if merging != WHOLE else None):
         name += f", {'part' if part else 'merge'} {share.number}/{share.of}"
-    files, faults = list[InputFile](), list[Fault]()
+    files, faults = FoundFiles(), list[Fault]()
     try:
         encoder = open_encoder(config.input_tokenizer_file, config.end_of_document)
     except UserError as error:
         faults += [config.fault(each.key or "input_tokenizer_file", each.rule, each.remedy) for each in error.faults]
     try:
-        files = find_files(config.input_jsonl, config.where("input_jsonl"))
+        files = find_files([entry for _, entry in config.entries], [config.where(key) for key, _ in config.entries])
     except UserError as error:
         faults += error.faults
     if faults:
@@ -91,9 +92,11 @@ def manifest_work(config: PretrainConfig, files: list[InputFile], encoder: Encod
     """Return the settings and inputs that the token files depend on."""
     names = ("text_field", "txt_document", "valid_fraction", "valid_min_documents", "split_seed")
     settings = {name: getattr(config, name) for name in names}
-    num_files = [sum(file.source == i for file in files) for i in range(len(config.input_jsonl))]
-    settings["input_jsonl (number of files of each entry)"] = num_files
-    inputs: manifest.Paths = {"input_tokenizer_file": encoder.record, "input_jsonl": for_manifest(files)}
+    inputs: dict[str, Any] = {"input_tokenizer_file": encoder.record}
+    for source, (key, _) in enumerate(config.entries):
+        of_entry = for_manifest([file for file in files if file.source == source])
+        settings.setdefault(f"{key} (number of files of each entry)", []).append(len(of_entry))
+        inputs.setdefault(key, []).extend(of_entry)
     return manifest.StepSpec(preflight.TOKENS_STEP, settings, inputs)
 
 

@@ -74,6 +74,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         "estimated_memory_bytes": budget.peak_bytes,
         "peak_memory_bytes": peak,
         "analyser": analyser.versions() if analyser else {},
+        "left_out": files.left_out,
     }
     made: manifest.Paths = {"tokenizer": training.move_into_place(folder)}
     seconds = time.monotonic() - started

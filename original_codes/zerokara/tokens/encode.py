@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokara.config.data import DataSettings
-from zerokara.corpus.find import InputFile, check_unchanged
+from zerokara.corpus.find import FoundFiles, InputFile, check_unchanged
 from zerokara.corpus.read import total_plain_bytes
 from zerokara.durable import write_json
 from zerokara.errors import Fault, RunError, UserError, shown
@@ -122,7 +122,7 @@ def encode_corpus(
             if not (merging and merging.number):  # one of the machines that merge
                 write_quarantine(tasks, results, folder, paths.quarantine)
             parts = [part for task in tasks for part in zip(task.parts, results[task.name].ranges, strict=True)]
-            sources = count_sources(len(config.input_jsonl), parts)
+            sources = count_sources(len(config.entries), parts)
             hashes = {file_key(part.file.path): held.sha256 for part, held in parts if held.sha256}
             check_sources(config, sources, paths)
             merge.merge_shards(
@@ -278,13 +278,11 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
         raise RunError(f"cannot read or write{where}: {error.strerror or error}; {kept}") from error
 
 
-def manifest_facts(
-    config: DataSettings, files: Sequence[InputFile], encoded: EncodedCorpus, encoder: Encoder
-) -> dict[str, Any]:
+def manifest_facts(config: DataSettings, files: FoundFiles, encoded: EncodedCorpus, encoder: Encoder) -> dict[str, Any]:
     """Facts for the manifest, beside settings, inputs and outputs: counts in total, by split and by source."""
     sources = [
         {"entry": entry, "files": sum(file.source == source for file in files), **tally.facts()}
-        for source, (entry, tally) in enumerate(zip(config.input_jsonl, encoded.sources, strict=True))
+        for source, ((_, entry), tally) in enumerate(zip(config.entries, encoded.sources, strict=True))
     ]
     whole = total(encoded.sources)
     return {
@@ -299,13 +297,14 @@ def manifest_facts(
         "vocab_size": encoder.vocab_size,
         "eos_id": encoder.eos_id,
         "dtype": dtype_for(encoder.vocab_size).name,
+        "left_out": files.left_out,
     }
 
 
 def summary_rows(config: DataSettings, encoded: EncodedCorpus, seconds: float) -> list[tuple[str, str]]:
     """Rows of (name, value) for the screen; `seconds` are those of the whole step."""
     rows = []
-    for entry, tally in zip(config.input_jsonl, encoded.sources, strict=True):
+    for (_, entry), tally in zip(config.entries, encoded.sources, strict=True):
         lost = f" ({bytes_text(tally.bytes_lost)} of {bytes_text(tally.bytes_in)} lost)" if tally.bytes_lost else ""
         rows.append((shown(entry), f"{tally.documents_in:,} documents in, {tally.skipped.total():,} skipped{lost}"))
         for name, split in (("  train", tally.train), ("  valid", tally.valid)):

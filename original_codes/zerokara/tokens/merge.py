@@ -1,6 +1,6 @@
 """Shards → the token files of both splits, in corpus order, copied by threads and by machines side by side.
 
-Validation takes whole documents, drawn from an entire source. Of a source's n documents the k =
+Validation takes whole documents: `valid_jsonl`, or a draw from each source. Of a source's n documents the k =
 max(valid_min_documents, round(valid_fraction · n)) with the smallest key are held out; the key of document i is a
 bijective hash of i seeded by (split_seed, source), so the draw is a pure function of these, has no ties, and needs no
 list: one comparison with a threshold decides the split of a document. The hash is the finalizer of SplitMix64 (Steele,
@@ -81,7 +81,7 @@ def forget_other_split(config: DataSettings, folder: Path, share: str = "") -> N
 
 
 def _settings(config: DataSettings) -> list[Any]:
-    return [config.valid_fraction, config.valid_min_documents, config.split_seed]
+    return [config.valid_fraction, config.valid_min_documents, config.split_seed, len(config.input_jsonl)]
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -135,16 +135,17 @@ def merge_shards(
         _give_final_names(folder, any(tally.valid.documents for tally in tallies), paths)
 
 
-def num_valid_documents(config: DataSettings, name: str, num_documents: int) -> int:
-    """Number of a source's validation documents; 0 when `valid_fraction` is 0.
+def num_valid_documents(config: DataSettings, source: int, num_documents: int) -> int:
+    """Number of a source's validation documents: all of held-out text, 0 where none are drawn.
 
     Raises:
         UserError: it has no documents, or less than half would be for training.
     """
+    key, name = config.entries[source]
     if num_documents == 0:
-        raise UserError(config.fault("input_jsonl", f"the source {name} holds no document with text"))
-    if config.valid_fraction == 0:
-        return 0
+        raise UserError(config.fault(key, f"the source {name} holds no document with text"))
+    if config.valid_jsonl or config.valid_fraction == 0:
+        return num_documents if key == "valid_jsonl" else 0
     num_valid = max(config.valid_min_documents, round(config.valid_fraction * num_documents))
     if num_documents < 2 * num_valid:
         rule = f"the source {name} has {num_documents:,} documents, too few to hold out {num_valid:,} for validation"
@@ -233,7 +234,7 @@ def _planned(shards: _Shards, tallies: Sequence[SourceTally]) -> dict[str, Any]:
             raise RunError("another share of the merge still counts the documents: run the same command later")
         if not is_begun(folder):
             for source, tally in enumerate(tallies):
-                num_valid = num_valid_documents(config, config.input_jsonl[source], tally.documents)
+                num_valid = num_valid_documents(config, source, tally.documents)
                 shards.thresholds.append(valid_threshold(tally.documents, num_valid, config.split_seed, source))
             num, counts = len(shards.results), dict[str, list[list[int]]]()
             with ThreadPoolExecutor(NUM_THREADS) as pool, Progress("counting the documents", num, "shard") as progress:

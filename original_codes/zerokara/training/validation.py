@@ -60,7 +60,8 @@ class LossValidation:
 
     def __init__(self, plan: RunPlan, device: torch.device, prefix: Path | None = None):
         """`prefix` is of other token files than the validation's: those of a test, which are one source."""
-        config, encoder, sources = plan.resolved, plan.encoder, plan.data.reading.sources
+        config, encoder, reading = plan.resolved, plan.encoder, plan.data.reading
+        sources = *reading.sources, *reading.held_out
         self._device, self._micro_batch_size = device, config.micro_batch
         self._positions = [number for number, source in enumerate(sources) if source.num_valid_tokens or prefix]
         names = [sources[number].name for number in self._positions]
@@ -103,7 +104,7 @@ class LossValidation:
         if self.source_names:
             for key in ("valid_loss", "valid_bits_per_byte"):
                 line[f"{key}_by_source"] = [one[key] for one in by_source]
-            line["valid_source_positions"] = self._positions  # in `input_jsonl`
+            line["valid_source_positions"] = self._positions  # in `input_jsonl` and `valid_jsonl`
             for name, one in zip(self.source_names, by_source, strict=True):
                 messages.append(f"  {one['valid_loss']:.4f}  {one['valid_bits_per_byte']:.4f} bits per byte  {name}")
         return ValidationResult(line, facts, line["valid_loss"], messages)

@@ -72,6 +72,14 @@ def test_a_window_that_takes_gigabytes_is_a_damage_that_tells_the_remedy(text: b
     assert unpacked == before and "too much memory" in damage and "zstd -dc --long=31 a file | zstd --long=27" in damage
 
 
+@pytest.mark.parametrize("before", [b"", b"a whole frame"])
+def test_a_dictionary_that_is_needed_is_named(text: bytes, before: bytes) -> None:
+    dictionary = zstd.train_dict([b"a line of text, number %d" % number for number in range(2000)], 2000)
+    packed = (zstd.compress(before) if before else b"") + zstd.compress(text, zstd_dict=dictionary)
+    unpacked, damage = _unpack(packed, "zstd")
+    assert unpacked == before and f"the dictionary {dictionary.dict_id}" in damage and "-D DICTIONARY a file" in damage
+
+
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("share", [0.0001, 0.1, 0.75, 0.9999])
 def test_all_that_is_there_before_a_cut_or_damage_arrives(compression: Compression, share: float, text: bytes) -> None:

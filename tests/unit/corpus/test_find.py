@@ -6,12 +6,13 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 from configs import fault_of, refused
 from corpus_files import compressed
 from programs import run_program
 
-from zerokara.corpus.find import check_unchanged, find_files
+from zerokara.corpus.find import CORPUS, check_unchanged, find_files
 from zerokara.errors import RunError, shown
 
 
@@ -157,7 +158,7 @@ def test_a_file_keeps_its_name_whatever_links_to_it(here: Path, entry: str, caps
     (here / "in/b.jsonl").symlink_to("sub/n.jsonl")
     (here / "in/first").symlink_to("sub")
     assert names(entry) == ["in/m.jsonl", "in/sub/n.jsonl"]
-    assert "note: in/a.jsonl and " in capsys.readouterr().out
+    assert "note: in/a.jsonl, in/b.jsonl, in/first" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl"])
@@ -183,7 +184,7 @@ def test_links_to_nothing_are_told_that_may_have_been_a_folder(here: Path, capsy
         (here / "in" / link).symlink_to("gone")
     (here / "in/round").symlink_to("round")
     assert names("in") == ["in/a.jsonl"]
-    assert "note: in/part2 and 1 more: a link to nothing" in capsys.readouterr().out
+    assert "note: in/.lock, in/README.md, in/part2, in/round: left out, a link to nothing" in capsys.readouterr().out
 
 
 def test_pipes_and_sockets_are_not_opened(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,7 +195,7 @@ def test_pipes_and_sockets_are_not_opened(here: Path, capsys: pytest.CaptureFixt
         made.bind("in/socket.txt")
     for entry in ("in", "in/**/*"):
         assert names(entry) == ["in/a.jsonl"]
-        assert "note: in/linked.txt and 2 more: a pipe, a socket or a device; left out\n" in capsys.readouterr().out
+        assert "note: in/linked.txt, in/pipe.txt, in/socket.txt: left out, a pipe" in capsys.readouterr().out
     fault = fault_of(names, "in/pipe.txt")
     assert fault.value == "in/pipe.txt" and "pipe" in fault.rule and fault.remedy
 
@@ -253,7 +254,53 @@ def test_every_name_is_shown_without_harm_or_loss(here: Path) -> None:
             assert [file.name for file in find_files([f"in/{name}"], "")] == [f"in/{spelt}"]
 
 
-def test_text_that_is_compressed_otherwise_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(here, "in/a.jsonl", "in/b.jsonl.xz", "in/c.TXT.BZ2", "in/notes.md.xz", "in/.d.txt.xz", "in/e.py")
-    assert names("in") == ["in/a.jsonl"]
-    assert " and 1 more: of a format not known here; left out; " in capsys.readouterr().out
+HIDDEN = ".ipynb_checkpoints/a.jsonl", ".git/x/a.txt", "_temporary/0/part-0.json", "x.partial/b.txt", "venv/lib/top.txt"
+SINGLE = "_SUCCESS", "_metadata", "._a.jsonl", "LICENSE.txt", "licence-mit.txt", "README.txt", "requirements-dev.txt"
+SINGLE += "dataset_infos.json", "state.json", "SHA256SUMS.txt", "b.jsonl.xz", "c.csv", "d.md", "part-00000", "x.jsonl.1"
+SINGLE += "my_quarantine.jsonl", "s_manifest.json", "croissant.json", "tokenizer_config.json"
+
+
+@pytest.mark.parametrize("place", ["in", "memory://in"])
+def test_what_is_left_out_is_the_same_on_a_disk_and_at_an_address_and_named(
+    here: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = ["a.jsonl", "sub/b.jl", "sub/c.jsonlines", "sub/state.jsonl"]
+    write(here, *(f"in/{name}" for name in (*corpus, *HIDDEN, *SINGLE)))
+    store = fsspec.filesystem("memory")
+    store.put("in", "/in", recursive=True)
+    above = "in" if place == "in" else "memory:///in"
+    try:
+        for entry in (place, f"{place}/**"):
+            files = find_files([entry], "")
+            assert [file.name for file in files] == [f"{above}/{name}" for name in corpus], entry
+            left_out = {name for names in files.left_out.values() for name in names}
+            hidden = {name.partition("/")[0] for name in HIDDEN}
+            assert left_out == {f"{above}/{name}" for name in (*hidden, *SINGLE)}
+            printed = capsys.readouterr().out
+            assert all(name in printed for name in left_out), "few enough to be printed"
+        for name in (*HIDDEN, *SINGLE):  # what an entry spells out is taken, or refused by its name
+            spelt, folder = f"{place}/{name}", f"{place}/{name.partition('/')[0]}"
+            if CORPUS.of(name):
+                assert [len(names(each)) for each in (spelt, folder)] == [1, 1]
+            else:
+                assert fault_of(names, spelt).value == spelt
+        assert names(f"{place}/_temp*/*/*") == [f"{above}/_temporary/0/part-0.json"]
+    finally:
+        store.rm("/in", recursive=True)
+
+
+def test_of_many_that_are_left_out_some_are_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, "in/a.jsonl", *(f"in/{number:03}.pdf" for number in range(200)))
+    files = find_files(["in"], "")
+    assert len(files) == 1 and sum(map(len, files.left_out.values())) == 200
+    assert "in/019.pdf and 180 more: left out, of none of the formats .jsonl" in capsys.readouterr().out
+
+
+def test_a_hard_link_is_another_name_of_its_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, "in/b.jsonl", "in/sub/c.jsonl", "d.jsonl")
+    for name in ("in/a.jsonl", "in/sub/b2.jsonl"):
+        os.link(here / "in/b.jsonl", here / name)
+    os.link(here / "d.jsonl", here / "in/d.jsonl")
+    assert names("in") == ["in/a.jsonl", "in/d.jsonl", "in/sub/c.jsonl"]
+    assert "note: in/b.jsonl, in/sub/b2.jsonl: left out, another name" in capsys.readouterr().out
+    assert "in/d.jsonl" in fault_of(names, "d.jsonl", "in").rule

@@ -36,9 +36,22 @@ def test_some_bad_lines_are_the_quarantine_s_business(tmp_path: Path) -> None:
         ("a.json.gz", b"[" + b",".join([b'{"text": "x"}'] * 1000) + b"]", "one JSON array"),
         ("a.jsonl", b'\xef\xbb\xbf[\r\n {"text": "x"},\r\n {"text": "y"}]', "one JSON array"),
         ("a.jsonl", b'{"text": "x"}\r' * 1000, "CR alone"),
-        ("a.jsonl.gz", '{"text": "x"}'.encode("utf-16"), "UTF-16"),
+        ("a.txt", b"a line\r" * 1000 + b"\n", "CR alone"),
+        ("a.jsonl.gz", '{"text": "x"}'.encode("utf-16"), "iconv -f UTF-16 "),
+        ("a.txt", "uma linha\nção\n".encode("utf-16-le") * 5, "iconv -f UTF-16LE "),
+        ("a.txt.zst", "日本語の文書。春の海、終日のたりのたりかな。\n".encode("utf-16-be") * 5, "iconv -f UTF-16BE "),
+        ("a.txt", "uma linha\n".encode("utf-32") * 2, "iconv -f UTF-32 "),
+        ("a.txt", "uma linha\nção\n".encode("utf-32-be") * 2, "iconv -f UTF-32BE "),
+        ("a.txt", "日本語の文書。\n".encode("iso2022_jp"), "iconv -f ISO2022JP "),
+        ("a.txt", "日本語の文書。春の海、終日のたり。\n".encode("euc_jp") * 5, "iconv -f EUCJP "),
+        ("a.txt", "이것은 문서입니다. 한국어 문장.\n".encode("euc_kr") * 5, "iconv -f CP949 "),
+        ("a.txt", "这是一个文件。中文句子在这里。\n".encode("gbk") * 5, "iconv -f GB18030 "),
+        ("a.txt", "Não há nada. É só São Tomé.\n".encode("latin-1") * 10, "must be UTF-8"),
+        ("a.jsonl", b'{"text": "x"}{"text": "y"} {"text": "z"}', "jq -c ."),
+        ("a.jsonl", b'{"text": "x"}, {"text": "y"}\n' * 3, "jq -c ."),
+        ("a.json", b'{\n  "text": "x"\n}\n' * 9, "one object a line"),
         ("a.jsonl", b"plain text\nin lines\n" * 5, "one object a line"),
-        ("a.txt", "日本語\n日本\n".encode("shift_jis") * 5, "iconv -f SHIFT_JIS"),
+        ("a.txt", "日本語\n日本\n".encode("shift_jis") * 5, "iconv -f CP932 "),
     ],
 )
 def test_a_wrong_format_is_seen_even_among_good_files(tmp_path: Path, name: str, content: bytes, hint: str) -> None:
@@ -47,6 +60,13 @@ def test_a_wrong_format_is_seen_even_among_good_files(tmp_path: Path, name: str,
     for entry in (tmp_path / name, tmp_path):
         fault = fault_of(_check, entry)
         assert fault.where == f"{tmp_path / name}:1" and hint in fault.remedy
+
+
+def test_chinese_in_ascii_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("这是一个文件。中文句子在这里。\n".encode("hz") * 3)
+    assert "HZ" in fault_of(_check, tmp_path / "a.txt").rule
+    (tmp_path / "a.txt").write_text("~{ and ~} of a program, ~{2}\n" * 3, encoding="utf-8")
+    _check(tmp_path / "a.txt")
 
 
 @pytest.mark.parametrize("values", [[""], [None], [" ", None]])

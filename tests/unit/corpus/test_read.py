@@ -23,10 +23,13 @@ def _only(path: Path, content: bytes, txt_document: TxtDocument = "line") -> Ite
     return item
 
 
+ISO_2022_JP = "日本語".encode("iso2022_jp").decode("ascii")
 BAD_JSON_LINES = {
     Reason.EMPTY_LINE: b"  \r\n",
     Reason.EMPTY_TEXT: b'{"text": " \\n\\u3000"}\n',
     Reason.BROKEN_JSON: b'{"text": "a"\n',
+    Reason.SEVERAL_OBJECTS: b'{"text": "a"} , {"text": "b"}\n',
+    Reason.ISO_2022: json_lines([ISO_2022_JP]),
     Reason.NOT_AN_OBJECT: b'["text"]\n',
     Reason.MISSING_FIELD: b'{"body": "a"}\n',
     Reason.NULL: b'{"text": null}\n',
@@ -41,12 +44,17 @@ BAD_TXT_LINES = {
     Reason.EMPTY_LINE: b" \t\r\n",
     Reason.INVALID_UTF8: "日本語\n".encode("shift_jis"),
     Reason.NUL: b"a\0b\n",
+    Reason.CR_ENDS: b"one\rtwo\n",
+    Reason.ISO_2022: ISO_2022_JP.encode() + b"\n",
     Reason.TRUNCATED_LINE: "日本語".encode()[:-1],
     Reason.TOO_LONG: b"x" * 100 + b"\n",
 }
 OTHER_BAD_LINES = [
     ("jsonl", Reason.NUL, b"\0\0\0\0\0\n"),  # a hole that a crash left in the file
     ("jsonl", Reason.NUL, b'{"text": "a\0b"}\n'),
+    ("jsonl", Reason.BROKEN_JSON, b'{"text": "a"},\n'),
+    ("jsonl", Reason.EMPTY_TEXT, '{"text": "\ufeff"}\n'.encode()),
+    ("txt", Reason.ISO_2022, "한국어".encode("iso2022_kr").removeprefix(b"\x1b$)C") + b"\n"),
     ("jsonl", Reason.TRUNCATED_LINE, '{"text": "日本"}'.encode()[:-4]),
 ]
 CASES = [("jsonl", *case) for case in BAD_JSON_LINES.items()] + [("txt", *case) for case in BAD_TXT_LINES.items()]
@@ -81,6 +89,8 @@ def test_every_reason_has_its_case() -> None:
         (b'\xef\xbb\xbf{"text": "after a mark"}\n', "after a mark"),
         (b'{"text": "crlf"}\r\n', "crlf"),
         (b'{"text": "no newline at the end"}', "no newline at the end"),
+        (b'{"text": "\\ufeffmarks\\n\\ufeffof joined\\ufefffiles"}\n', "marks\nof joined\ufefffiles"),
+        (b'{"text": "Mac\\rOS"}\n', "Mac\rOS"),
         ('{"text": "a\u2028b\u2029c\u0085d"}\n'.encode(), "a\u2028b\u2029c\u0085d"),
         (b'{"text": "\\ud83d\\ude00", "id": 1}\n', "\U0001f600"),
         (b'{"text": "kept", "score": NaN, "big": 123456789012345678901234567890}\n', "kept"),
@@ -115,7 +125,7 @@ def test_long_numbers_and_depths_beyond_a_thousand_have_a_reason(tmp_path: Path,
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.jsonl.gz", "a.txt.gz", "a.jsonl.zst", "a.txt.zst"])
 @pytest.mark.parametrize("finished", [True, False])
 def test_parts_of_every_size_cover_each_line_once(tmp_path: Path, end: bytes, name: str, finished: bool) -> None:
-    words = ["a", "日本語の行", "", "bb\u2028bb", "c" * 40, "", "d", "é" * 9, "last"]
+    words = ["a", "日本語の行", "", "bb\u2028\u0085\x0b\x0cbb", "c" * 40, "", "d", "é" * 9, "last"]
     as_lines = [word if "txt" in name or not word else json.dumps({"text": word}) for word in words]
     content = b"".join(line.encode() + end for line in as_lines)
     path = compressed(tmp_path / name, content if finished else content.removesuffix(end))
@@ -140,6 +150,9 @@ def test_lines_of_a_range_are_counted_from_its_start(tmp_path: Path) -> None:
     ("content", "expected"),
     [
         (b"\xef\xbb\xbfone\r\n\r\n two \n", "one\n\n two "),
+        ("one\n\ufefftwo\ufeff\x0b\x0c\u2028\u0085".encode(), "one\ntwo\ufeff\x0b\x0c\u2028\u0085"),
+        (b"one\rtwo\r", Reason.CR_ENDS),
+        (b"one\n" + ISO_2022_JP.encode(), Reason.ISO_2022),
         (b" \n", Reason.EMPTY_TEXT),
         (b"\x93\xfa\x96\x7b", Reason.INVALID_UTF8),
         (b"a\0b", Reason.NUL),

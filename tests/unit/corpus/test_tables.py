@@ -63,12 +63,12 @@ def test_each_bad_row_is_put_aside_with_its_reason(tmp_path: Path, monkeypatch: 
 KINDS = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, pa.dictionary("int32", pa.string())], ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, pa.dictionary("int32", pa.string()), pa.null()], ids=str)
 def test_text_columns_of_every_kind(tmp_path: Path, kind: pa.DataType) -> None:
-    texts = ["one", None, "二", "one"]
-    column = pa.array(texts, pa.string()).cast(kind)
+    texts = ["one", None, "二", "one"] if kind != pa.null() else [None] * 4
+    column = pa.nulls(4) if kind == pa.null() else pa.array(texts, pa.string()).cast(kind)
     items = _items(_file(tmp_path / "a.parquet", pa.table({"text": column})))
-    assert _seen(items) == [(0, "one"), (1, Reason.NULL), (2, "二"), (3, "one")]
+    assert _seen(items) == [(row, text or Reason.NULL) for row, text in enumerate(texts)]
     assert _items(_file(tmp_path / "empty.parquet", pa.table({"text": pa.array([], kind)}))) == []
 
 

@@ -23,7 +23,7 @@ def test_how_many(
     make_config: Callable[..., PretrainConfig], documents: int, fraction: float, minimum: int, expected: int
 ) -> None:
     config = make_config(valid_fraction=fraction, valid_min_documents=minimum)
-    assert merge.num_valid_documents(config, "a", documents) == expected
+    assert merge.num_valid_documents(config, 0, documents) == expected
 
 
 def test_documents_are_drawn_from_the_whole_source() -> None:
@@ -51,7 +51,7 @@ def test_keys_have_no_ties_and_stay_what_they_are() -> None:
 def test_too_small_a_source(make_config: Callable[..., PretrainConfig]) -> None:
     config = make_config(valid_min_documents=10)
     with pytest.raises(UserError, match=r"valid_min_documents = 10: .* 19 documents.* 9 or less"):
-        merge.num_valid_documents(config, "a", 19)
-    assert merge.num_valid_documents(config, "a", 20) == 10
-    with pytest.raises(UserError, match="the source a holds no document with text"):
-        merge.num_valid_documents(config, "a", 0)
+        merge.num_valid_documents(config, 0, 19)
+    assert merge.num_valid_documents(config, 0, 20) == 10
+    with pytest.raises(UserError, match=r"the source .*corpus.jsonl holds no document with text"):
+        merge.num_valid_documents(config, 0, 0)

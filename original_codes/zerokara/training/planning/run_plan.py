@@ -106,7 +106,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     tokens = check_belongs(config.output_prefix, encoder.sha256)
     reading = DataPlan.from_config(config, config, config.lengths, config.seed)
     turns = objective(config, encoder, config.seed, config.intra_document_masking)
-    parts = [source.num_valid_tokens for source in reading.sources if source.num_valid_tokens]
+    parts = [source.num_valid_tokens for source in (*reading.sources, *reading.held_out) if source.num_valid_tokens]
     # The manifest of step 2 has the hashes of both .bin, training first: known without reading gigabytes.
     hashes = [one.sha256 for each in tokens.outputs.values() for one in each if one.path.endswith(".bin")]
     train, valid = open_splits(config.output_prefix)

@@ -1,0 +1,25 @@
+"""What cleaning looks for: the held-out texts that the other configurations name."""
+
+from pathlib import Path
+
+import pytest
+from corpus_files import json_lines, write_texts
+
+from zerokara.cleaning.plan import make_plan
+from zerokara.config.clean_config import CleanConfig
+
+
+def test_held_out_text_of_the_pretraining_is_looked_for_and_what_cannot_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "the quick brown fox jumps over the lazy dog and then it sleeps for a while"
+    Path("held.jsonl").write_bytes(json_lines([text]) + b"{broken\n\n")
+    Path("held.txt").write_bytes("não se lê\n".encode("latin-1") * 3)
+    Path("config.yaml").write_text("input_jsonl: train.jsonl\nvalid_jsonl: [held.jsonl, held.txt]\n", encoding="utf-8")
+    write_texts(tmp_path / "train.jsonl", [f"so {text} here", "another one"])
+    plan = make_plan(CleanConfig(input=("train.jsonl",)))
+    assert [file.name for file in plan.evaluation_files] == ["held.jsonl", "held.txt"]
+    assert len(plan.evaluation) == len(text.split()) - 12
+    printed = capsys.readouterr().out
+    assert "1 lines of held.jsonl" in printed and "3 lines of held.txt" in printed
