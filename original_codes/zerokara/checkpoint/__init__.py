@@ -9,6 +9,7 @@ from zerokara.checkpoint.folders import (
     best,
     broken_names,
     check,
+    check_sizes,
     complete,
     folder_of,
     is_much_worse,

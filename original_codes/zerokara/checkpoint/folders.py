@@ -41,6 +41,8 @@ SELECTION_FACT = "selection_loss"
 """Key of the manifest's facts: the best checkpoint has the lowest; None if these very weights were not validated."""
 PARTS = ("weights", "optimizer", "state")
 """The files of a checkpoint, by their names in its manifest."""
+EXPORTED_PARTS = ("weights", "state")
+"""Those that an export reads; the optimizer state, two thirds of the bytes, it does not."""
 BROKEN_SUFFIX = ".broken"
 DELETED_SUFFIX = f".deleted{PARTIAL_SUFFIX}"
 """Ending of a checkpoint that is being deleted."""
@@ -126,10 +128,10 @@ def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = Fa
     return record
 
 
-def check_sizes(folder: Path) -> manifest.Manifest | None:
-    """Manifest of a checkpoint whose files have the recorded sizes; None for any other."""
+def check_sizes(folder: Path, parts: Collection[str] = PARTS) -> manifest.Manifest | None:
+    """Manifest of a checkpoint whose `parts` have the recorded sizes; None for any other."""
     try:
-        return check(folder, by_size_alone=True)
+        return check(folder, parts, by_size_alone=True)
     except (UserError, OSError):
         return None
 

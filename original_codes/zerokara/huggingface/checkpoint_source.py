@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from zerokara import checkpoint, manifest
-from zerokara.checkpoint.folders import read_metrics
+from zerokara.checkpoint.folders import EXPORTED_PARTS, read_metrics
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data import DataSettings
 from zerokara.config.loading import RESOLVED_NAME, load_run
@@ -32,8 +32,6 @@ from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 if TYPE_CHECKING:  # torch is imported only when weights are read
     from torch import Tensor
 
-EXPORTED_PARTS = ("weights", "state")
-"""Parts of a checkpoint that are read; the optimizer state, two thirds of its bytes, is not."""
 TOKENIZER_NAME = "tokenizer.model"
 _CHECKPOINT_NAME = re.compile(r"global_step\d+")
 RANGE_BYTES = 1 << 20
@@ -101,6 +99,12 @@ def find(settings: ConvertSettings) -> CheckpointSource:
         checkpoint.check(folder := named.resolve(), EXPORTED_PARTS)
     else:
         folder = _of_run(settings, named, skipped)
+    if folder is not None:
+        step, broken = checkpoint.step_of(folder), checkpoint.broken_names(named)
+        if newer := [name for name in broken if checkpoint.step_of(Path(name.partition(".")[0])) > step]:
+            skipped.append(f"{folder} is taken: step 3 has set aside {', '.join(newer)} as broken")
+        if not checkpoint.check_sizes(folder):
+            skipped.append(f"{folder} is taken: what an export reads of it is whole; step 3 would not resume from it")
     for message in skipped:
         print(message)
     if folder is None:
@@ -126,6 +130,9 @@ def _of_run(settings: ConvertSettings, run_dir: Path, messages: list[str]) -> Pa
     """Checkpoint that `checkpoint` asks for; None if none is complete."""
     newest, best = checkpoint.newest_complete(run_dir, messages.append, EXPORTED_PARTS), checkpoint.best(run_dir)
     if newest is None or best in (None, newest) or settings.checkpoint == "newest":
+        return newest
+    if not checkpoint.check_sizes(best, EXPORTED_PARTS):
+        messages.append(f"skipping {best}, the best by validation, which is not whole: {newest} is taken")
         return newest
     is_tested = (run_dir / RESOLVED_NAME).is_file() and load_run(run_dir / RESOLVED_NAME).packs_examples
     if not is_tested and (settings.average > 1 or not checkpoint.is_much_worse(newest)):

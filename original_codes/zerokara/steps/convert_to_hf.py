@@ -56,6 +56,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     generated = f"{logits['greedy_tokens']} tokens after {logits['greedy_prompts']} prompts"
     texts = f"{ids['lines']:,} lines, {ids['whole_texts']:,} whole texts and {ids['hard_texts']} hard texts"
     rows = [
+        ("checkpoint", f"{source.folder}, step {source.state.step:,}"),
         ("model", f"{model['class']}, {model['parameters']:,} parameters, {model['dtype']}, {size}"),
         ("logits", f"{difference} over {logits['positions']:,} tokens, arg max equal, {logits['argmax_ties']} ties"),
         ("bf16", in_bf16),

@@ -1,6 +1,7 @@
 """Real text for the proofs comes from every source and from places spread over each; a notebook's is what the run was
 validated on, or none."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from made_tokens import write_documents
 
 from zerokara import checkpoint, manifest
 from zerokara.checkpoint import store
-from zerokara.checkpoint.folders import prune
+from zerokara.checkpoint.folders import prune, set_aside
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import PretrainConfig
@@ -88,6 +89,46 @@ def test_a_notebooks_text_is_the_first_validation_documents_or_none(folders: tup
     assert validation_text(model, run, decode) is None
 
 
+def run_of(run_dir: Path, losses: Sequence[float]) -> None:
+    """A run folder with a checkpoint each ten steps."""
+    (run_dir / "tokenizer.model").write_bytes(b"t")
+    (run_dir / "config_resolved.yaml").write_text(as_yaml(PretrainConfig()), encoding="utf-8")
+    state: dict[str, Any] = {"tokenizer_sha256": sha256_of(run_dir / "tokenizer.model")}
+    state["shape"] = ModelShape.from_config(PretrainConfig(), 300).as_json()
+    for number, loss in enumerate(losses, 1):
+        saved(run_dir, 10 * number, loss, **state)
+    checkpoint.write_markers(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("file", "losses", "taken", "said"),
+    [
+        ("global_step20/optimizer", (2.0, 1.9), 20, "global_step20 is taken: what an export reads of it is whole"),
+        ("global_step20/weights", (2.0, 1.9), 10, "skipping"),
+        ("global_step20/state.json", (2.0, 1.9), 10, "state.json: is missing"),
+        ("global_step20/manifest.json", (2.0, 1.9), 10, "manifest.json, which is written last, is missing"),
+        ("global_step10/weights", (1.0, 1.9), 20, "global_step10, the best by validation, which is not whole"),
+        ("global_step10/state.json", (1.0, 1.9), 20, "global_step10, the best by validation, which is not whole"),
+    ],
+)
+def test_of_a_damaged_run_it_is_said_which_checkpoint_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, losses: tuple[float, float], taken: int, said: str
+) -> None:
+    run_of(tmp_path, losses)
+    (lost,) = tmp_path.glob(f"{file}*")
+    lost.unlink()
+    found = checkpoint_source.find(ConvertConfig(input_model_dir=str(tmp_path)))
+    assert found.state.step == taken and said in capsys.readouterr().out
+
+
+def test_what_step_3_has_set_aside_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_of(tmp_path, (2.0, 1.9))
+    set_aside(tmp_path / "global_step20")
+    assert checkpoint_source.find(ConvertConfig(input_model_dir=str(tmp_path))).state.step == 10
+    shown = capsys.readouterr().out
+    assert "global_step10 is taken" in shown and "global_step20.broken" in shown
+
+
 VALIDATIONS = {
     "risen": (1.871, 2.02, 2.115),
     "about_as_good": (1.98, 1.99, 1.995),
@@ -108,13 +149,7 @@ VALIDATIONS = {
 def test_the_best_checkpoint_is_taken_where_the_newest_is_much_worse(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], losses: str, settings: dict[str, Any], step: int
 ) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"t")
-    (tmp_path / "config_resolved.yaml").write_text(as_yaml(PretrainConfig()), encoding="utf-8")
-    state: dict[str, Any] = {"tokenizer_sha256": sha256_of(tmp_path / "tokenizer.model")}
-    state["shape"] = ModelShape.from_config(PretrainConfig(), 300).as_json()
-    for number, loss in zip((10, 20, 30), VALIDATIONS[losses], strict=True):
-        saved(tmp_path, number, loss, **state)
-    checkpoint.write_markers(tmp_path)
+    run_of(tmp_path, VALIDATIONS[losses])
     prune(tmp_path, MonitoringSettings(keep_last=2))
     found = checkpoint_source.find(ConvertConfig(input_model_dir=str(tmp_path), **settings))
     assert found.state.step == step

@@ -5,6 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 from configs import fault_of
+from made_checkpoints import saved
 
 from zerokara import checkpoint
 from zerokara.config.loading import load
@@ -116,7 +117,7 @@ def test_a_finished_run_stays_finished_where_its_last_start_tried_something(run:
     facts = {"step": "3_train", "settings": {}, "inputs": {}, "outputs": {}, "facts": {"steps": 1}, "seconds": 1.0}
     made = {**facts, "facts": {"steps": 40}, "created": "", "versions": {}}
     (plan.run_dir / run_folder.MANIFEST_NAME).write_bytes(orjson.dumps(made))
-    checkpoint.folder_of(plan.run_dir, 40).mkdir()
+    last = saved(plan.run_dir, 40, shape=plan.shape.as_json())
 
     def complete(*typed: str) -> bool:
         planned = run.plan(*typed)
@@ -126,6 +127,11 @@ def test_a_finished_run_stays_finished_where_its_last_start_tried_something(run:
 
     assert complete("max_steps=40") and not complete("max_steps=80")
     assert "weight_decay" in fault_of(complete, "max_steps=40", "weight_decay=0.7").rule
+    for file in last.glob("optimizer*"):
+        file.unlink()
+    assert complete("max_steps=40"), "no more is needed of it"
+    next(last.glob("weights*")).unlink()
+    assert not complete("max_steps=40"), "the model is not there"
 
 
 def test_what_is_typed_is_announced_and_asked_about_no_more(run: Starts) -> None:

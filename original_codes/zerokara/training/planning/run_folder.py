@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from zerokara import checkpoint, file_lock, manifest
-from zerokara.checkpoint.folders import IDENTITY_NAME, METRICS_NAME
+from zerokara.checkpoint.folders import EXPORTED_PARTS, IDENTITY_NAME, METRICS_NAME
 from zerokara.config.loading import RESOLVED_NAME
 from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import TrainingSettings
@@ -225,7 +225,9 @@ def is_complete(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str]) -> b
     Raises:
         UserError: it is finished with other settings; `changes` are those that `check_same_run` found.
     """
-    if not earlier.ended_at or not plan.schedule.num_steps <= earlier.ended_at <= max(earlier.steps, default=0):
+    last = checkpoint.folder_of(plan.run_dir, max(earlier.steps, default=0))
+    is_there = (earlier.ended_at or 0) <= checkpoint.step_of(last) and checkpoint.check_sizes(last, EXPORTED_PARTS)
+    if not earlier.ended_at or plan.schedule.num_steps > earlier.ended_at or not is_there:
         return False
     # What the last start tried by --set was for that start.
     tried = {key for key in earlier.plan["origin"]["overridden"] if not plan.requested.typed(key)}
