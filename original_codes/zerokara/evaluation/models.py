@@ -146,6 +146,9 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
             remedy = "save it again with model.save_pretrained(folder) and tokenizer.save_pretrained(folder)"
             faults.append(Fault(str(folder), families.reason_against(folder, error), remedy=remedy))
             continue
+        pieces = tokenizer.convert_ids_to_tokens(range(1 + max(tokenizer.get_vocab().values())))
+        if rule := tokenizer_proof.without_rows(pieces, config.get_text_config().vocab_size):
+            faults.append(Fault(str(folder), f"does not fit its tokenizer: {rule}", remedy=tokenizer_proof.RESIZE))
         opened.append(LoadedModel(name, folder, tokenizer, config, place, dtype, opened))
     if faults:
         raise UserError(faults)

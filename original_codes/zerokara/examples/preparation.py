@@ -137,11 +137,12 @@ def _find(config: FinetuneConfig) -> dict[Split, list[InputFile]]:
 
 def _template(config: FinetuneConfig, encoder: Encoder, tokenizer: Any, is_encoder_decoder: bool) -> ChatTemplate:
     """Read the template that the configuration names, or make that of `auto`."""
-    path, is_auto = config.chat_template, config.chat_template == "auto"
+    path, is_auto, own = config.chat_template, config.chat_template == "auto", tokenizer.chat_template
+    own = own.get("default") if isinstance(own, dict) else own  # of several by name, as transformers takes it
     try:
         if not is_auto:
             source = Path(path).read_text(encoding="utf-8")
-        elif isinstance(own := tokenizer.chat_template, str) and marks_answers(own):  # that of the folder
+        elif own and marks_answers(own):  # that of the folder
             source = own
         else:
             source = auto_source(encoder, is_encoder_decoder)

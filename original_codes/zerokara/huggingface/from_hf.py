@@ -30,6 +30,7 @@ from zerokara.huggingface import families, model_folder, tokenizer_proof, weight
 from zerokara.huggingface.model_folder import Stored
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
 from zerokara.huggingface.to_hf import GENERATION_NAME
+from zerokara.huggingface.tokenizer_proof import RESIZE
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
@@ -303,9 +304,9 @@ def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: 
 
 def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, ours: int, fault: SettingFault) -> Iterator[Fault]:
     """Faults where an id of the folder's model, which has `theirs`, is another piece than in our tokenizer, or none."""
-    same = "use the tokenizer of that model (and run step 2 again), or set new_embeddings: mean_of_pieces"
-    if theirs < ours:
-        yield fault("input_tokenizer_file", f"has {ours:,} pieces, the model of init_from {theirs:,}", same)
+    same = "name the tokenizer of that model; step 3 takes another with new_embeddings: mean_of_pieces, after step 2"
+    if rule := tokenizer_proof.without_rows(encoder.pieces, theirs):
+        yield fault("input_tokenizer_file", f"has {ours:,} pieces, the model of init_from {theirs:,}: {rule}", RESIZE)
         return
     try:
         tokenizer = tokenizer_proof.load(folder)

@@ -60,7 +60,8 @@ def write(
     For an encoder-decoder, the encoder input ends with </s>; decoder ids are those of the text alone. The chat template
     stands in a file of its own, which transformers 4.57 and 5, TRL and llama.cpp read.
 
-    The files of a Hugging Face tokenizer are written as they were; one without `tokenizer_config.json` gets its own.
+    The files of a Hugging Face tokenizer are written as they were, but for chat templates that another takes the place
+    of; one without `tokenizer_config.json` gets its own.
 
     Raises: UserError when the model is of a kind that cannot be written exactly.
     """
@@ -70,6 +71,11 @@ def write(
             files[CONFIG_NAME] = orjson.dumps(_tokenizer_config(encoder, model_max_length, is_encoder_decoder))
         if chat_template is not None:
             files[CHAT_TEMPLATE_NAME] = chat_template.encode()
+        if CHAT_TEMPLATE_NAME in files:  # transformers takes this one, and other clients an older one beside it
+            files.pop("chat_template.json", None)
+            config = orjson.loads(files[CONFIG_NAME])
+            if config.pop("chat_template", None):
+                files[CONFIG_NAME] = orjson.dumps(config, option=orjson.OPT_INDENT_2)
         for name, content_bytes in files.items():
             write_file(folder / name, content_bytes)
         return [folder / name for name in files]

@@ -35,6 +35,8 @@ MAX_SHOWN = 10
 """Failures and ties kept as examples."""
 MAX_TEXT_CHARACTERS = 100_000
 """A longer text is compared line by line only: as a whole it would take the vendor too long."""
+RESIZE = "resize the model (model.resize_token_embeddings, save_pretrained), or take them out of the tokenizer"
+"""Remedy for pieces without a row."""
 _BATCH = 256
 _ANY_LENGTH = 1 << 30  # a tokenizer that is not a model's yet; a longer text would only be warned of
 
@@ -161,6 +163,13 @@ def load(hf_folder: Path) -> Any:
     from transformers import AutoTokenizer  # seconds to import
 
     return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True, trust_remote_code=False)
+
+
+def without_rows(pieces: Sequence[str | None], rows: int) -> str:
+    """Name the pieces whose ids are beyond the rows of an embedding; empty if there are none."""
+    beyond = [f"{piece} (id {number})" for number, piece in enumerate(pieces) if number >= rows and piece]
+    more = f" and {len(beyond) - 3:,} more" if beyond[3:] else ""
+    return f"its embedding has no row for {', '.join(beyond[:3])}{more}" if beyond else ""
 
 
 def tokenizer_of_exports(encoder: Encoder, is_encoder_decoder: bool) -> Any:

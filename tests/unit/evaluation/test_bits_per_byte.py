@@ -199,6 +199,11 @@ def test_folders_that_are_no_whole_models_are_refused(folders: dict[str, Path], 
         path.unlink()
     with pytest.raises(UserError, match="makes no token of 'hello'"):
         open_models([tmp_path / "without"], "cpu")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["gpt2"])
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.save_pretrained(shutil.copytree(folders["gpt2"], tmp_path / "padded"))
+    with pytest.raises(UserError, match=f"no row for <pad> .id {len(tokenizer) - 1}.*resize_token_embeddings"):
+        open_models([tmp_path / "padded"], "cpu")
     os.truncate(tmp_path / "cut" / "model.safetensors", 1000)
     with pytest.raises(UserError, match="cannot be loaded by transformers"):
         _ = open_models([tmp_path / "cut"], "cpu")[0].model

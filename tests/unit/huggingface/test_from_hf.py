@@ -533,6 +533,7 @@ def test_a_tokenizer_json_is_compared_by_its_ids(tmp_path: Path) -> None:
     with_more.save(str(tmp_path / "more.json"))
     fault = fault_of(settings, open_encoder(tmp_path / "more.json", "<|endoftext|>"), "input_tokenizer_file")
     assert f"has {of_model.vocab_size + 1} pieces, the model of init_from {of_model.vocab_size}" in fault.rule
+    assert f"<one more> (id {of_model.vocab_size})" in fault.rule and "resize_token_embeddings" in fault.remedy
 
 
 def test_the_tokenizer_of_a_folder_is_found_by_any_of_its_names(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The tokenizer's files in an exported folder; tests/numerics compares the ids that they give."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -65,5 +66,12 @@ def test_files_of_hugging_face_are_carried_and_a_bare_one_gets_its_end(tmp_path:
             assert made[CONFIG_NAME] == path.with_name(CONFIG_NAME).read_bytes()
         tokenizer = tokenizer_proof.load(exported)
         assert tokenizer.eos_token == end and not tokenizer_proof.prove(encoder, tokenizer, ()).faults
-        tokenizer_json.write(encoder, exported, 64, chat_template="{{ 1 }}")
-        assert tokenizer_proof.load(exported).chat_template == "{{ 1 }}", "it comes before the folder's own"
+        shutil.rmtree(exported)
+        exported.mkdir()
+        (path.with_name("chat_template.json")).write_text('{"chat_template": "{{ 2 }}"}', encoding="utf-8")
+        tokenizer_json.write(open_encoder(source, end), exported, 64, chat_template="{{ 1 }}")
+        assert tokenizer_proof.load(exported).chat_template == "{{ 1 }}"
+        kept = json.loads((exported / CONFIG_NAME).read_bytes())
+        assert "chat_template" not in kept and kept["eos_token"] == end, "llama.cpp would take it"
+        assert [file.name for file in exported.glob("chat_template*")] == ["chat_template.jinja"]
+        path.with_name("chat_template.json").unlink()
