@@ -20,6 +20,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -305,7 +306,7 @@ def is_much_worse(newest: Path) -> bool:
     if (folder := best(newest.parent)) is None:
         return False
     state, least = read_state(newest), read_state(folder).selection_loss
-    last = state.last_validation  # what is not finite is None in the file
+    last = replace(state, step=state.facts.get("valid_step", -1)).selection_loss  # None is not finite
     return last is None or (least is not None and last - least > 0.01 * abs(least))
 
 

@@ -71,15 +71,11 @@ class TrainingState:
         return self.step - self.skipped_steps - self.earlier_updates
 
     @property
-    def last_validation(self) -> float | None:
-        """The same of the weights that were validated last."""
-        return self.facts.get("selection_loss", self.facts.get("valid_loss"))
-
-    @property
     def selection_loss(self) -> float | None:
         """Validation loss of these very weights, or a task's metric, negated if more is better; the best checkpoint has
         the lowest. None if they were not validated, or it is not finite."""
-        loss = self.last_validation if self.facts.get("valid_step") == self.step else None
+        known = self.facts.get("selection_loss", self.facts.get("valid_loss"))
+        loss = known if self.facts.get("valid_step") == self.step else None
         return loss if loss is not None and math.isfinite(loss) else None
 
 

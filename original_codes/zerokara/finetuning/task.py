@@ -23,7 +23,7 @@ from zerokara.evaluation.baselines import NamedOutputs
 from zerokara.examples import facts, preparation
 from zerokara.examples.example_files import ExampleFiles, ExamplePaths, Split, SplitFiles, prompt_of
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
-from zerokara.progress import count_text, log, plural
+from zerokara.progress import count_text, log
 from zerokara.samples.bin_packing import target_length
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs, pair_lengths
 from zerokara.tokenizer.encoder import Encoder
@@ -126,11 +126,8 @@ def plan_rows(train: SplitFiles, valid: SplitFiles | None, packed: PackedExample
     if lost := counts.cut_learned_tokens:
         yield "", f"warning: {lost:,} tokens of answers were cut away with their questions (overlong: cut_prompt)"
     if valid and valid.num_examples < MIN_VALID_EXAMPLES:
-        few = f"{plural(valid.num_examples, 'validation example')}, fewer than {MIN_VALID_EXAMPLES}"
-        yield (
-            "",
-            f"warning: {few}, will choose the checkpoint, almost by chance: give more (valid_data, valid_fraction)",
-        )
+        few = f"{valid.num_examples} are fewer than {MIN_VALID_EXAMPLES} (valid_data, valid_fraction)"
+        yield "", f"warning: the validation examples choose the checkpoint almost by chance: {few}"
     if packed.padding_share > MAX_PADDING:
         yield "", "warning: much padding; a larger packed_length, or fewer very long answers, would have less"
 

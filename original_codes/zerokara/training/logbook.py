@@ -24,7 +24,7 @@ from zerokara.training.sample_texts import Sample
 from zerokara.training.validation import ValidationResult
 
 OVERFITTING = (
-    "More data, fewer epochs or a lower lr would help; step 4 exports the best checkpoint, if it is much better"
+    "More data, fewer epochs or a lower lr may help; step 4 exports the best checkpoint where it is much better"
 )
 MOST_RANGES = 8
 """Ranges of documents logged for one sequence."""

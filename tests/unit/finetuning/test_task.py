@@ -68,7 +68,7 @@ def rows_with(num_valid: int) -> str:
 
 
 def test_few_validation_examples_are_told() -> None:
-    assert "warning: 5 validation examples, fewer than 20" in rows_with(5) and "warning" not in rows_with(20)
+    assert "5 are fewer than 20" in rows_with(5) and "warning" not in rows_with(20)
 
 
 MIXED = ["bad", "good", "good"]

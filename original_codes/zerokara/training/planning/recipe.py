@@ -73,12 +73,12 @@ def resolve(
 
 
 def resolve_for_examples(
-    requested: _Config, shape: ModelShape, examples: Examples, kept: Mapping[str, Any] | None = None
+    requested: _Config, shape: ModelShape, examples: Examples | None, kept: Mapping[str, Any] | None = None
 ) -> tuple[_Config, dict[str, str]]:
     """Replace each `auto` in the batch, the length and the learning rate of a fine-tuning, as `resolve`."""
     config, reasons = requested, dict[str, str]()
     for key in ("global_batch_size", "epochs", "lr"):
-        if getattr(config, key) == "auto" and (key != "epochs" or config.train_tokens == "auto"):
+        if examples and getattr(config, key) == "auto" and (key != "epochs" or config.train_tokens == "auto"):
             value, reasons[key] = _rule_for_examples(key, config, shape, examples)
             if kept and kept[key] not in ("auto", value):
                 reasons[key], value = f"as the run began; by itself it would be {value} now", kept[key]

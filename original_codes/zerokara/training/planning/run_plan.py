@@ -359,9 +359,7 @@ def make_plan(
     shape = ModelShape.from_config(requested, encoder.vocab_size)
     if kept:  # its first start; 1.0.0 recorded the newest alone
         kept = kept.get("initial_settings", kept["requested"])
-    reasons = dict[str, str]()
-    if data.examples:
-        requested, reasons = recipe.resolve_for_examples(requested, shape, data.examples, kept)
+    requested, reasons = recipe.resolve_for_examples(requested, shape, data.examples, kept)
     samples = num_samples(requested, *extent_of(data.reading))
     requested, others = recipe.resolve(requested, shape, samples, kept)
     reasons |= others
