@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import re
 from collections.abc import Iterator
@@ -50,7 +51,10 @@ def write_examples(corpora: Path, folder: Path, task: str, number: int, seed: in
     paths = {}
     for name, examples in splits.items():
         paths[name.partition("_")[0]] = path = folder / f"{task}_{name}.jsonl"
-        path.write_text("".join(json.dumps(example) + "\n" for example in examples), encoding="utf-8")
+        if not path.exists():  # whole at once, for others that read it
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_text("".join(json.dumps(example) + "\n" for example in examples), encoding="utf-8")
+            partial.rename(path)
     return paths
 
 
