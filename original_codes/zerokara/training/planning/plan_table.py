@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from zerokara.config.settings import resolved
@@ -35,13 +34,16 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     yield from plan.data.plan_rows
     alone = f"; the embeddings alone in the first {plan.embedding_steps:,}" if plan.embedding_steps else ""
     yield "length", course.text + alone
-    tried = math.inf if config.packs_examples else recipe.TRIED_EPOCHS
+    tried = recipe.MAX_EPOCHS if config.packs_examples else recipe.TRIED_EPOCHS
     often = f"the recipe was tried with at most {tried:g} (docs/recipe.md), so watch the validation"
     for use in plan.consumption.sources:
         if use.epochs > tried:
             yield "", f"warning: {use.name} is read {use.epochs:.1f} times; {often}"
     rate = f"learning rate {resolved(config.lr):g} to {resolved(config.min_lr):g}, {config.lr_schedule}"
     yield "learning", f"{config.optimizer}, {rate}; weight decay {resolved(config.weight_decay):g}"
+    chosen = [f"{key} {getattr(config, key):g}" for key in recipe.OF_EXAMPLES if key in plan.reasons]
+    if config.packs_examples and chosen:
+        yield "", f"{', '.join(chosen)}: by the number and length of the answers, and the model's size (docs/recipe.md)"
     processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
     micro_steps = config.global_batch // (config.micro_batch * plan.data_parallel_size)
     batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"

@@ -34,6 +34,7 @@ RULES = (
 )  # fmt: skip
 """Settings of the recipe, in the order in which they depend on each other."""
 
+OF_EXAMPLES = ("global_batch_size", "epochs", "lr")
 MIN_STEPS, MAX_EPOCHS = 100, 40
 SHORT_ANSWER = 8
 """Learned tokens of an example: a longer answer is a text, and few texts are soon known by heart."""
@@ -77,7 +78,7 @@ def resolve_for_examples(
 ) -> tuple[_Config, dict[str, str]]:
     """Replace each `auto` in the batch, the length and the learning rate of a fine-tuning, as `resolve`."""
     config, reasons = requested, dict[str, str]()
-    for key in ("global_batch_size", "epochs", "lr"):
+    for key in OF_EXAMPLES:
         if examples and getattr(config, key) == "auto" and (key != "epochs" or config.train_tokens == "auto"):
             value, reasons[key] = _rule_for_examples(key, config, shape, examples)
             if kept and kept[key] not in ("auto", value):
