@@ -115,6 +115,16 @@ class UserError(Exception):
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
 
+def check_hub_token() -> None:
+    """Raise UserError where the Hub's token holds what no token may, as a copied quote; the value is not shown."""
+    from huggingface_hub import constants, get_token
+
+    if (token := get_token()) and not re.fullmatch(r"[\w.~+/-]+=*", token, re.ASCII):  # RFC 6750, section 2.1
+        place = next(filter(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")), constants.HF_TOKEN_PATH)
+        rule = "holds a character that no token has, such as a quotation mark, a space or an accent"
+        raise UserError(Fault(place, rule, remedy="copy the token again, and nothing else"))
+
+
 class RunError(Exception):
     """Something failed while running; the message tells where, the values found and expected, and the remedy."""
 

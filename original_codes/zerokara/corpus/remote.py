@@ -22,7 +22,7 @@ from huggingface_hub import HfApi, constants, errors, set_client_factory
 from huggingface_hub.utils import logging, parse_hf_uri
 from huggingface_hub.utils._http import default_client_factory  # in no public module, though `set_client_factory` is
 
-from zerokara.errors import Fault, RunError, UserError, redacted
+from zerokara.errors import Fault, RunError, UserError, check_hub_token, redacted
 from zerokara.manifest import FileRecord
 
 HUB = "hf://"
@@ -43,6 +43,8 @@ def find(address: str, where: str) -> list[FileRecord]:
         raise UserError(Fault(where, rule, value=address, remedy="give secrets by the environment, or download it"))
     if parts.scheme not in fsspec.available_protocols():
         raise UserError(Fault(where, "is of a protocol that fsspec does not know", value=address))
+    if address.startswith(HUB):
+        check_hub_token()
     pinned = address
     try:
         if address.startswith(HUB):  # the commit in place of a branch or a tag

@@ -185,12 +185,13 @@ def corpus_files(settings: ConvertSettings, trained_with: RunConfig) -> list[Inp
     """
     if settings.check_corpus:
         return find_files(settings.check_corpus, settings.where("check_corpus"))
-    if trained_with.packs_examples:
-        return []
     try:
+        if trained_with.packs_examples:
+            ExampleFiles.read(trained_with.output_prefix)
+            return []
         return find_files(trained_with.source_entries, settings.where("check_corpus"))
     except UserError as error:
-        rule = f"the corpus that the model was trained on is gone ({error})"
+        rule = f"the {'examples' if trained_with.packs_examples else 'corpus'} of the training are gone ({error})"
         raise UserError(settings.fault("check_corpus", rule, "name raw text of the same kind here")) from error
 
 

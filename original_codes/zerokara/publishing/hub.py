@@ -25,7 +25,7 @@ from huggingface_hub.utils import disable_progress_bars, logging
 from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.sha import git_hash
 
-from zerokara.errors import Fault, RunError, UserError, redacted
+from zerokara.errors import Fault, RunError, UserError, check_hub_token, redacted
 from zerokara.manifest import FileRecord
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 300.0
@@ -55,6 +55,7 @@ def upload(
         UserError: no token, or the repository is public though `private` is set, or holds other files.
         RunError: the Hub refused or could not be reached, or its files differ from what was sent.
     """
+    check_hub_token()
     api = _api()
     account: list[str] = []  # the namespaces in which the token's owner may have repositories, the user first
     with _errors_explained(repository, account):

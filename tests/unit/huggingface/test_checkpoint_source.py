@@ -17,6 +17,7 @@ from zerokara import checkpoint, manifest
 from zerokara.checkpoint import store
 from zerokara.checkpoint.folders import prune, set_aside
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml
@@ -53,6 +54,10 @@ def test_another_corpus_may_be_named(tmp_path: Path) -> None:
     config = PretrainConfig(input_jsonl=(str(tmp_path / "gone.jsonl"),))
     assert documents(config, 10, named) == ["c"]
     assert fault_of(documents, config, 10).key == "check_corpus"
+    moved: Any = FinetuneRunConfig(output_prefix=str(tmp_path / "gone"))
+    assert documents(moved, 10, named) == ["c"]
+    fault = fault_of(documents, moved, 10)
+    assert fault.key == "check_corpus" and str(tmp_path / "gone") in fault.rule
 
 
 def decode(ids: list[int]) -> str:
