@@ -37,6 +37,19 @@ def test_the_earliest_limit_ends_the_run(overrides: tuple[str, ...], steps: int,
     assert (made.num_steps, made.num_tokens, made.epochs_at(steps)) == (steps, 160 * steps, epochs)
 
 
+@pytest.mark.parametrize(
+    ("batch", "epochs", "samples", "fitting"), [(16, 3, 1, "3"), (16, 0.5, 4, "2"), (99, 1, 80, "80")]
+)
+def test_a_step_that_reads_more_epochs_than_the_run_is_refused(
+    batch: int, epochs: float, samples: int, fitting: str
+) -> None:
+    settings = (f"epochs={epochs}", "micro_batch_size=auto")
+    fault = fault_of(schedule, f"global_batch_size={batch}", *settings, samples=samples)
+    assert (fault.key, fault.value) == ("global_batch_size", batch) and f"try {fitting}, " in fault.remedy
+    assert schedule(f"global_batch_size={fitting}", *settings, samples=samples).num_steps == 1
+    assert schedule("global_batch_size=20", "epochs=0.1", "micro_batch_size=auto", samples=80).num_steps == 1
+
+
 def test_length_from_the_stages_of_a_curriculum() -> None:
     settings = (*RECIPE, "seq_len=16", "global_batch_size=10", "micro_batch_size=10", "epochs=2.5")
     made = load(PretrainConfig, "/dev/null", list(settings))

@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
-from zerokara.config.pretrain_config import TrainingSettings
+from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import Fault
 from zerokara.model.loss_chunks import loss_bytes
 from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, partition_of
@@ -86,7 +86,7 @@ class MemoryPool:
 class MemoryForecast:
     """A run on a machine: the memory that its processes need, and whether it fits."""
 
-    config: TrainingSettings
+    config: RunConfig
     """Settings with `precision` and `micro_batch_size` resolved."""
     shape: ModelShape
     num_processes: int
@@ -162,7 +162,7 @@ class MemoryForecast:
         pool, recomputes = self.pools[0], self.config.activation_checkpointing != "off"
         return not recomputes and KEPT_SHARE * pool.needed_bytes() <= SAFE_SHARE * pool.available_bytes
 
-    def faults(self, requested: TrainingSettings) -> Iterator[Fault]:
+    def faults(self, requested: RunConfig) -> Iterator[Fault]:
         """Check that each pool has room for the state and for the lower bound of the activations."""
         for pool in self.pools:
             if pool.needed_bytes(1) > pool.available_bytes:
@@ -198,7 +198,8 @@ class MemoryForecast:
                 words = f"{settings} (at most {most}) would fit, and changes nothing that is learned"
                 return next(iter(change)), words
         fewer = "fewer num_processes, " if self.num_processes > self.nodes and self.gpu_bytes is None else ""
-        return "hidden_size", f"no setting makes it fit here: use {fewer}a smaller model or a machine with more memory"
+        key = "init_from" if config.packs_examples else "hidden_size"
+        return key, f"no setting makes it fit here: use {fewer}a smaller model or a machine with more memory"
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerokara.config.data import DataOrderSettings
 from zerokara.config.optim import ScheduleSettings
+from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
 from zerokara.errors import Fault, UserError
 from zerokara.progress import count_text, plural, seconds_text
@@ -62,8 +62,8 @@ class Schedule:
         """Derive the steps; arguments as those of `num_samples`.
 
         Raises:
-            UserError: the stages together have fewer sequences than one step takes; the run would end before the
-                warm-up, or before it and the decay of `wsd`.
+            UserError: the stages together, or the whole run, have fewer sequences than one step takes; the run would
+                end before the warm-up, or before it and the decay of `wsd`.
         """
         batch, samples = config.global_batch, num_samples(config, sample_tokens, samples_per_epoch, stage_samples)
         num_steps = max(1, round(samples / batch))
@@ -74,6 +74,11 @@ class Schedule:
             if not num_steps:
                 rule = f"have {declared:,} sequences of {sample_tokens} together, fewer than global_batch_size = "
                 raise UserError(config.fault("stages", f"{rule}{batch}", "give them more tokens"))
+        elif batch > 1.1 * max(samples, samples_per_epoch):
+            rule = f"is more than the {samples:,.0f} sequences of the whole run: its one step would read "
+            rule += f"{batch / samples_per_epoch:.3g} epochs, not {samples / samples_per_epoch:.3g}"
+            remedy = f"try {max(1, math.floor(samples))}, with micro_batch_size: auto; or a longer run"
+            raise UserError(config.fault("global_batch_size", rule, remedy, _LENGTH))
         if config.max_steps != "auto":
             num_steps = min(num_steps, config.max_steps)
 
@@ -240,9 +245,9 @@ def consumption(reading: Reading, schedule: Schedule) -> Consumption:
     return Consumption(stages if len(stages) > 1 else (), _uses(reading, order.counts(num_samples)))
 
 
-def epochs_faults(config: DataOrderSettings, sources: tuple[SourceUse, ...]) -> Iterator[Fault]:
-    """Check that no source is read for more epochs than `max_epochs_per_source`."""
-    limit = config.max_epochs_per_source
+def epochs_faults(config: RunConfig, sources: tuple[SourceUse, ...]) -> Iterator[Fault]:
+    """Check that no source is read for more epochs than `max_epochs_per_source`; examples are, as `epochs` says."""
+    limit = math.inf if config.packs_examples else config.max_epochs_per_source
     for use in sources:
         if use.epochs > limit:
             taken = f"{use.used_tokens:,} of the {use.available_tokens:,} tokens of {use.name}"
