@@ -7,6 +7,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from zerokara.checkpoint import store
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.durable import write_file
 from zerokara.examples.encoding import ChatTemplate, auto_source
+from zerokara.examples.facts import FinetuneFacts
 from zerokara.examples.formats import Unlearnable
 from zerokara.huggingface import exported_folder, proof, tokenizer_json, tokenizer_proof
 from zerokara.model.shapes import ModelShape
@@ -224,9 +226,13 @@ def test_a_failed_proof_ends_with_1_and_keeps_the_folder_aside(
     ],
 )
 def test_prompts_of_auto(typed: Any, of_run: tuple[str, ...], architecture: str, expected: tuple[str, ...]) -> None:
-    trained_with = config_of(architecture=architecture, sample_prompts=of_run)
-    found = export.prompts_for(ConvertSettings(test_prompt_text=typed), trained_with, ["uno due\ntre", "cinque"])
-    assert tuple(found) == expected
+    source: Any = SimpleNamespace(config=config_of(architecture=architecture, sample_prompts=of_run), run_dir=Path())
+    settings = ConvertSettings(test_prompt_text=typed)
+    assert tuple(export.prompts_for(settings, source, None, ["uno due\ntre", "cinque"])) == expected
+    if architecture == "llama":  # the same inputs in a prompt template, between their answers
+        tuned = FinetuneFacts("text label", {}, "loss", "base", prompt_template="Say: {input}\nAs:\n")
+        asked = ["Say: uno due\nAs:\n", "good", "Say: cinque\nAs:\n", "bad"]
+        assert tuple(export.prompts_for(settings, source, tuned, asked)) == expected
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_is_written(

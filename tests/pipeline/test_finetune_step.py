@@ -14,7 +14,7 @@ from foreign_models import QWEN_3, byte_level
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.examples import facts
 from zerokara.huggingface import exported_folder
-from zerokara.steps import convert_to_hf, finetune
+from zerokara.steps import convert_to_hf, evaluate, finetune
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.training.monitoring import step_metrics
@@ -63,6 +63,7 @@ def labels(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
         test_data=[str(folder / "test.tsv")],
         valid_fraction=0.1,
         label_words=made_tasks.LABELS,
+        prompt_template="Review: {input}\nVerdict:\n",
         metric="accuracy",
         epochs=4,
     )
@@ -98,6 +99,15 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     shutil.rmtree(run_dir / "global_step999")
     card = Path(f"{run_dir}_hf", "README.md").read_text(encoding="utf-8")
     assert "model-index" in card and f"{record.test.value:.2%}" in card
+    assert 'tokenizer("Review: sun\\nVerdict:\\n", return_tensors="pt")' in card and "0: bad, 1: good" in card
+    assert exported_folder.proved(Path(f"{run_dir}_hf")).facts["finetuning"]["label_words"] == made_tasks.LABELS
+
+    # Step 8 asks as step 7 did, wherever the folder lies, and by nothing but its files.
+    moved = shutil.copytree(f"{run_dir}_hf", labels.parent / "moved", ignore=shutil.ignore_patterns("manifest.json"))
+    task = f"tasks=[{{name: t, test_data: {labels.parent / 'test.tsv'}}}]"
+    assert evaluate.main(typed(task, f"models=[{moved}]", f"output_dir={labels.parent / 'results'}")) == 0
+    results = json.loads((labels.parent / "results" / "results.json").read_bytes())
+    assert results["sections"][0]["rows"][0]["value"] == pytest.approx(100 * result["test_accuracy"])
 
 
 def test_what_is_auto_is_resolved_in_the_plan_and_a_run_that_learned_nothing_says_so_last(labels: Path) -> None:
@@ -153,10 +163,12 @@ def test_conversations_are_learned(architecture: str, encoder: Encoder, tmp_path
         ("packed_length=128", "packed_length"),
         ("train_data=[gone.jsonl]", "gone.jsonl"),
         ("input_tokenizer_file=gone.model", "gone.model"),
+        ("global_batch_size=400 micro_batch_size=8 epochs=1", "global_batch_size"),
+        ("epochs=20 max_hours_per_start=1e-9", "max_hours_per_start"),  # epochs are as many as the user says
     ],
 )
 def test_faults_name_the_setting(labels: Path, setting: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = (setting, f"output_model_dir={labels.parent / 'faulty'}")
+    settings = (*setting.split(), f"output_model_dir={labels.parent / 'faulty'}")
     code, said = finetune.main(command(labels, *settings)[2:]), capsys.readouterr().err
     assert code == 2 and key in said and said.count("error:") == 1, said
     assert not (labels.parent / "faulty").exists()

@@ -87,7 +87,8 @@ class TaskSettings(Settings):
     """Tasks with test data, e.g. `- {name: reviews, test_data: data/test.tsv, train_data: data/train.tsv,
     label_words: {0: negative, 1: positive}}`. Keys: name, test_data; train_data (for the baselines, and to name test
     examples that occur in it); data_format, input_field, output_field, label_words, prompt_template, system_prompt as
-    in finetune_config.yaml; metric (accuracy, macro_f1, exact_match, word_accuracy, chrf; auto); max_new_tokens."""
+    in finetune_config.yaml, and where they are not given as each model was fine-tuned (its finetune.json); metric
+    (accuracy, macro_f1, exact_match, word_accuracy, chrf; auto); max_new_tokens."""
     pretraining_data: Words = ()
     """Corpus of the pretraining, as input_jsonl: scores are also given without the test examples that occur in it."""
     max_task_examples: PositiveInt | Literal["all"] = "all"

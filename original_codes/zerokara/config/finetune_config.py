@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,9 +16,15 @@ from zerokara.config.settings import Auto, Fraction, NaturalFloat, PositiveFloat
 from zerokara.errors import Fault
 
 
+def label_text(value: Any) -> Any:
+    """Return a label that is a number or a truth value as the text that JSON has for it, and 1.0 as 1."""
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    return json.dumps(value) if isinstance(value, bool | int | float | None) else value
+
+
 def _with_text_keys(value: Any) -> Any:
-    """Turn the labels 0 and 1, numbers in YAML, into the texts that a data file has."""
-    return {str(key): word for key, word in value.items()} if isinstance(value, dict) else value
+    """Turn the labels of YAML, which may be numbers or truth values, into the texts of a data file."""
+    return {label_text(key): word for key, word in value.items()} if isinstance(value, dict) else value
 
 
 DataFormat = Literal["messages", "prompt_completion", "source_target", "text_label"]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from zerokara.errors import RunError
 from zerokara.evaluation import cache as block_cache
 from zerokara.evaluation.inputs import Prompt
+from zerokara.examples.encoding import prompt_ids
 from zerokara.examples.example_files import ANSWER_MARGIN
 from zerokara.progress import Progress, log
 
@@ -138,24 +139,6 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
     if ends is None:
         raise RunError("the model has no end token (eos_token_id), so no answer of it ever ends")
     return [ends] if isinstance(ends, int) else list(ends)
-
-
-def prompt_ids(tokenizer: Any, prompt: Prompt, is_encoder_decoder: bool, ends: Sequence[int]) -> list[int]:
-    """The ids of a prompt as the model gets them.
-
-    Raises:
-        RunError: a conversation meets a tokenizer without a chat template.
-    """
-    if isinstance(prompt, str):
-        ids = list(tokenizer(prompt)["input_ids"])
-        if is_encoder_decoder or len(ids) < 2 or ids[-1] not in ends:
-            return ids
-        # Without the end that the tokenizer adds, but with one that the prompt spells.
-        spelled = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
-        return ids[:-1] if ids[-len(spelled) :] != spelled else ids
-    if not tokenizer.chat_template:
-        raise RunError("the tokenizer has no chat template, which conversations (messages) need")
-    return list(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=True)["input_ids"])
 
 
 def num_tokens_allowed(tokenizer: Any, expected: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import sha256
@@ -33,7 +33,8 @@ from zerokara.evaluation import overlap
 from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.overlap import Overlap
 from zerokara.examples import formats
-from zerokara.examples.formats import PLACE_OF_INPUT, Example, ExampleFormat, Unlearnable
+from zerokara.examples.facts import PLACE_OF_INPUT, FinetuneFacts
+from zerokara.examples.formats import Example, ExampleFormat, Unlearnable
 from zerokara.huggingface import model_folder
 from zerokara.progress import Progress, log
 from zerokara.tokenizer.sampling import Reservoir
@@ -42,7 +43,7 @@ _CONTENT = (".safetensors", ".json", ".model", ".txt", ".jinja")
 """Files that make a model what it is: weights, configuration, tokenizer (vocab.txt, merges.txt)."""
 _RECORDS = ("manifest.json", "upload.manifest.json", "trainer_state.json")
 _PART_BYTES = 1 << 23
-Prompt = str | Sequence[Mapping[str, str]]
+Prompt = str | Sequence[formats.Message]
 """A text, or a conversation that ends with the user: ``role`` and ``content`` of each turn."""
 MAX_BAD = 0.01
 """Maximum share of a file's lines that hold no example, as `max_bad_fraction` is for fine-tuning."""
@@ -154,7 +155,7 @@ class TaskData:
     """Input texts, without the prompt around them; of a conversation its last message before the answer."""
     references: list[str]
     """Expected answers."""
-    conversations: list[Prompt] = field(default_factory=list)
+    conversations: list[list[formats.Message]] = field(default_factory=list)
     """All messages before each answer, in a task of conversations; else empty."""
     prompt_template: str = "auto"
     """Text around a source, with ``{input}`` in its place; `auto` as in fine-tuning."""
@@ -167,13 +168,13 @@ class TaskData:
     warnings: tuple[str, ...] = ()
     """Parts of the data that were left out."""
 
-    def prompts(self, is_encoder_decoder: bool) -> list[Prompt]:
-        """Prompts for a model; `auto` puts a source for a decoder on a line of its own."""
+    def prompts(self, is_encoder_decoder: bool, tuned: FinetuneFacts | None = None) -> list[Prompt]:
+        """Prompts for a model; `auto` is as it was fine-tuned, if that is known."""
         if self.conversations:
-            return self.conversations
+            return [formats.with_system(turns, tuned.system_prompt if tuned else "") for turns in self.conversations]
         template = self.prompt_template
         if template == "auto":
-            template = PLACE_OF_INPUT if is_encoder_decoder else PLACE_OF_INPUT + "\n"
+            template = (tuned and tuned.prompt_template) or formats.auto_template(is_encoder_decoder)
         return [template.replace(PLACE_OF_INPUT, source) for source in self.sources]
 
     @property
@@ -273,6 +274,8 @@ def _examples(files: Sequence[InputFile], form: ExampleFormat) -> tuple[list[Exa
             faults.append(replace(example.fault, where=record.place))
             if len(faults) == _MAX_SHOWN:
                 break
+        elif any(map(formats.extra_keys, example.messages)):
+            bad["a message has fields that are only learned, not evaluated"] += 1
         else:
             examples.append(example)
     if faults:

@@ -219,8 +219,8 @@ METRICS: dict[str, Callable[[Sequence[str], Sequence[str]], Measure]] = {
 
 def unmatched(outputs: Sequence[str], labels: Sequence[str]) -> list[str]:
     """The outputs that match none of `labels`, which accuracy and macro-F1 count as wrong."""
-    known = set(map(_clean, labels))
-    return [output for output in outputs if _clean(output) not in known]
+    known = set(map(clean, labels))
+    return [output for output in outputs if clean(output) not in known]
 
 
 def words(text: str) -> list[str]:
@@ -228,10 +228,10 @@ def words(text: str) -> list[str]:
     return WORD.findall(text)
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """A text as it is compared: composed (NFC), without white space around it."""
     return unicodedata.normalize("NFC", text).strip()
 
 
 def _cleaned(outputs: Sequence[str], references: Sequence[str]) -> list[tuple[str, str]]:
-    return [(_clean(output), _clean(reference)) for output, reference in zip(outputs, references, strict=True)]
+    return [(clean(output), clean(reference)) for output, reference in zip(outputs, references, strict=True)]

@@ -22,6 +22,7 @@ from zerokara.evaluation.inputs import TaskData
 from zerokara.evaluation.overlap import Overlap
 from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.evaluation.scoring import Interval, Measure
+from zerokara.examples import facts
 from zerokara.progress import log, plural
 
 if TYPE_CHECKING:
@@ -46,8 +47,14 @@ def measure_tasks(
     answered = [(task, overlaps, dict[str, Answers]()) for task, overlaps in tasks]
     for model in models:  # each answers all tasks before the next one is loaded
         for task, _, answers in answered:
-            prompts, expected = task.prompts(model.is_encoder_decoder), [*task.references, *task.labels]
-            answers[model.name] = answers_of(model, prompts, expected, task.max_new_tokens, task.name, cache)
+            tuned = facts.read(model.folder)
+            prompts, words = task.prompts(model.is_encoder_decoder, tuned), tuned.label_words if tuned else {}
+            expected = [*words.values(), *task.references, *task.labels]
+            found = answers_of(model, prompts, expected, task.max_new_tokens, task.name, cache)
+            if task.labels and words.keys() >= {*task.labels}:  # the settings gave these labels no words
+                labels = {scoring.clean(word): label for label, word in words.items()}
+                found = replace(found, outputs=[labels.get(scoring.clean(text), f"({text})") for text in found.outputs])
+            answers[model.name] = found
     for task, overlaps, answers in answered:
         yield from sections(task, answers, overlaps, seed)
 

@@ -20,9 +20,10 @@ import json
 import re
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +31,8 @@ import numpy as np
 
 from zerokara.config.finetune_config import Overlong
 from zerokara.config.tokenizer_config import TURN_PIECES
-from zerokara.errors import Fault, UserError
-from zerokara.examples.formats import Example, Message, Unlearnable
+from zerokara.errors import Fault, RunError, UserError
+from zerokara.examples.formats import Example, Message, Unlearnable, extra_keys
 from zerokara.tokenizer.encoder import Encoder, Ids
 
 Segments = list[Ids]
@@ -47,6 +48,7 @@ _PROBES: tuple[list[Message], ...] = (
     [{"role": role, "content": f"{role} {turn}"} for turn in range(2) for role in ("user", "assistant")],
 )
 """Conversations on which every template is tried before any data is read."""
+_CHANCE = re.compile(r"\b(?:strftime_now|lipsum)\b|\|\s*random\b")
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TURNS = {
     "<|im_start|>": ("<|im_start|>{}\n", "<|im_end|>", "\n"),
@@ -78,6 +80,9 @@ class ChatTemplate:
             rule = "has no {% generation %} block, which marks what is learned"
             remedy = "write {% generation %}{{ message.content + eos_token }}{% endgeneration %} for the answers"
             raise UserError(Fault(where, rule, remedy=remedy))
+        if chance := _CHANCE.search(source):
+            place, rule = source.count("\n", 0, chance.start()) + 1, f"makes other text each time ({chance[0]})"
+            raise UserError(Fault(f"{where}:{place}", rule, remedy="write the text, such as a date, in its place"))
         ends = {int(answer[-1]) for messages in _PROBES for answer in self._tried(messages)[1::2]}
         own = {tokenizer.eos_token_id} - {None}
         self.end_ids = [*own, *sorted(ends - own)]
@@ -92,8 +97,10 @@ class ChatTemplate:
             except Unlearnable as error:
                 rendered.append(error)
                 continue
-            rule = next(_losses(text, learned, messages), "")
-            rendered.append(Unlearnable(f"the chat template {rule}") if rule else (text, learned))
+            rule = next(chain(_losses(text, learned, messages), self._unread(text, learned, messages)), "")
+            answers = (message for message in messages if message["role"] == "assistant")
+            spans = [span for span, answer in zip(learned, answers, strict=False) if "weight" not in answer]
+            rendered.append(Unlearnable(f"the chat template {rule}") if rule else (text, spans))
         texts = [each[0] for each in rendered if isinstance(each, tuple)]
         encodings = iter(self._tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))
         return [self._segments(*each, next(encodings)) if isinstance(each, tuple) else each for each in rendered]
@@ -141,6 +148,18 @@ class ChatTemplate:
                 raise
             raise Unlearnable(f"is refused by the chat template ({self._where}:{lines[-1]}): {error}") from error
         return texts[0], learned[0]
+
+    def _unread(self, text: str, learned: Spans, messages: Sequence[Message]) -> Iterator[str]:
+        """Rules that a template breaks: further fields of a message, as its calls of tools, do not change its text."""
+        for number, message in enumerate(messages):
+            for key in extra_keys(message):
+                with suppress(Unlearnable):  # where the template needs it
+                    other, spans = self._filled_in(
+                        [*messages[:number], {**message, key: None}, *messages[number + 1 :]]
+                    )
+                    is_learned = [text[slice(*span)] for span in learned] != [other[slice(*span)] for span in spans]
+                    if text == other or (message["role"] == "assistant" and not is_learned):
+                        yield f"does not write {key!r} of message {number + 1} where it belongs: remove it"
 
     def _segments(self, text: str, learned: Spans, encoding: Any) -> Segments | Unlearnable:
         ids, offsets = np.array(encoding.ids, dtype=np.int32), np.array(encoding.offsets).reshape(-1, 2)
@@ -191,15 +210,28 @@ def _losses(text: str, learned: Spans, messages: Sequence[Message]) -> Iterator[
             yield f"loses text: {message['content'][:40]!r} is not in what it makes of it, or not where it belongs"
 
 
+def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], encodes: bool, ends: Sequence[int]) -> list[int]:
+    """Return the ids of a prompt in training, tests and use; RunError for a conversation without a chat template."""
+    if isinstance(prompt, str):
+        ids = list(tokenizer(prompt, verbose=False)["input_ids"])
+        if encodes or len(ids) < 2 or ids[-1] not in ends:
+            return ids
+        # Without the end that the tokenizer adds, but with one that the prompt spells.
+        spelled = list(tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"])
+        return ids[:-1] if ids[-len(spelled) :] != spelled else ids
+    if not tokenizer.chat_template:
+        raise RunError("the tokenizer has no chat template, which conversations (messages) need")
+    return list(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=True)["input_ids"])
+
+
 def encode(
-    examples: Sequence[Example], encoder: Encoder, tokenizer: Any, template: ChatTemplate | None
+    examples: Sequence[Example], encoder: Encoder, tokenizer: Any, template: ChatTemplate | None, encodes: bool
 ) -> list[Segments | Unlearnable]:
     """Return the segments of each example, or why there are none; `template` is that of conversations."""
     if template is not None:
         encoded = template.encode([example.messages for example in examples])
     else:
-        # Verbose, it would warn of a text that is longer than the context.
-        prompts = tokenizer([example.prompt for example in examples], verbose=False)["input_ids"]
+        prompts = [prompt_ids(tokenizer, example.prompt, encodes, [encoder.eos_id]) for example in examples]
         answers = encoder.encode_many([example.answer for example in examples])
         end = np.array([encoder.eos_id], dtype=np.int32)
         encoded = [

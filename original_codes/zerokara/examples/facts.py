@@ -1,6 +1,7 @@
 """Facts of a fine-tuning in its run folder, for the export: `finetune.json`, the chat template, conversations.
 
-`finetune.json` is one JSON object with the fields of `FinetuneFacts`, in which ``data`` and ``test`` are objects.
+`finetune.json` is one JSON object with the fields of `FinetuneFacts`, in which ``data`` and ``test`` are objects. The
+export holds it, too: it says how the model is asked, wherever its folder lies.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pydantic
 from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError
 
+PLACE_OF_INPUT = "{input}"
 NAME = "finetune.json"
 CONVERSATIONS_NAME = "conversations.jsonl"
 """Conversations of the training data, and their ids, on which the export is proved."""
@@ -82,6 +84,26 @@ class FinetuneFacts:
     """Absent without test data."""
     baselines: dict[str, float] = field(default_factory=dict)
     """The metric of simple methods on the same test data, by name."""
+    prompt_template: str = ""
+    """Text around an input, with ``{input}`` in its place; empty for conversations."""
+    label_words: dict[str, str] = field(default_factory=dict)
+    """Text of each label."""
+    system_prompt: str = ""
+    """System message of the conversations that have none of their own."""
+
+    def text(self, given: str) -> str:
+        """Return an input in the prompt template."""
+        return (self.prompt_template or PLACE_OF_INPUT).replace(PLACE_OF_INPUT, given)
+
+    def input_of(self, text: str) -> str:
+        """Return what stands in the template in a text; the inverse of `text`."""
+        before, _, behind = self.prompt_template.partition(PLACE_OF_INPUT)
+        return text.removeprefix(before).removesuffix(behind)
+
+    def prompt(self, given: str) -> str | list[dict[str, str]]:
+        """Return what the model is asked for an input: a text, or a conversation."""
+        turns = [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": given}]
+        return turns[not self.system_prompt :] if self.task == "messages" else self.text(given)
 
     def write(self, folder: Path) -> None:
         """Write them into a run folder."""

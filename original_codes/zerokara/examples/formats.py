@@ -15,23 +15,25 @@ anywhere else too.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from zerokara.config.finetune_config import DataFormat, FinetuneConfig
+from zerokara.config.finetune_config import DataFormat, FinetuneConfig, label_text
 from zerokara.corpus.documents import HARMLESS, BadLine, Reason, excerpt, object_of_line
 from zerokara.corpus.find import TABLES, InputFile, find_files
 from zerokara.corpus.read import Range, read, total_plain_bytes
 from zerokara.errors import Fault, UserError, shown
+from zerokara.examples.facts import PLACE_OF_INPUT
 
-Message = Mapping[str, str]
-"""A turn of a conversation: ``role`` and ``content``."""
+Message = Mapping[str, Any]
+"""A turn of a conversation: ``role``, ``content``, ``weight`` where it is 0, and what else the chat template reads."""
 HEAD_LINES = 50
 """Records at the head of a file by which its format is found."""
-PLACE_OF_INPUT = "{input}"
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
+_CHANGING = ("weight", "tools", "functions", "images", "videos", "audios", "system", "history", "rejected", "kto_tag")
+"""Fields of other programs beside a conversation or a completion, which change what is learned of it."""
 FIELDS: dict[DataFormat, tuple[tuple[str, ...], str]] = {
     "messages": (("messages",), ""),
     "prompt_completion": (("prompt",), "completion"),
@@ -173,10 +175,11 @@ class Example(NamedTuple):
     """Turns of a conversation."""
 
     @property
-    def key(self) -> int:
-        """Hash of the input up to white space, by which two examples have the same text."""
-        text = " ".join(self.input.split())
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    def keys(self) -> tuple[int, int]:
+        """Hashes up to white space: of the input, by which two examples have the same text, and with the answer."""
+        texts = (" ".join(text.split()).encode() for text in (self.input, f"{self.input} \0 {self.answer}"))
+        one, both = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)
+        return one, both
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,9 @@ class ExampleFormat:
             BadExample: it has another form, or an empty input.
             Unlearnable: it has an empty answer, or a label without a text.
         """
+        for field in _CHANGING if self.name in ("messages", "prompt_completion") else ():
+            if field not in (self.input_field, self.output_field) and values.get(field) not in (*_EMPTY, 1):
+                raise BadExample(f"the field {field!r}, which changes what is learned, is not supported")
         if self.name == "messages":
             return self._conversation(values)
         given = _text(values, self.input_field)
@@ -221,17 +227,15 @@ class ExampleFormat:
         turns = values.get(self.input_field)
         if not isinstance(turns, list) or not turns:
             raise BadExample(f"field {self.input_field!r} is no list of messages")
-        messages: list[Message] = []
-        for number, turn in enumerate(turns, 1):
-            if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
-                raise BadExample(f"message {number} lacks a role or a content that is text")
-            if "\0" in turn["content"]:
-                raise BadExample(Reason.NUL.value)
-            messages.append({"role": turn["role"], "content": turn["content"]})
-        if self.system_prompt and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        messages = [_message(turn, f"message {number}") for number, turn in enumerate(turns, 1)]
+        if messages[-1].get("weight") == 0:  # nobody reads what follows the last answer that is learned
+            is_learned = [turn["role"] == "assistant" and "weight" not in turn for turn in messages]
+            messages = messages[: len(messages) - is_learned[::-1].index(True)] if any(is_learned) else []
+        if not messages:
+            raise BadExample("every answer has weight 0, so that nothing is learned")
+        messages = with_system(messages, self.system_prompt)
         given = "\n".join(message["content"] for message in messages if message["role"] != "assistant")
-        if any(message["role"] == "assistant" and not message["content"].strip() for message in messages):
+        if any(turn["role"] == "assistant" and not (turn["content"].strip() or extra_keys(turn)) for turn in messages):
             raise Unlearnable("an answer of the assistant is empty", "remove the line, or fill it")
         if messages[-1]["role"] != "assistant":
             rule = f"the conversation ends with the turn of {messages[-1]['role']!r}, so that nothing is learned of it"
@@ -239,13 +243,42 @@ class ExampleFormat:
         return Example("", messages[-1]["content"], given, None, tuple(messages))
 
 
+def _message(turn: Any, what: str) -> Message:
+    """The fields of a turn that are not empty, in which only a weight of 0, of an answer, stands."""
+    fields = turn if isinstance(turn, dict) else {}
+    given = {key: value for key, value in fields.items() if value not in _EMPTY or (key, value) == ("content", "")}
+    message = {"content": ""} | given if extra_keys(given) else given
+    if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+        raise BadExample(f"{what} lacks a role or a content that is text; it has {', '.join(map(str, given))}")
+    if "\0" in message["content"]:
+        raise BadExample(Reason.NUL.value)
+    if (weight := message.pop("weight", 1)) not in (0, 1):
+        raise BadExample(f"{what} has weight {weight!r}, which can only be 0 or 1")
+    return message if weight or message["role"] != "assistant" else message | {"weight": 0}
+
+
+def with_system(messages: list[Message], text: str) -> list[Message]:
+    """A conversation with a system message of this text, unless that is empty or it has one."""
+    return [{"role": "system", "content": text}, *messages] if text and messages[0]["role"] != "system" else messages
+
+
+def auto_template(is_encoder_decoder: bool) -> str:
+    """Prompt template of `auto`: a decoder reads an input on a line of its own."""
+    return PLACE_OF_INPUT if is_encoder_decoder else PLACE_OF_INPUT + "\n"
+
+
+def extra_keys(message: Message) -> list[str]:
+    """Fields of a message that have an effect only where the chat template reads them."""
+    return [key for key in message if key not in ("role", "content", "weight", "id", "tool_call_id")]
+
+
 def _text(values: Mapping[str, Any], field: str, may_be_number: bool = False) -> str:
-    """The text of a field; a number or truth value, where that may be, as JSON writes it."""
+    """The text of a field; a number or truth value, where that may be, as `label_text` writes it."""
     if field not in values:
         raise BadExample(f"field {field!r} is missing")
     value = values[field]
     if may_be_number and isinstance(value, bool | int | float):
-        return json.dumps(value)
+        return str(label_text(value))
     if not isinstance(value, str):
         raise BadExample(f"field {field!r} is null" if value is None else f"field {field!r} is no text")
     if "\0" in value:
@@ -320,9 +353,7 @@ def _format_of(config: FinetuneConfig, record: Record, is_encoder_decoder: bool)
             if config.data_format == "auto" and not isinstance(record.values[given], list):
                 continue
             return ExampleFormat(name, given, "", "", dict(config.label_words), config.system_prompt)
-        template = config.prompt_template
-        if template == "auto":
-            template = PLACE_OF_INPUT if is_encoder_decoder else PLACE_OF_INPUT + "\n"
+        template = auto_template(is_encoder_decoder) if config.prompt_template == "auto" else config.prompt_template
         return ExampleFormat(name, given, wanted, template, dict(config.label_words))
     return None
 

@@ -6,7 +6,8 @@ texts, the bad lines, and last the manifest. Where the same was done before, it 
 The texts are JSON lines in the order of the token files: ``place`` (file:line), ``input``, ``reference`` (the answer),
 ``label`` (or null), ``seen`` (true if an example of an earlier split has the same input, white space aside). Those of
 the training examples are the first conversations, on which the export is proved (`facts.conversations`). Validation
-examples that are drawn from the training data are whole groups of equal inputs, so that no text is on both sides.
+examples that are drawn from the training data are whole groups of equal inputs, so that no text is on both sides; but
+of an input that is a common one (`MAX_INPUT_SHARE`, "Write a review.") whole groups of equal answers, and it is told.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from zerokara.examples import formats
 from zerokara.examples.encoding import ChatTemplate, Fate, Segments, auto_source, encode, fit, marks_answers
 from zerokara.examples.example_files import SPLITS, STEP, ExampleFiles, ExamplePaths, Split, example_writer
 from zerokara.examples.facts import SplitCounts
-from zerokara.examples.formats import Example, ExampleFormat, Found, Record, Unlearnable
+from zerokara.examples.formats import Example, ExampleFormat, Found, Record, Unlearnable, extra_keys
 from zerokara.progress import Progress, bytes_text, log, plural, seconds_text, summary
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import bin_path, dtype_for, idx_path
@@ -45,6 +46,8 @@ BATCH = 512
 """Examples that are encoded at once."""
 MAX_FAULTS = 5
 """Number of lines that cannot be learned after which the reading ends."""
+MAX_INPUT_SHARE = 0.05
+"""Share of the training examples above which their input is on both sides of a drawn validation."""
 MAX_CONVERSATIONS = 1_000
 """Maximum number of training conversations on which the export is proved."""
 
@@ -91,7 +94,7 @@ def prepare(
     log(f"examples: {plural(len(all_files), 'file')}, {size}, {form.name} → {bin_path(paths.prefix('train'))}")
     tokenizer = load_tokenizer()
     template = _template(config, encoder, tokenizer, is_encoder_decoder) if form.name == "messages" else None
-    encodes = partial(encode, encoder=encoder, tokenizer=tokenizer, template=template)
+    encodes = partial(encode, encoder=encoder, tokenizer=tokenizer, template=template, encodes=is_encoder_decoder)
     fits = partial(fit, length=packed_length, overlong=config.overlong, is_encoder_decoder=is_encoder_decoder)
     with _claimed(paths):
         splitter = _Splitter(config, paths, files, form, encodes, fits, encoder)
@@ -173,7 +176,9 @@ def _check_counts(config: FinetuneConfig, paths: ExamplePaths, counts: Mapping[S
     bad, lines = (sum(getattr(each, key) for each in counts.values()) for key in ("bad", "read"))
     if bad > config.max_bad_fraction * lines:
         enough = math.ceil(1000 * bad / lines) / 1000
-        rule = f"{bad:,} of {lines:,} lines hold no example ({bad / lines:.3g} of them)"
+        first = orjson.loads(paths.quarantine.read_bytes().partition(b"\n")[0])
+        rule = f"{bad:,} of {lines:,} lines hold no example ({bad / lines:.3g} of them), the first at "
+        rule += f"{first['file']}:{first['line']}: {first['reason']}"
         remedy = f"each is listed in {paths.quarantine}; repair them, or set max_bad_fraction to {enough:g}"
         raise UserError(config.fault("max_bad_fraction", rule, remedy))
     faults = []
@@ -236,6 +241,8 @@ class _Splitter:
     faults: list[Fault] = field(default_factory=list)
     labels: set[str] = field(default_factory=set)
     """Texts of the labels so far."""
+    fields: set[str] = field(default_factory=set)  # of all lines
+    common: frozenset[int] = frozenset()  # keys of the inputs that stand on both sides of a drawn validation
 
     def run(self) -> dict[Split, SplitCounts]:
         """Write every split and the quarantine; return the counts. UserError for damaged files, unlearnable lines."""
@@ -251,6 +258,8 @@ class _Splitter:
             for splits in (*passes, ("test",)):
                 if files := self.files[splits[0]]:
                     written |= self._pass(splits, self._examples(files, progress), written.values(), drawn, quarantine)
+        if unread := sorted(self.fields - {self.form.input_field, self.form.output_field}):
+            log(f"examples: not read are the fields {', '.join(unread)}")
         return {split: writer.counts for split, writer in written.items()}
 
     def _pass(
@@ -262,7 +271,7 @@ class _Splitter:
         quarantine: IO[bytes],
     ) -> dict[Split, _SplitWriter]:
         """Write examples into the first of these splits, drawn ones into the last; bad lines count as the first's."""
-        seen, dtype = frozenset(chain.from_iterable(each.keys for each in earlier)), dtype_for(self.encoder.vocab_size)
+        seen, dtype = self.common.union(*(each.keys for each in earlier)), dtype_for(self.encoder.vocab_size)
         with ExitStack() as stack:  # whose files appear at its end, if there was no error
             outputs = list[_SplitWriter]()
             for split in splits:
@@ -273,6 +282,7 @@ class _Splitter:
                 good = [example for _, example in batch if isinstance(example, Example)]
                 encoded = iter(self.encode(good) if good else ())
                 for record, example in batch:
+                    self.fields |= record.values.keys()
                     if example is None:
                         outputs[0].counts.bad += 1
                         line = {"file": record.file.name, "line": record.line, "offset": record.offset}
@@ -283,7 +293,7 @@ class _Splitter:
                     elif isinstance(segments := next(encoded), Unlearnable):
                         self._refuse(record, segments)
                     else:
-                        self._add(record, example, segments, outputs[-1 if drawn and example.key in drawn else 0])
+                        self._add(record, example, segments, outputs[0 if drawn.isdisjoint(example.keys) else -1])
             if self.faults:
                 raise UserError(self.faults)
         return dict(zip(splits, outputs, strict=True))
@@ -300,7 +310,7 @@ class _Splitter:
         if fate == "dropped":
             return
         output.write(fitted)
-        learned, key = fitted[1::2], example.key
+        learned, key = fitted[1::2], example.keys[0]
         counts.tokens += sum(map(len, fitted))
         counts.learned_tokens += sum(map(len, learned))
         counts.cut_learned_tokens += sum(map(len, segments[1::2])) - sum(map(len, learned))
@@ -311,7 +321,9 @@ class _Splitter:
         text: dict[str, Any] = {}
         if not output.is_train:
             counts.seen += key in output.seen_keys
-            text = {"place": record.place, "input": example.input, "reference": example.answer}
+            is_more = example.messages and extra_keys(example.messages[-1])  # its calls of tools are an answer, too
+            reference = self.encoder.decode(segments[-1]) if is_more else example.answer
+            text = {"place": record.place, "input": example.input, "reference": reference}
             text |= {"label": example.label, "seen": key in output.seen_keys}
         elif example.messages and fate == "kept" and counts.kept <= MAX_CONVERSATIONS:
             prompt, answer = np.concatenate(fitted[:-1]).tolist(), fitted[-1].tolist()
@@ -328,17 +340,30 @@ class _Splitter:
             raise UserError(self.faults)
 
     def _drawn(self, progress: Progress) -> frozenset[int]:
-        """Draw inputs for validation, by their keys, whose examples are about the share asked for."""
-        examples = self._examples(self.files["train"], progress)
-        keys = np.fromiter((example.key for _, example in examples if isinstance(example, Example)), np.uint64)
-        distinct, counts = np.unique(keys, return_counts=True)
-        order = np.random.default_rng(self.config.seed).permutation(len(distinct))[:-1]  # never all
-        wanted = max(1, round(self.config.valid_fraction * len(keys)))
-        num_drawn = int(np.searchsorted(np.cumsum(counts[order]), wanted)) + 1
-        if not len(order):
-            rule = "leaves no validation example: all training examples have the same input"
+        """Draw examples for validation, by their keys: at most the share asked for, but one if it is less than one."""
+        pairs = array("Q")
+        for record, example in self._examples(self.files["train"], progress):
+            if isinstance(example, Example):
+                pairs.extend(example.keys)
+            elif example is not None:
+                self._refuse(record, example)
+        if self.faults:
+            raise UserError(self.faults)
+        keys = np.array(pairs, dtype=np.uint64).reshape(-1, 2)
+        wanted = max(1, int(self.config.valid_fraction * len(keys) + 1e-9))
+        _, group, sizes = np.unique(keys[:, 0], return_inverse=True, return_counts=True)
+        is_common = sizes[group] > min(wanted, max(1, MAX_INPUT_SHARE * len(keys)))
+        self.common = frozenset(keys[is_common, 0].tolist())
+        distinct, counts = np.unique(np.where(is_common, keys[:, 1], keys[:, 0]), return_counts=True)
+        order, drawn = np.random.default_rng(self.config.seed).permutation(len(distinct))[:-1], set[int]()  # never all
+        for key, count in zip(distinct[order].tolist(), counts[order].tolist(), strict=True):
+            if count <= wanted:
+                drawn.add(key)
+                wanted -= count
+        if len(keys) and not drawn:
+            rule = f"leaves no validation example: each of the {len(keys):,} training examples is there too often"
             raise UserError(self.config.fault("valid_fraction", rule, "give valid_data, or set it to 0"))
-        return frozenset(distinct[order[:num_drawn]].tolist())
+        return frozenset(drawn)
 
     def _examples(self, files: Sequence[InputFile], progress: Progress) -> Iterator[Found]:
         records = (formats.read_records(file, progress.advance) for file in files)

@@ -9,6 +9,7 @@ folder: once, unless the run was made longer since and another checkpoint is the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -112,7 +113,8 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         num_valid_tokens=reading.num_valid_tokens,
         examples=(train.num_examples, train.counts.learned_tokens, len(packed)),
         plan_rows=tuple(plan_rows(train, valid, packed)),
-        run_files={CHAT_TEMPLATE_NAME: files.chat_template} if files.chat_template is not None else {},
+        run_files={facts.NAME: orjson.dumps(asdict(facts_of(config, files))).decode()}
+        | ({CHAT_TEMPLATE_NAME: files.chat_template} if files.chat_template is not None else {}),
     )
 
 
@@ -163,9 +165,9 @@ def _result(run_dir: Path) -> dict[str, Any]:
 
 def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, newest: Path) -> list[tuple[str, str]]:
     """Write ``finetune.json``; return its rows for display, last a warning if the model has learned nothing."""
-    splits, counts = examples.splits, {str(name): split.counts for name, split in examples.splits.items()}
-    task, metric, test, simple = examples.data_format.replace("_", " "), config.metric, None, dict[str, float]()
-    found, answers, learned = _result(plan.run_dir), plan.run_dir / ANSWERS_NAME, counts["train"].learned_tokens
+    splits, metric, test, simple = examples.splits, config.metric, None, dict[str, float]()
+    found, answers, learned = _result(plan.run_dir), plan.run_dir / ANSWERS_NAME, examples.train.counts.learned_tokens
+    tuned = facts_of(config, examples)
     rows = [("examples", f"{examples.train.num_examples:,}, {count_text(learned)} learned tokens")]
     if "test" in splits and f"test_{metric}" in found:
         value, number = found[f"test_{metric}"], splits["test"].num_examples
@@ -174,11 +176,11 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
         interval = "" if low is None else f"95 % {low:.4f} to {high:.4f}, "
         rows.append(("test", f"{metric} {value:.4f} ({interval}{number:,} examples)"))
         if metric != "loss" and examples.data_format != "messages":
-            simple = _simple_methods(examples, "test", metric, plan.encoder)
+            simple = _simple_methods(examples, "test", tuned, plan.encoder)
             rows += [("", f"{metric} {value:.4f} by {name.replace('_', ' ')}") for name, value in simple.items()]
         if answers.exists():
             rows.append(("answers", str(answers)))
-    FinetuneFacts(task, counts, metric, Path(config.init_from).name, test, simple).write(plan.run_dir)
+    replace(tuned, test=test, baselines=simple).write(plan.run_dir)
     reached = checkpoint.read_state(newest).facts
     sign, first, best = (
         1 - 2 * (metric != "loss"),
@@ -186,7 +188,7 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
         reached.get("best_selection_loss"),
     )
     if test is None and best is not None and examples.labels and metric != "loss":
-        simple = _simple_methods(examples, "valid", metric, plan.encoder)
+        simple = _simple_methods(examples, "valid", tuned, plan.encoder)
     value = test.value if test else sign * (best or 0.0)
     better = {f"the {value:.4f} by {name.replace('_', ' ')}" for name, each in simple.items() if each >= value}
     if first is not None and best is not None and best >= sign * first:
@@ -196,21 +198,28 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
     return rows
 
 
-def _simple_methods(examples: ExampleFiles, split: Split, metric: str, encoder: Encoder) -> dict[str, float]:
+def facts_of(config: FinetuneRunConfig, examples: ExampleFiles) -> FinetuneFacts:
+    """What is known of a fine-tuning before it begins."""
+    counts = {str(name): split.counts for name, split in examples.splits.items()}
+    task, asked = examples.data_format.replace("_", " "), (examples.prompt_template, config.label_words)
+    made = FinetuneFacts(task, counts, config.metric, Path(config.init_from).name, None, {}, *asked)
+    return replace(made, system_prompt=config.system_prompt)
+
+
+def _simple_methods(examples: ExampleFiles, split: Split, tuned: FinetuneFacts, encoder: Encoder) -> dict[str, float]:
     """The metric of simple methods on the examples of a split, by the name of the method."""
     lines = [orjson.loads(line) for line in examples.splits[split].texts_path.read_bytes().splitlines()]
     references = [line["reference"] for line in lines]
     simple: Iterable[NamedOutputs] = [("majority", baselines.majority(references))]
     if not examples.labels:
         tokens = IndexedTokens(examples.train.prefix, EXAMPLES_STEP)
-        before, _, behind = examples.prompt_template.partition("{input}")
         pairs = []
         for number in range(min(tokens.num_documents, MAX_TRAINING_PAIRS)):
             segments = tokens.sequences(number)
-            source = encoder.decode(prompt_of(segments)).removeprefix(before).removesuffix(behind).strip()
+            source = tuned.input_of(encoder.decode(prompt_of(segments))).strip()
             pairs.append((source, encoder.decode(segments[-1])))
         simple = baselines.for_texts(pairs, [line["input"] for line in lines])
-    return {name: scoring.METRICS[metric](outputs, references).value for name, outputs in simple}
+    return {name: scoring.METRICS[tuned.metric](outputs, references).value for name, outputs in simple}
 
 
 FINETUNING = RunTask(

@@ -153,12 +153,15 @@ def proved(folder: Path) -> manifest.Manifest:
 
 
 def prompts(folder: Path, settings: ConvertSettings) -> list[str]:
-    """`test_prompt_text`; for `auto` the prompts that step 4 chose for this folder, none for a model from elsewhere."""
+    """`test_prompt_text`; for `auto` the prompts that step 4 chose for this folder, none for a model from elsewhere.
+
+    Those of a fine-tuned model are inputs, without the template around them.
+    """
     if settings.test_prompt_text != "auto":
         return list(settings.test_prompt_text)
-    record = folder / MANIFEST_NAME
+    record, tuned = folder / MANIFEST_NAME, facts.read(folder)
     samples = manifest.read(record).facts.get("samples", []) if record.exists() else []
-    return [sample["prompt"] for sample in samples]
+    return [tuned.input_of(sample["prompt"]) if tuned else sample["prompt"] for sample in samples]
 
 
 def files(export: manifest.Manifest) -> list[manifest.FileRecord]:

@@ -76,8 +76,12 @@ def prove_model(
     encoder: Encoder,
     documents: Iterable[str],
     prompts: Sequence[str],
+    asked: Sequence[list[int]] = (),
+    ends: Sequence[int] = (),
 ) -> tuple[Proof, list[dict[str, str]]]:
     """Compare the exported model with the trained one, on `documents`; return the samples after `prompts` as well.
+
+    `asked` are the ids of the prompts, if not those of a pretraining; samples stop at the first of `ends`, too.
 
     Raises:
         RunError: there is no text to compare on.
@@ -89,11 +93,14 @@ def prove_model(
     new_tokens = num_new_tokens(shape)
     head = 1 if shape.traits.is_encoder_decoder else min(_CORPUS_PROMPT_TOKENS, max(1, shape.seq_len - new_tokens))
     all_prompts = [training.prompt(encoder, prompt, new_tokens) for prompt in prompts]
+    for number, ids in enumerate(asked):
+        read, start = ids[-max(1, shape.seq_len - new_tokens) :], all_prompts[number].decoder_ids
+        all_prompts[number] = Prompt(read, start) if shape.traits.is_encoder_decoder else Prompt([], read)
     all_prompts += _first(texts[:_CORPUS_PROMPTS], head)
     proof, greedy, sampled = prove(folder, source.weights(), shape, dtype, texts, all_prompts, len(prompts))
 
     def text(tokens: list[int]) -> str:
-        return encoder.decode_continuation(list(takewhile(lambda token: token != encoder.eos_id, tokens)))
+        return encoder.decode_continuation(list(takewhile(lambda token: token not in (encoder.eos_id, *ends), tokens)))
 
     written = zip(prompts, greedy[: len(prompts)], sampled, strict=True)
     return proof, [{"prompt": prompt, "greedy": text(one), "sampled": text(other)} for prompt, one, other in written]

@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from tokenizers import Tokenizer, processors
 
 from zerokara.durable import write_file, write_json
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hugging_face import CARRIED, CONFIG_NAME, HuggingFaceEncoder
+from zerokara.tokenizer.hugging_face import CARRIED, CONFIG_NAME, JSON_NAME, HuggingFaceEncoder
 from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, PieceType
 
 MODEL_FILE = "tokenizer.model"
@@ -61,7 +62,8 @@ def write(
     stands in a file of its own, which transformers 4.57 and 5, TRL and llama.cpp read.
 
     The files of a Hugging Face tokenizer are written as they were, but for chat templates that another takes the place
-    of; one without `tokenizer_config.json` gets its own.
+    of, and what puts tokens behind a text that a decoder is to continue; one without `tokenizer_config.json` gets its
+    own.
 
     Raises: UserError when the model is of a kind that cannot be written exactly.
     """
@@ -69,6 +71,8 @@ def write(
         files = {name: content for name, content in encoder.folder_files.items() if name in CARRIED}
         if CONFIG_NAME not in files:
             files[CONFIG_NAME] = orjson.dumps(_tokenizer_config(encoder, model_max_length, is_encoder_decoder))
+        if not is_encoder_decoder:
+            files[JSON_NAME] = _without_end(files[JSON_NAME])
         if chat_template is not None:
             files[CHAT_TEMPLATE_NAME] = chat_template.encode()
         if CHAT_TEMPLATE_NAME in files:  # transformers takes this one, and other clients an older one beside it
@@ -92,6 +96,19 @@ def write(
         paths.append(folder / CHAT_TEMPLATE_NAME)
         write_file(paths[-1], chat_template)
     return paths
+
+
+def _without_end(content: bytes) -> bytes:
+    """Return a tokenizer.json, or one that differs from it in that it puts no tokens behind a text."""
+    vendor = Tokenizer.from_str(content.decode())
+    made = vendor.encode("a")
+    if not made.special_tokens_mask[-1]:
+        return content
+    before = made.tokens[: made.special_tokens_mask.index(0)]
+    named = [(token, vendor.token_to_id(token)) for token in before]
+    form: dict[str, Any] = {"single": [*before, "$A"], "pair": [*before, "$A", "$B"], "special_tokens": named}
+    vendor.post_processor = processors.TemplateProcessing(**form)
+    return vendor.to_str().encode()
 
 
 def is_for_llama_cpp(encoder: Encoder) -> bool:

@@ -52,6 +52,7 @@ def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, 
             "active_parameters": shape.num_active_parameters(),
             "dtype": dtype,
             "converses": (source.run_dir / finetuning_facts.CHAT_TEMPLATE_NAME).is_file(),
+            "system_prompt": tuned.system_prompt if tuned else "",
         },
         "training": {
             "step": state.step,
@@ -144,11 +145,15 @@ def usage(model: dict[str, Any], name: str, prompt: str) -> list[str]:
 
     No pipeline: transformers 5 has none for encoder-decoders. They run under transformers 4 and 5 alike.
     """
-    auto_class, asked = model["auto_class"], json.dumps(prompt, ensure_ascii=False)
-    inputs = f'tokenizer({asked}, return_tensors="pt")'
+    auto_class, inputs = (
+        model["auto_class"],
+        f'tokenizer({json.dumps(prompt, ensure_ascii=False)}, return_tensors="pt")',
+    )
     if model.get("converses"):
         options = 'add_generation_prompt=True, return_tensors="pt", return_dict=True'
-        inputs = f'tokenizer.apply_chat_template([{{"role": "user", "content": {asked}}}], {options})'
+        said = {"system": model.get("system_prompt"), "user": prompt}
+        turns = [{"role": role, "content": text} for role, text in said.items() if text]
+        inputs = f"tokenizer.apply_chat_template({json.dumps(turns, ensure_ascii=False)}, {options})"
     return [
         f"from transformers import {auto_class}, AutoTokenizer",
         f"name = {json.dumps(name, ensure_ascii=False)}",

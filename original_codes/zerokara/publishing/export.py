@@ -18,11 +18,11 @@ import orjson
 from zerokara import durable, manifest
 from zerokara.checkpoint.folders import METRICS_NAME
 from zerokara.config.convert_config import ConvertConfig, ConvertSettings
-from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
 from zerokara.errors import RunError
 from zerokara.examples import facts as finetuning
-from zerokara.examples.encoding import ChatTemplate
+from zerokara.examples.encoding import ChatTemplate, prompt_ids
+from zerokara.examples.facts import FinetuneFacts
 from zerokara.huggingface import exported_folder, families, proof, to_hf, tokenizer_json, tokenizer_proof
 from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.publishing import card
@@ -65,12 +65,20 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         if chat_template is not None:
             proofs["chat"] = tokenizer_proof.prove_chat(tokenizer, finetuning.conversations(source.run_dir))
             lap("proof of the chat template")
-        prompts = prompts_for(settings, source.config, documents)
-        proofs["logits"], samples = proof.prove_model(partial, source, settings.dtype, encoder, documents, prompts)
+        tuned = finetuning.read(source.run_dir)
+        prompts, asked = prompts_for(settings, source, tuned, documents), list[list[int]]()
+        if tuned:
+            asked = [prompt_ids(tokenizer, tuned.prompt(text), is_encoder_decoder, ends) for text in prompts]
+            prompts = [tuned.text(text) for text in prompts]
+        compared = (partial, source, settings.dtype, encoder, documents)
+        proofs["logits"], samples = proof.prove_model(*compared, prompts, asked, ends)
         lap("proof of logits")
         if faults := [fault for each in proofs.values() for fault in each.faults]:
             raise _failed(faults, proof.as_json(proofs, samples, examples=True), partial, folder)
         facts = card.gather(source, encoder, settings.dtype) | proof.as_json(proofs, samples)
+        if facts["finetuning"]:  # how the model is asked goes with its folder
+            outputs["finetuning"] = [partial / finetuning.NAME]
+            durable.write_json(partial / finetuning.NAME, facts["finetuning"])
         outputs["card"], outputs["curve"] = [partial / "README.md"], [partial / METRICS_NAME]
         name = settings.huggingface_name or folder.name
         text = card.render(facts, name=name, language=settings.language, license=settings.license)
@@ -90,13 +98,20 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         )
 
 
-def prompts_for(settings: ConvertSettings, trained_with: RunConfig, documents: Sequence[str]) -> Sequence[str]:
-    """Return `test_prompt_text`; for `auto` the prompts of the run, or if it had none beginnings of `documents`."""
+def prompts_for(
+    settings: ConvertSettings, source: CheckpointSource, tuned: FinetuneFacts | None, documents: Sequence[str]
+) -> Sequence[str]:
+    """Return `test_prompt_text`; for `auto` the prompts of the run, or if it had none beginnings of `documents`, or of
+    the inputs of a fine-tuning."""
     if settings.test_prompt_text != "auto":
         return settings.test_prompt_text
-    has_span = trained_with.traits.is_encoder_decoder and not trained_with.packs_examples
+    if tuned:
+        turns = [turn for each in finetuning.conversations(source.run_dir) for turn in each["messages"]]
+        documents = [turn["content"] for turn in turns if turn["role"] == "user"] or documents
+        documents = [given for text in documents if (given := tuned.input_of(text)) != text] or documents
+    has_span = source.config.traits.is_encoder_decoder and not source.config.packs_examples
     thirds = documents[:: max(1, len(documents) // 3)][:3]
-    return resolved(trained_with.sample_prompts) or beginnings(thirds, has_span)
+    return resolved(source.config.sample_prompts) or beginnings(thirds, has_span)
 
 
 def _failed(faults: list[str], facts: dict[str, Any], partial: Path, folder: Path) -> RunError:

@@ -18,6 +18,8 @@ from typing import Any
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import UserError
 from zerokara.evaluation import answers, inputs
+from zerokara.examples import facts
+from zerokara.examples.formats import Message, with_system
 from zerokara.progress import log
 from zerokara.steps import command
 
@@ -53,15 +55,17 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
         settings = {**settings, "temperature": options.temperature} if options.temperature else {"do_sample": False}
     named = [f"{key} {value}" for key, value in (own | settings).items() if not key.endswith(("_id", "_version"))]
     log(f"step 5 generate: {folder}, {', '.join(named)}")
-    converses, turns = bool(model.tokenizer.chat_template), list[dict[str, str]]()
+    converses, turns, tuned = bool(model.tokenizer.chat_template), list[Message](), facts.read(folder)
     for text in [options.prompt] if options.prompt else _typed("user ▶ " if converses else "text ▶ "):
         if text == "reset" and not options.prompt:
             turns.clear()
         elif converses:
             turns.append({"role": "user", "content": text})
-            answer = answers.stream(model, turns, int(options.tokens or TOKENS), settings)
+            asked = with_system(turns, tuned.system_prompt if tuned else "")
+            answer = answers.stream(model, asked, int(options.tokens or TOKENS), settings)
             turns.append({"role": "assistant", "content": answer})
         else:
+            text = tuned.text(text) if tuned else text
             print("" if model.is_encoder_decoder else text, end="", flush=True)
             answers.stream(model, text, int(options.tokens or TOKENS), settings)
 

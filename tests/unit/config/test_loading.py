@@ -10,6 +10,7 @@ from configs import fault_of, faults_of, loaded, refused
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import FILES, load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -36,6 +37,14 @@ def test_every_fault_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path
     assert str(replace(faults[2], where="config.yaml:4")) == (
         "config.yaml:4: hidden_size = 250: must be a multiple of num_attn_heads = 4; try 248 or 252, or give head_dim"
     )
+
+
+def test_labels_are_texts_however_yaml_reads_them(tmp_path: Path) -> None:
+    text = "label_words: {true: a, False: b, 7: c, 2.0: d, no: e, 0.5: f, '3': g, null: h}\n"
+    words = loaded(tmp_path, text, of=FinetuneConfig).label_words
+    assert [*words] == ["true", "false", "7", "2", "no", "0.5", "3", "null"]
+    (fault,) = faults_of(tmp_path, "label_words: {1: a, '1': b}\n", of=FinetuneConfig)
+    assert fault.key == "label_words.1" and "twice" in fault.rule
 
 
 def test_tensor_parallelism_divides_what_it_shards(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Prompts → ids of the model's own tokenizer → answers as text; answers of before come from the cache."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,8 @@ from zerokara.errors import RunError
 from zerokara.evaluation import answers, cache, tasks
 from zerokara.evaluation.answers import Answers
 from zerokara.evaluation.inputs import TaskData
+from zerokara.examples.facts import FinetuneFacts
+from zerokara.examples.formats import Message
 from zerokara.huggingface import families
 from zerokara.huggingface.families import stock_model_of
 
@@ -90,7 +93,7 @@ def test_a_prompt_longer_than_the_context_is_not_answered() -> None:
 class Parrot:
     """A model that always says the same; its weights are counted when they are asked for."""
 
-    is_encoder_decoder, dtype = False, "fp32"
+    is_encoder_decoder, dtype, folder = False, "fp32", Path("nowhere")
 
     def __init__(self, name: str, says: str, log: list[str], content: str = "") -> None:
         self.name, self.says, self.content, self._log = name, says, content or name, log
@@ -130,6 +133,34 @@ def test_each_model_answers_all_tasks_before_the_next_is_loaded() -> None:
         "task: first, accuracy": {"a": 50.0, "b": 0.0},
         "task: second, macro f1": {"a": pytest.approx(100 / 3), "b": 0.0},
     }
+
+
+def test_a_model_is_asked_as_it_was_fine_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the settings leave it open: its template, its words for the labels, its system message."""
+    asked: list[Any] = []
+
+    def answer(model: Parrot, tokenizer: Any, prompts: Sequence[Any], *, max_new_tokens: int, label: str) -> Answers:
+        asked.append(prompts[0])
+        return Answers(model.says.split(), [True] * len(prompts), max_new_tokens)
+
+    monkeypatch.setattr(answers, "answer", answer)
+    words = {"prompt_template": "Review: {input}\nVerdict:\n", "label_words": {"0": "bad", "1": "good"}}
+    tuned, own = (Parrot(name, "bad good 1 bad", []) for name in ("tuned", "own"))
+    FinetuneFacts("text label", {}, "accuracy", "base", **words).write(tmp_path)  # type: ignore[arg-type]
+    tuned.folder = tmp_path
+    chat = FinetuneFacts("messages", {}, "loss", "base", system_prompt="Be brief.")
+    left_open = TaskData("t", "accuracy", ["a"] * 4, ["0", "1", "1", "1"], labels=("0", "1"))
+    (found,) = tasks.measure_tasks([(left_open, {})], [tuned, own], seed=1, cache=None)  # type: ignore[list-item]
+    assert asked == ["Review: a\nVerdict:\n", "a\n"] and [row.value for row in found.rows] == [50.0, 25.0]
+    given = replace(left_open, prompt_template="Say {input}:", references=["bad", "good", "good", "bad"])
+    given = replace(given, labels=("bad", "good"))
+    (found,) = tasks.measure_tasks([(given, {})], [tuned], seed=1, cache=None)  # type: ignore[list-item]
+    assert asked[2] == "Say a:" and found.rows[0].value == 75.0
+    turns: list[Message] = [{"role": "user", "content": "a"}]
+    system = {"role": "system", "content": "Be brief."}
+    talk = TaskData("t", "exact_match", ["a"], ["b"], conversations=[turns])
+    assert talk.prompts(False, chat) == [[system, *turns]] and talk.prompts(False) == [turns]
+    assert TaskData("t", "exact_match", ["a"], ["b"]).prompts(False, chat) == ["a\n"]
 
 
 @pytest.mark.usefixtures("answered")

@@ -184,6 +184,45 @@ def test_a_conversation_that_the_template_refuses_is_refused_alone(encoder: Enco
     assert not any(isinstance(each, Unlearnable) for each in taken)
 
 
+TOOLS = GOOD.replace(
+    "m.content + eos_token", "m.content + (m.tool_calls | tojson if m.tool_calls else '') + eos_token"
+).replace("'<|user|>' + m.content", "'<|user|>' + (m.name or '') + m.content")
+CALL = [{"type": "function", "function": {"name": "weather", "arguments": '{"city": "Iasi"}'}}]
+
+
+def calling(**more: Any) -> list[Message]:
+    called = {"role": "assistant", "content": "42", "tool_calls": CALL} | more
+    return [HELLO[0] | {"name": "Ada"}, called, HELLO[0], HELLO[1]]
+
+
+def test_fields_that_the_template_writes_are_learned_and_others_refuse_the_example(encoder: Encoder) -> None:
+    segments = encoded(template_of(encoder, TOOLS), calling())
+    read, learned = encoder.decode(segments[0]), encoder.decode(segments[1])
+    assert "Ada" in read and "weather" in learned and "Iasi" in learned
+    alone = encoded(template_of(encoder, TOOLS), calling(content=""))
+    assert alone[1] == segments[1][len(encoder.encode("42")) :]
+    outside = TOOLS.replace("{% generation %}", "{{ m.tool_calls | tojson if m.tool_calls else '' }}{% generation %}")
+    outside = outside.replace("m.content + (m.tool_calls | tojson if m.tool_calls else '')", "m.content")
+    for source, key in ((GOOD, "name"), (TOOLS, "reasoning_content"), (outside, "tool_calls")):
+        (made,) = template_of(encoder, source).encode([calling(**({key: "so"} if key == "reasoning_content" else {}))])
+        assert isinstance(made, Unlearnable) and f"'{key}'" in str(made), made
+    named = [HELLO[0] | {"id": "1"}, HELLO[1] | {"tool_call_id": "c"}]
+    assert encoded(template_of(encoder, GOOD), named) == encoded(template_of(encoder, GOOD), HELLO)
+
+
+def test_an_answer_of_weight_0_is_read_and_not_learned(encoder: Encoder) -> None:
+    template = template_of(encoder)
+    one, wrong, other, right = encoded(template, TWO_TURNS)
+    weighed = [TWO_TURNS[0], {**TWO_TURNS[1], "weight": 0}, *TWO_TURNS[2:]]
+    assert encoded(template, weighed) == [one + wrong + other, right]
+
+
+@pytest.mark.parametrize("call", ["strftime_now('%H:%M')", "['a', 'b'] | random", "lipsum(1)"])
+def test_a_template_of_the_moment_is_refused(call: str, encoder: Encoder) -> None:
+    fault = fault_of(template_of, encoder, f"\n{{{{ {call} }}}}{GOOD}")
+    assert fault.where == "t.jinja:2" and "each time" in fault.rule
+
+
 BROKEN = {
     "a message may spell </s>": ("< /s>", "</s>"),
     "a line end after a turn piece": ('"<|user|>" + text', '"<|user|>\\n" + text'),

@@ -78,6 +78,11 @@ FORMATS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "text_label": ({"text": "a", "label": 1}, {"label_words": {0: "bad", 1: "good"}}, "a\n", "good"),
     "document": ({"id": "7", "document": "a", "label": "x"}, {}, "a\n", "x"),
     "sentence": ({"sentence": "a", "label": True}, {}, "a\n", "true"),
+    "truth": ({"text": "a", "label": False}, {"label_words": {True: "good", False: "bad"}}, "a\n", "bad"),
+    "truth as text": ({"text": "a", "label": "true"}, {"label_words": {True: "good", False: "bad"}}, "a\n", "good"),
+    "float": ({"text": "a", "label": 1.0}, {"label_words": {0: "bad", 1: "good"}}, "a\n", "good"),
+    "float key": ({"text": "a", "label": "1"}, {"label_words": {0.0: "bad", 1.0: "good"}}, "a\n", "good"),
+    "no words": ({"text": "a", "label": 1.0}, {}, "a\n", "1"),
     "review": ({"review": "a", "label": 0.5}, {"prompt_template": "Rate: {input}\nAs: "}, "Rate: a\nAs: ", "0.5"),
     "named": ({"x": "a", "y": "b"}, {"input_field": "x", "output_field": "y"}, "a\n", "b"),
     "half named": ({"x": "a", "target": "b"}, {"input_field": "x"}, "a\n", "b"),
@@ -91,7 +96,7 @@ def test_formats(tmp_path: Path, encoder: Encoder, name: str) -> None:
     files = prepared(tmp_path, encoder, [record], **settings)
     assert segments(files) == [encoder.encode(read).tolist(), [*encoder.encode(learned), encoder.eos_id]]
     assert files.data_format == (name if name in ("source_target", "prompt_completion") else files.data_format)
-    assert files.labels == sorted({"1": ["bad", "good"], "x": ["x"]}.get(str(record.get("label")), files.labels))
+    assert files.labels == sorted(settings.get("label_words", {}).values() or ([learned] if "label" in record else []))
     assert files.max_new_tokens > files.train.counts.longest_answer == len(segments(files)[1])
 
 
@@ -110,6 +115,55 @@ def test_conversations_alternate(tmp_path: Path, encoder: Encoder) -> None:
     assert files.train.counts.learned_tokens == sum(map(len, found[1::2])) + len(segments(files, 1)[1])
 
 
+TURN = {"role": "user", "content": "a"}
+
+
+def weighed(*turns: tuple[str, Any], **more: Any) -> dict[str, Any]:
+    """A conversation of answers with weights."""
+    pairs = [
+        ({"role": "user", "content": "a"}, {"role": "assistant", "content": text, "weight": w}) for text, w in turns
+    ]
+    return {"messages": [turn for pair in pairs for turn in pair], **more}
+
+
+def test_what_has_weight_0_is_not_learned(tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [
+        weighed(("one", 0), ("two", 1), ("three", 0)),
+        weighed(("one", None), ("two", True), source="x", tools=[]),
+    ]
+    files = prepared(tmp_path, encoder, records, valid_data=[write_jsonl(tmp_path / "v.jsonl", records)])
+    learned = [[encoder.decode(ids) for ids in segments(files, number)[1::2]] for number in range(2)]
+    assert learned == [["two"], ["one", "two"]] and "one" in encoder.decode(segments(files)[0])
+    found = read_task_examples(files.splits["valid"], None, 1)
+    assert [answer for _, answer in found] == ["two", "two"] and found[0][0] == segments(files)[0]
+    assert "not read are the fields source, tools" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (weighed(("one", 0)), "weight 0"),
+        (weighed(("one", 0.5)), "weight 0.5"),
+        (weighed(("one", 1), weight=0), "'weight'"),
+        (weighed(("one", 1), tools=[{"name": "x"}]), "'tools'"),
+        (weighed(("one", 1), kto_tag=False), "'kto_tag'"),
+        (weighed(("one", 1), images=["x.png"]), "'images'"),
+        ({"messages": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, "from, value"),
+        ({"messages": [{**TURN, "content": [{"type": "text", "text": "a"}]}]}, "content that is text"),
+        ({"messages": ["a"]}, "lacks a role"),
+    ],
+)
+def test_what_changes_an_example_is_honoured_or_makes_it_bad_by_name(
+    tmp_path: Path, encoder: Encoder, record: Any, said: str
+) -> None:
+    good = [weighed(("one", 1))] * 10
+    assert prepared(tmp_path, encoder, [*good, record], max_bad_fraction=0.2).train.counts.bad == 1
+    (line,) = (tmp_path / "out" / "x_quarantine.jsonl").read_bytes().splitlines()
+    assert said in orjson.loads(line)["reason"]
+    (message,) = told(tmp_path / "b", encoder, [*good, record], max_bad_fraction=0)
+    assert said in message and "train.jsonl:11" in message
+
+
 PAIR, TOO_LONG = {"source": "a", "target": "b"}, {"source": "a", "target": "b " * 90}
 LABEL = {"text": "a", "label": 0}
 
@@ -124,6 +178,7 @@ LABEL = {"text": "a", "label": 0}
         (PAIR, TOO_LONG, {}, ["the answer has", "overlong: drop"]),
         (conversation("a", "b"), conversation("a", "b", "c"), {}, ["ends with the turn of 'user'"]),
         (conversation("a", "b"), conversation("a", " "), {}, ["empty"]),
+        (LABEL, {"text": "a", "label": True}, {"label_words": {0: "bad"}}, ["label = 'true'", "label_words", "0: bad"]),
     ],
 )
 def test_a_line_that_cannot_be_learned_is_an_error(
@@ -131,6 +186,24 @@ def test_a_line_that_cannot_be_learned_is_an_error(
 ) -> None:
     (message,) = told(tmp_path, encoder, [good, record], length=40, **settings)
     assert message.startswith(f"{tmp_path / 'train.jsonl'}:2: ") and all(part in message for part in said), message
+
+
+@pytest.mark.parametrize(
+    ("record", "settings", "said"),
+    [
+        (PAIR | {"target": ""}, {}, "'target' is empty"),
+        (conversation("a", "b", "c"), {}, "ends with the turn of 'user'"),
+        (LABEL, {"label_words": {"zero": "bad"}}, "label_words has no text for this label"),
+        (PAIR | {"source": ""}, {}, "hold no example"),
+    ],
+)
+def test_where_nothing_can_be_learned_the_reason_is_told(
+    tmp_path: Path, encoder: Encoder, record: Any, settings: dict[str, Any], said: str
+) -> None:
+    """And not that nothing is left for validation."""
+    for fraction in (0, 0.1):
+        messages = told(tmp_path / str(fraction), encoder, [record] * 20, valid_fraction=fraction, **settings)
+        assert 1 <= len(messages) <= 5 and all(said in message for message in messages), messages
 
 
 def test_several_such_lines_are_told_at_once_and_a_label_without_a_word_once(tmp_path: Path, encoder: Encoder) -> None:
@@ -152,7 +225,7 @@ def test_several_such_lines_are_told_at_once_and_a_label_without_a_word_once(tmp
         (PAIR, {"chat_template": "x.jinja"}, ["x.jinja"]),
         (PAIR, {"system_prompt": "x"}, ["system_prompt", "source_target"]),
         (conversation("a", "b"), {"prompt_template": "x{input}"}, ["prompt_template", "chat_template"]),
-        (PAIR, {"valid_fraction": 0.1}, ["valid_fraction", "same input"]),
+        (PAIR, {"valid_fraction": 0.1}, ["valid_fraction", "each of the 2 training examples"]),
         (PAIR, {"test_data": ["FOLDER/train.jsonl"]}, ["test_data", "train_data too"]),
     ],
 )
@@ -217,7 +290,7 @@ def test_cut_turns_go_with_their_answers_which_are_counted_and_told(tmp_path: Pa
     assert counts.cut_learned_tokens == whole.learned_tokens - counts.learned_tokens > 0
     reading = ExampleData(files.train.prefix, packed(13, 13, False), False, encoder.pad_id, 0)
     told = f"{counts.cut_learned_tokens} tokens of answers were cut away"
-    assert told in str(list(task.plan_rows(files.train, reading.tokens())))
+    assert told in str(list(task.plan_rows(files.train, None, reading.tokens())))
     only_read = prepared(tmp_path, encoder, records, encodes=True, length=9, overlong="cut_prompt", redo=True)
     read, _ = segments(only_read)
     assert len(read) == 9 and read[-1] == encoder.eos_id
@@ -234,6 +307,34 @@ def test_an_input_is_on_one_side_only(tmp_path: Path, encoder: Encoder) -> None:
     other = prepared(tmp_path, encoder, records, valid_fraction=0.1, seed=99, output_prefix=str(tmp_path / "other"))
     again = prepared(tmp_path, encoder, records, valid_fraction=0.1, output_prefix=str(tmp_path / "again"))
     assert again.train.sha256 == files.train.sha256 != other.train.sha256
+
+
+@pytest.mark.parametrize("fraction", [0.02, 0.1, 0.2, 0.5])
+@pytest.mark.parametrize("sizes", [(20, 20), (8,) * 5, (18, 18, 4), (30, *[1] * 10), (2,) * 20, (1,) * 40])
+def test_no_more_are_drawn_than_asked_for(
+    sizes: tuple[int, ...], fraction: float, tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is equal among prompts; an instruction that many examples have does not go as a whole."""
+    records = [{"prompt": f"fox {n}", "completion": f"{n} {m}"} for n, size in enumerate(sizes) for m in range(size)]
+    files = prepared(tmp_path, encoder, records, valid_fraction=fraction)
+    valid = files.splits["valid"]
+    assert 1 <= valid.num_examples <= max(1, fraction * 40) and files.train.num_examples == 40 - valid.num_examples
+    lines = [orjson.loads(line) for line in valid.texts_path.read_bytes().splitlines()]
+    for n, size in enumerate(sizes):
+        drawn, is_whole = [line for line in lines if line["input"] == f"fox {n}"], size <= min(2, max(1, fraction * 40))
+        assert len(drawn) in ((0, size) if is_whole else range(size))
+        assert all(line["seen"] != is_whole for line in drawn)
+    assert valid.counts.seen == sum(line["seen"] for line in lines)
+    assert ("have the input of an example" in capsys.readouterr().out) == bool(valid.counts.seen)
+
+
+def test_copies_stay_together(tmp_path: Path, encoder: Encoder) -> None:
+    records = [{"source": "the fox", "target": str(n % 10)} for n in range(40)]
+    valid = prepared(tmp_path, encoder, records, valid_fraction=0.25).splits["valid"]
+    answers = [orjson.loads(line)["reference"] for line in valid.texts_path.read_bytes().splitlines()]
+    assert len(answers) == 8 and len(set(answers)) == 2
+    (message,) = told(tmp_path / "b", encoder, records, valid_fraction=0.02)
+    assert "valid_fraction" in message and "too often" in message
 
 
 def test_seen_test_examples_are_counted(tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ OF_A_CORPUS = {
     "epochs_faults": "examples are read as often as `epochs` says",
     "_check_growth": "the sequences of a fine-tuning do not grow",
     "refused_by_deepspeed": "an embedding alone is trained where the vocabulary is new",
+    "course_changes": "a name in the settings of a run",
     "make_plan": "a reason of the plan, not a fault",
     "resolve": "the same",
     "prove": "a name in a plan",

@@ -8,7 +8,10 @@ from typing import Any
 import foreign_models
 import pytest
 from foreign_models import GEMMA, LLAMA, LLAMA_3, QWEN_3, STEP_1, T5
+from tokenizers import Tokenizer
+from tokenizers.processors import BertProcessing, ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
 
+from zerokara.examples.encoding import prompt_ids
 from zerokara.huggingface import tokenizer_json, tokenizer_proof
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import CONFIG_NAME, JSON_NAME, open_encoder
@@ -75,3 +78,37 @@ def test_files_of_hugging_face_are_carried_and_a_bare_one_gets_its_end(tmp_path:
         assert "chat_template" not in kept and kept["eos_token"] == end, "llama.cpp would take it"
         assert [file.name for file in exported.glob("chat_template*")] == ["chat_template.jinja"]
         path.with_name("chat_template.json").unlink()
+
+
+ENDS: dict[str, Any] = {
+    "$A <end>": lambda end, begin: TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end]),
+    "<begin> $A <end>": lambda end, begin: TemplateProcessing(
+        single=f"{begin[0]} $A {end[0]}", pair=f"{begin[0]} $A {end[0]} $B {end[0]}", special_tokens=[begin, end]
+    ),
+    "of BERT": lambda end, begin: BertProcessing(end, begin),
+    "of RoBERTa": lambda end, begin: RobertaProcessing(end, begin),
+    "a sequence": lambda end, begin: Sequence(
+        [ByteLevel(trim_offsets=False), TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])]
+    ),
+}
+"""What puts an end behind each text."""
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_decoders_tokenizer_puts_nothing_behind_a_text(tmp_path: Path, kind: str) -> None:
+    """The model is to continue it; an encoder reads its end."""
+    end, begin = foreign_models.SPECIAL[QWEN_3][:2]
+    named: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+    path = foreign_models.byte_level(tmp_path / "folder", QWEN_3, ["a b\nfox"] * 9, 270, tokenizer_config=named)
+    made = Tokenizer.from_file(str(path))
+    made.post_processor = ENDS[kind]((end, made.token_to_id(end)), (begin, made.token_to_id(begin)))
+    made.save(str(path))
+    encoder, text = open_encoder(path), "fox a\n"
+    found = {}
+    for encodes in (False, True):
+        tokenizer = tokenizer_proof.tokenizer_of_exports(encoder, encodes)
+        found[encodes] = tokenizer(text)["input_ids"]
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == encoder.encode(text).tolist()
+        assert prompt_ids(tokenizer, text, encodes, [encoder.eos_id]) == found[encodes]
+    before = [] if kind in ("$A <end>", "a sequence") else [found[True][0]]
+    assert found[False] == [*before, *encoder.encode(text)] == found[True][:-1]

@@ -1,6 +1,7 @@
 """The model card says what the facts say, and nothing where there is no fact."""
 
 import ast
+import json
 import re
 import tomllib
 from dataclasses import asdict
@@ -162,6 +163,16 @@ def test_a_fine_tuned_model_tells_its_task_its_data_and_its_metric(finetuned: di
     ):  # fmt: skip
         assert words in text, words
     assert "pretrained from scratch" not in text
+
+
+def test_it_tells_how_it_is_asked(finetuned: dict[str, Any]) -> None:
+    asked = {"prompt_template": "Review: {input}\nVerdict:\n", "label_words": {"0": "bad*", "1": "good"}}
+    finetuned["finetuning"] |= asked | {"system_prompt": "Be <brief>."}
+    finetuned["model"]["system_prompt"] = "Be <brief>."
+    text = render(finetuned)
+    assert card.inline(json.dumps("Review: {input}\nVerdict:\n")) in text
+    assert "0: bad\\*, 1: good" in text and card.inline("Be <brief>.") in text
+    assert '[{"role": "system", "content": "Be <brief>."}, {"role": "user", ' in text
 
 
 def test_the_hub_reads_the_result(finetuned: dict[str, Any]) -> None:
