@@ -143,8 +143,9 @@ def course_changes(plan: RunPlan, earlier: EarlierRun, resume: str) -> list[str]
         UserError: it does so by settings that this command has not typed, and nobody has changed in the file since;
             with the command that goes on as before, and the one that changes the run.
     """
-    config, origin, last, was = plan.requested, plan.requested._origin, earlier.plan["origin"], earlier.requested
-    before = {key: was[key] for key in run_plan.LENGTH_AND_RATE if key in was}
+    config, origin = plan.requested, plan.requested._origin
+    last, was = earlier.plan["origin"], earlier.plan["requested"]
+    before = {key: value for key, value in was.items() if key in run_plan.LENGTH_AND_RATE}
     batch = max(1, was["global_batch_size"] * was["seq_len"] // config.seq_len)  # sequences may grow
     course = config.model_copy(update={**before, "global_batch_size": batch})
     step, extent = earlier.state.step if earlier.state else 0, extent_of(plan.data.reading)
@@ -160,7 +161,7 @@ def course_changes(plan: RunPlan, earlier: EarlierRun, resume: str) -> list[str]
         kept_flags, new_flags = (
             " ".join(f"--set {shlex.quote(each)}" for each in some) for some in (kept, overrides(now))
         )
-        rule = f"would go on with {'; '.join(changes)}: {', '.join(kept)} was typed for the last start alone"
+        rule = f"would go on with {'; '.join(changes)}: the last start had {', '.join(kept)}, this one has not"
         remedy = f"to go on as before:\n  {resume} {kept_flags}\nto change the run:\n  {resume} {new_flags}"
         raise UserError(Fault(str(plan.run_dir), rule, remedy=remedy))
     return changes

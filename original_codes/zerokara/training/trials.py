@@ -83,7 +83,7 @@ def first_micro_batch(plan: RunPlan) -> int:
 
 def kept_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> int | None:
     """Return the size of the run's last start, where that was `auto` too, in the same layout on the same machine."""
-    if not earlier or earlier.requested["micro_batch_size"] != "auto":
+    if not earlier or earlier.plan["requested"]["micro_batch_size"] != "auto":
         return None
     was = earlier.plan
     before = [was["num_processes"], was["nodes"], was["deepspeed_template"], was["devices"]["gpu_bytes"]]

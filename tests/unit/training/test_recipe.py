@@ -104,6 +104,13 @@ def test_from_trained_weights_the_rate_rises_again_as_for_a_new_model() -> None:
         assert more == new and more["warmup_steps"] > 0
 
 
+def test_a_reason_is_that_of_the_value() -> None:
+    config = config_of(**AUTO)
+    for samples, is_capped in ((300, True), (3_000_000, False)):
+        _, reasons = recipe.resolve(config, ModelShape.from_config(config, 500), samples)
+        assert reasons["weight_decay"].startswith("at most 1") == is_capped
+
+
 def test_a_least_rate_above_the_rate() -> None:
     config = config_of(**{**AUTO, "min_lr": 0.5})
     fault = fault_of(recipe.resolve, config, ModelShape.from_config(config, 500), 1000)

@@ -58,6 +58,5 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
         yield from (("recipe", f"{key} {getattr(config, key)}: {reason}") for key, reason in plan.reasons.items())
         yield "updater", engine
         yield from ((pool.name, f"of each process: {pool.parts_text}") for pool in plan.memory.pools)
-        head, end = plan.data.ids[:24].tolist(), plan.encoder.piece(plan.encoder.eos_id)
+        head = plan.data.ids[:24].tolist()
         yield "data begins", f"{' '.join(map(str, head[:8]))} … = {plan.encoder.decode(head)!r}"
-        yield "tokenizer", f"sha256 {plan.encoder.sha256[:12]}…; {end} ends a document"

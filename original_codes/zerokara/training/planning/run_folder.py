@@ -123,11 +123,6 @@ class EarlierRun:
     """Content of the `RunPlan` of its newest start."""
     ended_at: int | None  # the last step, once the run has ended
 
-    @property
-    def requested(self) -> Mapping[str, Any]:
-        """The settings of its newest start, as JSON."""
-        return self.plan["requested"]
-
 
 def look(config: TrainingSettings) -> EarlierRun | None:
     """Look at the run folder; None where nothing was trained: a start that ended before its first step binds nobody.
@@ -189,7 +184,7 @@ def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
         rule = "belongs to another run: " + "; ".join(differing)
         remedy = "choose another output_model_dir, or use --redo to set that run aside and start over"
         raise UserError(config.fault("output_model_dir", rule, remedy))
-    before, wanted = earlier.requested, config.model_dump(mode="json", exclude={*_UNREPORTED})
+    before, wanted = earlier.plan["requested"], config.model_dump(mode="json", exclude={*_UNREPORTED})
     return [f"{key}: {before[key]} → {value}" for key, value in wanted.items() if before.get(key, value) != value]
 
 
@@ -203,7 +198,7 @@ def _check_growth(plan: RunPlan, earlier: EarlierRun, saved: ModelShape) -> None
     if kind != "rotary":
         rule = f"cannot grow from {saved.seq_len} with architecture {saved.architecture}, whose positions are {kind}"
         raise UserError(config.fault("seq_len", rule, f"set it to {saved.seq_len}: only rotary positions go further"))
-    tokens = earlier.requested["global_batch_size"] * earlier.requested["seq_len"]
+    tokens = earlier.plan["requested"]["global_batch_size"] * earlier.plan["requested"]["seq_len"]
     if config.global_batch * config.seq_len != tokens:
         rule = (
             f"must keep the {tokens:,} tokens of a step, by which the schedule counts, with seq_len = {config.seq_len}"
