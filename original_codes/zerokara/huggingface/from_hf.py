@@ -75,10 +75,10 @@ def check_source(
         rule = f"{folder} holds a model of type {hf_config.model_type}"
         name = _architecture(hf_config)
         raise UserError(fault("architecture", rule, f"set architecture: {name}" if name else _KNOWN))
-    faults = [*_differing_settings(folder, shape, hf_config, fault)]
+    faults = _differences(folder, shape, hf_config, stored, fault)
     if new_embeddings == "none":
         faults += _differing_pieces(folder, hf_config.vocab_size, encoder, shape.vocab_size, fault)
-    if faults := faults or _wrong_tensors(shape, hf_config.vocab_size, stored, fault):
+    if faults:
         raise UserError(faults)
     return vocabulary_of(folder, encoder, new_embeddings)
 
@@ -161,8 +161,7 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
         values["seq_len"] = int(longest or 0) if has_limit else _T5_CONTEXT
     values |= {"architecture": name, "tie_word_embeddings": config.tie_word_embeddings}
     shape = ModelShape.from_config(ModelSettings(**values), config.vocab_size)
-    faults = [*_differing_settings(folder, shape, config, fault)]
-    if faults := faults or _wrong_tensors(shape, config.vocab_size, stored, fault):
+    if faults := _differences(folder, shape, config, stored, fault):
         raise UserError(faults)
     return values
 
@@ -259,9 +258,13 @@ def _value_of(hf_config: Any, key: str) -> Any:
     return value
 
 
-def _wrong_tensors(shape: ModelShape, rows: int, stored: Mapping[str, Stored], fault: SettingFault) -> list[Fault]:
-    """A fault where a folder does not hold exactly the tensors of its configuration, with `rows` of the vocabulary."""
-    shape = replace(shape, vocab_size=rows)
+def _differences(
+    folder: Path, shape: ModelShape, hf_config: Any, stored: Mapping[str, Stored], fault: SettingFault
+) -> list[Fault]:
+    """Faults where the folder's configuration is not that of a model of `shape`, or else where its tensors are not."""
+    if faults := [*_differing_settings(folder, shape, hf_config, fault)]:
+        return faults
+    shape = replace(shape, vocab_size=hf_config.vocab_size)
     held = {name: each for name, each in stored.items() if not model_folder.BUFFERS.search(name)}
     wrong = [f"{name}: has numbers of type {each.dtype}" for name, each in held.items() if each.dtype not in _FLOATS]
     shapes = {name: tuple(each.shape) for name, each in held.items()}

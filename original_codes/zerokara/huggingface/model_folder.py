@@ -19,6 +19,7 @@ from zerokara.errors import Fault, UserError, nearest
 CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 BUFFERS = re.compile(r"(rotary_emb\.inv_freq|\.att(n|ention)\.(masked_)?bias|(^|\.)position_ids)$")
 """Constants that earlier versions of transformers wrote beside the weights."""
+_OTHER_FORMATS = r"\.(bin|pt|pth|ckpt|gguf|onnx|h5|msgpack)$"
 _AGAIN = "download the folder again"
 
 
@@ -28,8 +29,7 @@ class Stored(NamedTuple):
     path: Path
     name: str
     shape: list[int]
-    dtype: str
-    """As safetensors names it: F32, BF16."""
+    dtype: str  # as safetensors names it: F32, BF16
 
 
 def tensors(folder: Path, fault: Callable[..., Fault]) -> dict[str, Stored]:
@@ -72,9 +72,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _refusal(folder: Path, files: list[str], config: dict[str, Any], parts: list[str]) -> tuple[str, str] | None:
     """Why a folder is refused by the names of its files and by its config.json, and the remedy."""
     run_dir = folder.parent if folder.name.startswith("global_step") else folder
-    quantized = config.get("quantization_config") or config.get("compression_config")
-    other = next((name for name in files if re.search(r"\.(bin|pt|pth|ckpt|gguf|onnx|h5|msgpack)$", name)), "")
-    beside = f", but {other}" if other else ""
+    other = next((f", but {name}" for name in files if re.search(_OTHER_FORMATS, name)), "")
     # Mistral's own format of the same weights has the second name.
     used = re.compile("|".join([*map(re.escape, parts), r"consolidated.*\.safetensors", r".*(?<!\.safetensors)"]))
     if CONFIG not in files and ((run_dir / folders.IDENTITY_NAME).exists() or folders.all_steps(run_dir)):
@@ -82,28 +80,22 @@ def _refusal(folder: Path, files: list[str], config: dict[str, Any], parts: list
         return "is a run folder of step 3, not a Hugging Face model", remedy
     if any(name.startswith(("adapter_config.", "adapter_model.")) for name in files):
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "a model"
-        where = "beside a model" if CONFIG in files else "and no whole model"
-        remedy = "merge it with its model (peft's merge_and_unload, then save_pretrained), and name the folder of both"
-        remedy += "; or move the adapter elsewhere, for the model without it" if CONFIG in files else ""
-        return f"holds an adapter (PEFT) of {base} {where}", remedy
+        remedy = "merge the two (peft's merge_and_unload, then save_pretrained), or name a folder of the model alone"
+        return f"holds an adapter (PEFT) of {base}{', beside a model' if CONFIG in files else ''}", remedy
     if {"modules.json", "config_sentence_transformers.json"} & {*files}:
-        rule = "holds a model of sentence-transformers, which makes vectors of texts and does not continue them"
-        return rule, "name the folder of a language model"
+        return "holds a model of sentence-transformers, which continues no text", "name the folder of a language model"
     if CONFIG not in files:
         remedy = f"name a folder with {CONFIG}, *.safetensors and a tokenizer; download one with: hf download NAME"
-        rule = f"holds no Hugging Face model: no {CONFIG}{beside}" if folder.exists() else "there is no such folder"
+        rule = f"holds no Hugging Face model: no {CONFIG}{other}" if folder.exists() else "there is no such folder"
         return rule, nearest(folder, remedy)
-    if quantized:
+    if quantized := config.get("quantization_config") or config.get("compression_config"):
         return f"holds quantized weights (in {CONFIG}: {str(quantized)[:80]})", "name the model that they were made of"
     if named := config.get("transformers_weights"):
         return f"names another weights file in {CONFIG} ({named}); only {_WEIGHTS} is read", f"name it {_WEIGHTS}"
-    if not parts and other.endswith(("bin", "pt", "pth", "ckpt")):
-        remedy = "download the model's *.safetensors (most models on the Hub have them), or, if you trust its author, "
-        remedy += "convert it once, with from_pretrained and save_pretrained of its class in transformers"
-        return f"holds its weights in a pickle ({other}), which can run any program when it is loaded", remedy
     if not parts:
-        rule = f"holds no weights that are read here: neither {_WEIGHTS} nor an {_INDEX} with a weight_map{beside}"
-        return rule, "download the model's *.safetensors"
+        rule = f"holds no safetensors: neither {_WEIGHTS} nor an {_INDEX} with a weight_map{other}"
+        remedy = "download its *.safetensors (most models have them); or, if you trust its author, load it with"
+        return rule, f"{remedy} transformers and save_pretrained it: a pickle can run any program when it is loaded"
     if surplus := [name for name in files if not used.fullmatch(name)]:
         rule = f"holds weights that nothing reads: {', '.join(surplus[:3])}, beside {', '.join(parts[:3])}"
         return rule, "move those that do not belong to the model elsewhere"
