@@ -173,4 +173,5 @@ def test_one_that_fails_ends_the_others_and_none_begins(tmp_path: Path, monkeypa
     monkeypatch.setattr(SmallRuns, "_start", start)
     with pytest.raises(RunError, match="exit code 3"):
         small.train(planned(60), SPEED, slots(2, 0) * 2)
-    assert [program.returncode for program in started[:2]] == [-15, 3] and len(started) <= 4
+    sleeper, *failing = (program.returncode for program in started)
+    assert sleeper == -15 and 3 in failing and len(started) <= 4  # whichever failed first
