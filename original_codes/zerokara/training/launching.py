@@ -157,12 +157,12 @@ def course_changes(plan: RunPlan, earlier: EarlierRun, resume: str) -> list[str]
     lost = [key for key in before if key in forgotten and not config.typed(key) and was[key] != getattr(config, key)]
     if changes and lost:
         now = {key: "auto" if key in plan.reasons else getattr(config, key) for key in lost}
-        kept = overrides({key: was[key] for key in lost})
-        kept_flags, new_flags = (
-            " ".join(f"--set {shlex.quote(each)}" for each in some) for some in (kept, overrides(now))
+        was_typed, new = (
+            " ".join(f"--set {shlex.quote(each)}" for each in overrides({key: of[key] for key in lost}))
+            for of in (was, now)
         )
-        rule = f"would go on with {'; '.join(changes)}: the last start had {', '.join(kept)}, this one has not"
-        remedy = f"to go on as before:\n  {resume} {kept_flags}\nto change the run:\n  {resume} {new_flags}"
+        rule = f"would go on with {'; '.join(changes)}: the last start had {was_typed}, this one has not"
+        remedy = f"to go on as before:\n  {resume} {was_typed}\nto change the run:\n  {resume} {new}"
         raise UserError(Fault(str(plan.run_dir), rule, remedy=remedy))
     return changes
 
