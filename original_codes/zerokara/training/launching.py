@@ -154,12 +154,13 @@ def course_changes(plan: RunPlan, earlier: EarlierRun, resume: str) -> list[str]
     values, tried = last.get("values", origin.values), {*last["overridden"]}
     in_file = {key for key in before if values.get(key) != origin.values.get(key)}
     forgotten = tried - in_file if last["path"] == origin.path else tried | in_file
-    lost = [key for key in before if key in forgotten and not config.typed(key) and was[key] != getattr(config, key)]
-    if changes and lost:
-        now = {key: "auto" if key in plan.reasons else getattr(config, key) for key in lost}
+    now = config.model_dump(mode="json")
+    lost = [key for key in was if key in forgotten and not config.typed(key) and was[key] != now.get(key)]
+    if changes and not before.keys().isdisjoint(lost):
+        now |= dict.fromkeys(plan.reasons, "auto")
         was_typed, new = (
-            " ".join(f"--set {shlex.quote(each)}" for each in overrides({key: of[key] for key in lost}))
-            for of in (was, now)
+            " ".join(f"--set {shlex.quote(each)}" for each in overrides(settings))
+            for settings in ({key: was[key] for key in lost}, {key: now[key] for key in lost if key in before})
         )
         rule = f"would go on with {'; '.join(changes)}: the last start had {was_typed}, this one has not"
         remedy = f"to go on as before:\n  {resume} {was_typed}\nto change the run:\n  {resume} {new}"

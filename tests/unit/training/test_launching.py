@@ -85,6 +85,9 @@ def test_what_was_tried_is_not_kept_and_the_first_start_is(run: Starts) -> None:
     assert run.plan().requested.weight_decay == 0.25, "auto is what the run began with"
     tried = run.start("weight_decay=0.5", "lr=0.0001")
     assert (tried.requested.weight_decay, tried.requested.lr) == (0.5, 0.0001)
+    commands = run.refused()[1]
+    assert sorted(commands[0].split(" --set ")) == ["bash 3.sh", "lr=0.0001", "weight_decay=0.5"], "all, as before"
+    assert commands[1] == "bash 3.sh --set lr=auto"
     back = run.plan("lr=auto")
     assert (back.requested.weight_decay, back.requested.lr) == (0.25, first.requested.lr)
     assert back.reasons["lr"] == back.reasons["weight_decay"].partition(";")[0] == "as the run began"
