@@ -51,7 +51,7 @@ class TokenizerConfig(Settings):
     byte_fallback: bool = True
     """Encode characters without a piece as UTF-8 bytes, so that nothing is ever unknown (takes 256 pieces)."""
     split_digits: bool = True
-    """Make every digit a token of its own, which helps arithmetic."""
+    """Make every decimal digit of any script a token of its own, which helps arithmetic."""
     normalization_rule_name: Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"] = "identity"
     """Unicode normalisation; only with `identity` does every text decode to exactly what it was."""
     add_dummy_prefix: bool = False

@@ -40,6 +40,9 @@ _PHASE = re.compile("|".join(map(re.escape, _PHASES)))
 _EM_LINE = re.compile(r"EM sub_iter=\d+ size=(\d+)")
 """One estimate precedes each pruning round (`num_sub_iterations` is 1)."""
 _MERGE_LINE = re.compile(r"Added: freq=\d+ size=(\d+)")
+_OTHER_DIGIT, _NO_DIGIT = re.compile(r"(?![0-9\uff10-\uff19])(\d)"), re.compile(r"(?!)")
+"""Decimal digits (category Nd) but the ASCII and full-width ones, which are all that the trainer's own `split_digits`
+splits; a pattern that is nowhere."""
 BEAT_SECONDS = 1.0
 
 
@@ -128,9 +131,14 @@ def main(job_path: Path) -> None:
     end_with_parent(job["parent"])
     import sentencepiece
 
+    # Each digit is a line, so that no piece holds one and another character. The dummy prefix would stand before it too.
+    options, prefix, digit = job["options"], "", _OTHER_DIGIT if job["options"]["split_digits"] else _NO_DIGIT
+    if options["add_dummy_prefix"]:
+        prefix, options["add_dummy_prefix"] = " ", False
+        options["max_sentence_length"] += len(prefix)
     with open(job["sentences"], encoding="utf-8", newline="\n") as sentences, open(job["model"], "wb") as model:
-        lines = (line[:-1] for line in sentences)
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **job["options"])
+        lines = (part for line in sentences for part in digit.split(prefix + line[:-1]) if part)
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **options)
     # The peak of this program alone; that of getrusage starts at the size of the parent process.
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     print(next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0))

@@ -174,7 +174,7 @@ def train(
             largest = reached
         rule = f"is larger than the sample ({bytes_text(size)} of text) supports; the largest that works is {largest}"
         raise UserError(config.fault("vocab_size", rule, f"set {largest} or less, or train on more text"))
-    # It was off where the text holds the spaces at the beginnings of sentences already.
+    # It was off, since the text holds the spaces at the beginnings of sentences already.
     model.add_dummy_prefix = config.add_dummy_prefix
     if model.is_unigram:
         if morphemes and config.normalization_rule_name == "identity":

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from configs import fault_of
-from toy_tokenizers import TrainToy, byte_ids
+from toy_tokenizers import TrainToy, byte_ids, toy_lines
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import RunError
@@ -72,6 +72,24 @@ def test_digits_are_single_and_symbols_whole(train_toy: TrainToy) -> None:
     assert "<sep>" in pieces and "quickfox" in pieces
     unsplit = ModelFile(train_toy(split_digits=False).read_bytes()).pieces
     assert any(piece.text.endswith("42") for piece in unsplit), "the setting must reach the trainer"
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize("prefix", [False, True])
+def test_digits_of_every_script_are_single(train_toy: TrainToy, model_type: str, prefix: bool) -> None:
+    zeros = "0", "\u0966", "\u0660", "\uff10", "\U0001d7ce"  # ASCII, Devanagari, Arabic, full width, mathematical bold
+    numbers = [[chr(ord(zero) + int(digit)) for digit in f"2024{n}"] for zero in zeros for n in range(1000, 1100)]
+    lines = [f"वर्ष {''.join(digits)} में{''.join(digits[:2])}" for digits in numbers]
+    settings: dict[str, Any] = {"model_type": model_type, "add_dummy_prefix": prefix, "vocab_size": 600}
+    settings["lines"] = [*toy_lines(200), *lines]
+    encoder = Encoder(train_toy(**settings))
+    learnt = [piece.text for piece in encoder.model.pieces if piece.type is PieceType.NORMAL]
+    assert not [text for text in learnt if len(text) > 1 and re.search(r"\d", text)]
+    for line, digits in zip(lines, numbers, strict=True):
+        pieces = [encoder.piece(i) for i in encoder.encode(line)]
+        assert [piece for piece in pieces if re.search(r"\d", piece)] == [*digits, *digits[:2]]
+    whole = {piece.text for piece in ModelFile(train_toy(**settings, split_digits=False).read_bytes()).pieces}
+    assert any(len(text) > 1 and re.search("[\u0966-\u096f]", text) for text in whole)
 
 
 def test_no_piece_crosses_a_line_end_and_scores_sum_without_rounding(toy: Encoder) -> None:
