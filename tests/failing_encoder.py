@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
-
 
 class FailingEncoder:
     """What its `encode_joined` does is the first word of `action`."""
 
-    vocab_size, eos_id = 100, 2
+    vocab_size, eos_id, unk_id = 100, 2, 0
 
     def __init__(self, *action: Any):
         self.action = action
@@ -33,17 +31,3 @@ class FailingEncoder:
             self._calls += 1
             return np.tile(np.array([1, 2], dtype=np.int32), len(texts)), [1] * len(texts)
         raise ZeroDivisionError("a fault of ours")
-
-
-class LyingEncoder:
-    """Gives wrong ids, and finds that out at its second batch, as a fast encoder does that differs now and then."""
-
-    def __init__(self, vocab_size: int):
-        self.vocab_size, self.eos_id = vocab_size, 2
-        self._batches = 0
-
-    def encode_joined(self, texts: Any) -> Any:
-        self._batches += 1
-        if self._batches == 2:
-            raise FastEncoderDiffersError("'a text'")
-        return np.tile(np.array([7, 7, 7, 2], dtype=np.int32), len(texts)), [1] * len(texts)

@@ -53,7 +53,8 @@ class TokenizerConfig(Settings):
     split_digits: bool = True
     """Make every decimal digit of any script a token of its own, which helps arithmetic."""
     normalization_rule_name: Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"] = "identity"
-    """Unicode normalisation; only with `identity` does every text decode to exactly what it was."""
+    """Unicode normalisation; only with `identity` and `byte_fallback` does a text decode to exactly what it was, and
+    even then U+2581, SentencePiece's mark for a space, becomes a space."""
     add_dummy_prefix: bool = False
     """Put a space before every line, so that a word has the same pieces at the start of a line as inside it."""
     user_defined_symbols: Words = ()

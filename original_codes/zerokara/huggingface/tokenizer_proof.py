@@ -25,7 +25,7 @@ from zerokara.huggingface import tokenizer_json
 from zerokara.progress import Progress
 from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hugging_face import HuggingFaceEncoder
+from zerokara.tokenizer.hugging_face import JSON_NAME, HuggingFaceEncoder, check_dropout
 from zerokara.tokenizer.model_file import NEWLINE, PieceType
 
 TIE_TOLERANCE = 1e-6
@@ -159,10 +159,18 @@ def prove_chat(tokenizer: Any, conversations: Sequence[dict[str, Any]]) -> Proof
 
 
 def load(hf_folder: Path) -> Any:
-    """Load the tokenizer as any user of the folder does."""
+    """Load the tokenizer as any user of the folder does, without the truncation and padding of its tokenizer.json.
+
+    transformers leaves these out of all that it encodes itself. Raises a `UserError` for a tokenizer with dropout.
+    """
     from transformers import AutoTokenizer  # seconds to import
 
-    return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True, trust_remote_code=False)
+    if fast := getattr(tokenizer, "backend_tokenizer", None):
+        check_dropout(hf_folder / JSON_NAME, getattr(fast.model, "dropout", None))
+        fast.no_truncation()
+        fast.no_padding()
+    return tokenizer
 
 
 def without_rows(pieces: Sequence[str | None], rows: int) -> str:

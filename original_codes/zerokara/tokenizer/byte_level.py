@@ -23,7 +23,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.progress import Progress
 from zerokara.tokenizer import CONFIG_NAME, ENDS_NAMES, JSON_NAME, KEPT_NAMES
-from zerokara.tokenizer.hugging_face import TokenizerJson, folder_files, tokenizer_file
+from zerokara.tokenizer.hugging_face import TokenizerJson, check_dropout, folder_files, tokenizer_file
 from zerokara.tokenizer.report_tokenizers import open_tokenizer
 
 _FIRST_CHARACTER = 0x10000
@@ -44,6 +44,7 @@ def open_base(config: TokenizerConfig) -> tuple[Path, TokenizerJson]:
         remedy = "set it to '': new_embeddings (step 3) takes any tokenizer"
         raise UserError(config.fault("base_tokenizer", rule, remedy))
     base = TokenizerJson(path.read_bytes())
+    check_dropout(path, base.dropout)
     fixed = len(ByteLevel.alphabet()) + len(base.added)
     if not config.extend and config.vocab_size <= fixed:
         rule = f"must be greater than the {fixed} bytes and special tokens of base_tokenizer"

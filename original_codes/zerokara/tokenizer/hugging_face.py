@@ -40,7 +40,7 @@ PART_OF_CHARACTER = b"\x80"
 """Content of every byte that is no character by itself."""
 _PRINTING = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTING]
-_BYTES = {chr(byte): byte for byte in _PRINTING} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
+BYTES = {chr(byte): byte for byte in _PRINTING} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 """The characters with which GPT-2's vocabulary spells bytes (`bytes_to_unicode`, gpt-2/src/encoder.py): printable bytes
 are themselves; the others, in their order, are the characters from U+0100 on."""
 
@@ -56,6 +56,7 @@ class TokenizerJson:
         # A post-processor would also change offsets (`trim_offsets`).
         self.settings.update(truncation=None, padding=None, post_processor=None)
         self.model: dict[str, Any] = self.settings["model"]
+        self.dropout, self.model["dropout"] = self.model.get("dropout"), None
         self.vendor = Tokenizer.from_str(orjson.dumps(self.settings).decode())
         self.vendor.encode_special_tokens = True
         self.vendor.encode("a 1 龘 \U0001f600", add_special_tokens=False)  # a WordPiece may lack its unknown token
@@ -87,8 +88,8 @@ class TokenizerJson:
         return contents
 
     def _spelt_by(self, piece: str) -> bytes:
-        if "ByteLevel" in self.parts and all(character in _BYTES for character in piece):
-            return bytes(_BYTES[character] for character in piece)
+        if "ByteLevel" in self.parts and all(character in BYTES for character in piece):
+            return bytes(BYTES[character] for character in piece)
         if self.model.get("byte_fallback") and _BYTE_PIECE.fullmatch(piece):
             return PART_OF_CHARACTER
         text = piece.removeprefix(self.model.get("continuing_subword_prefix") or "")
@@ -114,20 +115,21 @@ class HuggingFaceEncoder(Encoder):
         where, again = str(self.model_path), "name a tokenizer.json, a folder with one, or a SentencePiece model"
         self.model_bytes = self.folder_files[JSON_NAME]
         try:
-            self._json = TokenizerJson(self.model_bytes)
+            self.json = TokenizerJson(self.model_bytes)
             self._naming = {name: orjson.loads(self.folder_files.get(name, b"{}")) for name in _NAMING}
         except Exception as error:  # tokenizers raises nothing narrower
             rule = f"is not a Hugging Face tokenizer.json that can be opened, or a file beside it is damaged ({error})"
             raise UserError(Fault(where, rule, remedy="download it again")) from error
+        check_dropout(self.model_path, self.json.dropout)
         if self._naming[CONFIG_NAME].get("auto_map"):
             rule = "needs Python code of its folder (auto_map in tokenizer_config.json), which is not run"
             raise UserError(Fault(where, rule, remedy=again))
-        self.vendor, self.vocab_size = self._json.vendor, len(self._json.pieces)
-        self.unk_id = min(self._json.unknown_ids, default=-1)
+        self.vendor, self.vocab_size = self.json.vendor, len(self.json.pieces)
+        self.unk_id = min(self.json.unknown_ids, default=-1)
         self.eos_id = self._end_id(where)
         self._end = np.int32(self.eos_id).tobytes()
         self.bos_id = min(self._named("bos"), default=-1)
-        pads = [*self._named("pad"), *self._json.unknown_ids]
+        pads = [*self._named("pad"), *self.json.unknown_ids]
         self.pad_id = next((i for i in pads if i != self.eos_id), self.eos_id)
         """<unk> where the files name none but the end, and that where there is no <unk>."""
 
@@ -179,14 +181,14 @@ class HuggingFaceEncoder(Encoder):
 
     @property
     def pieces(self) -> list[str]:
-        return self._json.pieces
+        return self.json.pieces
 
     def piece(self, token_id: int) -> str:
-        return self._json.pieces[token_id]
+        return self.json.pieces[token_id]
 
     @cached_property
     def token_texts(self) -> list[bytes]:
-        texts = [content or b"" for content in self._json.contents]
+        texts = [content or b"" for content in self.json.contents]
         for i, piece in enumerate(self.pieces):
             if texts[i] == PART_OF_CHARACTER and _BYTE_PIECE.fullmatch(piece):
                 texts[i] = bytes.fromhex(piece[3:5])
@@ -194,11 +196,11 @@ class HuggingFaceEncoder(Encoder):
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        return frozenset(token["id"] for token in self._json.added if token["special"]) - self._json.unknown_ids
+        return frozenset(token["id"] for token in self.json.added if token["special"]) - self.json.unknown_ids
 
     @property
     def symbols(self) -> list[str]:
-        return [token["content"] for token in self._json.added if not token["special"]]
+        return [token["content"] for token in self.json.added if not token["special"]]
 
     def encode(self, text: str) -> Ids:
         return self.encode_many([text])[0]
@@ -210,20 +212,22 @@ class HuggingFaceEncoder(Encoder):
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         return str(self.vendor.decode([int(i) for i in ids], skip_special_tokens=True))
 
-    @property
-    def is_bpe(self) -> bool:
-        """True for byte-pair encoding, byte-level or not."""
-        return bool(self._json.model.get("type") == "BPE")
-
     def renamed(self, names: dict[int, str]) -> bytes:
         """Return tokenizer.json with other names of special tokens, by id."""
-        settings, model = self._json.settings, self._json.model
-        added = [token | {"content": names.get(token["id"], token["content"])} for token in self._json.added]
+        settings, model = self.json.settings, self.json.model
+        added = [token | {"content": names.get(token["id"], token["content"])} for token in self.json.added]
         vocabulary = {names.get(i, piece): i for piece, i in model["vocab"].items()}
         return orjson.dumps(settings | {"added_tokens": added, "model": model | {"vocab": vocabulary}})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HuggingFaceEncoder, (self.model_path, self._end_of_document)
+
+
+def check_dropout(path: Path, dropout: float | None) -> None:
+    """Raise a `UserError` if a tokenizer leaves out merges at random, so that no two encodings have the same ids."""
+    if dropout:
+        rule = "leaves out merges at random, so that a text has other ids each time, also in an export"
+        raise UserError(Fault(str(path), rule, "model.dropout", round(dropout, 6), "set it to null in a copy of the file"))
 
 
 def folder_files(path: Path) -> dict[str, bytes]:

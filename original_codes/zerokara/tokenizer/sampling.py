@@ -23,6 +23,7 @@ from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import parts, read
 from zerokara.errors import UserError
 from zerokara.progress import Progress, bytes_text, plural
+from zerokara.tokenizer.model_file import SPACE_MARK
 
 SENTENCE_BYTES = 4192
 """Longest training sentence: SentencePiece's default `max_sentence_length`, over which it drops a sentence."""
@@ -55,6 +56,8 @@ class SampleReport:
     dropped_bytes: dict[str, int] = field(default_factory=dict)
     bad_lines: dict[str, int] = field(default_factory=dict)
     held_out_bytes_by_source: list[int] = field(default_factory=list)
+    space_marks: int = 0
+    """Documents with U+2581, which SentencePiece decodes to a space."""
 
     def use_text(self) -> str:
         """Return the amount of text used, with reasons for the rest, for display."""
@@ -62,6 +65,7 @@ class SampleReport:
         text = f"{bytes_text(self.bytes_used)} ({share:.3%} of the sample), {plural(self.sentences, 'sentence')}"
         losses = [f"{plural(count, 'byte')} dropped: {reason}" for reason, count in self.dropped_bytes.items()]
         losses += [f"{plural(count, 'line')} skipped: {reason}" for reason, count in self.bad_lines.items()]
+        losses += [f"{self.space_marks:,} documents hold U+2581, which decodes to a space"] if self.space_marks else []
         return "; ".join([text, *losses])
 
 
@@ -164,6 +168,7 @@ def _documents(config: TokenizerConfig, files: Sequence[InputFile], report: Samp
             for item in read(part, config.text_field, config.txt_document):
                 if isinstance(item, Document):
                     report.documents += 1
+                    report.space_marks += SPACE_MARK in item.text and not config.base_tokenizer
                     yield item.file.source, item.text
                 else:
                     bad[item.reason.value] += item.documents

@@ -131,7 +131,7 @@ def main(job_path: Path) -> None:
     end_with_parent(job["parent"])
     import sentencepiece
 
-    # Each digit is a line, so that no piece holds one and another character. The dummy prefix would stand before it too.
+    # Each digit is a line, so that no piece holds it and another character; no dummy prefix may stand before it, then.
     options, prefix, digit = job["options"], "", _OTHER_DIGIT if job["options"]["split_digits"] else _NO_DIGIT
     if options["add_dummy_prefix"]:
         prefix, options["add_dummy_prefix"] = " ", False

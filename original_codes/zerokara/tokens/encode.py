@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,13 +29,13 @@ from typing import Any
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import FoundFiles, InputFile, check_unchanged
 from zerokara.corpus.read import total_plain_bytes
-from zerokara.durable import write_json
 from zerokara.errors import Fault, RunError, UserError, shown
 from zerokara.manifest import FileKey, file_key
 from zerokara.progress import Progress, bytes_text, count_text, log, plural, seconds_text
 from zerokara.resources import free_bytes
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoderDiffersError, without_gigatoken
+from zerokara.tokenizer.fast_encoder import EncoderChoice
+from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokens import merge, shards, work_folder
 from zerokara.tokens.accounts import SourceTally, check_sources, count_sources, total, write_quarantine
 from zerokara.tokens.indexed import TokenPaths, dtype_for
@@ -66,6 +66,16 @@ class EncodedCorpus:
     seconds: float
     hashes: dict[FileKey, str]
     """SHA-256 of the corpus files on a disk."""
+    space_marks: int
+    """Documents with U+2581, which this tokenizer decodes to a space; 0 where it does not."""
+    unknown: int
+    """Unknown tokens, whose characters are lost."""
+
+    @property
+    def loss(self) -> str:
+        """What does not decode to what it was; empty where all does, but for a normalisation."""
+        counts = {"documents hold U+2581, which decodes to a space": self.space_marks, "tokens are <unk>": self.unknown}
+        return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
 def encode_corpus(
@@ -100,7 +110,6 @@ def encode_corpus(
         text_field=config.text_field,
         txt_document=config.txt_document,
         task_bytes=task_bytes or usual_task_bytes(config, total_plain_bytes(files)),
-        encoder=choice.name,
     )
     with _foreseen_errors(paths), work_folder.claimed(paths, share) as folder:
         merge.forget_other_split(config, folder, share)
@@ -131,7 +140,10 @@ def encode_corpus(
     made = [result for name, result in results.items() if result is not finished.get(name)]
     name = next((result.encoder_name for result in results.values()), choice.name)
     text_bytes = sum(result.text_bytes for result in made)
-    return EncodedCorpus(sources, name, len(results) - len(made), text_bytes, seconds, hashes)
+    keeps_mark = encoder.decode(encoder.encode(SPACE_MARK)) == SPACE_MARK
+    marks = 0 if keeps_mark else sum(result.space_marks for result in results.values())
+    unknown = sum(result.unknown for result in results.values())
+    return EncodedCorpus(sources, name, len(results) - len(made), text_bytes, seconds, hashes, marks, unknown)
 
 
 def encode(
@@ -145,12 +157,7 @@ def encode(
     part: Part,
     run_tasks: RunTasks,
 ) -> dict[str, ShardResult]:
-    """Run the tasks of a part that are not in `finished`; return all results by name.
-
-    If the fast encoder turns out to differ, the tokenizer's own library does everything anew, and the plan says so.
-    """
-    if plan.encoder.startswith(encoder.library) and choice.encoder is not encoder:
-        choice = without_gigatoken(encoder, "")
+    """Run the tasks of a part that are not in `finished`; return all results by name."""
     if finished:
         size = sum(result.text_bytes for result in finished.values())
         log(f"  resuming: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
@@ -158,32 +165,24 @@ def encode(
     todo, left = lanes(files, plan.task_bytes, config.txt_document, part, finished)
     results, made, started = dict(finished), ShardResult(""), time.monotonic()
     before = sum(result.disk_bytes for result in finished.values()) if part == WHOLE else 0
-    try:
-        with (
-            closing(run_tasks(job, todo, num_workers(config, files))) as done,
-            Progress("tokenise", before + left, "B", done=before) as progress,
-        ):
-            for result in done:
-                results[result.name] = result
-                made.documents += result.documents
-                made.tokens += result.tokens
-                made.text_bytes += result.text_bytes
-                seconds = max(time.monotonic() - started, 1e-9)
-                rates = {
-                    "text": f"{bytes_text(made.text_bytes / seconds)}/s",
-                    "docs/s": count_text(made.documents / seconds),
-                    "tokens/s": count_text(made.tokens / seconds),
-                }
-                progress.set_postfix(rates, refresh=False)
-                progress.advance(result.disk_bytes)
-        return results
-    except FastEncoderDiffersError as difference:
-        what = f"{choice.name} gave other ids than {encoder.library} for {difference}"
-        log(f"  {what}: starting over with {encoder.library}")
-    choice = without_gigatoken(encoder, "")
-    plan = replace(plan, encoder=choice.name)
-    write_json(folder / work_folder.PLAN_NAME, plan)
-    return encode(config, files, encoder, choice, plan, folder, {}, part, run_tasks)
+    with (
+        closing(run_tasks(job, todo, num_workers(config, files))) as done,
+        Progress("tokenise", before + left, "B", done=before) as progress,
+    ):
+        for result in done:
+            results[result.name] = result
+            made.documents += result.documents
+            made.tokens += result.tokens
+            made.text_bytes += result.text_bytes
+            seconds = max(time.monotonic() - started, 1e-9)
+            rates = {
+                "text": f"{bytes_text(made.text_bytes / seconds)}/s",
+                "docs/s": count_text(made.documents / seconds),
+                "tokens/s": count_text(made.tokens / seconds),
+            }
+            progress.set_postfix(rates, refresh=False)
+            progress.advance(result.disk_bytes)
+    return results
 
 
 def start_fork_server() -> None:
@@ -209,7 +208,6 @@ def run_in_workers(
         RunError: a worker died or met an unforeseen error.
         OSError: as the worker met it (a full disk, a file that is gone).
         UserError: a file that can never be read.
-        FastEncoderDiffersError: the fast encoder gave other ids.
     """
     start_fork_server()
     others, workers = set(multiprocessing.active_children()), set[BaseProcess]()
@@ -293,6 +291,8 @@ def manifest_facts(config: DataSettings, files: FoundFiles, encoded: EncodedCorp
         "text_bytes_per_second": round(encoded.text_bytes / max(encoded.seconds, 1e-9)),
         "encoder": encoded.encoder_name,
         "resumed_shards": encoded.resumed_shards,
+        "documents_with_space_mark": encoded.space_marks,
+        "unknown_tokens": encoded.unknown,
         "tokenizer_sha256": encoder.sha256,
         "vocab_size": encoder.vocab_size,
         "eos_id": encoder.eos_id,
@@ -320,4 +320,5 @@ def summary_rows(config: DataSettings, encoded: EncodedCorpus, seconds: float) -
         time_text += f"; encoding {bytes_text(encoded.text_bytes / max(encoded.seconds, 1e-9))}/s of text"
     if encoded.resumed_shards:
         time_text += f", after {encoded.resumed_shards:,} shards that an earlier run had finished"
+    rows += [("text lost", encoded.loss)] if encoded.loss else []
     return [*rows, ("time", time_text)]

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import InputFile
@@ -77,10 +77,8 @@ def prepare(config: DataSettings, files: Sequence[InputFile], encoder: Encoder) 
     """
     check_exportable(encoder)
     places = sample_corpus(config, files)
-    rounds = zip_longest(*(place.texts for place in places))
-    corpus_bytes = total_plain_bytes(files)
-    choice = choose(encoder, (text for texts in rounds for text in texts if text is not None), corpus_bytes)
-    expected = estimate_tokens(corpus_bytes, places, choice.encoder)
+    choice = choose(encoder, [text for place in places for text in place.texts])
+    expected = estimate_tokens(total_plain_bytes(files), places, choice.encoder)
     check_disk_space(config, files, expected)
     return choice, replace(expected, loss=_loss([text for place in places for text in place.beginning], encoder))
 

@@ -29,7 +29,8 @@ from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import RunError, UserError
 from zerokara.resources import end_with_step
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.fast_encoder import FastEncoder, FastEncoderDiffersError
+from zerokara.tokenizer.fast_encoder import FastEncoder
+from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokens.indexed import dtype_for
 
 BATCH_DOCUMENTS = 256
@@ -95,6 +96,10 @@ class ShardResult:
     """Bytes of the corpus that it was made from, for the progress bar."""
     next_start: int = 0
     """Byte at which the next block begins, after a block; 0 if none follows."""
+    space_marks: int = 0
+    """Documents with U+2581."""
+    unknown: int = 0
+    """Unknown tokens."""
     ranges: list[RangeResult] = field(default_factory=list)
     files: dict[str, list[int]] = field(default_factory=dict)
     """Size and CRC-32 of each of its files, by ending."""
@@ -134,13 +139,13 @@ def write_shard(task: ShardTask, job: Job | None = None) -> ShardResult:
 
     Raises:
         RunError: an unforeseen error, with its traceback, which alone would be lost among those of other processes.
-        OSError, FastEncoderDiffersError, UserError: as they come.
+        OSError, UserError: as they come.
     """
     try:
         return _write_files(task, job or _job)
     except OSError as error:  # subclasses of other packages do not always survive pickling
         raise OSError(error.errno, error.strerror or str(error), error.filename) from None
-    except (FastEncoderDiffersError, RunError, UserError):
+    except (RunError, UserError):
         raise
     except Exception as error:
         raise RunError(f"a tokenising process met an unforeseen error:\n{traceback.format_exc()}") from error
@@ -211,6 +216,8 @@ def _write_batch(
     outputs[1].write(lengths.tobytes())
     outputs[2].write(b"".join(_quarantined(item, number, held) for item in bad))
     result.documents += len(lengths)
+    result.space_marks += sum(SPACE_MARK in document.text for document in documents)
+    result.unknown += int(np.count_nonzero(ids == job.encoder.unk_id))
     result.tokens += len(ids)
     result.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
 

@@ -30,19 +30,18 @@ from zerokara.progress import Progress, bytes_text, log
 from zerokara.tokens.indexed import TokenPaths, bin_path
 from zerokara.tokens.shards import ENDINGS, ShardResult, is_left_here, shard_path, unfinished_path
 
-FORMAT = 8
+FORMAT = 9
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
 RESULT = TypeAdapter(ShardResult)
 _TURN_SECONDS = 60.0
 """Time for which a share of the work waits for others that begin at the same moment."""
 _CHUNK_BYTES = 1 << 20
-_LIBRARIES = ("sentencepiece", "tokenizers")
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Inputs of the shards; to resume from them, all but `task_bytes` and `encoder` must be equal."""
+    """Inputs of the shards; to resume from them, all but `task_bytes` must be equal."""
 
     files: list[list[Any]]
     """Corpus files as [name without its folder, bytes, time of change in ns or content id, source]."""
@@ -51,8 +50,6 @@ class ShardPlan:
     txt_document: str
     task_bytes: int
     """The first run's size stays, however many workers a later run has."""
-    encoder: str = ""
-    """Name of the encoder; once the tokenizer's own library has had to take over, it stays."""
     format: int = FORMAT
 
     def differences(self, earlier: ShardPlan) -> list[str]:
@@ -61,10 +58,6 @@ class ShardPlan:
         pairs = [(name, getattr(earlier, name), getattr(self, name)) for name in names]
         pairs += next(([pair] for pair in zip_longest(["a file"], earlier.files, self.files) if pair[1] != pair[2]), [])
         return [f"{name} was {was}, here it is {now}" for name, was, now in pairs if was != now]
-
-    def has_made(self, result: ShardResult) -> bool:
-        """False for a shard of a fast encoder where the tokenizer's own library has had to take over since."""
-        return not self.encoder.startswith(_LIBRARIES) or result.encoder_name.startswith(_LIBRARIES)
 
 
 @contextmanager
@@ -150,7 +143,7 @@ def settle(
                 result = RESULT.validate_json(path.read_bytes())
             # The shards of shares are synced, and one machine would have to read all of them; the merge checks each.
             is_whole = result is not None and (is_shared or result.name in merged or _is_undamaged(folder, result))
-            if result is not None and is_whole and earlier.has_made(result):
+            if result is not None and is_whole:
                 finished[result.name] = result
             elif not is_shared:
                 path.unlink()

@@ -14,6 +14,8 @@ from transformers import AutoTokenizer
 
 from zerokara.config.loading import load
 from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.examples.encoding import ChatTemplate, auto_source
+from zerokara.huggingface import tokenizer_proof
 from zerokara.tokenizer import byte_level as made
 from zerokara.tokenizer.hugging_face import open_encoder
 
@@ -121,3 +123,48 @@ def test_what_is_no_base_is_refused(base: Path, kind: str, tmp_path: Path) -> No
     assert {each.key: each.remedy for each in refused(load, TokenizerConfig, path)} == {
         "pre_segment": "set it to none", "extra_ids": "set it to 0"
     }  # fmt: skip
+
+
+def test_a_tokenizer_with_dropout_is_refused_by_name(tmp_path: Path) -> None:
+    """Its ids are others each time: of a base, of step 2, of a folder that is evaluated, and of an export."""
+    path = byte_level(tmp_path / "folder", QWEN_3, tokenizer_config={"eos_token": "<|endoftext|>"})
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for dropout, faulty in ((0.1, True), (0.0, False)):
+        content["model"]["dropout"] = dropout
+        path.write_text(json.dumps(content), encoding="utf-8")
+        for opened in (
+            lambda: open_encoder(path.parent),
+            lambda: tokenizer_proof.load(path.parent),
+            lambda: made.open_base(TokenizerConfig(base_tokenizer=str(path.parent), vocab_size=400)),
+        ):
+            if faulty:
+                fault = fault_of(opened)
+                assert (fault.where, fault.key, fault.value) == (
+                    str(path),
+                    "model.dropout",
+                    0.1,
+                ) and "null" in fault.remedy
+            else:
+                opened()
+
+
+def test_truncation_and_padding_of_the_file_are_of_no_effect(tmp_path: Path) -> None:
+    """Not in step 2 and 3, not in the conversations of step 7, and not where a folder is proved or evaluated."""
+    path = byte_level(tmp_path / "folder", QWEN_3, tokenizer_config={"eos_token": "<|im_end|>"})
+    content = json.loads(path.read_text(encoding="utf-8"))
+    talks = [
+        [{"role": role, "content": text * n} for n in (1, 9) for role in ("user", "assistant")] for text in TEXTS[:2]
+    ]
+
+    def found() -> list[Any]:
+        encoder, tokenizer = open_encoder(path.parent), tokenizer_proof.load(path.parent)
+        template = ChatTemplate(auto_source(encoder), "auto", tokenizer)
+        segments = [[ids.tolist() for ids in talk] for talk in template.encode(talks)]  # type: ignore[union-attr]
+        return [segments, tokenizer(TEXTS[:3])["input_ids"], [ids.tolist() for ids in encoder.encode_many(TEXTS[:3])]]
+
+    expected = found()
+    content["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    content["padding"] = {"strategy": {"Fixed": 900}, "direction": "Right", "pad_to_multiple_of": None}
+    content["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert found() == expected

@@ -12,8 +12,8 @@ import made_tokens
 import numpy as np
 import pytest
 from configs import fault_of
-from failing_encoder import LyingEncoder
-from made_tokens import discard_work, finished, run_in_this_process, write_tokens, written
+from foreign_models import QWEN_3, STEP_1, byte_level, train
+from made_tokens import discard_work, run_in_this_process, write_tokens, written
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
@@ -23,9 +23,9 @@ from zerokara.errors import RunError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.fast_encoder import EncoderChoice, without_gigatoken
+from zerokara.tokenizer.fast_encoder import without_gigatoken
 from zerokara.tokens import merge
-from zerokara.tokens.encode import encode_corpus
+from zerokara.tokens.encode import encode_corpus, manifest_facts, summary_rows
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, idx_path
 from zerokara.tokens.merge import SourceTally
 from zerokara.tokens.shards import Job, ShardTask, shard_path, write_shard
@@ -169,9 +169,33 @@ def test_a_file_that_grows_or_goes_meanwhile(make_config: MakeConfig, corpus: Pa
         encode_corpus(config, files, encoder, without_gigatoken(encoder, ""))
 
 
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_what_does_not_come_back_is_counted_in_every_document(
+    make_config: MakeConfig, corpus: Path, tmp_path: Path, byte_fallback: bool
+) -> None:
+    """Far behind what is sampled."""
+    model = {**STEP_1, "byte_fallback": byte_fallback}
+    path = train(tmp_path / "other.model", model, _good_texts(corpus), vocab_size=400)
+    with open(corpus, "a", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in ("a \u2581 \u2581", "\u2581", "a\u0378b \u0378"))
+    config = make_config(input_tokenizer_file=str(path))
+    encoded = made_tokens.encode(config, 3000)
+    encoder = Encoder(path)
+    unknown = sum(int((encoder.encode(text) == encoder.unk_id).sum()) for text in _good_texts(corpus))
+    assert (unknown > 1) != byte_fallback
+    assert (encoded.space_marks, encoded.unknown) == (2, unknown)
+    facts = manifest_facts(config, [], encoded, encoder)
+    assert (facts["documents_with_space_mark"], facts["unknown_tokens"]) == (2, unknown)
+    (lost,) = [text for name, text in summary_rows(config, encoded, 1.0) if name == "text lost"]
+    assert "2 documents" in lost and "U+2581" in lost and ("<unk>" in lost) != byte_fallback
+    place = byte_level(tmp_path / "bytes", QWEN_3, tokenizer_config={"eos_token": "<|endoftext|>"})
+    other = make_config(input_tokenizer_file=str(place), output_prefix=str(tmp_path / "bytes" / "tokens"))
+    assert made_tokens.encode(other).loss == "", "a byte-level tokenizer keeps it"
+
+
 def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp_path: Path) -> None:
     class Deaf:
-        vocab_size, eos_id = 70000, 2
+        vocab_size, eos_id, unk_id = 70000, 2, 0
 
         def encode_joined(self, texts: Any) -> Any:
             ids = [i for text in texts for i in [*[9] * (text != "\u200b"), 2]]
@@ -188,24 +212,6 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     bad = [json.loads(line) for line in shard_path(tmp_path, "0-0", "bad").read_text(encoding="utf-8").splitlines()]
     assert [record["line"] for record in bad] == [2, 3]
     assert (result.tokens, result.disk_bytes) == (4, path.stat().st_size)
-
-
-def test_sentencepiece_takes_over(make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = make_config()
-    _encode(plain)
-    config = make_config(output_prefix=str(tmp_path / "other" / "tokens"), num_workers=2)
-    encoder = Encoder(config.input_tokenizer_file)
-    choice = EncoderChoice(LyingEncoder(encoder.vocab_size), "quick 1.0", "")
-    files = find_files(config.input_jsonl, "")
-    encoded = encode_corpus(config, files, encoder, choice, task_bytes=4000)
-    assert encoded.encoder_name == "sentencepiece 0.2.3" and encoded.resumed_shards == 0
-    message = capsys.readouterr().out
-    assert "quick 1.0" in message and "'a text'" in message and "over with sentencepiece" in message
-    # A run that resumes after that does not try the fast encoder again.
-    for path in list(TokenPaths(config.output_prefix).work_folder.glob("*-*.json"))[:2]:
-        path.unlink()
-    assert encode_corpus(config, files, encoder, choice).encoder_name == "sentencepiece 0.2.3"
-    assert finished(config) == written(plain)
 
 
 def test_redo_takes_its_own_over(make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,12 +98,12 @@ def test_who_may_work_in_the_folder_at_once(config: PretrainConfig) -> None:
     assert not paths.work_folder.exists() and not paths.lock.exists()
 
 
-def test_shards_of_a_lost_encoder_and_damaged_do_not_count(config: PretrainConfig, expected: dict[str, bytes]) -> None:
-    """The plan tells of the encoder as soon as one part has met the difference; the merge meets the damage."""
+def test_damaged_shards_do_not_count(config: PretrainConfig, expected: dict[str, bytes]) -> None:
+    """The merge meets the damage."""
     encode(config, TASK_BYTES, part=Part(0, 2))
     folder = TokenPaths(config.output_prefix).work_folder
     made = sorted(folder.glob("*-*.json"))
-    made[0].write_bytes(made[0].read_bytes().replace(b'"sentencepiece', b'"gigatoken', 1))
+    made[0].write_bytes(made[0].read_bytes()[:-1])
     with pytest.raises(UserError, match="not made yet"):
         encode(config, TASK_BYTES, merging=WHOLE)
     assert encode(config, TASK_BYTES, part=Part(0, 2)).resumed_shards == len(made) - 1
