@@ -227,7 +227,8 @@ def check_dropout(path: Path, dropout: float | None) -> None:
     """Raise a `UserError` if a tokenizer leaves out merges at random, so that no two encodings have the same ids."""
     if dropout:
         rule = "leaves out merges at random, so that a text has other ids each time, also in an export"
-        raise UserError(Fault(str(path), rule, "model.dropout", round(dropout, 6), "set it to null in a copy of the file"))
+        remedy = "set it to null in a copy of the file"
+        raise UserError(Fault(str(path), rule, "model.dropout", round(dropout, 6), remedy))
 
 
 def folder_files(path: Path) -> dict[str, bytes]:
