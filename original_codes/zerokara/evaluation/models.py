@@ -24,6 +24,7 @@ from zerokara.errors import Fault, UserError
 from zerokara.evaluation.inputs import model_files, short_names
 from zerokara.huggingface import exported_folder, families, tokenizer_proof
 from zerokara.huggingface.model_folder import CONFIG, read_json
+from zerokara.tokenizer.hugging_face import ANOTHER_MODEL, of_another_model
 
 SEES_LATER_TOKENS = "not measured: sees the tokens after, so it does not predict them"
 NO_LIMIT_CONTEXT = 2048
@@ -149,6 +150,8 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
         pieces = tokenizer.convert_ids_to_tokens(range(1 + max(tokenizer.get_vocab().values())))
         if rule := tokenizer_proof.without_rows(pieces, config.get_text_config().vocab_size):
             faults.append(Fault(str(folder), f"does not fit its tokenizer: {rule}", remedy=tokenizer_proof.RESIZE))
+        if rule := of_another_model(len(pieces), config.get_text_config().vocab_size):
+            faults.append(Fault(str(folder), f"its tokenizer {rule}", remedy=ANOTHER_MODEL))
         opened.append(LoadedModel(name, folder, tokenizer, config, place, dtype, opened))
     if faults:
         raise UserError(faults)

@@ -33,6 +33,8 @@ RUN_FOLDER = "tokenizer"
 """Folder within a run folder that keeps the files; a SentencePiece model is one file there."""
 _NAMING = (CONFIG_NAME, "special_tokens_map.json", *ENDS_NAMES)
 """Files that name special tokens, as ``eos_token`` or by ``eos_token_id``."""
+ANOTHER_MODEL = "put the model's own tokenizer there; if this is, resize the model (model.resize_token_embeddings)"
+"""Remedy for `of_another_model`."""
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 FIRST_END = ""
 """Stands for the first of several ends of a document, where it does not matter which; no setting can be it."""
@@ -133,10 +135,10 @@ class HuggingFaceEncoder(Encoder):
         self.pad_id = next((i for i in pads if i != self.eos_id), self.eos_id)
         """<unk> where the files name none but the end, and that where there is no <unk>."""
 
-    def _named(self, name: str) -> dict[int, str]:
-        """Ids of the special tokens of this name (``eos``), each with the file that names it first."""
+    def _named(self, name: str, files: Sequence[str] = _NAMING) -> dict[int, str]:
+        """Ids of the special tokens of this name (``eos``), each with the first of the files that names it."""
         found = dict[int, str]()
-        for file, content in self._naming.items():
+        for file, content in ((file, self._naming[file]) for file in files):
             token, ids = content.get(f"{name}_token"), content.get(f"{name}_token_id")
             token = token.get("content") if isinstance(token, dict) else token
             ids = ids if isinstance(ids, list) else [ids]
@@ -148,6 +150,8 @@ class HuggingFaceEncoder(Encoder):
     def _end_id(self, where: str) -> int:
         """Id of the end of a document; raises a `UserError` where it is not certain."""
         named, choice = self._named("eos"), self._end_of_document
+        if _json_beside(self.model_path, "manifest.json").get("step") == "convert":  # its config has the end of the run
+            named = self._named("eos", ENDS_NAMES[1:]) or named
         ids = [*named] if choice == "auto" else [self.vendor.token_to_id(choice)]
         ids = [*named][:1] if choice == FIRST_END else ids
         several = ", ".join(f"{self.piece(i)} ({file})" for i, file in named.items())
@@ -223,6 +227,22 @@ class HuggingFaceEncoder(Encoder):
         return HuggingFaceEncoder, (self.model_path, self._end_of_document)
 
 
+def _json_beside(path: Path, name: str) -> dict[str, Any]:
+    """Return the JSON of a file beside another; empty where there is none."""
+    beside = path.with_name(name)
+    content = orjson.loads(beside.read_bytes()) if beside.is_file() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def of_another_model(pieces: int, rows: int) -> str:
+    """Return a rule if a model has many more rows than its tokenizer has pieces; empty if they may be padding.
+
+    Padding are 28 rows of 32,128 (T5), 267 of 151,936 (Qwen 3), 905 of 51,200 (Phi-2).
+    """
+    is_padding = rows - pieces <= 128 + rows // 50
+    return "" if is_padding else f"has {pieces:,} pieces, and the model beside it {rows:,} rows: is another model's"
+
+
 def check_dropout(path: Path, dropout: float | None) -> None:
     """Raise a `UserError` if a tokenizer leaves out merges at random, so that no two encodings have the same ids."""
     if dropout:
@@ -246,10 +266,12 @@ def open_encoder(name: str | Path, end_of_document: str = "auto") -> Encoder:
         UserError: it cannot be opened, or its end of a document is not certain (with the key `end_of_document`).
     """
     path = tokenizer_file(Path(name))
-    if path.suffix == ".json":
-        return HuggingFaceEncoder(path, end_of_document)
-    encoder = Encoder(path)
-    if end_of_document not in ("auto", FIRST_END, encoder.piece(encoder.eos_id)):
+    is_json = path.suffix == ".json"
+    encoder = HuggingFaceEncoder(path, end_of_document) if is_json else Encoder(path)
+    rows = _json_beside(path, ENDS_NAMES[1]).get("vocab_size") if path.name in IN_FOLDER else None
+    if rule := of_another_model(encoder.vocab_size, rows or 0):
+        raise UserError(Fault(str(path), rule, remedy=ANOTHER_MODEL))
+    if not is_json and end_of_document not in ("auto", FIRST_END, encoder.piece(encoder.eos_id)):
         rule = f"must be auto with a SentencePiece model, whose end is {encoder.piece(encoder.eos_id)}"
         raise UserError(Fault(str(path), rule, "end_of_document", end_of_document, "set it to auto"))
     return encoder

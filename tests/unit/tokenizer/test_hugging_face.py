@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, normalizers
 from zerokara.samples.objective import objective
 from zerokara.tokenizer import fast_encoder
 from zerokara.tokenizer.compatibility import hard_texts
-from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, open_encoder
+from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, of_another_model, open_encoder
 
 BASE, CHAT = {LLAMA_3: "<|end_of_text|>", QWEN_3: "<|endoftext|>"}, {LLAMA_3: "<|eot_id|>", QWEN_3: "<|im_end|>"}
 
@@ -116,6 +116,45 @@ def test_the_end_of_a_document_is_never_guessed(folder: Path, kind: str, tmp_pat
         fault = fault_of(open_encoder, tmp_path, choice)
         assert fault.key == "end_of_document" and BASE[kind] in fault.remedy
         assert name != "two" or (ends[0] in fault.rule and ends[1] in fault.rule)
+
+
+@pytest.mark.parametrize("step", ["convert", "tokenizer", None])
+def test_the_config_of_our_own_export_decides_its_end(
+    folder: Path, kind: str, tmp_path: Path, step: str | None
+) -> None:
+    vendor, files = Tokenizer.from_file(str(folder / "tokenizer.json")), {"tokenizer_config": {"eos_token": CHAT[kind]}}
+    files |= {"generation_config": {"eos_token_id": [*map(vendor.token_to_id, (CHAT[kind], BASE[kind]))]}}
+    files |= {"config": {"eos_token_id": vendor.token_to_id(BASE[kind])}} | (
+        {"manifest": {"step": step}} if step else {}
+    )
+    shutil.copyfile(folder / "tokenizer.json", tmp_path / "tokenizer.json")
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    if step == "convert":
+        assert open_encoder(tmp_path).piece(open_encoder(tmp_path).eos_id) == BASE[kind]
+        assert open_encoder(tmp_path, CHAT[kind]).piece(open_encoder(tmp_path, CHAT[kind]).eos_id) == CHAT[kind]
+    else:
+        assert fault_of(open_encoder, tmp_path).key == "end_of_document"
+
+
+@pytest.mark.parametrize(("more", "is_refused"), [(0, False), (100, False), (700, True)])
+def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path, more: int, is_refused: bool) -> None:
+    """A few rows are padding; a third of the embedding is not."""
+    place = tmp_path / "model"
+    shutil.copytree(folder, place)
+    pieces = open_encoder(place).vocab_size
+    (place / "config.json").write_text(json.dumps({"vocab_size": pieces + more}), encoding="utf-8")
+    if is_refused:
+        fault = fault_of(open_encoder, place)
+        assert fault.where == str(place / "tokenizer.json") and f"{pieces + more:,} rows" in fault.rule
+        assert "own tokenizer" in fault.remedy
+    else:
+        assert open_encoder(place).vocab_size == pieces
+    train(place / "tokenizer.model", STEP_1, vocab_size=400)
+    (place / "config.json").write_text(json.dumps({"vocab_size": 400 + more}), encoding="utf-8")
+    assert is_refused == bool(of_another_model(400, 400 + more))
+    if is_refused:
+        assert "400 pieces" in fault_of(open_encoder, place).rule
 
 
 def test_the_choice_is_part_of_the_identity(folder: Path, kind: str) -> None:
