@@ -90,7 +90,7 @@ class User:
 
     def read(self, *entries: str, size: int = 4000, **environment: str) -> Any:
         run = self.run("-c", READER, str(size), *entries, **environment)
-        return json.loads(run.stdout) if run.returncode == 0 else run.stderr.strip()
+        return json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else run.stderr.strip()
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ _ABOUT = re.compile(
 """Names of files about a dataset, a model or a program, and of those that our steps write."""
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
 _REPEATED = "another name of what is included already"
+LeftOut = defaultdict[str, set[str]]
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,6 @@ class InputFile:
         from zerokara.corpus import remote  # takes a while, so only where an entry is an address
 
         return remote.open_file(self.remote, buffer_bytes)
-
-
-LeftOut = defaultdict[str, set[str]]
 
 
 class FoundFiles(list[InputFile]):

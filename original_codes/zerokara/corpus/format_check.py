@@ -32,7 +32,6 @@ _PROVES_NOTHING = frozenset({Reason.EMPTY_LINE, Reason.EMPTY_TEXT, Reason.NULL})
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 _TEXT = re.compile("[^\0-\x08\x0b\x0e-\x1f\ufffd]+\ufffd?")
 """What UTF-8 text decodes to; its last character may be cut off."""
-_RARE = ["shift_jis_2004", "shift_jisx0213", "euc_jis_2004", "euc_jisx0213"]
 _ENDINGS = {"none": ".jsonl or .txt", "gzip": ".jsonl.gz or .txt.gz", "zstd": ".jsonl.zst or .txt.zst"}
 
 
@@ -118,8 +117,8 @@ def _encoding(head: bytes) -> str:
     """Encoding of text that is not UTF-8, as iconv spells it; empty where none is sure, as of one byte a letter."""
     from charset_normalizer import from_bytes  # only where text is not what it should be
 
-    end = len(head) & ~3 if b"\0" in head else head.rfind(b"\n") + 1 or None  # no half of a character
-    best = from_bytes(head[:end], cp_exclusion=_RARE).best()
+    head = head[: len(head) & ~3 if b"\0" in head else head.rfind(b"\n") + 1 or None]  # no half of a character
+    best = from_bytes(head, cp_exclusion=["shift_jis_2004", "shift_jisx0213", "euc_jis_2004", "euc_jisx0213"]).best()
     name = best.encoding if best is not None and best.multi_byte_usage and best.encoding != "utf_8" else ""
     return name.upper().replace("_", "").replace("UTF", "UTF-")
 

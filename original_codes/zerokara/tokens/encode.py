@@ -134,6 +134,10 @@ def encode_corpus(
             sources = count_sources(len(config.entries), parts)
             hashes = {file_key(part.file.path): held.sha256 for part, held in parts if held.sha256}
             check_sources(config, sources, paths)
+            firsts = {content: key.path for key, content in reversed(hashes.items())}
+            for key, content in hashes.items():
+                if key.bytes and firsts[content] != key.path:
+                    log(f"warning: {key.path} holds the same as {firsts[content]}: its documents are there twice")
             merge.merge_shards(
                 config, tasks, results, folder, paths, dtype_for(encoder.vocab_size), sources, merging or WHOLE
             )

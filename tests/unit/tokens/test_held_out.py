@@ -105,6 +105,14 @@ def test_the_manifest_the_counts_and_step_3_know_it(
     assert "32 documents" in printed and "200 documents" in printed and "held.txt" not in printed
 
 
+def test_a_copy_of_a_file_is_told(config: PretrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encode(config)
+    assert "holds the same" not in capsys.readouterr().out
+    (tmp_path / "copy (1).jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
+    encode(config.model_copy(update={"valid_jsonl": (str(tmp_path / "copy (1).jsonl"),)}))
+    assert f"copy (1).jsonl holds the same as {tmp_path / 'a.jsonl'}" in capsys.readouterr().out
+
+
 def test_what_is_trained_on_and_held_out_is_refused(config: PretrainConfig, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("", encoding="utf-8")
     os.link(tmp_path / "a.jsonl", tmp_path / "second_name.jsonl")
