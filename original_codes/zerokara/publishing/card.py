@@ -145,10 +145,8 @@ def usage(model: dict[str, Any], name: str, prompt: str) -> list[str]:
 
     No pipeline: transformers 5 has none for encoder-decoders. They run under transformers 4 and 5 alike.
     """
-    auto_class, inputs = (
-        model["auto_class"],
-        f'tokenizer({json.dumps(prompt, ensure_ascii=False)}, return_tensors="pt")',
-    )
+    auto_class, asked = model["auto_class"], json.dumps(prompt, ensure_ascii=False)
+    inputs = f'tokenizer({asked}, return_tensors="pt")'
     if model.get("converses"):
         options = 'add_generation_prompt=True, return_tensors="pt", return_dict=True'
         said = {"system": model.get("system_prompt"), "user": prompt}

@@ -123,6 +123,10 @@ def test_a_few_bad_lines_are_left_out_and_counted_many_are_an_error(tmp_path: Pa
     assert len(task.sources) == 200 and len(task.warnings) == 1 and task.warnings[0].startswith("2 lines")
     reviews(tmp_path, good + "x\t\t1\n" * 9)
     assert "9 of 209" in fault_of(tasks_of, tmp_path, REVIEWS).rule
+    turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1", "tool_calls": [{"name": "x"}]}]
+    write_jsonl(tmp_path / "chat.jsonl", [{"messages": turns}])
+    fault = fault_of(tasks_of, tmp_path, "tasks: [{name: chat, test_data: FOLDER/chat.jsonl}]\n")
+    assert "1 of 1" in fault.rule and "'tool_calls'" in fault.rule
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,21 @@ def test_what_has_weight_0_is_not_learned(tmp_path: Path, encoder: Encoder, caps
     assert "not read are the fields source, tools" in capsys.readouterr().out
 
 
+def test_calls_of_tools_are_part_of_the_right_answer(tmp_path: Path, encoder: Encoder) -> None:
+    """As the template writes them, where it does."""
+    template = tmp_path / "t.jinja"
+    turn = "{% if m.role == 'assistant' %}<|assistant|>{% generation %}{{ m.content + (m.tool_calls | tojson if "
+    turn += "m.tool_calls else '') + eos_token }}{% endgeneration %}{% else %}{{ '<|user|>' + m.content }}{% endif %}"
+    asked = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    template.write_text(f"{{% for m in messages %}}{turn}{{% endfor %}}{asked}", encoding="utf-8")
+    record = {"messages": [TURN, {"role": "assistant", "content": None, "tool_calls": [{"name": "weather"}]}]}
+    held_out = [write_jsonl(tmp_path / "v.jsonl", [record])]
+    files = prepared(tmp_path, encoder, [record], valid_data=held_out, chat_template=str(template))
+    ((_, answer),) = read_task_examples(files.splits["valid"], None, 1)
+    assert answer == encoder.decode(segments(files)[1]) == '[{"name": "weather"}]'
+    assert "'tool_calls'" in told(tmp_path / "b", encoder, [record])[0]
+
+
 @pytest.mark.parametrize(
     ("record", "said"),
     [
