@@ -51,7 +51,7 @@ class ExampleSettings(Settings):
     test_data: Words = ()
     """Test examples: read once, at the end, with the best checkpoint; they select nothing."""
     valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.02
-    """Share of the training examples held out for validation where valid_data is empty, drawn at random (seed)."""
+    """Largest share of the training examples held out for validation where valid_data is empty, drawn by `seed`."""
     data_format: DataFormat | Auto = "auto"
     """Fields of an example: `messages` (a list of role and content), `prompt_completion`, `source_target`, or
     `text_label`; `auto` goes by the fields of the first line."""
@@ -69,7 +69,7 @@ class ExampleSettings(Settings):
     such marks, else a template with the control tokens for turns of the tokenizer (reserved_pieces of step 1, those of
     ChatML or Llama 3), or of plain text where it has none."""
     system_prompt: str = ""
-    """messages: system message put before each conversation that has none; empty for none."""
+    """messages: system message put before each conversation that has none; empty for none. The export names it."""
     overlong: Overlong = "fail"
     """Examples longer than packed_length: `fail`; `drop` them; or `cut_prompt`: cut the beginning of what is read
     first. An answer that is too long by itself is an error, or dropped."""

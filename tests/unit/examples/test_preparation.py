@@ -139,6 +139,20 @@ def test_what_has_weight_0_is_not_learned(tmp_path: Path, encoder: Encoder, caps
     assert "not read are the fields source, tools" in capsys.readouterr().out
 
 
+def test_a_template_without_a_system_role_is_told_with_the_line(tmp_path: Path, encoder: Encoder) -> None:
+    template = tmp_path / "t.jinja"
+    roles = "{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% elif m.role == 'user' %}<|user|>"
+    roles += "{{ m.content }}{% else %}<|assistant|>{% generation %}{{ m.content + eos_token }}{% endgeneration %}"
+    asked = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    template.write_text(f"{{% for m in messages %}}{roles}{{% endif %}}{{% endfor %}}{asked}", encoding="utf-8")
+    settings: dict[str, Any] = {"chat_template": str(template), "valid_fraction": 0.2}
+    assert prepared(tmp_path, encoder, [conversation(f"a{n}", "b") for n in range(9)], **settings).train.counts.bad == 0
+    faults = told(
+        tmp_path / "b", encoder, [conversation(f"a{n}", "b") for n in range(9)], system_prompt="x", **settings
+    )
+    assert "train.jsonl:1" in faults[0] and "no system role" in faults[0]
+
+
 def test_calls_of_tools_are_part_of_the_right_answer(tmp_path: Path, encoder: Encoder) -> None:
     """As the template writes them, where it does."""
     template = tmp_path / "t.jinja"
