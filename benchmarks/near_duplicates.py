@@ -6,7 +6,7 @@ For each language: documents cut from the texts, and for 30 % of them a copy tha
 5, 10, 20 or 40 % of the words (in scripts without spaces: characters) replaced; shifted (the beginning cut off, as much
 put behind it); nested (a part of the original); with boilerplate around. The true similarity of each copy and its
 original, and of each document that was dropped and the one that was kept for it, is computed from the sets of all their
-n-grams: five words, or characters, in a row.
+n-grams: five words or signs, or characters, in a row.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def similarity(first: str, second: str) -> float:
     """The Jaccard similarity of the sets of n-grams."""
     sets = []
     for text in (first, second):
-        found = words(text)
+        found = words(text, with_signs=True)
         sets.append({tuple(found[start : start + 5]) for start in range(max(1, len(found) - 4))})
     return len(sets[0] & sets[1]) / max(1, len(sets[0] | sets[1]))
 

@@ -26,7 +26,7 @@ from zerokara.progress import log
 
 READ, CLEAN, UNREADABLE = "read", "text", "unreadable"
 EXACT, NEAR, LINES = "exact_duplicates", "near_duplicates", "repeated_lines"
-_FORMAT = 2
+_FORMAT = 3
 """Raised when the same plan would give other results."""
 _TASK_BYTES, _LEAST_TASKS, _MOST_TASKS = 64_000_000, 16, 4000
 _EVALUATION = Formats({**CORPUS.of_suffix, ".tsv": "tsv"}, f"{CORPUS.text}; .tsv")

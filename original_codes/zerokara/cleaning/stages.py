@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,6 +45,8 @@ _FOUND = 0.995
 """Least probability that a pair at the threshold shares a band."""
 _LEAST_SHOWN, _NUM_SHOWN, _SHOWN_CHARACTERS = 20, 12, 100_000
 """Documents with a line that the report shows, where the rule is off; pairs and lines shown; characters of a text."""
+_SITE_LETTERS = 40
+"""Letters that a site repeats in a row, at least: more than "Chapter the First" and "The End", which books share."""
 _CHUNK = 1 << 16
 
 
@@ -70,21 +72,20 @@ def read(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
         last_lines[part] = 0 if item.file.format == "parquet" else line
         if isinstance(item, BadLine):
             continue
-        hashes = hashes_of(item.text)
-        rule = judge.rule_broken(item.text, hashes)
+        rule = judge.rule_broken(item.text)
         verdicts.append(plan.rules.index(rule) + 1 if rule else 0)
         if rule:
             continue
         whole, values = xxh3_64_digest(item.text.encode()), np.zeros(NUM_VALUES, np.uint32)
         copies = [int.from_bytes(whole)] if config.exact_duplicates else []
-        if len(hashes) and num_bands:
+        if num_bands and len(hashes := hashes_of(item.text, with_signs=True)):
             found = ngrams(hashes, min(_NGRAM, len(hashes)))
             digests = rensa.RMinHash.digest_matrix_from_flat_token_hashes(found, [0, len(found)], NUM_VALUES, 1)
             values[:] = digests.to_rows()[0]
             bands = values[: num_bands * size].reshape(num_bands, size)
             copies += [xxh3_64_intdigest(band.tobytes(), number) for number, band in enumerate(bands)]
-        lines = {key for each in item.text.split("\n") if (key := line_key(each))}
-        for name, keys in (("copies", copies), ("lines", [*lines])):
+        lines = [key for each in item.text.split("\n") if (key := line_key(each))]
+        for name, keys in (("copies", copies), ("lines", {*lines, *map(pair_key, lines, [*lines[1:], *lines[:1]])})):
             tables[name][0].extend(keys)
             tables[name][1].extend([document] * len(keys))
         signatures += values.astype(np.uint8).tobytes() + whole
@@ -102,9 +103,14 @@ def read(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
 
 
 def line_key(line: str) -> int:
-    """A number for a line without regard to case and the white space around it, 0 for an empty one."""
+    """An even number for a line without regard to case and the white space around it, 0 for an empty one."""
     line = line.strip()
-    return xxh3_64_intdigest(line.lower().encode()) if line else 0
+    return xxh3_64_intdigest(line.lower().encode()) & ~1 if line else 0
+
+
+def pair_key(line: int, following: int) -> int:
+    """An odd number for a line beside another, by their keys."""
+    return (line * 0x9E3779B97F4A7C15 + following) & ((1 << 64) - 1) | 1
 
 
 def _part_of(folder: Path, table: str, part: int, num_parts: int) -> tuple[Hashes, Ids]:
@@ -191,6 +197,7 @@ def shown(folder: Path) -> tuple[list[tuple[float, int, int]], list[tuple[int, i
     near = near[:: max(1, len(near) // 1000)]
     values = compare(folder, *near.T)[0]
     order = np.argsort(values, kind="stable")[:: max(1, len(values) // _NUM_SHOWN)][:_NUM_SHOWN]
+    repeated = repeated[repeated[:, 0] % 2 == 0]  # without pairs
     top = repeated[np.argsort(-repeated[:, 1].astype(np.int64), kind="stable")[:_NUM_SHOWN]]
     pairs_shown = zip(values[order].tolist(), *near[order].T.tolist(), strict=True)
     return [*pairs_shown], top.tolist()
@@ -209,9 +216,8 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     def place(rank: int, part: int, line: int) -> dict[str, Any]:
         return {"source": plan.tasks[rank][part].file.name, "line": before[rank][part] + line}
 
-    def is_removable(line: str) -> bool:
-        key = np.uint64(line_key(line))
-        row = np.searchsorted(repeated[:, 0], key)
+    def repeats(key: int) -> bool:
+        row = np.searchsorted(repeated[:, 0], np.uint64(key))
         return bool(row < len(repeated) and repeated[row, 0] == key and repeated[row, 2] != document)
 
     def count(name: str, text: str) -> None:
@@ -248,8 +254,7 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
             else:
                 if plan.config.repeated_lines:
                     lines = text.split("\n")
-                    start = edge(lines, is_removable)
-                    end = len(lines) - edge(lines[:start:-1], is_removable)
+                    start, end = own_lines(lines, repeats)
                     if (start, end) != (0, len(lines)):
                         put(LINES, "\n".join([*lines[:start], *lines[end:]]))
                         text = "\n".join(lines[start:end])
@@ -260,10 +265,24 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     write_json(folder / f"write-{rank:05d}.json", {"tallies": tallies, "texts": texts})
 
 
-def edge(lines: Iterable[str], is_removable: Callable[[str], bool]) -> int:
-    """Number of removable lines at the beginning, and of the empty ones beside them."""
-    found = [*takewhile(lambda line: not line.strip() or is_removable(line), lines)]
-    return len(found) if any(map(is_removable, found)) else 0
+def own_lines(lines: Sequence[str], repeats: Callable[[int], bool]) -> tuple[int, int]:
+    """Start and end of a text without the lines of a site around it, and the empty ones beside these: rows of repeated
+    lines, each beside the next (the last of a text beside its first) in other documents too, and shorter rows outside.
+    """
+    filled = [place for place, line in enumerate(lines) if line.strip()]
+    keys, size = [line_key(lines[place]) for place in filled], len(filled)
+    head = len([*takewhile(repeats, keys)])
+    tail = size - len([*takewhile(repeats, reversed(keys[head:]))])
+    site, row, letters = set[int](), list[int](), 0
+    for number, following in pairwise([*range(tail, size), *range(head), -1]):
+        row.append(number)
+        line = lines[filled[number]].strip()
+        letters += max(len(line), len(line.encode()) - len(line))  # a character of three bytes counts as two
+        if following < 0 or not repeats(pair_key(keys[number], keys[following])):
+            site.update(row if letters >= _SITE_LETTERS else ())
+            row, letters = [], 0
+    first, last = max(site & {*range(head)}, default=-1) + 1, min(site & {*range(tail, size)}, default=size)
+    return [*filled, len(lines)][first] if first else 0, filled[last - 1] + 1 if last < size else len(lines)
 
 
 def _lines_before(plan: Plan, folder: Path) -> list[list[int]]:

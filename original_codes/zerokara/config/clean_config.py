@@ -51,11 +51,11 @@ class Rules(Settings):
     exact_duplicates: bool = True
     """Drop all but the first of equal texts."""
     near_duplicates: Annotated[float, Field(ge=0, le=0.95)] = 0.8
-    """Drop documents as similar as this to an earlier one: the Jaccard similarity of their n-grams, five words in a row
-    (characters in scripts without spaces), which MinHash estimates to within 0.05. At least 0.5."""
+    """Drop documents as similar as this to an earlier one: the Jaccard similarity of their n-grams, five words or signs
+    in a row (characters in scripts without spaces), which MinHash estimates to within 0.05. At least 0.5."""
     repeated_lines: NaturalInt = 20
-    """Remove lines that at least this many documents have from the beginning and the end of all but the first: menus,
-    cookie notices, signatures."""
+    """Remove what at least this many documents repeat, 40 letters in a row, from the beginning and the end of all but
+    the first: menus, cookie notices, signatures."""
 
     @property
     def document_rules(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Texts → their tokens, 64-bit hashes of these, and of every n in a row: what two texts share, in any language.
 
-Tokens are words in lower case, without punctuation; in scripts that are written without spaces, single characters. So
-one measure serves all languages: five tokens in a row are five words, or five characters.
+Tokens are words in lower case; in scripts that are written without spaces, single characters. So one measure serves all
+languages: five tokens in a row are five words, or five characters. Where texts that differ in them must not be the same
+(`+` and `-`, ``Yes.`` and ``Yes?``, an emoji), each sign is a token, too.
 """
 
 from __future__ import annotations
@@ -25,19 +26,27 @@ UNSPACED = (  # Thai and Lao, Myanmar, Khmer, Chinese and Japanese; ranges, for 
 """Scripts that put no space between words."""
 _MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0966-\u0dff"
 r"""Marks inside words, which `\w` leaves out: accents, Hebrew and Arabic vowels, and all of the scripts of India."""
-_TOKEN = re.compile(rf"[^\W{UNSPACED}]+(?:[{_MARKS}][^\W{UNSPACED}]*)*|[{UNSPACED}]")
+_WORD = rf"[^\W{UNSPACED}]+(?:[{_MARKS}][^\W{UNSPACED}]*)*|[{UNSPACED}]"
+_TOKEN, _TOKEN_OR_SIGN = re.compile(_WORD), re.compile(rf"{_WORD}|[^\w\s]")
+_PART = re.compile(r"(\w?\W{63})")
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """Odd, so that no bit of a hash is lost (the golden ratio in 64 bits)."""
 
 
-def words(text: str) -> list[str]:
+def composed(text: str) -> str:
+    """A text in composed form (NFC), by 63 marks in a row: for more, Python takes the square of their number."""
+    parts = [text] if unicodedata.is_normalized("NFC", text) else _PART.split(text)
+    return "".join(unicodedata.normalize("NFC", part) for part in parts)
+
+
+def words(text: str, with_signs: bool = False) -> list[str]:
     """The tokens of a text, in order."""
-    return _TOKEN.findall(unicodedata.normalize("NFC", text).lower())
+    return (_TOKEN_OR_SIGN if with_signs else _TOKEN).findall(composed(text).lower())
 
 
-def hashes_of(text: str) -> Hashes:
+def hashes_of(text: str, with_signs: bool = False) -> Hashes:
     """The hash of each token; some 25 MB a second."""
-    return np.fromiter(map(xxh3_64_intdigest, map(str.encode, words(text))), np.uint64)
+    return np.fromiter(map(xxh3_64_intdigest, map(str.encode, words(text, with_signs))), np.uint64)
 
 
 def ngrams(hashes: Hashes, size: int) -> Hashes:
@@ -58,7 +67,8 @@ class NgramIndex:
         for owner, text in texts:
             if len(hashes := hashes_of(text)) >= MIN_TOKENS:  # else it is compared exactly only
                 size = min(longest, len(hashes))
-                found[size].append((ngrams(hashes, size), np.full(len(hashes) - size + 1, owner, np.int32)))
+                known = np.unique(ngrams(hashes, size))
+                found[size].append((known, np.full(len(known), owner, np.int32)))
         self._by_size = {}
         for size, parts in found.items():
             known, owners = (np.concatenate(each) for each in zip(*parts, strict=True))
@@ -73,5 +83,6 @@ class NgramIndex:
         for size, (known, owners) in self._by_size.items():
             found = ngrams(hashes, size)
             first, after = (np.searchsorted(known, found, side) for side in ("left", "right"))
-            for place in np.flatnonzero(after > first):
+            places = np.flatnonzero(after > first)
+            for place in places[np.sort(np.unique(first[places], return_index=True)[1])]:  # once, where a run repeats
                 yield from owners[first[place] : after[place]].tolist()

@@ -64,6 +64,14 @@ def test_texts_without_words_are_no_copies_of_each_other(tmp_path: Path) -> None
     assert _copies(tmp_path, ["...", "!!!", "...", "? ?"]) == {2: (0, True)}
 
 
+def test_a_sign_an_operator_or_an_emoji_makes_another_text(tmp_path: Path) -> None:
+    texts = ["Yes.", "Yes?", "Yes", "B+", "B-", "1 + 1", "1 - 1", "x < y", "x > y", "D", "D++", "D#", "-7 °C", "7 °C"]
+    texts += ["seen it 👍", "seen it 👎", "¬p ∧ q", "p ∨ q"]
+    texts += [f"for (i = 0; i < n; i++) s {operator} a[i];" for operator in ("+=", "-=")]
+    assert not _copies(tmp_path, texts)
+    assert _copies(tmp_path, ["Yes, it is.", "YES,  it is."]) == {1: (0, False)}, "without case and white space"
+
+
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 0.95])
 def test_a_pair_at_the_threshold_shares_a_band(threshold: float) -> None:
     num_bands, size = bands_of(threshold)
@@ -73,16 +81,27 @@ def test_a_pair_at_the_threshold_shares_a_band(threshold: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "expected"),
+    ("text", "own"),
     [
-        ("aab", "b"), ("ba", "b"), ("bab", "bab"), ("a bab a", "bab"), (" bb ", " bb "), ("aa", ""), ("a a", ""),
-        ("", ""), ("b a", "b"), ("b", "b"),
+        ("mtf", "t"), ("m ttt  f", "ttt"), ("mt", "mt"), ("tf", "tf"), ("Mt", "t"), ("tMt", "tMt"), ("mtff", "tf"),
+        ("mM", ""), (" t ", " t "), ("", ""), ("1t", "1t"), ("1te", "1te"), ("p1te", "p1te"), ("1M t", "t"),
+        ("M1t", "1t"), ("M  1t", "1t"),
     ],
 )  # fmt: skip
-def test_repeated_lines_are_taken_off_the_edges_with_the_empty_ones_beside_them(lines: str, expected: str) -> None:
-    start = stages.edge(lines, "a".__eq__)
-    end = len(lines) - stages.edge(lines[:start:-1], "a".__eq__)
-    assert lines[start:end] == expected
+def test_lines_of_a_site_are_taken_off_the_edges_and_those_that_books_share_are_not(text: str, own: str) -> None:
+    """m and f are the short menu and footer of one site, M a long line; 1, p and e begin and end many books."""
+    line = {
+        "m": "Home | News | About",
+        "f": "© All rights reserved.",
+        "M": "We use cookies, and you have to accept them all.",
+    }
+    line |= {"1": "Chapter the First", "p": "Part the First", "e": "The End", "t": "its own text", " ": ""}
+    keys = {letter: stages.line_key(each) for letter, each in line.items()}
+    pairs = {stages.pair_key(keys[first], keys[following]) for first, following in ("fm", "e1", "ep", "p1")}
+    start, end = stages.own_lines(
+        [line[letter] for letter in text], ({*keys.values()} - {keys["t"]} | pairs).__contains__
+    )
+    assert text[start:end] == own
 
 
 def test_damage_is_told_from_text_of_many_languages() -> None:
