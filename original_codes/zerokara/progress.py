@@ -42,11 +42,13 @@ class Progress(tqdm):
     monitor_interval = 0  # no thread that draws a bar of its own accord
 
     def __init__(self, label: str, total: float | None = None, unit: str = "it", done: float = 0):
-        """`done` of the `total` was done before, and does not count in the rate; the total may be an estimate."""
+        """`done` of the `total` was done before, and does not count in the rate; the total may be an estimate.
+        Without a unit it shows the time alone."""
         self._is_drawn = sys.stderr.isatty()
         interval, delay = (0.1, 0.5) if self._is_drawn else (LINE_INTERVAL_SECONDS,) * 2  # short work shows none
         form: dict[str, Any] = {"dynamic_ncols": True} if self._is_drawn else {"ncols": 0, "position": 0}
         form |= {"unit": unit, "unit_scale": unit in ("B", "s"), "initial": done, "miniters": 0}
+        form |= {} if unit else {"bar_format": "{desc}: {elapsed}{postfix}"}
         super().__init__(None, label, total, leave=False, mininterval=interval, delay=delay, **form)
 
     def advance(self, amount: float = 1) -> None:

@@ -50,12 +50,12 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         size = f"{config.extend:,} pieces more than" if config.extend else f"{config.vocab_size:,} pieces like"
         planned = f"byte-level BPE, {size} {base}"
     analyser = analyser_of(config)
+    corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
+    log(f"step 1 tokenizer: {corpus} → {model_path}, {planned}")
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
     budget = sample_budget.estimate(config, files)
-    corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     expected, free = bytes_text(budget.peak_bytes), bytes_text(budget.available_bytes)
     sample, threads = bytes_text(budget.sample_bytes), plural(training.num_threads(config), "thread")
-    log(f"step 1 tokenizer: {corpus} → {model_path}, {planned}")
     print(f"  at most {sample} of text, {threads}, about {expected} of memory ({free} free)")
     if analyser:
         print(f"  split into the morphemes that {analyser.version_text()} finds")
