@@ -14,11 +14,10 @@ With the indices of the examples found, a score without them stands beside the s
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from zerokara.corpus.token_hashes import NgramIndex, hashes_of
+from zerokara.corpus.token_hashes import NgramIndex, composed, hashes_of
 
 NGRAM = 13
 
@@ -68,4 +67,4 @@ def find(examples: Sequence[Sequence[str]], others: Iterable[str]) -> Overlap:
 
 def normalized(text: str) -> str:
     """A text up to white space and Unicode's composed form."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return " ".join(composed(text).split())

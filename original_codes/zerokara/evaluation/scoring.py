@@ -16,7 +16,6 @@ Shapes: N examples, K statistics, R resamples.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -26,6 +25,8 @@ from statistics import NormalDist
 import numpy as np
 import regex
 from numpy.typing import NDArray
+
+from zerokara.corpus.token_hashes import composed
 
 Statistics = NDArray[np.float64]
 LEVEL = 0.95
@@ -230,7 +231,7 @@ def words(text: str) -> list[str]:
 
 def clean(text: str) -> str:
     """A text as it is compared: composed (NFC), without white space around it."""
-    return unicodedata.normalize("NFC", text).strip()
+    return composed(text).strip()
 
 
 def _cleaned(outputs: Sequence[str], references: Sequence[str]) -> list[tuple[str, str]]:

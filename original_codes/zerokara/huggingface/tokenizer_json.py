@@ -190,7 +190,7 @@ def _normalizer(model: ModelFile) -> dict[str, Any]:
         steps.append({"type": "Prepend", "prepend": SPACE_MARK})
     steps.append(_replace(" ", SPACE_MARK))
     if model.remove_extra_whitespaces:
-        steps.append(_replace(rf"{SPACE_MARK}+\z", "", "Regex"))
+        steps.append(_replace(rf"(?<!{SPACE_MARK}){SPACE_MARK}+\z", "", "Regex"))
     return {"type": "Sequence", "normalizers": steps}
 
 

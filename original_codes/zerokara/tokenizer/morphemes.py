@@ -156,12 +156,8 @@ def morphemes(line: str, analyse: Analyse, config: TokenizerConfig) -> list[str]
     for start, end in analyse(line):
         ends |= {start, end}
         inside.update(range(start + 1, end))  # Two morphemes may share characters; no split between them.
-    normalizes = config.normalization_rule_name != "identity"  # and may make a space of other white space
-    cuts: set[int] = set()
-    for cut in ends - inside:
-        while cut and (line[cut - 1] == " " or (normalizes and line[cut - 1].isspace())):
-            cut -= 1
-        cuts.add(cut)
+    spaces = " " if config.normalization_rule_name == "identity" else None  # other rules may make one of white space
+    cuts = {len(line[:cut].rstrip(spaces)) for cut in ends - inside}
     if config.user_defined_symbols:
         pattern = "|".join(map(re.escape, sorted(config.user_defined_symbols, key=len, reverse=True)))
         cuts -= {i for match in re.finditer(pattern, line) for i in range(match.start() + 1, match.end())}

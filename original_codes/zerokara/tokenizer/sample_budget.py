@@ -43,8 +43,8 @@ HEAD_BYTES = 8_000_000
 """Text read in all for the statistics."""
 MAX_FILES = 16
 """Positions, evenly spread over the bytes of the corpus, whose files are read; a large file may hold several."""
-_WORD = re.compile(" *[^ \n]+")
-"""As in the trainer: a word begins with the spaces before it."""
+_WORD = re.compile("(?<! ) *+[^ \n]+")
+"""As in the trainer: a word begins with the spaces before it, of which each run is tried once."""
 _CHUNK_BYTES = 500_000_000
 """The unigram trainer looks for candidates in this much text at a time (`kMaxChunkBytes`)."""
 _MORPHEMES_PER_BYTE = 0.22

@@ -40,7 +40,7 @@ PART_BYTES = 8 * 1024 * 1024
 RESERVED = re.compile("[\u2585\0]+")
 """Characters that SentencePiece's trainer cannot take: its mark for unknown characters, for which it drops whole
 sentences, and NUL, which ends its strings."""
-_SENTENCE_END = re.compile(r"[。．！？｡…।۔]+[」』）】”’]*|[.!?]+[\"'”’)\]]*(?=\s)")
+_SENTENCE_END = re.compile(r"[。．！？｡…।۔]+[」』）】”’]*|(?<![.!?])[.!?]++[\"'”’)\]]*+(?=\s)")
 _SPACE = re.compile(r"(?<=\S)(?=\s)")
 
 
