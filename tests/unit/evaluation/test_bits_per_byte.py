@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import transformers
 from evaluated_models import CONTEXT, save
+from safetensors.torch import load_file, save_file
 
 from zerokara import manifest
 from zerokara.config.evaluate_config import EvaluateConfig
@@ -19,7 +21,7 @@ from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation import models as models_module
 from zerokara.evaluation.bits_per_byte import Reading, measure_texts, reading_of
-from zerokara.evaluation.inputs import MeasuredText
+from zerokara.evaluation.inputs import MeasuredText, check_folder
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
 from zerokara.huggingface import exported_folder
@@ -204,6 +206,23 @@ def test_folders_that_are_no_whole_models_are_refused(folders: dict[str, Path], 
     tokenizer.save_pretrained(shutil.copytree(folders["gpt2"], tmp_path / "padded"))
     with pytest.raises(UserError, match=f"no row for <pad> .id {len(tokenizer) - 1}.*resize_token_embeddings"):
         open_models([tmp_path / "padded"], "cpu")
+    weights = load_file(folders["gpt2"] / "model.safetensors")
+    for name, extra, refused in (
+        ("constants", {"transformer.h.0.attn.masked_bias": torch.ones(1)}, False),
+        ("more", {"transformer.h.9.ln_1.weight": torch.ones(32)}, True),
+    ):
+        whole = shutil.copytree(folders["gpt2"], tmp_path / name)
+        save_file(weights | extra, whole / "model.safetensors", {"format": "pt"})
+        with pytest.raises(UserError, match=r"h\.9\.ln_1") if refused else nullcontext():
+            _ = open_models([whole], "cpu")[0].model
+    config = json.loads((whole / "config.json").read_bytes())
+    code = config | {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}
+    (whole / "config.json").write_text(json.dumps(code), encoding="utf-8")
+    with pytest.raises(UserError, match="needs Python code of the folder") as caught:
+        open_models([whole], "cpu")
+    assert "trust" not in str(caught.value)
+    (whole / "config.json").write_text(json.dumps(config | {"quantization_config": {"bits": 4}}), encoding="utf-8")
+    assert "quantized" in check_folder(whole).rule
     os.truncate(tmp_path / "cut" / "model.safetensors", 1000)
     with pytest.raises(UserError, match="cannot be loaded by transformers"):
         _ = open_models([tmp_path / "cut"], "cpu")[0].model

@@ -15,6 +15,7 @@ from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoTokenizer
 
 from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.examples import preparation
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Message, Unlearnable
 from zerokara.examples.preparation import prepare
@@ -62,6 +63,13 @@ def ids(encoder: Encoder, *parts: str) -> list[int]:
     """Ids of texts, and of control pieces by their names."""
     names = {encoder.piece(i): i for i in encoder.control_ids}
     return [i for part in parts for i in ([names[part]] if part in names else encoder.encode(part).tolist())]
+
+
+def test_of_several_templates_by_name_the_default_is_taken(encoder: Encoder) -> None:
+    tokenizer = tokenizer_of_exports(encoder, False)
+    for named, expected in (({"default": GOOD, "tool_use": "x"}, GOOD), ({"rag": GOOD}, auto_source(encoder))):
+        tokenizer.chat_template = named
+        assert preparation._template(FinetuneConfig(), encoder, tokenizer, False).source == expected
 
 
 def test_spans_are_read_and_learned_in_turn(encoder: Encoder, train_toy: TrainToy) -> None:

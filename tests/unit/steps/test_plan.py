@@ -1,5 +1,6 @@
 """python 0_plan.py on a machine whose speed is known: what it advises is what its next command trains."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -103,6 +104,11 @@ def test_the_sizes_of_the_model_to_start_from_are_written(
     assert (made.architecture, made.num_layers, made.num_kv_heads, made.head_dim) == ("qwen3", 3, 2, 32)
     assert (made.hidden_size, made.ffn_hidden_size, made.norm_epsilon) == (96, 160, 1e-6)
     assert (made.seq_len, made.input_tokenizer_file) == (old.seq_len, old.input_tokenizer_file)
+    hf_config, written = tmp_path / "hf" / "config.json", path.read_bytes()
+    values = json.loads(hf_config.read_bytes()) | {"quantization_config": {"quant_method": "gptq"}}
+    hf_config.write_text(json.dumps(values), encoding="utf-8")
+    assert plan.main(["--config", str(path), "--write"]) == 2 and "gptq" in capsys.readouterr().err
+    assert path.read_bytes() == written
 
 
 @pytest.mark.parametrize(
