@@ -103,8 +103,11 @@ def find(settings: ConvertSettings) -> CheckpointSource:
         step, broken = checkpoint.step_of(folder), checkpoint.broken_names(named)
         if newer := [name for name in broken if checkpoint.step_of(Path(name.partition(".")[0])) > step]:
             skipped.append(f"{folder} is taken: step 3 has set aside {', '.join(newer)} as broken")
-        if not checkpoint.check_sizes(folder):
-            skipped.append(f"{folder} is taken: what an export reads of it is whole; step 3 would not resume from it")
+        try:
+            checkpoint.check(folder, by_size_alone=True)
+        except UserError as error:
+            lost = f"{error.faults[0].where}: {error.faults[0].rule}"
+            skipped.append(f"{folder} is taken: an export needs less of it than step 3 would to resume; {lost}")
     for message in skipped:
         print(message)
     if folder is None:

@@ -108,7 +108,7 @@ def run_of(run_dir: Path, losses: Sequence[float]) -> None:
 @pytest.mark.parametrize(
     ("file", "losses", "taken", "said"),
     [
-        ("global_step20/optimizer", (2.0, 1.9), 20, "global_step20 is taken: what an export reads of it is whole"),
+        ("global_step20/optimizer", (2.0, 1.9), 20, "global_step20 is taken: an export needs less"),
         ("global_step20/weights", (2.0, 1.9), 10, "skipping"),
         ("global_step20/state.json", (2.0, 1.9), 10, "state.json: is missing"),
         ("global_step20/manifest.json", (2.0, 1.9), 10, "manifest.json, which is written last, is missing"),
