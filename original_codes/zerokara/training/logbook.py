@@ -196,7 +196,7 @@ class Logbook:
         if step and results[-1].badness < facts.get("best_selection_loss", float("inf")):
             facts.update(best_selection_loss=results[-1].badness, best_step=step)
         if facts["worse_in_row"] == 2:
-            warning = f"validation is worse for the second time in a row; it was best at step {facts['best_step']:,}"
+            warning = f"validation became worse twice in a row; it was best at step {facts['best_step']:,}"
             self._log(f"step {step}  warning: {warning}. {OVERFITTING}; Ctrl-C saves and ends the run here")
             facts.setdefault("warning", f"at step {step:,} {warning}. {OVERFITTING}")
 
