@@ -88,8 +88,8 @@ def shown(path: str | os.PathLike[str]) -> str:
 def nearest(named: str | os.PathLike[str], otherwise: str = "") -> str:
     """Return a remedy for a path: where it does not exist, the name most like it; else what its folder holds."""
     path, found = Path(named), ""
-    folder = next(each for each in (path, *path.parents, Path()) if each.is_dir())
     with suppress(OSError):
+        folder = next(each for each in (path, *path.parents, Path()) if each.is_dir())
         names = {name.casefold(): name for name in os.listdir(folder)[:10_000]}  # compared in under a second
         found = f"{shown(folder.absolute())} {holding(names.values())}"
         wrong, *rest = ("*",) if path.exists() else path.relative_to(folder).parts

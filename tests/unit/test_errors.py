@@ -7,7 +7,7 @@ import pytest
 from configs import fault_of
 
 from zerokara.corpus import remote
-from zerokara.errors import Fault, RunError, UserError, check_hub_token, redacted
+from zerokara.errors import Fault, RunError, UserError, check_hub_token, nearest, redacted
 from zerokara.publishing import hub
 
 
@@ -87,3 +87,18 @@ def test_a_token_that_cannot_be_one_is_named_and_not_shown(value: str, monkeypat
     for good in ("hf_abcdefghijklmnop", " hf_abcdefghijklmnop\n", "hf_oauth_a.b-c_d~e+f/g=="):
         monkeypatch.setenv("HF_TOKEN", good)
         check_hub_token()
+
+
+def test_the_nearest_name_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/books").mkdir(parents=True)
+    (tmp_path / "data/books/Moby.jsonl").touch()
+    for missing, name in {
+        "data/books/moby.json": "data/books/Moby.jsonl", "dta/books/Moby.jsonl": "data/books/Moby.jsonl",
+        "DATA/other/x.jsonl": "data", "data/books/Moby.jsonl/x": "data/books/Moby.jsonl", "../dat/x": "",
+        f"{tmp_path}/date": f"{tmp_path}/data", "book": "",
+    }.items():  # fmt: skip
+        found = nearest(missing, "look there")
+        assert found.endswith("; or look there") and (f"the nearest name is {name}; " in found) is bool(name), found
+    assert nearest("book") == f"{tmp_path} holds data" and nearest("data/*.txt") == f"{tmp_path}/data holds books"
+    assert nearest("a" * 5000, "look there") == "look there"
