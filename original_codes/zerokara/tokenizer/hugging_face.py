@@ -246,9 +246,8 @@ def of_another_model(pieces: int, rows: int) -> str:
 def check_dropout(path: Path, dropout: float | None) -> None:
     """Raise a `UserError` if a tokenizer leaves out merges at random, so that no two encodings have the same ids."""
     if dropout:
-        rule = "leaves out merges at random, so that a text has other ids each time, also in an export"
-        remedy = "set it to null in a copy of the file"
-        raise UserError(Fault(str(path), rule, "model.dropout", round(dropout, 6), remedy))
+        rule = f"leaves out merges at random (model.dropout = {dropout:.6g}), so that a text has other ids each time"
+        raise UserError(Fault(str(path), rule, remedy=f'set "dropout" to null in a copy of {path}'))
 
 
 def folder_files(path: Path) -> dict[str, bytes]:
