@@ -184,7 +184,7 @@ def test_what_does_not_come_back_is_counted_in_every_document(
     unknown = sum(int((encoder.encode(text) == encoder.unk_id).sum()) for text in _good_texts(corpus))
     assert (unknown > 1) != byte_fallback
     assert (encoded.space_marks, encoded.unknown) == (2, unknown)
-    facts = manifest_facts(config, [], encoded, encoder)
+    facts = manifest_facts(config, find_files(config.input_jsonl, ""), encoded, encoder)
     assert (facts["documents_with_space_mark"], facts["unknown_tokens"]) == (2, unknown)
     (lost,) = [text for name, text in summary_rows(config, encoded, 1.0) if name == "text lost"]
     assert "2 documents" in lost and "U+2581" in lost and ("<unk>" in lost) != byte_fallback
