@@ -8,6 +8,7 @@ a folder is run.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -122,6 +123,32 @@ class LoadedModel:
                 torch.cuda.empty_cache()
             self._model = _load(self.folder, self.config, self.dtype).to(self.device).eval()
         return self._model
+
+
+def expected_seconds(
+    models: Sequence[LoadedModel], texts: Sequence[str], prompts: Sequence[str], new_tokens: int, min_context: float
+) -> float:
+    """About the time to read texts in windows, and prompts, and to write `new_tokens`, by all models together.
+
+    The first one reads a window now; the others are taken to need as much more as their files are larger.
+    """
+    first = models[0]
+    num_tokens = min(256, first.context_length)
+    ids_BS = torch.ones(1, num_tokens, dtype=torch.int64, device=first.device)
+    read = {"input_ids": ids_BS, **({"decoder_input_ids": ids_BS} if first.is_encoder_decoder else {})}
+    seconds = 0.0
+    for _ in range(2):  # the first pass loads the weights
+        started = time.monotonic()
+        with torch.inference_mode():
+            float(first.model(**read).logits[0, -1, 0])  # waits for a GPU
+        seconds = time.monotonic() - started
+    sample = "\n".join([*texts, *prompts])[:10_000]
+    in_a_byte = len(first.tokenizer(sample, verbose=False)["input_ids"]) / max(1, len(sample.encode()))
+    lengths = [in_a_byte * len(text.encode()) for text in texts]
+    windows = sum(each / (1 - min_context if each > first.context_length else 1) for each in lengths)
+    tokens = windows + in_a_byte * sum(len(prompt.encode()) for prompt in prompts) + new_tokens
+    sizes = [sum(file.stat().st_size for file in model_files(model.folder)) for model in models]
+    return tokens * seconds / num_tokens * sum(sizes) / sizes[0]
 
 
 def open_models(folders: Sequence[Path], device: str = "auto", precision: str = "fp32") -> list[LoadedModel]:

@@ -259,3 +259,25 @@ def test_each_models_name_tells_it_from_the_others(folders: dict[str, Path], tmp
     (tmp_path / "other" / "gpt2").symlink_to(folders["gpt2"])
     names = [model.name for model in open_models([folders["gpt2"], tmp_path / "other" / "gpt2"], "cpu")]
     assert names == [f"{folders['gpt2'].parent.name}/gpt2", "other/gpt2"]
+
+
+def test_the_time_is_told_from_a_pass_of_the_first_model(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass takes a second here: a window of `CONTEXT` tokens."""
+    from zerokara.evaluation import models as opened
+
+    passes = iter(range(100))
+    monkeypatch.setattr(opened.time, "monotonic", lambda: next(passes))
+    found = open_models([folders["gpt2"]], "cpu")
+    short, long = "the", "the fox " * 40
+    tokens, longer = (len(found[0].tokenizer(text)["input_ids"]) for text in (short, long))
+    assert tokens < CONTEXT < longer
+
+    def seconds(texts: list[str], prompts: list[str], new_tokens: int, times: int = 1) -> float:
+        return opened.expected_seconds(times * found, texts, prompts, new_tokens, min_context=0.75)
+
+    assert seconds([short], [], 0) == pytest.approx(tokens / CONTEXT)
+    assert seconds([long], [], 0) == pytest.approx(4 * longer / CONTEXT)
+    assert seconds([], [long], 64) == pytest.approx((longer + 64) / CONTEXT)
+    assert seconds([short], [], 0, times=3) == pytest.approx(3 * tokens / CONTEXT)
