@@ -62,4 +62,4 @@ def test_the_law_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(Planner, "measure_speed", lambda self: Speed(1e-5, 1e-11))
     assert step.main(["--config", str(config), "--tokens", "60000"]) == 0
     said = capsys.readouterr().out
-    assert expected in said and "   131,072 " in said  # the same law, and no run
+    assert expected in said  # the same law, and no run

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +13,9 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import overrides
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import bytes_text
 from zerokara.resources import available_cores
 from zerokara.training import trials
 from zerokara.training.planning import recipe, run_plan
-from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.trials import try_steps
 
@@ -25,8 +23,6 @@ MEASURED: dict[str, tuple[SizeName, SizeName]] = {"cpu": ("1M", "10M"), "cuda": 
 """Sizes whose steps are measured, by device: the range of what users train there."""
 _BATCH = {"cpu": 8, "cuda": 64}
 """Sequences per core or GPU in a measured step; more are no faster."""
-LONG_LENGTHS = (8192, 32_768, 131_072)
-"""Lengths to which sequences are grown (`Planner.memory_by_length`)."""
 LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
 
 
@@ -54,10 +50,6 @@ def size_settings(name: SizeName | Literal[""]) -> dict[str, Any]:
     """Return the settings of a size by name, which leave none of another size's."""
     shape = ("num_layers", "hidden_size", "num_attn_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
     return {"model_size": name, **dict.fromkeys(shape, "auto")}
-
-
-def _fitting(forecast: MemoryForecast) -> MemoryForecast:
-    return forecast if forecast.fits else forecast.with_settings(micro_batch_size=1)
 
 
 @dataclass(frozen=True)
@@ -98,25 +90,10 @@ class Planner:
 
         The micro batch is that of the run, or one sequence if that does not fit.
         """
-        forecast = _fitting(self.local_plan(**size_settings(name), micro_batch_size="auto").memory)
+        forecast = self.local_plan(**size_settings(name), micro_batch_size="auto").memory
+        if not forecast.fits:
+            forecast = forecast.with_settings(micro_batch_size=1)
         return forecast.pools[0].needed_bytes(), forecast.fits
-
-    def memory_by_length(self, name: SizeName) -> Iterator[str]:
-        """Yield a table of the memory of each process of a size with longer sequences, as `memory` forecasts it.
-
-        Only for rotary positions: others do not go further.
-        """
-        run = self.local_plan(**size_settings(name), micro_batch_size="auto").memory
-        if run.shape.traits.positions != "rotary":
-            return
-        yield f"  {'seq_len':>9} {'micro batch':>12} {'memory of a process':>20}"
-        for length in sorted({run.shape.seq_len, *LONG_LENGTHS}):
-            shape = replace(run.shape, seq_len=length, raw_len=length, input_len=length, target_len=length)
-            longer = _fitting(replace(run, shape=shape))
-            pool, note = longer.pools[0], "" if longer.fits else "  may not fit here"
-            own = bytes_text(pool.needed_bytes() / pool.num_processes)
-            mark = "→" if length == run.shape.seq_len else " "
-            yield f"{mark} {length:>9,} {longer.config.micro_batch:>12} {own:>20}{note}"
 
     def num_steps(self, name: SizeName, tokens: float) -> int:
         """Count the optimizer steps of a size, with the batch of the recipe."""

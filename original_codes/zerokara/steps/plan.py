@@ -90,8 +90,6 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     log("\n".join(table(shown, chosen)))
     if others := [each.name for each in candidates if each not in shown]:
         log(f"  not shown, too large for this memory or for so few tokens: {', '.join(others)}")
-    if lines := list(planner.memory_by_length(chosen.name)):
-        log("\n".join([f"{chosen.name} with longer sequences, to which a run can grow:", *lines]))
     tokens, plot_path = int(chosen.tokens), small.plan_folder / "plan.png"
     rows = [("take", f"model_size: {chosen.name}, train_tokens: {tokens:,} ({chosen.epochs:.2f} epochs)")]
     if law:

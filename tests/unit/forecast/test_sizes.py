@@ -1,7 +1,6 @@
 """Speed of a machine, plans that differ from the user's configuration, and sizes that fit hours, tokens and memory."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from zerokara.forecast.fit import MeasuredRun, ScalingLaw, SmallRuns, fit
 from zerokara.forecast.sizes import Budget, Candidate, candidate, fresh_worth, recommended
 from zerokara.forecast.speed import Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import bytes_text
 from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.run_plan import RunPlan
 
@@ -106,20 +104,6 @@ def test_two_sizes_are_tried_and_their_tokens_counted(planner: Planner, monkeypa
 def test_what_does_not_fit_is_seen(planner: Planner) -> None:
     (small, small_fits), (large, large_fits) = planner.memory("1M"), planner.memory("13B")
     assert small_fits and not large_fits and large > 13e9 * 12 > small
-
-
-def test_longer_sequences_take_the_memory_of_a_run_with_them(planner: Planner, tiny_data: dict[str, str]) -> None:
-    _, *rows = planner.memory_by_length("1M")
-    assert [(row[0], int(row[2:].split()[0].replace(",", ""))) for row in rows] == [
-        ("→", 32), (" ", 8192), (" ", 32_768), (" ", 131_072),
-    ]  # fmt: skip
-    own = planner.local_plan(**size_settings("1M"), micro_batch_size="auto").memory
-    assert rows[0].split()[2] == str(own.config.micro_batch) and bytes_text(planner.memory("1M")[0]) in rows[0]
-    alone = replace(own, shape=ModelShape.from_config(config_of(model_size="1M", **AUTO | {"seq_len": 131_072}), 500))
-    assert bytes_text(alone.with_settings(micro_batch_size=1).pools[0].needed_bytes()) in rows[-1]
-    assert "may not fit" not in rows[0] and all("may not fit" in row for row in [*planner.memory_by_length("13B")][1:])
-    learned = Planner(Path(tiny_data["config"]), ("architecture=gpt2", "num_kv_heads=auto"))
-    assert not list(learned.memory_by_length("1M"))
 
 
 def test_a_small_run_is_one_process_with_the_optimizer_of_the_large_one(tiny_data: dict[str, str]) -> None:

@@ -19,7 +19,7 @@ SMALL = {"model_size": "5M", "num_layers": "auto", "hidden_size": "auto", "num_a
 
 def chosen(num_tokens: float, **settings: Any) -> dict[str, Any]:
     config = config_of(**SMALL, **{**AUTO, **settings})
-    situation = ModelShape.from_config(config, 8000), num_tokens / config.seq_len
+    situation = ModelShape.from_config(config, 8000), lambda _: num_tokens / config.seq_len
     resolved, reasons = recipe.resolve(config, *situation)
     return {key: getattr(resolved, key) for key in reasons}
 
@@ -53,7 +53,7 @@ def test_the_rules_by_hand() -> None:
 def test_published_sizes_come_near_what_is_published() -> None:
     """125M on 2.5 billion tokens: half a million tokens a step at most, Muon's rate near 0.002, AdamW's near 0.003."""
     config = config_of(**{**SMALL, "model_size": "125M", "seq_len": 2048}, **AUTO)
-    situation = ModelShape.from_config(config, 32_000), 2.5e9 / 2048
+    situation = ModelShape.from_config(config, 32_000), lambda _: 2.5e9 / 2048
     muon = recipe.resolve(config, *situation)[0]
     assert (muon.lr, muon.global_batch_size, muon.optimizer) == (0.0019, 64, "muon")
     assert 0.03 < muon.weight_decay < 0.2 and muon.muon_momentum == 0.95
@@ -73,7 +73,7 @@ def test_published_sizes_come_near_what_is_published() -> None:
 )
 def test_adamw_where_muon_cannot_run_or_nobody_knows(settings: dict[str, Any], reason: str) -> None:
     config = config_of(**{**AUTO, **settings})
-    situation = ModelShape.from_config(config, 500), 1000
+    situation = ModelShape.from_config(config, 500), lambda _: 1000
     resolved, reasons = recipe.resolve(config, *situation)
     assert resolved.optimizer == "adamw" and reason in reasons["optimizer"]
     assert "muon_momentum" not in reasons and not recipe.left_to_rules(resolved)
@@ -84,7 +84,7 @@ def test_what_is_written_stands_and_the_rest_goes_by_it() -> None:
     written = {"optimizer": "adamw", "lr": 0.5, "min_lr": 0.25, "lr_schedule": "wsd", "global_batch_size": 7}
     written |= {"warmup_fraction": 0.1, "weight_decay": 3.0, "micro_batch_size": 1}
     config = config_of(**written)
-    situation = ModelShape.from_config(config, 500), 1000
+    situation = ModelShape.from_config(config, 500), lambda _: 1000
     assert recipe.resolve(config, *situation) == (config, {}) and not recipe.left_to_rules(config)
     half = config_of(**{**written, "lr": "auto", "min_lr": 0.0})
     resolved, reasons = recipe.resolve(half, *situation)
@@ -107,13 +107,13 @@ def test_from_trained_weights_the_rate_rises_again_as_for_a_new_model() -> None:
 def test_a_reason_is_that_of_the_value() -> None:
     config = config_of(**AUTO)
     for samples, is_capped in ((300, True), (3_000_000, False)):
-        _, reasons = recipe.resolve(config, ModelShape.from_config(config, 500), samples)
+        _, reasons = recipe.resolve(config, ModelShape.from_config(config, 500), lambda _: samples)  # noqa: B023
         assert reasons["weight_decay"].startswith("at most 1") == is_capped
 
 
 def test_a_least_rate_above_the_rate() -> None:
     config = config_of(**{**AUTO, "min_lr": 0.5})
-    fault = fault_of(recipe.resolve, config, ModelShape.from_config(config, 500), 1000)
+    fault = fault_of(recipe.resolve, config, ModelShape.from_config(config, 500), lambda _: 1000)
     assert fault.key == "min_lr" and "auto is 0.015" in fault.rule and fault.remedy
 
 
@@ -163,7 +163,14 @@ def test_a_run_keeps_what_it_began_with(planned: Callable[..., RunPlan]) -> None
 def for_examples(count: int, learned: int, rows: int, kept: dict[str, Any] | None = None, **settings: Any) -> Any:
     """A fine-tuning of a model of 1.02M parameters, by the recipe for its examples."""
     config = FinetuneRunConfig(packed_length=256, num_layers=4, hidden_size=128, num_attn_heads=2, **settings)
-    return recipe.resolve_for_examples(config, ModelShape.from_config(config, 1500), (count, learned, rows), kept)
+    found, reasons = recipe.resolve(
+        config,
+        ModelShape.from_config(config, 1500),
+        lambda config: config.epochs * rows,
+        kept,
+        (count, learned, rows),
+    )
+    return found, {key: reason for key, reason in reasons.items() if key in recipe.OF_EXAMPLES}
 
 
 @pytest.mark.parametrize(
@@ -196,5 +203,5 @@ def test_what_the_user_writes_and_what_the_run_began_with_stands_for_examples() 
 def test_a_larger_model_learns_more_slowly_and_adafactor_in_its_own_scale() -> None:
     config = FinetuneRunConfig(packed_length=256, num_layers=32, hidden_size=4096, num_attn_heads=32)
     shape = ModelShape.from_config(config, 32_000)
-    assert 1e-5 < recipe.resolve_for_examples(config, shape, (50_000, 5_000_000, 9000))[0].lr < 5e-5
+    assert 1e-5 < recipe.resolve(config, shape, lambda _: 9000.0, None, (50_000, 5_000_000, 9000))[0].lr < 5e-5
     assert for_examples(200, 400, 16, optimizer="adafactor")[0].lr == 1e-3

@@ -9,7 +9,7 @@ the table of the rules, the meaning of the letters, the source of each, and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from zerokara.config.pretrain_config import TrainingSettings
@@ -29,12 +29,15 @@ MUON_LR, MUON_WIDTH, MUON_EXPONENT = 7.2e-3, 128, 0.75
 MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
 """lr / (1 - momentum): the way of a weight, in units of an update, while a gradient counts in Muon's momentum."""
 
-RULES = (
-    "optimizer", "lr_schedule", "min_lr", "global_batch_size", "lr", "muon_momentum", "warmup_steps", "weight_decay",
+_ORDER = (
+    "optimizer", "lr_schedule", "min_lr", "global_batch_size", "epochs", "lr", "muon_momentum", "warmup_steps",
+    "weight_decay",
 )  # fmt: skip
 """Settings of the recipe, in the order in which they depend on each other."""
-
+RULES = tuple(key for key in _ORDER if key != "epochs")
+"""Those of a pretraining, whose epochs are a number."""
 OF_EXAMPLES = ("global_batch_size", "epochs", "lr")
+"""Those with rules of their own in a fine-tuning."""
 MIN_STEPS, MAX_EPOCHS = 100, 40
 SHORT_ANSWER = 8
 """Learned tokens of an example: a longer answer is a text, and few texts are soon known by heart."""
@@ -44,11 +47,15 @@ _Config = TypeVar("_Config", bound=TrainingSettings)
 
 
 def resolve(
-    requested: _Config, shape: ModelShape, num_samples: float, kept: Mapping[str, Any] | None = None
+    requested: _Config,
+    shape: ModelShape,
+    num_samples: Callable[[_Config], float],
+    kept: Mapping[str, Any] | None = None,
+    examples: Examples | None = None,
 ) -> tuple[_Config, dict[str, str]]:
-    """Replace each `auto` of the recipe in a run of `num_samples` sequences; return the reasons, too.
+    """Replace each `auto` of the recipe in a run, of a fine-tuning by its `examples`; return the reasons, too.
 
-    `kept` are the settings with which this run was first started.
+    `num_samples` counts the sequences of a run with these settings; `kept` are those of this run's first start.
 
     Raises:
         UserError: a value that the user wrote does not go with one of the rules.
@@ -57,7 +64,10 @@ def resolve(
     for key in left_to_rules(requested):
         if key == "muon_momentum" and config.optimizer != "muon":
             continue  # a rule chose another optimizer, which does not read it
-        value, reason = _rule(key, config, shape, num_samples)
+        if examples and key in OF_EXAMPLES:
+            value, reason = _rule_for_examples(key, config, shape, examples)
+        else:
+            value, reason = _rule(key, config, shape, num_samples)
         # Another optimizer has rates of its own.
         if kept and kept[key] != "auto" and config.optimizer in ("auto", kept["optimizer"]):
             now = "" if kept[key] == value else f"; by itself it would be {value} now"
@@ -70,20 +80,6 @@ def resolve(
     if resolved(config.min_lr) > resolved(config.lr):
         rule = f"must be at most lr, for which auto is {resolved(config.lr):g}"
         raise UserError(requested.fault("min_lr", rule, "set it to auto"))
-    return config, reasons
-
-
-def resolve_for_examples(
-    requested: _Config, shape: ModelShape, examples: Examples | None, kept: Mapping[str, Any] | None = None
-) -> tuple[_Config, dict[str, str]]:
-    """Replace each `auto` in the batch, the length and the learning rate of a fine-tuning, as `resolve`."""
-    config, reasons = requested, dict[str, str]()
-    for key in OF_EXAMPLES:
-        if examples and getattr(config, key) == "auto" and (key != "epochs" or config.train_tokens == "auto"):
-            value, reasons[key] = _rule_for_examples(key, config, shape, examples)
-            if kept and kept[key] not in ("auto", value):
-                reasons[key], value = f"as the run began; by itself it would be {value} now", kept[key]
-            config = config.model_copy(update={key: value})
     return config, reasons
 
 
@@ -110,11 +106,13 @@ def _rule_for_examples(key: str, config: TrainingSettings, shape: ModelShape, ex
 
 def left_to_rules(requested: TrainingSettings) -> list[str]:
     """Return the settings that are `auto`, but for those that nothing reads: the warm-up of a run that has it as a
-    fraction, and the momentum of Muon where another optimizer is requested."""
+    fraction, the epochs of one that has its tokens, the momentum of Muon where another optimizer is requested."""
     unread = {"warmup_steps"} if requested.warmup_fraction != "auto" else set()
     if requested.optimizer not in ("auto", "muon"):
         unread.add("muon_momentum")
-    return [key for key in RULES if getattr(requested, key) == "auto" and key not in unread]
+    if requested.train_tokens != "auto":
+        unread.add("epochs")
+    return [key for key in _ORDER if getattr(requested, key) == "auto" and key not in unread]
 
 
 def batch_tokens(num_tokens: float) -> float:
@@ -122,8 +120,8 @@ def batch_tokens(num_tokens: float) -> float:
     return 0.58 * num_tokens**0.571
 
 
-def _rule(key: str, config: TrainingSettings, shape: ModelShape, num_samples: float) -> tuple[Any, str]:
-    """Return the value of a setting, and the reason; those before it in `RULES` are resolved."""
+def _rule(key: str, config: _Config, shape: ModelShape, num_samples: Callable[[_Config], float]) -> tuple[Any, str]:
+    """Return the value of a setting, and the reason; those before it in `_ORDER` are resolved."""
     if key == "optimizer":
         if shape.traits.is_encoder_decoder or shape.moe_layers:
             return "adamw", f"Muon is not known to help architecture {shape.architecture}"
@@ -136,16 +134,17 @@ def _rule(key: str, config: TrainingSettings, shape: ModelShape, num_samples: fl
         return "linear", "falls in a line over the whole run"
     if key == "min_lr":
         return 0.0, "the last steps average over the noise of the others"
+    samples = num_samples(config)
     if key == "global_batch_size":
-        tokens = batch_tokens(num_samples * shape.raw_len)
+        tokens = batch_tokens(samples * shape.raw_len)
         size = max(MIN_BATCH, 2 ** round(math.log2(tokens / shape.raw_len)))
         reason = f"{size * shape.raw_len:,} tokens a step: a power of two sequences, at least {MIN_BATCH}, for the "
         return size, f"{reason}{tokens:,.0f} tokens by the rule, which grow with the run"
 
     optimizer, batch = config.optimizer, config.global_batch
     max_steps = math.inf if config.max_steps == "auto" else config.max_steps
-    num_steps = int(min(max_steps, max(1, round(num_samples / batch))))  # T, as `schedule` counts
-    tokens = min(num_samples, max_steps * batch) * shape.raw_len  # D
+    num_steps = int(min(max_steps, max(1, round(samples / batch))))  # T, as `schedule` counts
+    tokens = min(samples, max_steps * batch) * shape.raw_len  # D
     in_layers = sum(math.prod(size) for name, size in shape.parameter_shapes().items() if ".layers." in name)  # N
     if key == "lr":
         value, reason = 0.01, "relative to the weights, as T5"  # adafactor

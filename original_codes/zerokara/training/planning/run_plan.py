@@ -359,10 +359,10 @@ def make_plan(
     shape = ModelShape.from_config(requested, encoder.vocab_size)
     if kept:  # its first start; 1.0.0 recorded the newest alone
         kept = kept.get("initial_settings", kept["requested"])
-    requested, reasons = recipe.resolve_for_examples(requested, shape, data.examples, kept)
-    samples = num_samples(requested, *extent_of(data.reading))
-    requested, others = recipe.resolve(requested, shape, samples, kept)
-    reasons |= others
+    extent = extent_of(data.reading)
+    requested, reasons = recipe.resolve(
+        requested, shape, lambda config: num_samples(config, *extent), kept, data.examples
+    )
     if requested.sample_prompts == "auto":
         requested = requested.model_copy(update={"sample_prompts": _held_out_beginnings(data, encoder)})
         reasons["sample_prompts"] = "beginnings of held-out documents"
