@@ -92,6 +92,11 @@ def _llama_values(shape: ModelShape) -> dict[str, Any]:
     }
 
 
+def _query_key_value(kind: str) -> WeightRule:
+    hf = tuple(f"{_HF}self_attn.{letter}_proj.{kind}" for letter in "qkv")
+    return WeightRule(f"{_OURS}self_attention.linear_qkv.{kind}", hf, QUERY_KEY_VALUE)
+
+
 LLAMA = Family(
     model_type="llama",
     class_name="LlamaForCausalLM",
@@ -99,15 +104,7 @@ LLAMA = Family(
     rules=(
         WeightRule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), VOCABULARY),
         WeightRule(_OURS + "input_layernorm.weight", (_HF + "input_layernorm.weight",)),
-        WeightRule(
-            _OURS + "self_attention.linear_qkv.weight",
-            (
-                _HF + "self_attn.q_proj.weight",
-                _HF + "self_attn.k_proj.weight",
-                _HF + "self_attn.v_proj.weight",
-            ),
-            QUERY_KEY_VALUE,
-        ),
+        _query_key_value("weight"),
         WeightRule(_OURS + "self_attention.linear_proj.weight", (_HF + "self_attn.o_proj.weight",)),
         WeightRule(_OURS + "pre_mlp_layernorm.weight", (_HF + "post_attention_layernorm.weight",)),
         WeightRule(
@@ -136,10 +133,7 @@ LLAMA = Family(
 
 def _as_llama(*unknown: str, **more: Any) -> Callable[[ModelShape], dict[str, Any]]:
     """Values as Llama's, without keys that the configuration class does not know, and with more."""
-    return lambda shape: {
-        **{key: value for key, value in _llama_values(shape).items() if key not in unknown},
-        **more,
-    }
+    return lambda shape: {key: value for key, value in _llama_values(shape).items() if key not in unknown} | more
 
 
 MISTRAL = replace(
@@ -155,14 +149,7 @@ QWEN2 = replace(
     model_type="qwen2",
     class_name="Qwen2ForCausalLM",
     description="Qwen2-like: RMSNorm, SwiGLU, rotary positions, grouped-query attention with biases",
-    rules=(
-        *LLAMA.rules,
-        WeightRule(
-            _OURS + "self_attention.linear_qkv.bias",
-            tuple(f"{_HF}self_attn.{letter}_proj.bias" for letter in "qkv"),
-            QUERY_KEY_VALUE,
-        ),
-    ),
+    rules=(*LLAMA.rules, _query_key_value("bias")),
     fixed_values=_as_llama("attention_bias", "mlp_bias", use_sliding_window=False),
 )
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from zerokara.errors import RunError
 from zerokara.progress import Progress
@@ -138,13 +139,9 @@ def _continued(model: Any, prompts: Sequence[Sequence[int]], limit: int, pad_id:
 
 def padded(prompts: Sequence[Sequence[int]], pad_id: int, left: bool) -> tuple[Tensor, Tensor]:
     """Ids [B, S] and attention mask [B, S], 0 on the padding, which stands before the prompts or after them."""
-    longest = max(map(len, prompts))
-    tokens_BS = torch.full((len(prompts), longest), pad_id)
-    mask_BS = torch.zeros_like(tokens_BS)
-    for row, prompt in enumerate(prompts):
-        place = slice(longest - len(prompt), longest) if left else slice(0, len(prompt))
-        tokens_BS[row, place] = torch.tensor(prompt)
-        mask_BS[row, place] = 1
+    rows, side = [torch.tensor(prompt) for prompt in prompts], "left" if left else "right"
+    tokens_BS = pad_sequence(rows, batch_first=True, padding_value=pad_id, padding_side=side)
+    mask_BS = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
     return tokens_BS, mask_BS
 
 

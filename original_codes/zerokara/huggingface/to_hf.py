@@ -11,19 +11,18 @@ value is written under both names (compared, value by value, with transformers 4
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import reduce
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import orjson
 import torch
-from huggingface_hub import constants
+from huggingface_hub import constants, split_torch_state_dict_into_shards
 from torch import Tensor
 
-from zerokara.checkpoint.tensor_file import TensorWriter, nbytes
+from zerokara.checkpoint.tensor_file import TensorWriter
 from zerokara.durable import write_json
 from zerokara.huggingface import families, weight_rules
 from zerokara.huggingface.weight_rules import Shapes
@@ -97,38 +96,19 @@ def write_weights(
     folder: Path, tensors: Iterable[tuple[str, Tensor]], shapes: Shapes, dtype: torch.dtype, max_shard_size: str
 ) -> list[Path]:
     """Write all `tensors`, which `shapes` announces in their order, rounded to `dtype`, and return the files."""
-    plan = _shards(shapes, dtype, max_shard_size)
-    coming = iter(tensors)
-    total = sum(nbytes(shape, dtype) for shape in shapes.values())
-    with Progress("writing weights", total, unit="B") as progress:
-        for file, inside in plan.items():
-            with TensorWriter(folder / file, inside, dtype) as writer:
-                for name, tensor in islice(coming, len(inside)):
-                    writer.write(name, tensor)
-                    progress.advance(nbytes(inside[name], dtype))
-    files = [folder / file for file in plan]
-    if len(files) > 1:
-        index = folder / constants.SAFETENSORS_INDEX_FILE
-        weight_map = {name: file for file, inside in plan.items() for name in inside}
-        write_json(index, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
-        files.append(index)
+    empty = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
+    plan = split_torch_state_dict_into_shards(empty, max_shard_size=max_shard_size)
+    with ExitStack() as opened, Progress("writing weights", plan.metadata["total_size"], unit="B") as progress:
+        writers: dict[str, TensorWriter] = {}  # all at a time: a tensor above the limit has a file of its own
+        for file, names in plan.filename_to_tensors.items():
+            writer = TensorWriter(folder / file, {name: shapes[name] for name in names}, dtype)
+            writers[file] = opened.enter_context(writer)
+        for name, tensor in tensors:
+            writers[plan.tensor_to_filename[name]].write(name, tensor)
+            progress.advance(empty[name].nbytes)
+    files = [folder / file for file in writers]
+    if plan.is_sharded:
+        files.append(folder / constants.SAFETENSORS_INDEX_FILE)
+        weight_map = dict(sorted(plan.tensor_to_filename.items()))
+        write_json(files[-1], {"metadata": plan.metadata, "weight_map": weight_map})
     return files
-
-
-def _shards(shapes: Shapes, dtype: torch.dtype, max_shard_size: str) -> dict[str, Shapes]:
-    """File → shapes of its tensors. A file is filled before the next is opened, so tensors keep their order
-    (huggingface_hub's own split moves a tensor above the limit before earlier ones)."""
-    number, unit = re.fullmatch(r"([0-9.]+)(KB|MB|GB)", max_shard_size).groups()  # type: ignore[union-attr]
-    limit = int(float(number) * {"KB": 10**3, "MB": 10**6, "GB": 10**9}[unit])  # the units in which transformers counts
-    parts: list[dict[str, tuple[int, ...]]] = [{}]
-    room = limit
-    for name, shape in shapes.items():
-        size = nbytes(shape, dtype)
-        if size > room and parts[-1]:
-            parts.append({})
-            room = limit
-        parts[-1][name] = shape
-        room -= size
-    suffixes = ["" if len(parts) == 1 else f"-{number:05d}-of-{len(parts):05d}" for number in range(1, len(parts) + 1)]
-    pattern = constants.SAFETENSORS_WEIGHTS_FILE_PATTERN
-    return {pattern.format(suffix=suffix): part for suffix, part in zip(suffixes, parts, strict=True)}

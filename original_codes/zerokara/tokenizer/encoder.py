@@ -14,7 +14,7 @@ other only through rounding. Source: sentencepiece 0.2.3, `SentencePieceProcesso
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby, islice, pairwise, takewhile
 from pathlib import Path
@@ -49,8 +49,6 @@ _FIRST_PIECES = ("<unk>", "<s>", "</s>", "<pad>", NEWLINE)
 class Encoder:
     """The tokenizer that training uses: opened from a `.model` file, cheap to open and to pickle.
 
-    `run_characters` is the property of that name, where another process has computed it.
-
     Raises:
         UserError: the file is no SentencePiece model, or lacks an end-of-document id or ids for line ends.
     """
@@ -58,7 +56,7 @@ class Encoder:
     library = "sentencepiece"
     """Package that encodes."""
 
-    def __init__(self, model_path: str | Path, run_characters: int | None = None) -> None:
+    def __init__(self, model_path: str | Path) -> None:
         self.model_path = Path(model_path)
         self.model_bytes = self.model_path.read_bytes() if self.model_path.is_file() else b""
         self._processor, self._model = _opened(self.model_bytes, str(self.model_path))
@@ -82,9 +80,6 @@ class Encoder:
         self._line_end_ids: list[int] = encode(NEWLINE)
         """The ids of a text that is one line end: those of the dummy prefix come first."""
         self._end = np.int32(self.eos_id).tobytes()
-        self._run_ids, self._batch_ids = _buffer_methods(self._processor)
-        if run_characters is not None:
-            self.run_characters = run_characters
 
     @cached_property
     def run_characters(self) -> int:
@@ -132,7 +127,7 @@ class Encoder:
         return [*runs, text[start:]]
 
     def _join(self, ids: Sequence[Any]) -> Any:
-        """Join the buffers of int32 ids that SentencePiece gave for the runs of a text."""
+        """Join the arrays of ids that SentencePiece gave for the runs of a text."""
         if len(ids) == 1:
             return ids[0]
         if self.by_line:
@@ -142,7 +137,9 @@ class Encoder:
 
     def encode(self, text: str) -> Ids:
         """Return the ids of one document, without the end-of-document id."""
-        return np.frombuffer(self._join([self._run_ids(run) for run in self.runs(text)]), dtype=np.int32)
+        return np.frombuffer(
+            self._join([self._processor.EncodeAsNumpy(run) for run in self.runs(text)]), dtype=np.int32
+        )
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Return the ids of a prompt; an empty prompt is </s>, after which training has a new document."""
@@ -159,7 +156,7 @@ class Encoder:
 
     def _id_bytes(self, texts: Iterable[str]) -> Iterator[Any]:
         run_lists = [self.runs(text) for text in texts]
-        ids = iter(self._batch_ids([run for runs in run_lists for run in runs]))
+        ids = iter(self._processor.EncodeAsNumpy([run for runs in run_lists for run in runs], num_threads=1))
         for runs in run_lists:
             yield self._join(list(islice(ids, len(runs))))
 
@@ -251,22 +248,7 @@ class Encoder:
         return {MODEL_NAME: self.model_bytes}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Encoder, (self.model_path, self.run_characters)
-
-
-_KNOWN_VERSION = "0.2.3"
-_PLAIN = (False, -1, 0.1, False, False, False)
-"""Positional arguments: no sampling (with its two settings), no <s>, no </s>, not reversed."""
-
-
-def _buffer_methods(processor: Any) -> tuple[Callable[[str], Any], Callable[[list[str]], Sequence[Any]]]:
-    """Functions from one run, and from many, to buffers of int32 ids."""
-    if sentencepiece.__version__ != _KNOWN_VERSION:
-        return processor.EncodeAsNumpy, lambda runs: processor.EncodeAsNumpy(runs, num_threads=1)
-    # The Python layer around these methods takes longer than encoding a short line.
-    inner = processor._processor
-    one, many = inner._EncodeAsBuffer, inner._EncodeAsBufferBatch
-    return lambda run: one(run, *_PLAIN), lambda runs: many(runs, 1, None, *_PLAIN)
+        return Encoder, (self.model_path,)
 
 
 def _opened(content: bytes, where: str) -> tuple[Any, bytes]:

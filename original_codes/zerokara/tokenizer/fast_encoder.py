@@ -146,9 +146,12 @@ def choose(encoder: Encoder, texts: Sequence[str]) -> EncoderChoice:
     except Exception as error:  # the other does the work, whatever keeps gigatoken from loading.
         return without_gigatoken(encoder, f"{faster} cannot be used here: {str(error).partition(NEWLINE)[0]}")
     sample = [*hard_texts(encoder), *texts]
-    different = _first_difference(encoder, fast, sample)
-    if different is not None:
-        return without_gigatoken(encoder, f"{faster} gave different ids, first for {_excerpt(different)}")
+    ours, theirs = (each.encode_joined(sample)[0] for each in (encoder, fast))
+    if not np.array_equal(ours, theirs):
+        length = min(len(ours), len(theirs)) - 1
+        place = next((i for i in range(length) if ours[i] != theirs[i]), length)
+        different = sample[np.count_nonzero(ours[:place] == encoder.eos_id)]
+        return without_gigatoken(encoder, f"{faster} gave different ids, first for {different[:60]!r}")
     size = sum(map(len, sample))
     reason = f"proved equal to {encoder.library}, and compared on {len(sample):,} texts of {size:,} characters"
     return EncoderChoice(fast, f"gigatoken {version('gigatoken')}", reason)
@@ -197,20 +200,6 @@ def _unproved_json(encoder: HuggingFaceEncoder) -> str:
         "takes words for special tokens": not encoder.special_ids.isdisjoint(i for ids in names for i in ids),
     }
     return next((reason for reason, holds in rules.items() if holds), "")
-
-
-def _first_difference(encoder: Encoder, fast: FastEncoder, texts: Sequence[str]) -> str | None:
-    """Return the first text with different ids; all of them joined where they differ only together; else None."""
-
-    def equal(some: Sequence[str]) -> bool:
-        ours, theirs = encoder.encode_joined(some), fast.encode_joined(some)
-        return np.array_equal(ours[0], theirs[0]) and ours[1] == theirs[1]
-
-    return None if equal(texts) else next((text for text in texts if not equal([text])), "".join(texts))
-
-
-def _excerpt(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def marker(token_id: int) -> str:

@@ -53,7 +53,8 @@ def test_ids_are_those_of_the_whole_document(made: Made, kind: str) -> None:
 
 @pytest.mark.parametrize("limit", [1, 7, 40])
 def test_a_long_text_is_cut_where_nothing_reaches_across(made: Made, limit: int) -> None:
-    whole, cut = Encoder(made("llama")), Encoder(made("llama"), run_characters=limit)
+    whole, cut = Encoder(made("llama")), Encoder(made("llama"))
+    cut.run_characters = limit
     assert whole.run_characters == encoding._BPE_RUN_CHARACTERS
     for text in [*documents(40, seed=11), *HARD, "\n" * 50, "\n".join(HARD)]:
         runs = cut.runs(text)
