@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import torch
+from drawn_models import build
 from torch import Tensor
 
-from zerokara.model import builder, parallel
+from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
 
 
@@ -16,7 +17,7 @@ def spread_weights(shape: ModelShape, seed: int = 1) -> dict[str, Tensor]:
     if shape.traits.is_encoder_decoder:  # nothing is scaled: weights as wide as T5's own rule draws them, and no wider
         shape = replace(shape, init_std=0.0)
     weights = {}
-    for name, parameter in builder.build(shape).named_parameters():
+    for name, parameter in build(shape).named_parameters():
         mean = 1.0 if name.endswith("layernorm.weight") else 0.0
         weights[name] = mean + 0.2 * torch.randn(parameter.shape, generator=generator)
         if shape.traits.is_encoder_decoder and not mean:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 from configs import config_of
+from drawn_models import build
 from engines import engine_of
 from gpu_device import DEVICE, PRECISION, REHEARSED
 from shapes import named
 
-from zerokara.model.builder import build
 from zerokara.model.float8 import product
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.engine import Engine, load_state, master_weights, optimizer_state

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from drawn_models import build
 from gpu_device import DEVICE, DTYPE, REHEARSED
 from shapes import shape_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zerokara.model import compilation, loss
-from zerokara.model.builder import Decoder, build
+from zerokara.model.builder import Decoder
 from zerokara.training.logbook import peak_flops
 
 pytestmark = pytest.mark.gpu

@@ -14,13 +14,13 @@ from unittest import mock
 import pytest
 import torch
 from configs import RECIPE
+from drawn_models import build
 from engines import engine_of
 from forked import config_from
 from gpu_device import DEVICE, PRECISION, REHEARSED
 from steps import KINDS, VOCABULARY, batches_of, stepper
 
 from zerokara.model import compilation, loss
-from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import engine, sharded
 from zerokara.training.processes.joining import Processes

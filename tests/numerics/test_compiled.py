@@ -17,6 +17,7 @@ import rounding
 import torch
 import torch.distributed
 from configs import RECIPE, config_of
+from drawn_models import build
 from engines import engine_of, join_alone, open_with_weights, random_batch
 from forked import answers_of
 from grouped import plain_grouped_mm
@@ -26,7 +27,6 @@ from torch._dynamo.utils import counters
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import compilation, experts, layout, parallel
-from zerokara.model.builder import build
 from zerokara.model.experts import AuxiliaryLoss, statistics
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import document_offsets

@@ -178,7 +178,7 @@ def settings_of(folder: Path) -> PretrainConfig:
 
 def ours(weights: dict[str, Tensor], shape: ModelShape, ids_BS: Tensor) -> Tensor:
     parallel.start_alone()
-    model = builder.build(shape, seed=None)
+    model = builder.build(shape)
     model.load_state_dict(weights, strict=False)
     assert weights.keys() == dict(model.named_parameters()).keys()
     with torch.no_grad():

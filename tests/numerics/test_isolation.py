@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import rounding
 import torch
+from drawn_models import build
 from shapes import shape_of
 from torch.nn.attention import varlen
 from torch.torch_version import TorchVersion
 
 from zerokara.config.data import causal
 from zerokara.model import attention, compilation, cpu_attention, layout, parallel
-from zerokara.model.builder import build
 from zerokara.model.language_model import Decoder
 from zerokara.samples.objective import Causal
 from zerokara.training.run import as_tensors

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from configs import RECIPE
+from drawn_models import build
 from engines import open_with_weights
 from forked import answers_of, config_from
 from torch.distributed.tensor import DTensor
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.compute.updater import load_template

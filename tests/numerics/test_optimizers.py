@@ -8,12 +8,12 @@ import pytest
 import rounding
 import torch
 from configs import config_of
+from drawn_models import build
 from engines import chains, engine_of, join_alone
 from shapes import named
 from torch import Tensor
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers, torch_optimizers
 from zerokara.training.compute.engine import Engine, master_weights, optimizer_state

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from drawn_models import build
 from made_examples import Example, conversation, pair, write_examples
 from shapes import shape_of
 from wide_weights import spread_weights
@@ -13,7 +14,7 @@ from wide_weights import spread_weights
 from zerokara.config.data import packed
 from zerokara.huggingface.families import SpecialIds, stock_model_of
 from zerokara.model import parallel
-from zerokara.model.builder import Model, build
+from zerokara.model.builder import Model
 from zerokara.samples.objective import Batch
 from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.training.run import as_tensors

@@ -11,6 +11,7 @@ import rounding
 import torch
 import torch.distributed
 from configs import RECIPE
+from drawn_models import build
 from engines import open_with_weights
 from forked import answers_of
 from made_examples import conversation, pair, write_examples
@@ -18,7 +19,6 @@ from made_examples import conversation, pair, write_examples
 from zerokara.config.data import packed
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.packed_examples import ExampleData, Pairs

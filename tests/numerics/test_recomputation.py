@@ -4,11 +4,11 @@ from typing import get_args
 
 import pytest
 import torch
+from drawn_models import build
 from shapes import shape_of
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.model.builder import build
 
 MODES = ("off", "selective", "full")
 assert set(MODES) == set(get_args(PretrainConfig.model_fields["activation_checkpointing"].annotation))

@@ -14,13 +14,13 @@ import pytest
 import rounding
 import torch
 from configs import config_of
+from drawn_models import build
 from engines import chains, engine_of, join_alone
 from torch import Tensor
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface.families import SpecialIds, stock_model_of
 from zerokara.model import parallel
-from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater, zero
 from zerokara.training.compute.engine import master_weights

@@ -11,13 +11,13 @@ from unittest import mock
 import pytest
 import torch
 from configs import RECIPE
+from drawn_models import build
 from forked import answers_of, config_from
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import initial_weights, parallel
-from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater
 from zerokara.training.compute.engine import Engine, load_state, master_weights

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed
 from configs import RECIPE
+from drawn_models import build
 from engines import open_with_weights
 from forked import answers_of
 from grouped import plain_grouped_mm
@@ -18,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import attention, builder, experts, layout, parallel
-from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import buckets
 from zerokara.training.compute.updater import load_template

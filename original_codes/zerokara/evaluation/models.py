@@ -24,8 +24,8 @@ from zerokara import manifest
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation.inputs import model_files, short_names
 from zerokara.huggingface import exported_folder, families, tokenizer_proof
-from zerokara.huggingface.model_folder import CONFIG, read_json
-from zerokara.tokenizer.hugging_face import ANOTHER_MODEL, of_another_model
+from zerokara.huggingface.model_folder import CONFIG
+from zerokara.tokenizer.hugging_face import ANOTHER_MODEL, of_another_model, read_json
 
 SEES_LATER_TOKENS = "not measured: sees the tokens after, so it does not predict them"
 NO_LIMIT_CONTEXT = 2048

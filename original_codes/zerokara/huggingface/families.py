@@ -20,10 +20,11 @@ from zerokara.errors import RunError
 from zerokara.huggingface import weight_rules
 from zerokara.huggingface.decoders import DECODERS
 from zerokara.huggingface.encoder_decoders import SWITCH, T5
-from zerokara.huggingface.model_folder import BUFFERS, CONFIG, read_json
+from zerokara.huggingface.model_folder import BUFFERS, CONFIG
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY, WeightRule
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer import CONFIG_NAME
+from zerokara.tokenizer.hugging_face import read_json
 
 UNTIED_OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), VOCABULARY)
 """The output matrix; a tied model has none, on either side."""

@@ -34,7 +34,7 @@ from zerokara.huggingface.tokenizer_proof import RESIZE
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hugging_face import CONFIG_NAME, FIRST_END, open_encoder, tokenizer_file
+from zerokara.tokenizer.hugging_face import CONFIG_NAME, FIRST_END, open_encoder, read_json, tokenizer_file
 
 _OF_TRAINING = {
     "initializer_range", "initializer_factor", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate",
@@ -156,7 +156,7 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
     if scaling := _rope_scaling(folder, config):
         values["rope_scaling"] = scaling
     if "seq_len" not in values:  # the tokenizer may say it
-        longest = model_folder.read_json(folder / CONFIG_NAME).get("model_max_length")
+        longest = read_json(folder / CONFIG_NAME).get("model_max_length")
         has_limit = isinstance(longest, int | float) and 0 < longest <= _MAX_CONTEXT
         values["seq_len"] = int(longest or 0) if has_limit else _T5_CONTEXT
     values |= {"architecture": name, "tie_word_embeddings": config.tie_word_embeddings}
@@ -171,8 +171,8 @@ def carried(folder: Path, new_embeddings: NewEmbeddings) -> dict[str, Any]:
 
     Of these, with a new vocabulary, only those that neither name tokens nor count them.
     """
-    ends = {"eos_token_id": model_folder.read_json(folder / model_folder.CONFIG).get("eos_token_id")}
-    generation = ends | model_folder.read_json(folder / GENERATION_NAME)
+    ends = {"eos_token_id": read_json(folder / model_folder.CONFIG).get("eos_token_id")}
+    generation = ends | read_json(folder / GENERATION_NAME)
     left_out = r"_.*|transformers_version" + ("" if new_embeddings == "none" else "|.*(token|_ids|length|bias).*")
     kept = {key: value for key, value in generation.items() if value is not None and not re.fullmatch(left_out, key)}
     return {"context_length": _value_of(_read_config(folder), "max_position_embeddings"), "generation": kept}

@@ -10,17 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import orjson
 from safetensors import SafetensorError, safe_open
 
 from zerokara.checkpoint import folders
 from zerokara.errors import Fault, UserError, nearest
+from zerokara.tokenizer.hugging_face import read_json
 
 CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 BUFFERS = re.compile(r"(rotary_emb\.inv_freq|\.att(n|ention)\.(masked_)?bias|(^|\.)position_ids)$")
 """Constants that earlier versions of transformers wrote beside the weights."""
 _OTHER_FORMATS = r"\.(bin|pt|pth|ckpt|gguf|onnx|h5|msgpack)$"
-_AGAIN = "download the folder again"
 
 
 class Stored(NamedTuple):
@@ -57,16 +56,10 @@ def tensors(folder: Path, fault: Callable[..., Fault]) -> dict[str, Stored]:
         except (OSError, SafetensorError) as error:
             wrong.append(f"{part} ({' '.join(str(error).split())})")
     if wrong:
-        raise UserError(fault(f"holds weights that cannot be read: {', '.join(wrong[:3])}", remedy=_AGAIN))
+        raise UserError(
+            fault(f"holds weights that cannot be read: {', '.join(wrong[:3])}", remedy="download the folder again")
+        )
     return found
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, empty where there is no such file; another content is a UserError."""
-    try:
-        return dict(orjson.loads(path.read_bytes())) if path.is_file() else {}
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(Fault(str(path), f"cannot be read as a JSON object: {error}", remedy=_AGAIN)) from error
 
 
 def _refusal(folder: Path, files: list[str], config: dict[str, Any], parts: list[str]) -> tuple[str, str] | None:

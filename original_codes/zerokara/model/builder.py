@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import gelu, silu
 
 from zerokara.config.optim import OptimSettings
-from zerokara.model import initial_weights, layers, parallel, rotary
+from zerokara.model import layers, parallel, rotary
 from zerokara.model.attention import FusedAttention, QKNorm, UnrotatedAttention
 from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, experts_of
 from zerokara.model.language_model import Decoder, EncoderDecoder
@@ -38,13 +38,11 @@ Model = Decoder | EncoderDecoder
 def build(
     shape: ModelShape,
     dtype: torch.dtype = torch.float32,
-    seed: int | None = 0,
     activation_checkpointing: str = "off",
     routing: OptimSettings | None = None,
 ) -> Model:
-    """Build this rank's shard of a model on the CPU, with the initial weights of `seed`; None leaves them undefined.
+    """Build this rank's shard of a model on the CPU; its weights are undefined.
 
-    The weights are drawn in fp32 and rounded to `dtype` afterwards, so the same seed gives the same model everywhere.
     `activation_checkpointing` (`layers`) changes no result. `routing` has the coefficients of the auxiliary losses of
     MoE layers, and their capacity factor; all are 0 without it. `parallel.start` must have been called.
     """
@@ -67,8 +65,6 @@ def build(
         # DeepSpeed counts a replicated parameter once in the gradient norm by this mark (runtime/utils.py,
         # is_model_parallel_parameter); megatron-core marks only parameters that it initializes itself.
         parameter.tensor_model_parallel = not model.sharding.is_replicated(name)
-    if seed is not None:
-        initial_weights.draw(model, shape, seed)
     layers.checkpoint_activations(model.all_layers(), activation_checkpointing)
     return model.to(dtype)
 

@@ -1,7 +1,6 @@
 """Initial weights: each whole parameter is drawn from the seed and its name, by any process.
 
-So they do not depend on the order of the parameters, on the number of processes or on tensor parallelism. `draw` fills
-a model alone; `drawn_by_all` shares the drawing out among the processes of a run, which draw each number once.
+So they do not depend on the order of the parameters, on the number of processes or on tensor parallelism.
 
 The distribution is megatron-core's (0.16.1, transformer/transformer_config.py): normal around 0 with `init_std`; for
 matrices that add to the residual stream, `init_std` / √(2·layers) (GPT-2, Radford et al., 2019); norms 1, biases 0.
@@ -23,24 +22,11 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara.model.parallel import Sharding
 from zerokara.model.shapes import ModelShape, row_blocks
 
 VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight", "experts_fc2.weight")
 """Matrices whose products are added to the residual stream, two in each layer."""
-
-
-@torch.no_grad()
-def draw(model: torch.nn.Module, shape: ModelShape, seed: int) -> None:
-    """Fill the parameters of `model`: this rank's shards, in fp32."""
-    sharding = Sharding(shape.traits.gated)
-    for name, parameter in model.named_parameters():
-        whole_shape = sharding.whole_shape(name, parameter.shape)
-        whole = parameter if parameter.shape == whole_shape else torch.empty(whole_shape, dtype=parameter.dtype)
-        _fill(whole, name, shape, seed)
-        if whole is not parameter:
-            parameter.copy_(sharding.local(name, whole))
 
 
 def drawn_by_all(shape: ModelShape, seed: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
@@ -56,7 +42,7 @@ def drawn_by_all(shape: ModelShape, seed: int, device: torch.device) -> Iterator
         round_ = names[first : first + num_processes]
         mine = [torch.empty(shapes[name]) for name in round_[rank : rank + 1]]
         if mine:
-            _fill(mine[0], round_[rank], shape, seed)
+            fill(mine[0], round_[rank], shape, seed)
         for source, name in enumerate(round_):
             whole = mine.pop().to(device) if source == rank else torch.empty(shapes[name], device=device)
             torch.distributed.broadcast(whole, src=source)
@@ -64,7 +50,8 @@ def drawn_by_all(shape: ModelShape, seed: int, device: torch.device) -> Iterator
             del whole
 
 
-def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
+def fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
+    """Draw the whole parameter `name`."""
     if name.endswith(".bias"):
         whole.zero_()
     elif name.endswith("layernorm.weight"):

@@ -150,7 +150,9 @@ class HuggingFaceEncoder(Encoder):
     def _end_id(self, where: str) -> int:
         """Id of the end of a document; raises a `UserError` where it is not certain."""
         named, choice = self._named("eos"), self._end_of_document
-        if _json_beside(self.model_path, "manifest.json").get("step") == "convert":  # its config has the end of the run
+        if (
+            read_json(self.model_path.with_name("manifest.json")).get("step") == "convert"
+        ):  # its config has the end of the run
             named = self._named("eos", ENDS_NAMES[1:]) or named
         ids = [*named] if choice == "auto" else [self.vendor.token_to_id(choice)]
         ids = [*named][:1] if choice == FIRST_END else ids
@@ -227,11 +229,14 @@ class HuggingFaceEncoder(Encoder):
         return HuggingFaceEncoder, (self.model_path, self._end_of_document)
 
 
-def _json_beside(path: Path, name: str) -> dict[str, Any]:
-    """Return the JSON of a file beside another; empty where there is none."""
-    beside = path.with_name(name)
-    content = orjson.loads(beside.read_bytes()) if beside.is_file() else {}
-    return content if isinstance(content, dict) else {}
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, empty where there is no such file; another content is a UserError."""
+    try:
+        return dict(orjson.loads(path.read_bytes())) if path.is_file() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            Fault(str(path), f"cannot be read as a JSON object: {error}", remedy="download the folder again")
+        ) from error
 
 
 def of_another_model(pieces: int, rows: int) -> str:
@@ -267,7 +272,7 @@ def open_encoder(name: str | Path, end_of_document: str = "auto") -> Encoder:
     path = tokenizer_file(Path(name))
     is_json = path.suffix == ".json"
     encoder = HuggingFaceEncoder(path, end_of_document) if is_json else Encoder(path)
-    rows = _json_beside(path, ENDS_NAMES[1]).get("vocab_size") if path.name in IN_FOLDER else None
+    rows = read_json(path.with_name(ENDS_NAMES[1])).get("vocab_size") if path.name in IN_FOLDER else None
     if rule := of_another_model(encoder.vocab_size, rows or 0):
         raise UserError(Fault(str(path), rule, remedy=ANOTHER_MODEL))
     if not is_json and end_of_document not in ("auto", FIRST_END, encoder.piece(encoder.eos_id)):

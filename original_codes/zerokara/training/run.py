@@ -175,7 +175,7 @@ def build_model(plan: RunPlan) -> Model:
     """Build this process's part of the model, on the CPU and in fp32, with undefined weights; after `join`."""
     config, shape = plan.resolved, plan.shape
     recomputes = config.activation_checkpointing
-    model = builder.build(shape, seed=None, activation_checkpointing=recomputes, routing=config)
+    model = builder.build(shape, activation_checkpointing=recomputes, routing=config)
     if (count := builder.num_parameters(model)) != shape.num_parameters():
         raise RunError(f"the model has {count:,} parameters, {shape.num_parameters():,} were planned")
     return model

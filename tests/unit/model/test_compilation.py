@@ -7,10 +7,11 @@ from unittest import mock
 import pytest
 import rounding
 import torch
+from drawn_models import build
 from shapes import shape_of
 
 from zerokara.model import compilation, layers, loss
-from zerokara.model.builder import Decoder, build
+from zerokara.model.builder import Decoder
 from zerokara.model.compilation import Fused
 from zerokara.model.megatron_core import rope_utils
 

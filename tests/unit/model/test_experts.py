@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import rounding
 import torch
+from drawn_models import build
 from engines import random_batch
 from grouped import plain_grouped_mm
 from made_examples import conversation, pair, write_examples
@@ -21,7 +22,7 @@ from torch.nn.functional import linear
 from zerokara.config.data import packed
 from zerokara.config.optim import OptimSettings
 from zerokara.model import experts
-from zerokara.model.builder import Model, build
+from zerokara.model.builder import Model
 from zerokara.model.experts import PADDING, MixtureOfExperts, experts_of, statistics
 from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.training.run import as_tensors

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_models import build
 from engines import random_batch
 from shapes import shape_of
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import linear, silu
 
 from zerokara.model import float8, parallel
-from zerokara.model.builder import build
 from zerokara.model.float8 import Float8Product, product
 from zerokara.model.layers import multiply_in_float8
 from zerokara.model.shapes import is_layer_matrix

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_models import build
 from shapes import named, shape_of
 
 from zerokara.model import builder, initial_weights
-from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 
 SMALL = {"num_layers": 3, "hidden_size": 96, "num_attn_heads": 6, "seq_len": 64, "init_std": 0.05}

@@ -7,12 +7,12 @@ import pytest
 import rounding
 import torch
 from dispatched import Dispatched
+from drawn_models import build
 from shapes import shape_of
 from torch import Tensor
 
 from zerokara.config.optim import OptimSettings
 from zerokara.model import attention, cpu_attention, layout
-from zerokara.model.builder import build
 
 BATCH, LENGTH, HIDDEN = 3, 24, 64
 MODELS: dict[str, dict[str, Any]] = {

@@ -7,10 +7,11 @@ import pytest
 import rounding
 import torch
 from configs import config_of
+from drawn_models import build
 from programs import run_program
 from shapes import named, shape_of
 
-from zerokara.model.builder import build, num_parameters
+from zerokara.model.builder import num_parameters
 from zerokara.model.language_model import EncoderDecoder
 from zerokara.model.shapes import ModelShape
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_models import build
 from shapes import named, shape_of
 
-from zerokara.model.builder import build
 from zerokara.model.parallel import Sharding
 from zerokara.model.shapes import local_sizes
 

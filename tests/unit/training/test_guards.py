@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from drawn_models import build
 from shapes import shape_of
 
 from zerokara.model import parallel
-from zerokara.model.builder import build
 from zerokara.training.guards import (
     FEWEST_STEPS,
     WINDOW_STEPS,

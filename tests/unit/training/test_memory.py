@@ -15,12 +15,12 @@ from typing import Any, cast
 import pytest
 import torch
 from configs import TINY, config_of
+from drawn_models import build
 
 from zerokara import resources
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError
 from zerokara.model import parallel
-from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text
 from zerokara.steps import train

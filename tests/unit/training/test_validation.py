@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import rounding
 import torch
+from drawn_models import build
 from made_tokens import write_documents
 from tiny import T5
 
@@ -20,7 +21,6 @@ from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import open_models
 from zerokara.huggingface import families, to_hf, tokenizer_json
-from zerokara.model.builder import build
 from zerokara.samples.validation_batches import validation_batches
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training import run
