@@ -18,7 +18,7 @@ the rows of its name in all files, in the files' order. Without torch, until a t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,34 +180,34 @@ class StoredTensors(Mapping[str, "Tensor"]):
         return len(self.shapes)
 
 
-class MeanTensors(Mapping[str, "Tensor"]):
-    """Name → mean of the members' tensors of that name, computed when it is asked for: their sum in fp32, in the given
-    order, by their number, so that the same files give the same bits. The sum and one tensor of a member are in memory.
-    """
+class ComputedTensors(Mapping[str, "Tensor"]):
+    """Name → tensor that `compute` returns for the name, each time that it is asked for."""
 
-    def __init__(self, members: Sequence[StoredTensors]):
-        """The members have the same names and shapes."""
-        self._members = members
+    def __init__(self, names: Collection[str], compute: Callable[[str], Tensor]):
+        self._names, self._compute = names, compute
 
     def __getitem__(self, name: str) -> Tensor:
-        total = self._members[0][name].clone()  # a mapped file is not written into
-        for member in self._members[1:]:
-            total += member[name]
-        total /= len(self._members)
-        return total
+        return self._compute(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._members[0])
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._members[0])
+        return len(self._names)
 
 
 def read_weights(*folders: Path) -> Mapping[str, Tensor]:
     """Fp32 master weights by name, of several checkpoints their mean, each read when it is asked for; raises as
-    `files_of`."""
+    `files_of`. A mean is the sum in fp32, in the given order, by the number: the same files give the same bits."""
     members = [StoredTensors(files_of(folder, WEIGHTS)) for folder in folders]
-    return MeanTensors(members) if len(members) > 1 else members[0]
+
+    def mean(name: str) -> Tensor:
+        total = members[0][name].clone()  # a mapped file is not written into
+        for member in members[1:]:  # beside the sum there is one tensor in memory
+            total += member[name]
+        return total.div_(len(members))
+
+    return ComputedTensors(members[0], mean) if len(members) > 1 else members[0]
 
 
 def read_moments(folder: Path) -> StoredTensors:

@@ -52,9 +52,8 @@ class UploadSettings(Settings):
 
     def rules(self) -> Iterator[Fault]:
         part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
-        if self.huggingface_name and not re.fullmatch(
-            rf"(?!.*(--|\.\.)){part}/{part}(?<!\.git)", self.huggingface_name
-        ):
+        name = self.huggingface_name
+        if name and not re.fullmatch(rf"(?!.*(--|\.\.)){part}/{part}(?<!\.git)", name):
             rule = "must be user/name in letters, digits, `-`, `_`, `.`, without `--`, `..`, or .git at the end"
             yield self.fault("huggingface_name", rule, "e.g. my-team/first")
 

@@ -96,9 +96,8 @@ class TokenizerConfig(Settings):
             yield self.fault("extend", "has no effect without base_tokenizer", "name the tokenizer to extend, or set 0")
         for key in ("user_defined_symbols", "extra_ids", "pre_segment") if self.base_tokenizer else ():
             if (default := type(self).model_fields[key].default) != getattr(self, key):
-                yield self.fault(
-                    key, "has no effect with base_tokenizer", f"set it to {'[]' if default == () else default}"
-                )
+                off = "[]" if default == () else default
+                yield self.fault(key, "has no effect with base_tokenizer", f"set it to {off}")
         if self.vocab_size <= self.num_fixed_pieces and not self.base_tokenizer:
             rule = (
                 f"must be greater than the {self.num_fixed_pieces} fixed pieces (control, reserved_pieces, those of "

@@ -113,9 +113,8 @@ def write_values(config_path: Path, values: Mapping[str, Any], is_dry_run: bool 
     for key in (key for key in texts if key not in places):
         after += ("" if after.endswith("\n") or not after else "\n") + f"{key}: {texts[key]}\n"
     try:
-        is_as_expected = read_value(after) == (read_value(before) or {}) | {
-            key: read_value(texts[key]) for key in texts
-        }
+        new = {key: read_value(text) for key, text in texts.items()}
+        is_as_expected = read_value(after) == (read_value(before) or {}) | new
     except YAMLError:
         is_as_expected = False
     if not is_as_expected:

@@ -29,10 +29,11 @@ import shutil
 import subprocess
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,7 +203,7 @@ class CalibrationRun:
 
 
 def plan_runs(
-    shapes: Sequence[ModelShape], speed: Speed, minutes: float, num_slots: int, unique_tokens: float, eval_tokens: int
+    shapes: Sequence[ModelShape], speed: Speed, minutes: float, num_slots: int, unique_tokens: int, eval_tokens: int
 ) -> list[CalibrationRun]:
     """Plan the runs that fit into the time, one in each slot at a time, the costliest first; no token is read twice.
 
@@ -217,29 +218,24 @@ def plan_runs(
         rule = "needs held-out documents, and step 2 left none"
         raise UserError(Fault("--fit", rule, remedy="plan without it, or do step 2 with valid_fraction above 0"))
 
-    def runs_of(first: int, longest: float) -> list[CalibrationRun]:
+    def runs_of(first: int, longest: int) -> list[CalibrationRun]:
         return [
             CalibrationRun(SHAPES[size], shapes[size], round(longest * length / LENGTHS[-1]), eval_tokens)
             for length in reversed(LENGTHS)
             for size in reversed(range(first, first + NUM_SIZES))
         ]
 
-    def seconds_of(first: int, longest: float) -> float:
+    def seconds_of(first: int, longest: int) -> float:
         ends = [0.0] * num_slots
         for seconds in sorted((run.seconds(speed) for run in runs_of(first, longest)), reverse=True):
             heapq.heapreplace(ends, ends[0] + seconds)  # a run begins as soon as a slot is free
         return max(ends)
 
     for first in reversed(range(len(shapes) - NUM_SIZES + 1)):
-        low, high = 0.0, float(unique_tokens)
-        if seconds_of(first, high) <= 60 * minutes:
-            low = high
-        for _ in range(40):
-            middle = (low + high) / 2
-            low, high = (middle, high) if seconds_of(first, middle) <= 60 * minutes else (low, middle)
-        is_long = low >= MIN_TOKENS_PER_PARAMETER * shapes[first + NUM_SIZES - 1].num_parameters()
-        if round(low) >= least and (is_long or not first):
-            return runs_of(first, low)
+        longest = bisect_right(range(1, unique_tokens + 1), 60 * minutes, key=partial(seconds_of, first))
+        is_long = longest >= MIN_TOKENS_PER_PARAMETER * shapes[first + NUM_SIZES - 1].num_parameters()
+        if longest >= least and (is_long or not first):
+            return runs_of(first, longest)
     needed = math.ceil(1.1 * seconds_of(0, least) / 60)
     rule = "minutes are too short for nine small runs on this machine"
     raise UserError(Fault("--fit", rule, value=f"{minutes:g}", remedy=f"give {needed}"))

@@ -26,17 +26,6 @@ GOOD_ENOUGH = 1.005  # ratio to the fewest bits per byte, up to which a smaller 
 
 
 @dataclass(frozen=True)
-class Budget:
-    """Limits of a training run; infinite hours where the tokens are the limit, infinite tokens where the hours are."""
-
-    hours: float
-    tokens: float
-    unique_tokens: float
-    """Tokens of the corpus."""
-    max_epochs: float
-
-
-@dataclass(frozen=True)
 class Candidate:
     """The run of one size: tokens, hours, memory and expected loss."""
 
@@ -70,14 +59,20 @@ def fresh_worth(tokens: float, unique_tokens: float) -> float:
 
 
 def candidate(
-    name: SizeName, shape: ModelShape, memory: tuple[float, bool], speed: Speed, budget: Budget, law: ScalingLaw | None
+    name: SizeName,
+    shape: ModelShape,
+    memory: tuple[float, bool],
+    speed: Speed,
+    law: ScalingLaw | None,
+    limits: tuple[float, float],
+    unique_tokens: float,
 ) -> Candidate:
-    """Return the run of a size within the budget."""
+    """Return the run of a size within `limits`, hours and tokens (either may be infinite), on a corpus of so many."""
     seconds = speed.seconds_of_token(shape)
-    tokens = min(budget.hours * 3600 / seconds, budget.tokens, budget.max_epochs * budget.unique_tokens)
-    worth = fresh_worth(tokens, budget.unique_tokens)
+    tokens = min(limits[0] * 3600 / seconds, limits[1])
+    worth = fresh_worth(tokens, unique_tokens)
     prediction = None if law is None else law.predict(effective_parameters(shape), worth)
-    return Candidate(name, shape, tokens, tokens / budget.unique_tokens, tokens * seconds / 3600, prediction, *memory)
+    return Candidate(name, shape, tokens, tokens / unique_tokens, tokens * seconds / 3600, prediction, *memory)
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:

@@ -86,13 +86,8 @@ class Planner:
         return plan.shape.flops_per_token(), result.seconds_per_step / plan.schedule.batch_tokens
 
     def memory(self, name: SizeName) -> tuple[float, bool]:
-        """Forecast the bytes of a size on a GPU, or on a machine without any, and whether they fit.
-
-        The micro batch is that of the run, or one sequence if that does not fit.
-        """
+        """Forecast the bytes of a size on a GPU, or on a machine without any, and whether they fit."""
         forecast = self.local_plan(**size_settings(name), micro_batch_size="auto").memory
-        if not forecast.fits:
-            forecast = forecast.with_settings(micro_batch_size=1)
         return forecast.pools[0].needed_bytes(), forecast.fits
 
     def num_steps(self, name: SizeName, tokens: float) -> int:

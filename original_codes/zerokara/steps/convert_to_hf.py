@@ -22,7 +22,8 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     is_encoder_decoder = source.shape.traits.is_encoder_decoder
     upload = command.next_command("6_upload.py", options, config, flags=["--dry-run"])
     talk = command.next_command("5_generate.py", options, config)
-    following = f"next: {talk}\nor try {folder} in {notebook_for(is_encoder_decoder)}, or list an upload: {upload}"
+    notebook = "5_fill_masked_spans_with_model.ipynb" if is_encoder_decoder else "5_play_with_model.ipynb"
+    following = f"next: {talk}\nor try {folder} in {notebook}, or list an upload: {upload}"
     work = exported_folder.work(source, config)
     done = manifest.already_done(folder / exported_folder.MANIFEST_NAME, work, redo=options.redo)
     if done is not None:
@@ -79,11 +80,6 @@ def _print_samples(samples: list[dict[str, Any]], is_encoder_decoder: bool) -> N
         print(plain(f"\nprompt   {sample['prompt']}"))
         print(plain(f"sampled  {before}{sample['sampled']}"))
         print(plain(f"greedy   {before}{sample['greedy']}"))
-
-
-def notebook_for(is_encoder_decoder: bool) -> str:
-    """The notebook for a model: an encoder-decoder fills masked spans, a decoder continues text."""
-    return "5_fill_masked_spans_with_model.ipynb" if is_encoder_decoder else "5_play_with_model.ipynb"
 
 
 main = partial(command.run, "4_convert_to_HF.sh", convert, __doc__)

@@ -18,7 +18,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import value_text, write_values
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.forecast import fit
-from zerokara.forecast.sizes import Budget, candidate, recommended, table
+from zerokara.forecast.sizes import candidate, recommended, table
 from zerokara.forecast.speed import LEFT_TO_RECIPE, MEASURED, Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import log, summary
@@ -75,18 +75,16 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         small.train(planned, of_slot, free)
     runs = small.results() if len(small.results()) >= fit.NUM_RUNS else []
     law = fit.fit(runs) if runs else None
-    limits = options.hours or math.inf, options.tokens or math.inf
-    budget = Budget(*limits, num_tokens, config.max_epochs_per_source)
+    limits = options.hours or math.inf, min(options.tokens or math.inf, config.max_epochs_per_source * num_tokens)
     candidates = []
     for name in SIZES:
         shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
-        candidates.append(candidate(name, shape, planner.memory(name), speed, budget, law))
+        candidates.append(candidate(name, shape, planner.memory(name), speed, law, limits, num_tokens))
     chosen = recommended(candidates)
     if chosen is None:
         raise RunError("no size fits into the memory of this machine")
-    shown = {
-        each: planner.num_steps(each.name, each.tokens) for each in candidates if each.is_sensible or each is chosen
-    }
+    sensible = [each for each in candidates if each.is_sensible or each is chosen]
+    shown = {each: planner.num_steps(each.name, each.tokens) for each in sensible}
     log("\n".join(table(shown, chosen)))
     if others := [each.name for each in candidates if each not in shown]:
         log(f"  not shown, too large for this memory or for so few tokens: {', '.join(others)}")

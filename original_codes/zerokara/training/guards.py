@@ -163,7 +163,8 @@ class DivergenceCheck:
         world = torch.distributed.get_world_size()
         if world == 1 or step == self._equal_at:
             return
-        own = torch.stack([checksum(_local(parameter)) for parameter in self._parameters.values()])
+        local = (each.to_local() if isinstance(each, DTensor) else each for each in self._parameters.values())
+        own = torch.stack([checksum(each.detach()) for each in local])
         gathered = [torch.empty_like(own) for _ in range(world)]
         torch.distributed.all_gather(gathered, own)
         sums = torch.stack(gathered).tolist()  # [processes, parameters]
@@ -175,20 +176,13 @@ class DivergenceCheck:
                 by_part.setdefault(part, {}).setdefault(sums[rank][index], []).append(str(rank))
             for parties in by_part.values():
                 if len(parties) > 1:
-                    who = " and ".join(
-                        f"process{'es' if each[1:] else ''} {', '.join(each)}" for each in parties.values()
-                    )
+                    who = " and ".join(f"process{'es' if one[1:] else ''} {', '.join(one)}" for one in parties.values())
                     raise MustEnd(
                         f"steps {self._equal_at + 1} to {step}: {who} hold different weights, first in {name}: they no "
                         "longer train the same model. Nothing was saved since; the next start resumes from the newest "
                         "checkpoint. If it happens again, suspect the memory or the network of one of these devices"
                     )
         self._equal_at = step
-
-
-def _local(parameter: Tensor) -> Tensor:
-    own: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return own.detach()
 
 
 def checksum(elements: Tensor) -> Tensor:

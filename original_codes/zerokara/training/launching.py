@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zerokara import checkpoint
+from zerokara import checkpoint, resources
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.writing import overrides
 from zerokara.errors import Fault, RunError, Stopped, UserError
@@ -131,7 +131,8 @@ def check_fits(plan: RunPlan, starts: bool) -> list[str]:
         source, config = Path(plan.resolved.init_from), plan.resolved
         vocabulary = from_hf.check_source(source, plan.shape, plan.encoder, config.new_embeddings, config.fault)
         lines += [f"new_embeddings: {vocabulary.row}"] if vocabulary else []
-    if faults := list(plan.memory_alone.faults(plan.requested)):  # with other programs, it is noted in the plan
+    alone = replace(plan.memory, main_bytes=resources.total_memory(plan.processes_per_node))
+    if faults := list(alone.faults(plan.requested)):  # with other programs, it is noted in the plan
         raise UserError(faults)
     return lines
 

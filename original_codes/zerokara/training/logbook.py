@@ -23,9 +23,7 @@ from zerokara.training.processes.joining import Processes, peak_memory
 from zerokara.training.sample_texts import Sample
 from zerokara.training.validation import ValidationResult
 
-OVERFITTING = (
-    "More data, fewer epochs or a lower lr may help; step 4 exports the best checkpoint where it is much better"
-)
+OVERFITTING = "More data, fewer epochs or a lower lr may help; step 4 takes the best checkpoint if it is much better"
 MOST_RANGES = 8
 """Ranges of documents logged for one sequence."""
 _UNLOGGED = "unlogged_losses"

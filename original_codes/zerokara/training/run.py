@@ -19,6 +19,7 @@ from torch import Tensor
 
 from zerokara import checkpoint, progress
 from zerokara.checkpoint import TrainingState
+from zerokara.checkpoint.state import ComputedTensors
 from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
 from zerokara.model import builder, compilation, flash_attention, initial_weights, layers, parallel
@@ -111,27 +112,18 @@ Checkpoint = tuple[Path, TrainingState, Mapping[str, Tensor], Mapping[str, Tenso
 """A checkpoint's folder, state, weights and optimizer state."""
 
 
-class SentTensors(Mapping[str, Tensor]):
-    """Tensors that one process reads and broadcasts, each when it is indexed; every process must index the same."""
+def sent_tensors(
+    read: Callable[[str], Tensor], source: int, shapes: Mapping[str, tuple[int, ...]], processes: Processes
+) -> ComputedTensors:
+    """Tensors that the process `source` reads by name and broadcasts, each when it is indexed: by all in one order."""
 
-    def __init__(
-        self, read: Callable[[str], Tensor], source: int, shapes: Mapping[str, tuple[int, ...]], processes: Processes
-    ):
-        """`read` reads a tensor by its name, in the process `source`."""
-        self._read, self._source, self._shapes, self._processes = read, source, shapes, processes
-
-    def __getitem__(self, name: str) -> Tensor:
-        reads = self._processes.rank == self._source
-        whole = self._read(name) if reads else torch.empty(self._shapes[name])
-        whole = whole.to(self._processes.device).contiguous()
-        torch.distributed.broadcast(whole, src=self._source)
+    def receive(name: str) -> Tensor:
+        whole = read(name) if processes.rank == source else torch.empty(shapes[name])
+        whole = whole.to(processes.device).contiguous()
+        torch.distributed.broadcast(whole, src=source)
         return whole
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
+    return ComputedTensors(shapes, receive)
 
 
 def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharing) -> Checkpoint | None:
@@ -167,8 +159,13 @@ def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharin
     stored = optimizers.checkpoint_shapes(plan.resolved.optimizer_name, plan.shape)
     shapes = {name: stored.pop(name) for name in plan.shape.parameter_shapes()}
     weights, moments = (read(folder) if reads else {} for read in (checkpoint.read_weights, checkpoint.read_moments))
-    sent = SentTensors(weights.__getitem__, source, shapes, processes)
-    return folder, checkpoint.parse_state(text, path), sent, SentTensors(moments.__getitem__, source, stored, processes)
+    sent = sent_tensors(weights.__getitem__, source, shapes, processes)
+    return (
+        folder,
+        checkpoint.parse_state(text, path),
+        sent,
+        sent_tensors(moments.__getitem__, source, stored, processes),
+    )
 
 
 def build_model(plan: RunPlan) -> Model:
@@ -223,7 +220,7 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
     return Run(plan, processes, model, engine, state, batches)
 
 
-def _weights_of(plan: RunPlan, processes: Processes) -> SentTensors:
+def _weights_of(plan: RunPlan, processes: Processes) -> ComputedTensors:
     """The weights of the Hugging Face folder that a run starts from; the first process alone reads it."""
     config, shape = plan.resolved, plan.shape
     weights: Iterator[tuple[str, Tensor]] = iter(())
@@ -238,7 +235,7 @@ def _weights_of(plan: RunPlan, processes: Processes) -> SentTensors:
     processes.from_one(open_weights)
     shapes = shape.parameter_shapes()
     in_order = {name: shapes[name] for name in from_hf.names(shape)}
-    return SentTensors(lambda _: next(weights)[1], 0, in_order, processes)
+    return sent_tensors(lambda _: next(weights)[1], 0, in_order, processes)
 
 
 def state_of(plan: RunPlan, samples: int, **reached: Any) -> TrainingState:

@@ -82,7 +82,7 @@ SHAPES = [ModelShape.from_config(config_of(seq_len=256, **each), 4000) for each 
 SPEED = Speed(1e-5, 1e-11)
 
 
-def planned(minutes: float, unique_tokens: float = 1e12, num_slots: int = 1) -> list[CalibrationRun]:
+def planned(minutes: float, unique_tokens: int = 10**12, num_slots: int = 1) -> list[CalibrationRun]:
     return plan_runs(SHAPES, SPEED, minutes, num_slots, unique_tokens, eval_tokens=50_000)
 
 
@@ -112,7 +112,7 @@ def test_more_time_makes_the_runs_longer_and_the_sizes_larger() -> None:
 
 
 def test_too_little_time_or_text_for_any() -> None:
-    assert max(run.tokens for run in planned(60, unique_tokens=2e6)) <= 2e6  # no token is read twice
+    assert max(run.tokens for run in planned(60, unique_tokens=2_000_000)) <= 2e6  # no token is read twice
     least = float(fault_of(planned, 1).remedy.removeprefix("give "))
     assert planned(least)
     with pytest.raises(UserError, match="too short"):

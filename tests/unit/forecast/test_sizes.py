@@ -10,7 +10,7 @@ from zerokara.config.architectures import SIZES
 from zerokara.errors import UserError
 from zerokara.forecast import speed as module
 from zerokara.forecast.fit import MeasuredRun, ScalingLaw, SmallRuns, fit
-from zerokara.forecast.sizes import Budget, Candidate, candidate, fresh_worth, recommended
+from zerokara.forecast.sizes import Candidate, candidate, fresh_worth, recommended
 from zerokara.forecast.speed import Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.training.planning.memory import TrialResult
@@ -32,8 +32,8 @@ def law() -> ScalingLaw:
 def candidates(
     law: ScalingLaw, hours: float = math.inf, tokens: float = math.inf, unique: float = 1e9
 ) -> list[Candidate]:
-    budget = Budget(hours, tokens, unique, max_epochs=16)
-    return [candidate(name, shape, (1e9, name != "13B"), SPEED, budget, law) for name, shape in SHAPES.items()]
+    memory, limits = {name: (1e9, name != "13B") for name in SHAPES}, (hours, min(tokens, 16 * unique))
+    return [candidate(name, shape, memory[name], SPEED, law, limits, unique) for name, shape in SHAPES.items()]
 
 
 @pytest.mark.parametrize("measured", [[(1e7, 1e-4), (1e8, 2e-3)], [(1e7, 1e-4), (1e8, 0.5e-4)]])

@@ -76,17 +76,11 @@ class GradientBuckets:
         self._next = 0
 
     def end(self) -> None:
-        """End the backward pass. What had no part in it has no gradient."""
+        """End the backward pass. What had no part in it has no gradient; the last one's sums are all begun."""
         for name in set[str]().union(*self._missing) if self._is_first else ():
             self.parts[name].zero_()
-        if self._is_last:
-            self.sum_rest()
-
-    def sum_rest(self) -> None:
-        """Begin to sum the buckets that are still to be summed."""
-        for bucket in self._buckets[self._next :] if self._sends else ():
+        for bucket in self._buckets[self._next :] if self._sends and self._is_last else ():
             self._sum(bucket)
-        self._next = len(self._buckets)
 
     def wait(self) -> None:
         """Wait for the sums (on a GPU: let what comes next wait for them)."""

@@ -177,7 +177,6 @@ class ReplicatedEngine:
         return nats.detach()
 
     def update(self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda _: True) -> float:
-        self._gradients.sum_rest()
         self._gradients.wait()
         self._computed = 0
         own = {name: self._gradients.parts[name] for name in self._masters if is_trained(self, name)}

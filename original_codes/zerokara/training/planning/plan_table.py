@@ -20,10 +20,8 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     yield "device", plan.devices.text(plan.processes_per_node)
     samples = f"sequences of {lengths.input} tokens"
     if lengths.num_noise_tokens:
-        samples = (
-            f"samples of {lengths.raw} tokens with {lengths.num_spans} masked spans: encoder input {lengths.input} "
-        )
-        samples += f"tokens, decoder target {lengths.target} tokens"
+        samples = f"samples of {lengths.raw} tokens with {lengths.num_spans} masked spans: encoder input "
+        samples += f"{lengths.input} tokens, decoder target {lengths.target} tokens"
     yield "model", f"{config.architecture}, {shape.size_text}, {samples}"
     reading, train, valid = plan.data.reading, plan.data.num_train_tokens, plan.data.num_valid_tokens
     order = f"{len(reading.stages)} stages" if reading.stages[1:] else f"{reading.kind} order"

@@ -115,9 +115,7 @@ class Devices:
             UserError: a GPU does not compute in the precision.
         """
         if config.precision == "fp8" and self.gpu_names and not self.computes_fp8:
-            rule = (
-                f"fp8 needs GPUs of Ada, Hopper or later (capability 8.9); there are {', '.join(set(self.gpu_names))}"
-            )
+            rule = f"fp8 needs GPUs of Ada, Hopper or later (capability 8.9), not {', '.join(set(self.gpu_names))}"
             raise UserError(config.fault("precision", rule, "set precision: bf16"))
         return config.precision if config.precision != "auto" else "bf16" if self.computes_bf16 else "fp32"
 

@@ -99,9 +99,8 @@ def _rule_for_examples(key: str, config: TrainingSettings, shape: ModelShape, ex
     is_short = learned <= SHORT_ANSWER * count
     value = 5e-4 * (count / 200) ** 0.15 if is_short else 1e-3 * (learned / 6e4) ** 0.9
     value = min(1e-3, value) * min(1.0, 1e6 / shape.num_parameters()) ** 0.4
-    return _rounded(
-        value
-    ), f"for {'short answers' if is_short else f'{learned:,} learned tokens'}, and the model's size"
+    answers = "short answers" if is_short else f"{learned:,} learned tokens"
+    return _rounded(value), f"for {answers}, and the model's size"
 
 
 def left_to_rules(requested: TrainingSettings) -> list[str]:

@@ -177,7 +177,9 @@ def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
             _check_growth(plan, earlier, saved)
         # Back to what was saved: a start with longer sequences that has saved nothing binds nobody.
         if plan.shape.seq_len > saved.seq_len or all(getattr(saved, key) == getattr(config, key) for key in _GROWING):
-            now = _identity_as(ModelShape.from_json({key: was[key] for key in saved.as_json() if key in was}), plan)
+            shape = ModelShape.from_json({key: was[key] for key in saved.as_json() if key in was})
+            then = config.model_copy(update={key: getattr(shape, key) for key in _GROWING})
+            now = identity_of(replace(plan, resolved=then, data=plan.task.data_of(then, plan.encoder)))
     if _only_longer(was["curriculum"], now["curriculum"]):
         was["curriculum"] = now["curriculum"]
     if differing := list(_differences(was, now)):
@@ -200,18 +202,10 @@ def _check_growth(plan: RunPlan, earlier: EarlierRun, saved: ModelShape) -> None
         raise UserError(config.fault("seq_len", rule, f"set it to {saved.seq_len}: only rotary positions go further"))
     tokens = earlier.plan["requested"]["global_batch_size"] * earlier.plan["requested"]["seq_len"]
     if config.global_batch * config.seq_len != tokens:
-        rule = (
-            f"must keep the {tokens:,} tokens of a step, by which the schedule counts, with seq_len = {config.seq_len}"
-        )
+        rule = f"must keep {tokens:,} tokens a step, by which the schedule counts, with seq_len = {config.seq_len}"
         size, rest = divmod(tokens, config.seq_len)
         remedy = f"grow to a seq_len that divides {tokens:,}" if rest else f"set it to {size}"
         raise UserError(config.fault("global_batch_size", rule, remedy))
-
-
-def _identity_as(shape: ModelShape, plan: RunPlan) -> dict[str, Any]:
-    """Return the identity that a plan would have with the length and the rotary positions of `shape`."""
-    config = plan.requested.model_copy(update={key: getattr(shape, key) for key in _GROWING})
-    return identity_of(replace(plan, resolved=config, data=plan.task.data_of(config, plan.encoder)))
 
 
 def is_complete(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str]) -> bool:

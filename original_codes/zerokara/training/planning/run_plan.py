@@ -217,11 +217,6 @@ class RunPlan:
         return MemoryForecast(self.resolved, self.shape, self.num_processes, self.nodes, self.template, main, gpu)
 
     @property
-    def memory_alone(self) -> MemoryForecast:
-        """Memory that this run needs, and all memory of the machine."""
-        return replace(self.memory, main_bytes=resources.total_memory(self.processes_per_node))
-
-    @property
     def max_checkpoints(self) -> int:
         """Largest number of checkpoints that exist at once."""
         config, num_steps, interval = self.resolved, self.schedule.num_steps, self.resolved.save_interval
@@ -359,10 +354,8 @@ def make_plan(
     shape = ModelShape.from_config(requested, encoder.vocab_size)
     if kept:  # its first start; 1.0.0 recorded the newest alone
         kept = kept.get("initial_settings", kept["requested"])
-    extent = extent_of(data.reading)
-    requested, reasons = recipe.resolve(
-        requested, shape, lambda config: num_samples(config, *extent), kept, data.examples
-    )
+    extent, examples = extent_of(data.reading), data.examples
+    requested, reasons = recipe.resolve(requested, shape, lambda config: num_samples(config, *extent), kept, examples)
     if requested.sample_prompts == "auto":
         requested = requested.model_copy(update={"sample_prompts": _held_out_beginnings(data, encoder)})
         reasons["sample_prompts"] = "beginnings of held-out documents"

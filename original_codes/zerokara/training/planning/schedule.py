@@ -14,7 +14,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from zerokara.config.optim import ScheduleSettings
 from zerokara.config.pretrain_config import RunConfig
@@ -22,9 +21,7 @@ from zerokara.config.settings import resolved
 from zerokara.errors import Fault, UserError
 from zerokara.progress import count_text, plural, seconds_text
 from zerokara.samples.order import MixedOrder, SampleOrder
-
-if TYPE_CHECKING:  # of examples, for which `count_tokens.py` need not wait
-    from zerokara.samples.packed_examples import Reading
+from zerokara.samples.packed_examples import Reading
 
 STARTED_NAME = "ZEROKARA_STARTED"
 """Environment variable with the start of the launching process, in seconds since 1970."""
