@@ -21,7 +21,7 @@ from made_runs import corpus_lines, make_run
 from toy_tokenizers import trainer
 
 from zerokara.examples.encoding import ChatTemplate, auto_source
-from zerokara.examples.formats import Message, Unlearnable
+from zerokara.examples.formats import Message
 from zerokara.huggingface.tokenizer_proof import tokenizer_of_exports
 from zerokara.steps import convert_to_hf
 from zerokara.tokenizer.compatibility import HARD_TEXTS
@@ -75,8 +75,7 @@ class Exports:
 
     def segments(self, name: str, messages: Sequence[Message]) -> list[list[int]]:
         """The ids that training makes of a conversation: read, learned, read, …"""
-        (made,) = template_of(self.tokenizers[EXPORTS[name][0]]).encode([messages])
-        assert not isinstance(made, Unlearnable)
+        made = template_of(self.tokenizers[EXPORTS[name][0]]).encode(messages)
         return [segment.tolist() for segment in made]
 
 

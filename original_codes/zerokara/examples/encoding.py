@@ -88,33 +88,23 @@ class ChatTemplate:
         self.end_ids = [*own, *sorted(ends - own)]
         """Ids at which generation stops: </s>, and others that end the answers."""
 
-    def encode(self, conversations: Sequence[Sequence[Message]]) -> list[Segments | Unlearnable]:
-        """Return the segments of each conversation, up to its last answer, or why it cannot be trained on."""
-        rendered: list[tuple[str, Spans] | Unlearnable] = []
-        for messages in conversations:
-            try:
-                text, learned = self._filled_in(messages)
-            except Unlearnable as error:
-                rendered.append(error)
-                continue
-            rule = next(chain(_losses(text, learned, messages), self._unread(text, learned, messages)), "")
-            answers = (message for message in messages if message["role"] == "assistant")
-            spans = [span for span, answer in zip(learned, answers, strict=False) if "weight" not in answer]
-            rendered.append(Unlearnable(f"the chat template {rule}") if rule else (text, spans))
-        texts = [each[0] for each in rendered if isinstance(each, tuple)]
-        encodings = iter(self._tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))
-        return [self._segments(*each, next(encodings)) if isinstance(each, tuple) else each for each in rendered]
+    def encode(self, messages: Sequence[Message]) -> Segments:
+        """Return the segments of a conversation, up to its last answer; Unlearnable if it cannot be trained on."""
+        text, learned = self._filled_in(messages)
+        for rule in chain(_losses(text, learned, messages), self._unread(text, learned, messages)):
+            raise Unlearnable(f"the chat template {rule}")
+        answers = (message for message in messages if message["role"] == "assistant")
+        return self._segments(text, [span for span, each in zip(learned, answers, strict=True) if "weight" not in each])
 
     def _tried(self, messages: Sequence[Message]) -> Segments:
         """Segments of a conversation of `_PROBES`, on which the template may not fail."""
         shown = "; ".join(f"{message['role']}: {message['content']}" for message in messages)
-        (segments,) = self.encode([messages])
         try:
+            segments = self.encode(messages)
             prompt, _ = self._filled_in(messages[:-1], for_generation=True)
         except Unlearnable as error:
-            segments = error
-        if isinstance(segments, Unlearnable):
-            raise UserError(replace(segments.fault, where=self._where, rule=f"{segments} (tried with {shown})"))
+            fault = replace(error.fault, where=self._where, rule=f"{error} (tried with {shown})")
+            raise UserError(fault) from error
         text, learned = self._filled_in(messages)
         trained, end = text[: learned[-1][0]], self._tokenizer.eos_token
         if prompt != trained:
@@ -161,7 +151,8 @@ class ChatTemplate:
                     if text == other or (message["role"] == "assistant" and not is_learned):
                         yield f"does not write {key!r} of message {number + 1} where it belongs: remove it"
 
-    def _segments(self, text: str, learned: Spans, encoding: Any) -> Segments | Unlearnable:
+    def _segments(self, text: str, learned: Spans) -> Segments:
+        encoding = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         ids, offsets = np.array(encoding.ids, dtype=np.int32), np.array(encoding.offsets).reshape(-1, 2)
         places = [place for span in learned for place in span]
         borders = np.searchsorted(offsets[:, 0], places)
@@ -171,16 +162,16 @@ class ChatTemplate:
             if border and (offsets[border - 1, 1] > place or not is_cut):
                 around = f"{text[max(0, place - 20) : place]!r} | {text[place : place + 20]!r}"
                 rule = f"the chat template changes between read and learned text inside a line ({around})"
-                return Unlearnable(f"{rule}, where ids cannot be cut", "put a line end or a control piece there")
+                raise Unlearnable(f"{rule}, where ids cannot be cut", "put a line end or a control piece there")
         segments = np.split(ids, borders)[:-1]  # what follows the last answer is read by nobody
         for answer in segments[1::2]:
             controls = np.flatnonzero(self._is_control[answer])
             if not len(controls) or controls[-1] != len(answer) - 1:
                 wrong = f"an answer must end with a control piece, such as {self._tokenizer.eos_token}, in its"
-                return Unlearnable(f"{wrong} {{% generation %}} block, else the model never learns to stop")
+                raise Unlearnable(f"{wrong} {{% generation %}} block, else the model never learns to stop")
             if len(controls) > 1:
                 names = ", ".join(self._tokenizer.convert_ids_to_tokens(answer[controls].tolist()))
-                return Unlearnable(f"an answer holds several control pieces ({names}), but only its end may be one")
+                raise Unlearnable(f"an answer holds several control pieces ({names}), but only its end may be one")
         return [np.concatenate(segments[:-1]), segments[-1]] if self._is_encoder_decoder else segments
 
     def _ends_a_line(self, text: str, ids: Ids) -> bool:
@@ -225,24 +216,22 @@ def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], encodes: bool, e
 
 
 def encode(
-    examples: Sequence[Example], encoder: Encoder, tokenizer: Any, template: ChatTemplate | None, encodes: bool
-) -> list[Segments | Unlearnable]:
-    """Return the segments of each example, or why there are none; `template` is that of conversations."""
+    example: Example, encoder: Encoder, tokenizer: Any, template: ChatTemplate | None, encodes: bool
+) -> Segments:
+    """Return the segments of an example, or raise Unlearnable; `template` is that of conversations."""
     if template is not None:
-        encoded = template.encode([example.messages for example in examples])
+        segments = template.encode(example.messages)
     else:
-        prompts = [prompt_ids(tokenizer, example.prompt, encodes, [encoder.eos_id]) for example in examples]
-        answers = encoder.encode_many([example.answer for example in examples])
-        end = np.array([encoder.eos_id], dtype=np.int32)
-        encoded = [
-            [np.array(prompt, dtype=np.int32), np.concatenate([answer, end])]
-            if len(answer)
-            else Unlearnable(f"the answer {example.answer[:80]!r} gives no token, so nothing is learned")
-            for example, prompt, answer in zip(examples, prompts, answers, strict=True)
-        ]
-    # A decoder could not predict the first token of an answer from nothing.
-    nothing = Unlearnable("no token is read before the answer")
-    return [each if isinstance(each, Unlearnable) or len(each[0]) else nothing for each in encoded]
+        prompt, answer = (
+            prompt_ids(tokenizer, example.prompt, encodes, [encoder.eos_id]),
+            encoder.encode(example.answer),
+        )
+        if not len(answer):
+            raise Unlearnable(f"the answer {example.answer[:80]!r} gives no token, so nothing is learned")
+        segments = [np.array(prompt, dtype=np.int32), np.append(answer, np.int32(encoder.eos_id))]
+    if not len(segments[0]):  # a decoder could not predict the first token of an answer from nothing
+        raise Unlearnable("no token is read before the answer")
+    return segments
 
 
 def fit(segments: Segments, length: int, overlong: Overlong, is_encoder_decoder: bool) -> tuple[Segments, Fate]:

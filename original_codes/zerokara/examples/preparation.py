@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,8 +42,6 @@ from zerokara.progress import Progress, bytes_text, log, plural, seconds_text, s
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import bin_path, dtype_for, idx_path
 
-BATCH = 512
-"""Examples that are encoded at once."""
 MAX_FAULTS = 5
 """Number of lines that cannot be learned after which the reading ends."""
 MAX_INPUT_SHARE = 0.05
@@ -235,7 +233,7 @@ class _Splitter:
     paths: ExamplePaths
     files: Mapping[Split, list[InputFile]]
     form: ExampleFormat
-    encode: Callable[[Sequence[Example]], list[Segments | Unlearnable]]
+    encode: Callable[[Example], Segments]
     fit: Callable[[Segments], tuple[Segments, Fate]]
     encoder: Encoder
     faults: list[Fault] = field(default_factory=list)
@@ -278,30 +276,26 @@ class _Splitter:
                 write = stack.enter_context(example_writer(self.paths.prefix(split), dtype))
                 texts = stack.enter_context(atomic_file(self.paths.texts(split)))
                 outputs.append(_SplitWriter(write, texts, split == "train", seen))
-            while batch := list(islice(examples, BATCH)):
-                good = [example for _, example in batch if isinstance(example, Example)]
-                encoded = iter(self.encode(good) if good else ())
-                for record, example in batch:
-                    self.fields |= record.values.keys()
-                    if example is None:
-                        outputs[0].counts.bad += 1
-                        line = {"file": record.file.name, "line": record.line, "offset": record.offset}
-                        line |= {"reason": record.reason, "excerpt": record.excerpt}
-                        quarantine.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-                    elif isinstance(example, Unlearnable):
-                        self._refuse(record, example)
-                    elif isinstance(segments := next(encoded), Unlearnable):
-                        self._refuse(record, segments)
-                    else:
-                        self._add(record, example, segments, outputs[0 if drawn.isdisjoint(example.keys) else -1])
+            for record, example in examples:
+                self.fields |= record.values.keys()
+                if example is None:
+                    outputs[0].counts.bad += 1
+                    line = {"file": record.file.name, "line": record.line, "offset": record.offset}
+                    line |= {"reason": record.reason, "excerpt": record.excerpt}
+                    quarantine.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+                elif isinstance(example, Unlearnable):
+                    self._refuse(record, example)
+                else:
+                    self._add(record, example, outputs[0 if drawn.isdisjoint(example.keys) else -1])
             if self.faults:
                 raise UserError(self.faults)
         return dict(zip(splits, outputs, strict=True))
 
-    def _add(self, record: Record, example: Example, segments: Segments, output: _SplitWriter) -> None:
+    def _add(self, record: Record, example: Example, output: _SplitWriter) -> None:
         """Write an example, as far as it fits a training sequence, and count it."""
         counts = output.counts
         try:
+            segments = self.encode(example)
             fitted, fate = self.fit(segments)
         except Unlearnable as error:
             self._refuse(record, error)

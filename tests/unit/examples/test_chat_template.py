@@ -54,9 +54,7 @@ def template_of(encoder: Encoder, source: str = "", encodes: bool = False) -> Ch
 
 
 def encoded(template: ChatTemplate, messages: Sequence[Message]) -> list[list[int]]:
-    (made,) = template.encode([messages])
-    assert not isinstance(made, Unlearnable), made
-    return [segment.tolist() for segment in made]
+    return [segment.tolist() for segment in template.encode(messages)]
 
 
 def ids(encoder: Encoder, *parts: str) -> list[int]:
@@ -141,8 +139,8 @@ def test_models_of_others_keep_their_turns(kind: str, text: str, tmp_path: Path)
         ids(encoder, "42 dogs", end),
     ]
     assert template.end_ids == [encoder.eos_id, *ids(encoder, end)]
-    (refused_one,) = template.encode([[HELLO[0], {"role": "assistant", "content": "\n\nno"}]])
-    assert isinstance(refused_one, Unlearnable) and "inside a line" in str(refused_one)
+    with pytest.raises(Unlearnable, match="inside a line"):
+        template.encode([HELLO[0], {"role": "assistant", "content": "\n\nno"}])
 
 
 def test_an_encoders_input_ends_with_the_end(encoder: Encoder) -> None:
@@ -184,12 +182,12 @@ def test_a_bad_template_is_refused(source: str, wrong: str, encoder: Encoder) ->
 
 def test_a_conversation_that_the_template_refuses_is_refused_alone(encoder: Encoder) -> None:
     spelling = [HELLO[0], {"role": "assistant", "content": "a </s> b"}]
-    (refused,) = template_of(encoder, GOOD).encode([spelling])
-    assert isinstance(refused, Unlearnable) and "several" in str(refused)
-    tool = [{"role": "tool", "content": "x"}, HELLO[1]]
-    refused, *taken = template_of(encoder).encode([tool, HELLO, spelling])
-    assert isinstance(refused, Unlearnable) and "tool" in str(refused)
-    assert not any(isinstance(each, Unlearnable) for each in taken)
+    with pytest.raises(Unlearnable, match="several"):
+        template_of(encoder, GOOD).encode(spelling)
+    template = template_of(encoder)
+    with pytest.raises(Unlearnable, match="tool"):
+        template.encode([{"role": "tool", "content": "x"}, HELLO[1]])
+    assert encoded(template, HELLO) and encoded(template, spelling)
 
 
 TOOLS = GOOD.replace(
@@ -212,8 +210,8 @@ def test_fields_that_the_template_writes_are_learned_and_others_refuse_the_examp
     outside = TOOLS.replace("{% generation %}", "{{ m.tool_calls | tojson if m.tool_calls else '' }}{% generation %}")
     outside = outside.replace("m.content + (m.tool_calls | tojson if m.tool_calls else '')", "m.content")
     for source, key in ((GOOD, "name"), (TOOLS, "reasoning_content"), (outside, "tool_calls")):
-        (made,) = template_of(encoder, source).encode([calling(**({key: "so"} if key == "reasoning_content" else {}))])
-        assert isinstance(made, Unlearnable) and f"'{key}'" in str(made), made
+        with pytest.raises(Unlearnable, match=f"'{key}'"):
+            template_of(encoder, source).encode(calling(**({key: "so"} if key == "reasoning_content" else {})))
     named = [HELLO[0] | {"id": "1"}, HELLO[1] | {"tool_call_id": "c"}]
     assert encoded(template_of(encoder, GOOD), named) == encoded(template_of(encoder, GOOD), HELLO)
 

@@ -1,7 +1,6 @@
 """Examples become token files: borders and ends, every format, every fault with its line, and counts that close."""
 
 import pickle
-import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -437,10 +436,3 @@ def test_unknown_answers_are_counted(tmp_path: Path, train_toy: TrainToy, capsys
     poor = Encoder(train_toy(vocab_size=560, byte_fallback=False))
     prepared(tmp_path, poor, [*PAIRS, {"source": "fox", "target": "ﷺ"}])
     assert "1 of 41 train answers" in capsys.readouterr().out
-
-
-def test_batches_of_any_size_give_the_same(tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [*BAD, *random.Random(1).choices(PAIRS, k=100)]
-    whole = prepared(tmp_path, encoder, records, max_bad_fraction=0.5)
-    monkeypatch.setattr("zerokara.examples.preparation.BATCH", 3)
-    assert prepared(tmp_path, encoder, records, max_bad_fraction=0.5, redo=True).train == whole.train
