@@ -74,7 +74,7 @@ class Section:
         values = asdict(self)
         del values["digits"]
         for each in (*values["rows"], *values["differences"], *values["baselines"]):
-            each["interval"] = each["interval"] and list(each["interval"].values())
+            each["interval"] = each["interval"] and list(each["interval"])
         return values
 
 
@@ -85,7 +85,7 @@ def value_text(value: float | None, section: Section) -> str:
 
 def interval_text(interval: Interval | None, section: Section, sign: str = "") -> str:
     """``1.2034 to 1.2311``; empty for none."""
-    return "" if interval is None else " to ".join(f"{end:{sign}.{section.digits}f}" for end in interval.as_json())
+    return "" if interval is None else " to ".join(f"{end:{sign}.{section.digits}f}" for end in interval)
 
 
 def table(section: Section) -> Iterator[str]:
@@ -135,6 +135,6 @@ def page(sections: Sequence[Section]) -> str:
 def _scale(points: Sequence[tuple[float | None, Interval | None]]) -> Callable[[float], float]:
     """Return where a value stands, from 0 to 100, on a line that holds all points and their intervals."""
     known = [value for value, _ in points if value is not None]
-    known += [end for _, interval in points if interval for end in interval.as_json()]
+    known += [end for _, interval in points if interval for end in interval]
     low, high = min(known, default=0.0), max(known, default=0.0)
     return lambda value: round(100 * (value - low) / ((high - low) or 1.0), 2)

@@ -17,7 +17,7 @@ import math
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -182,9 +182,12 @@ def _check_counts(config: FinetuneConfig, paths: ExamplePaths, counts: Mapping[S
     faults = []
     for split, each in counts.items():
         if not each.kept + each.cut:
-            key = f"{split}_data" if getattr(config, f"{split}_data") else "valid_fraction"
+            key, remedy = f"{split}_data", "raise packed_length, or give other examples"
             rule = f"leaves no {split} example: {each.dropped:,} were dropped, {each.bad:,} lines are bad"
-            faults.append(config.fault(key, rule, "raise packed_length, or give other examples"))
+            if not getattr(config, key):
+                key, remedy = "valid_fraction", "give valid_data, or set it to 0"
+                rule += ", and what is there too often is not drawn"
+            faults.append(config.fault(key, rule, remedy))
     if faults:
         raise UserError(faults)
 
@@ -218,11 +221,7 @@ class _SplitWriter:
     write: Callable[[Segments], None]
     texts: IO[bytes]
     is_train: bool
-    seen_keys: frozenset[int]
-    """Keys of the examples of the earlier splits."""
     counts: SplitCounts = field(default_factory=SplitCounts)
-    keys: array[int] = field(default_factory=lambda: array("Q"))
-    """Hash of each example's input."""
 
 
 @dataclass
@@ -240,7 +239,9 @@ class _Splitter:
     labels: set[str] = field(default_factory=set)
     """Texts of the labels so far."""
     fields: set[str] = field(default_factory=set)  # of all lines
-    common: frozenset[int] = frozenset()  # keys of the inputs that stand on both sides of a drawn validation
+    keys: array[int] = field(default_factory=lambda: array("Q"))
+    """Hash of each example's input, so far."""
+    seen: frozenset[int] = frozenset()  # keys of earlier splits, and of what is on both sides of a drawn validation
 
     def run(self) -> dict[Split, SplitCounts]:
         """Write every split and the quarantine; return the counts. UserError for damaged files, unlearnable lines."""
@@ -255,7 +256,7 @@ class _Splitter:
             drawn = self._drawn(progress) if draws else frozenset[int]()
             for splits in (*passes, ("test",)):
                 if files := self.files[splits[0]]:
-                    written |= self._pass(splits, self._examples(files, progress), written.values(), drawn, quarantine)
+                    written |= self._pass(splits, self._examples(files, progress), drawn, quarantine)
         if unread := sorted(self.fields - {self.form.input_field, self.form.output_field}):
             log(f"examples: not read are the fields {', '.join(unread)}")
         return {split: writer.counts for split, writer in written.items()}
@@ -264,18 +265,17 @@ class _Splitter:
         self,
         splits: Sequence[Split],
         examples: Iterator[Found],
-        earlier: Iterable[_SplitWriter],
         drawn: frozenset[int],
         quarantine: IO[bytes],
     ) -> dict[Split, _SplitWriter]:
         """Write examples into the first of these splits, drawn ones into the last; bad lines count as the first's."""
-        seen, dtype = self.common.union(*(each.keys for each in earlier)), dtype_for(self.encoder.vocab_size)
+        self.seen, dtype = frozenset(self.keys), dtype_for(self.encoder.vocab_size)
         with ExitStack() as stack:  # whose files appear at its end, if there was no error
             outputs = list[_SplitWriter]()
             for split in splits:
                 write = stack.enter_context(example_writer(self.paths.prefix(split), dtype))
                 texts = stack.enter_context(atomic_file(self.paths.texts(split)))
-                outputs.append(_SplitWriter(write, texts, split == "train", seen))
+                outputs.append(_SplitWriter(write, texts, split == "train"))
             for record, example in examples:
                 self.fields |= record.values.keys()
                 if example is None:
@@ -310,15 +310,15 @@ class _Splitter:
         counts.cut_learned_tokens += sum(map(len, segments[1::2])) - sum(map(len, learned))
         counts.longest_answer = max(counts.longest_answer, *map(len, learned))
         counts.unknown_answers += any(self.encoder.unk_id in answer for answer in learned)
-        output.keys.append(key)
+        self.keys.append(key)
         self.labels |= set() if example.label is None else {example.answer}
         text: dict[str, Any] = {}
         if not output.is_train:
-            counts.seen += key in output.seen_keys
+            counts.seen += key in self.seen
             is_more = example.messages and extra_keys(example.messages[-1])  # its calls of tools are an answer, too
             reference = self.encoder.decode(segments[-1]) if is_more else example.answer
             text = {"place": record.place, "input": example.input, "reference": reference}
-            text |= {"label": example.label, "seen": key in output.seen_keys}
+            text |= {"label": example.label, "seen": key in self.seen}
         elif example.messages and fate == "kept" and counts.kept <= MAX_CONVERSATIONS:
             prompt, answer = np.concatenate(fitted[:-1]).tolist(), fitted[-1].tolist()
             text = {"messages": example.messages, "prompt_ids": prompt, "answer_ids": answer}
@@ -336,27 +336,20 @@ class _Splitter:
     def _drawn(self, progress: Progress) -> frozenset[int]:
         """Draw examples for validation, by their keys: at most the share asked for, but one if it is less than one."""
         pairs = array("Q")
-        for record, example in self._examples(self.files["train"], progress):
+        for _, example in self._examples(self.files["train"], progress):
             if isinstance(example, Example):
                 pairs.extend(example.keys)
-            elif example is not None:
-                self._refuse(record, example)
-        if self.faults:
-            raise UserError(self.faults)
         keys = np.array(pairs, dtype=np.uint64).reshape(-1, 2)
         wanted = max(1, int(self.config.valid_fraction * len(keys) + 1e-9))
         _, group, sizes = np.unique(keys[:, 0], return_inverse=True, return_counts=True)
         is_common = sizes[group] > min(wanted, max(1, MAX_INPUT_SHARE * len(keys)))
-        self.common = frozenset(keys[is_common, 0].tolist())
+        self.keys.extend(set(keys[is_common, 0].tolist()))
         distinct, counts = np.unique(np.where(is_common, keys[:, 1], keys[:, 0]), return_counts=True)
         order, drawn = np.random.default_rng(self.config.seed).permutation(len(distinct))[:-1], set[int]()  # never all
         for key, count in zip(distinct[order].tolist(), counts[order].tolist(), strict=True):
             if count <= wanted:
                 drawn.add(key)
                 wanted -= count
-        if len(keys) and not drawn:
-            rule = f"leaves no validation example: each of the {len(keys):,} training examples is there too often"
-            raise UserError(self.config.fault("valid_fraction", rule, "give valid_data, or set it to 0"))
         return frozenset(drawn)
 
     def _examples(self, files: Sequence[InputFile], progress: Progress) -> Iterator[Found]:

@@ -112,7 +112,7 @@ class TaskValidation:
         stopped = sum(answer.stopped for answer in answers) / max(1, len(answers))
         line = {
             f"{split}_{metric}": value,
-            f"{split}_{metric}_interval": interval.as_json() if interval else None,
+            f"{split}_{metric}_interval": list(interval) if interval else None,
             f"{split}_examples": len(answers),
             f"{split}_stopped": stopped,
         }

@@ -8,7 +8,7 @@ from sacrebleu.metrics import CHRF
 from sklearn.metrics import accuracy_score, f1_score
 
 from zerokara.evaluation import scoring
-from zerokara.evaluation.scoring import METRICS, Measure, share, wilson
+from zerokara.evaluation.scoring import METRICS, Measure, share
 
 LABELS = ("good", "bad", "so so")
 TRIALS = 100
@@ -92,7 +92,7 @@ def test_drawing_like_examples_together_gives_the_interval_of_drawing_each(name:
     rows = np.random.default_rng(1).integers(0, len(measure.statistics), (2000, len(measure.statistics)))
     expected = np.quantile([measure.subset(row).value for row in rows], [0.025, 0.975])
     found = measure.interval()
-    assert found is not None and found.as_json() == pytest.approx(expected.tolist(), abs=0.01)
+    assert found is not None and list(found) == pytest.approx(expected.tolist(), abs=0.01)
 
 
 def test_wilson_is_the_published_interval() -> None:
@@ -103,9 +103,10 @@ def test_wilson_is_the_published_interval() -> None:
         (0, 20, 0, 0.1611),
         (1, 29, 0.0061, 0.1718),
     ):
-        assert wilson(right, n).as_json() == pytest.approx([low, high], abs=6e-5)
-    interval = METRICS["accuracy"](["x"] * 50, ["a"] * 50).interval()
-    assert interval == wilson(0, 50) and wilson(20, 20).high == 1
+        hits = [True] * right + [False] * (n - right)
+        assert share("hits", hits, [1] * n).interval() == pytest.approx((low, high), abs=6e-5)
+    none, all_right = (METRICS["accuracy"]([output] * 50, ["a"] * 50).interval() for output in ("x", "a"))
+    assert none and all_right and none.low == 0 and all_right.high == 1
 
 
 def documents(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -130,7 +131,7 @@ def test_intervals_of_documents_and_of_paired_differences_hold_the_truth(monkeyp
         }
         for name, interval in found.items():
             held[name] += (interval.low <= truths[name] <= interval.high) / TRIALS
-        alone, _, paired = (np.ptp(interval.as_json()) for interval in found.values() if interval)
+        alone, _, paired = (np.ptp(interval) for interval in found.values() if interval)
         widths.append(paired / alone)
     assert abs(held["alone"] - 0.95) < STRAY and abs(held["paired"] - 0.95) < STRAY and held["tokens"] < 0.6
     assert np.mean(widths) < 0.25
@@ -139,14 +140,14 @@ def test_intervals_of_documents_and_of_paired_differences_hold_the_truth(monkeyp
 def test_the_interval_of_a_mean_is_the_known_one() -> None:
     values = np.random.default_rng(1).normal(5, 1, 400)
     found = share("x", values, np.ones(400)).interval(3)
-    assert np.ptp(found.as_json()) / 2 == pytest.approx(1.96 * values.std() / 20, rel=0.1)
+    assert np.ptp(found) / 2 == pytest.approx(1.96 * values.std() / 20, rel=0.1)
 
 
 def test_a_seed_gives_one_interval_and_a_measure_does_not_differ_from_itself() -> None:
     measure = share("x", *documents(np.random.default_rng(3)))
     assert measure.interval(5) == measure.interval(5) != measure.interval(6)
     same = measure.difference(measure)
-    assert same is not None and same.as_json() == [0, 0] and not same.excludes_zero
+    assert same is not None and same == (0, 0) and not same.excludes_zero
 
 
 def test_what_has_nothing_to_measure_has_no_interval() -> None:
