@@ -125,9 +125,6 @@ class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
     def rules(self) -> Iterator[Fault]:
         if self.prompt_template != "auto" and self.prompt_template.count("{input}") != 1:
             yield self.fault("prompt_template", "must hold {input} once, where the text goes", 'e.g. "{input}\\n"')
-        if self.metric in ("accuracy", "macro_f1") and self.data_format not in ("auto", "text_label"):
-            rule = f"is for labels, and data_format is {self.data_format}"
-            yield self.fault("metric", rule, "set metric: exact_match, or data_format: text_label")
         if self.metric != "loss" and not self.valid_data and not self.valid_fraction:
             rule = "needs validation examples: valid_data, or a valid_fraction above 0"
             yield self.fault("metric", rule, "give one of them")

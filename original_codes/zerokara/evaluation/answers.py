@@ -109,8 +109,6 @@ def stream(model: LoadedModel, prompt: Prompt, max_new_tokens: int, settings: di
     import torch
     from transformers import TextStreamer
 
-    from zerokara.huggingface import generation
-
     tokenizer, context, is_encoder_decoder = model.tokenizer, model.context_length, model.is_encoder_decoder
     ends, limit = end_ids(model.model, tokenizer), min(max_new_tokens, context // 2)
     while len(ids := prompt_ids(tokenizer, prompt, is_encoder_decoder, ends)) > context - limit:
@@ -119,13 +117,13 @@ def stream(model: LoadedModel, prompt: Prompt, max_new_tokens: int, settings: di
             ids = ids[limit - context :]
             break
         prompt = [*prompt[:first], *prompt[first + 2 :]]
-    ids_BS, mask_BS = generation.padded([ids], 0, left=True)
+    ids_BS = torch.tensor([ids], device=model.device)
     # An encoder-decoder's sentinel tokens tell which masked span the text after them fills.
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=not is_encoder_decoder)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
-    fixed = {"attention_mask": mask_BS, "max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": pad_id}
+    fixed = {"streamer": streamer, "max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": pad_id}
     with torch.inference_mode():
-        output_BT = model.model.generate(ids_BS.to(model.device), streamer=streamer, **fixed, **settings)
+        output_BT = model.model.generate(ids_BS, attention_mask=torch.ones_like(ids_BS), **fixed, **settings)
     new = output_BT[0, 1 if is_encoder_decoder else len(ids) :].tolist()
     if new[-1] not in ends:
         log("… (cut at the limit)")

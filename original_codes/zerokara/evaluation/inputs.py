@@ -154,7 +154,6 @@ class TaskData:
     sources: list[str]
     """Input texts, without the prompt around them; of a conversation its last message before the answer."""
     references: list[str]
-    """Expected answers."""
     conversations: list[list[formats.Message]] = field(default_factory=list)
     """All messages before each answer, in a task of conversations; else empty."""
     prompt_template: str = "auto"
@@ -180,21 +179,14 @@ class TaskData:
     @property
     def texts(self) -> list[tuple[str, ...]]:
         """Texts of each example to look for in a corpus; labels and short answers are in any text."""
-        pairs = zip(self.sources, self.references, strict=True)
         return [
             (source,) if self.labels or len(words(reference)) < MIN_TOKENS else (source, reference)
-            for source, reference in pairs
+            for source, reference in zip(self.sources, self.references, strict=True)
         ]
 
 
-@dataclass(frozen=True)
-class TaskFiles:
-    """Files of one task, found but not read."""
-
-    number: int
-    """Place in `tasks`."""
-    test: list[InputFile]
-    train: list[InputFile]
+TaskFiles = tuple[list[InputFile], list[InputFile]]
+"""Test files and training files of a task, found but not read."""
 
 
 def find_task_files(config: TaskSettings) -> list[TaskFiles]:
@@ -207,19 +199,19 @@ def find_task_files(config: TaskSettings) -> list[TaskFiles]:
     for number, task in enumerate(config.tasks):
         test = formats.find_example_files(task.test_data, config.where(f"tasks[{number}].test_data"))
         train = formats.find_example_files(task.train_data, config.where(f"tasks[{number}].train_data"))
-        found.append(TaskFiles(number, test, train))
+        found.append((test, train))
     return found
 
 
-def read_task(config: TaskSettings, files: TaskFiles, seed: int) -> TaskData:
-    """Read a task; of its test examples at most `max_task_examples`, drawn at random.
+def read_task(config: TaskSettings, number: int, files: TaskFiles, seed: int) -> TaskData:
+    """Read the task `number`; of its test examples at most `max_task_examples`, drawn at random.
 
     Raises:
         UserError: a file is damaged, of no known format, or holds what cannot be judged; names file, line and value.
     """
-    entry, warnings = config.tasks[files.number], []
-    form = _format(config, files)
-    (test, bad_test), (train, bad_train) = _examples(files.test, form), _examples(files.train, form)
+    entry, warnings = config.tasks[number], []
+    form = _format(config, number, files)
+    (test, bad_test), (train, bad_train) = (_examples(each, form) for each in files)
     for name, bad in (("test", bad_test), ("training", bad_train)):
         if bad:
             rule = f"{bad.total():,} lines of the {name} data hold no example and are left out"
@@ -245,20 +237,20 @@ def read_task(config: TaskSettings, files: TaskFiles, seed: int) -> TaskData:
     )
 
 
-def _format(config: TaskSettings, files: TaskFiles) -> ExampleFormat:
+def _format(config: TaskSettings, number: int, files: TaskFiles) -> ExampleFormat:
     """Format of the examples of a task, found as fine-tuning finds it."""
-    entry = config.tasks[files.number]
+    entry = config.tasks[number]
     names = {"data_format", "input_field", "output_field", "label_words", "prompt_template", "system_prompt"}
     metric = "loss" if entry.metric == "auto" else entry.metric
     settings = FinetuneConfig(**entry.model_dump(include=names), metric=metric)
     try:
         # The template of `auto` depends on the model: `TaskData.prompts` fills it in.
-        return formats.resolve(settings, [*files.test, *files.train], is_encoder_decoder=False)
+        return formats.resolve(settings, [*chain.from_iterable(files)], is_encoder_decoder=False)
     except UserError as error:
         faults = []
         for fault in error.faults:
             if fault.where == settings.where(fault.key or "x"):  # a setting: its place is in this configuration
-                key = f"tasks[{files.number}].{fault.key}"
+                key = f"tasks[{number}].{fault.key}"
                 fault = replace(fault, where=config.where(key), key=key)
             faults.append(fault)
         raise UserError(faults) from error
@@ -305,20 +297,13 @@ def overlaps(config: EvaluateConfig, tasks: Sequence[TaskData]) -> list[dict[str
             sources = [source for source, _ in task.train]
             each[TRAINING] = overlap.find([(source,) for source in task.sources], sources)
     if config.pretraining_data and tasks:
-        files, num_documents = find_files(config.pretraining_data, config.where("pretraining_data")), 0
-
-        def documents() -> Iterator[str]:
-            nonlocal num_documents
-            label = "comparing with the pretraining data"
-            for item in _read(files, label, config.text_field, config.txt_document):
-                if isinstance(item, Document):
-                    num_documents += 1
-                    yield item.text
-
-        whole = overlap.find([texts for task in tasks for texts in task.texts], documents())
-        if not num_documents:
+        files = find_files(config.pretraining_data, config.where("pretraining_data"))
+        items = _read(files, "comparing with the pretraining data", config.text_field, config.txt_document)
+        documents = (item.text for item in items if isinstance(item, Document))
+        if (first := next(documents, None)) is None:
             rule = f"holds no document with the field {config.text_field!r}"
             raise UserError(config.fault("pretraining_data", rule, "check text_field"))
+        whole = overlap.find([texts for task in tasks for texts in task.texts], chain([first], documents))
         start = 0
         for each, task in zip(found, tasks, strict=True):
             each[PRETRAINING] = whole.part(start, len(task.sources))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,10 @@ def add(folder: Path, model: str, sections: Sequence[Section]) -> Path:
     """
     path, manifest_path = folder / CARD_NAME, folder / exported_folder.MANIFEST_NAME
     records: list[dict[str, Any]] = []  # of the card, in the manifest of step 4; none for a folder of somebody else
-    try:
+    with suppress(OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         raw = orjson.loads(manifest_path.read_bytes())
         if raw["step"] == exported_folder.STEP:
             records = [each for outputs in raw["outputs"].values() for each in outputs if each["path"] == CARD_NAME]
-    except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        pass
     if records and manifest.sha256_of(path) != records[0]["sha256"]:
         rule = "has changed since the export was proved"
         raise UserError(Fault(str(path), rule, remedy="run step 4 again with --redo, then add the results"))

@@ -49,7 +49,6 @@ class LoadedModel:
     _model: Any = None
     hashes: dict[manifest.FileKey, str] = field(default_factory=dict)
     """SHA-256 of the files that `content` has read."""
-    _content: str = ""
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -99,15 +98,13 @@ class LoadedModel:
         tolerance = torch.finfo(self.dtype).eps ** 0.5 * float(one.abs().max())
         return bool(((one - other).abs() <= tolerance).all() | one.isnan().any())
 
-    @property
+    @cached_property
     def content(self) -> str:
         """SHA-256 over the files of the folder that make the model what it is."""
-        if not self._content:
-            files = model_files(self.folder)
-            self.hashes = manifest.hash_files(files)
-            names = [(file.name, self.hashes[manifest.file_key(file)]) for file in files]
-            self._content = sha256(json.dumps(names).encode()).hexdigest()
-        return self._content
+        files = model_files(self.folder)
+        self.hashes = manifest.hash_files(files)
+        names = [(file.name, self.hashes[manifest.file_key(file)]) for file in files]
+        return sha256(json.dumps(names).encode()).hexdigest()
 
     @property
     def model(self) -> Any:

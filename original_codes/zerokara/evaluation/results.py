@@ -97,23 +97,18 @@ def table(section: Section) -> Iterator[str]:
     yield from _aligned([("", "value", f"{LEVEL:.0%} interval", "n"), *cells])
     if section.differences:
         yield "  differences on the same data (first less second)"
-        yield from _aligned(
-            [
-                (
-                    f"{each.a} - {each.b}",
-                    f"{each.difference:+.{section.digits}f}",
-                    interval_text(each.interval, section, "+"),
-                    "" if each.interval and each.interval.excludes_zero else "not distinguished",
-                )
-                for each in section.differences
-            ]
-        )
+        cells = []
+        for each in section.differences:
+            value, ends = f"{each.difference:+.{section.digits}f}", interval_text(each.interval, section, "+")
+            verdict = "" if each.interval and each.interval.excludes_zero else "not distinguished"
+            cells.append((f"{each.a} - {each.b}", value, ends, verdict))
+        yield from _aligned(cells)
     for row in section.rows:
         yield from (f"  {row.model}: {note}" for note in row.notes)
     yield from (f"  warning: {warning}" for warning in section.warnings)
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Lines of equally wide columns, the first left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:

@@ -49,7 +49,8 @@ _PROBES: tuple[list[Message], ...] = (
 )
 """Conversations on which every template is tried before any data is read."""
 _CHANCE = re.compile(r"\b(?:strftime_now|lipsum)\b|\|\s*random\b")
-_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""Beginning of what a template marks as learned."""
 _TURNS = {
     "<|im_start|>": ("<|im_start|>{}\n", "<|im_end|>", "\n"),
     "<|start_header_id|>": ("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", ""),
@@ -76,7 +77,7 @@ class ChatTemplate:
         for number, token in tokenizer.backend_tokenizer.get_added_tokens_decoder().items():
             if number != tokenizer.unk_token_id:  # which unknown characters are, too
                 self._is_cut[number], self._is_control[number] = True, token.special
-        if not marks_answers(source):
+        if not MARK.search(source):
             rule = "has no {% generation %} block, which marks what is learned"
             remedy = "write {% generation %}{{ message.content + eos_token }}{% endgeneration %} for the answers"
             raise UserError(Fault(where, rule, remedy=remedy))
@@ -178,11 +179,6 @@ class ChatTemplate:
         """True if a text ends with a line end, and has by itself the ids that it has before an answer."""
         encode = self._tokenizer.backend_tokenizer.encode
         return text.endswith("\n") and encode(text, add_special_tokens=False).ids == ids.tolist()
-
-
-def marks_answers(source: str) -> bool:
-    """True if a template marks what is learned."""
-    return _MARK.search(source) is not None
 
 
 def _losses(text: str, learned: Spans, messages: Sequence[Message]) -> Iterator[str]:

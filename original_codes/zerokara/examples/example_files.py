@@ -65,14 +65,12 @@ class SplitFiles:
     prefix: Path
     """Prefix of its .bin and .idx."""
     texts_path: Path
-    """Texts of its examples."""
     counts: SplitCounts
     sha256: str
     """Hash of the .bin and the .idx: the tokens, and which of them are learned."""
 
     @property
     def num_examples(self) -> int:
-        """Number of examples in the token files."""
         return self.counts.kept + self.counts.cut
 
 

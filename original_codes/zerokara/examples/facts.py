@@ -6,14 +6,13 @@ export holds it, too: it says how the model is asked, wherever its folder lies.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pydantic
 
-from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError
 
 PLACE_OF_INPUT = "{input}"
@@ -104,10 +103,6 @@ class FinetuneFacts:
         """Return what the model is asked for an input: a text, or a conversation."""
         turns = [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": given}]
         return turns[not self.system_prompt :] if self.task == "messages" else self.text(given)
-
-    def write(self, folder: Path) -> None:
-        """Write them into a run folder."""
-        write_json(folder / NAME, asdict(self))
 
 
 def read(folder: Path) -> FinetuneFacts | None:

@@ -56,7 +56,6 @@ class Record(NamedTuple):
     reason: str = ""
     """Reason why it is bad; empty for a good one."""
     excerpt: str = ""
-    """Beginning of a bad line."""
 
     @property
     def place(self) -> str:
@@ -172,7 +171,6 @@ class Example(NamedTuple):
     """Input as the record has it; of a conversation the turns but for the answers, one after the other."""
     label: str | None
     messages: tuple[Message, ...]
-    """Turns of a conversation."""
 
     @property
     def keys(self) -> tuple[int, int]:
@@ -330,7 +328,7 @@ def resolve(config: FinetuneConfig, files: Sequence[InputFile], is_encoder_decod
         ("chat_template", config.chat_template != "auto", is_chat, "remove it"),
         ("system_prompt", bool(config.system_prompt), is_chat, "remove it"),
         ("label_words", bool(config.label_words), is_labels, "remove it, or set data_format: text_label"),
-        ("metric", config.metric in ("accuracy", "macro_f1"), is_labels, "set it to exact_match"),
+        ("metric", config.metric in ("accuracy", "macro_f1"), is_labels, "set exact_match or data_format: text_label"),
     )
     for key, is_set, has_effect, remedy in uses:
         if is_set and not has_effect:

@@ -30,11 +30,12 @@ import orjson
 
 from zerokara import file_lock, manifest
 from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.config.loading import text_of
 from zerokara.corpus.find import InputFile, check_unchanged, for_manifest
 from zerokara.durable import PARTIAL_SUFFIX, atomic_file, made_folder
-from zerokara.errors import Fault, UserError, nearest
+from zerokara.errors import Fault, UserError
 from zerokara.examples import formats
-from zerokara.examples.encoding import ChatTemplate, Fate, Segments, auto_source, encode, fit, marks_answers
+from zerokara.examples.encoding import MARK, ChatTemplate, Fate, Segments, auto_source, encode, fit
 from zerokara.examples.example_files import SPLITS, STEP, ExampleFiles, ExamplePaths, Split, example_writer
 from zerokara.examples.facts import SplitCounts
 from zerokara.examples.formats import Example, ExampleFormat, Found, Record, Unlearnable, extra_keys
@@ -140,17 +141,12 @@ def _template(config: FinetuneConfig, encoder: Encoder, tokenizer: Any, is_encod
     """Read the template that the configuration names, or make that of `auto`."""
     path, is_auto, own = config.chat_template, config.chat_template == "auto", tokenizer.chat_template
     own = own.get("default") if isinstance(own, dict) else own  # of several by name, as transformers takes it
-    try:
-        if not is_auto:
-            source = Path(path).read_text(encoding="utf-8")
-        elif own and marks_answers(own):  # that of the folder
-            source = own
-        else:
-            source = auto_source(encoder, is_encoder_decoder)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        remedy = "" if Path(path).exists() else nearest(path)
-        raise UserError(Fault(path, f"cannot be read as a chat template: {reason}", remedy=remedy)) from error
+    if not is_auto:
+        source = text_of(Path(path), "chat_template")
+    elif own and MARK.search(own):  # that of the folder
+        source = own
+    else:
+        source = auto_source(encoder, is_encoder_decoder)
     return ChatTemplate(source, "chat_template: auto" if is_auto else path, tokenizer, is_encoder_decoder)
 
 
@@ -182,11 +178,13 @@ def _check_counts(config: FinetuneConfig, paths: ExamplePaths, counts: Mapping[S
     faults = []
     for split, each in counts.items():
         if not each.kept + each.cut:
-            key, remedy = f"{split}_data", "raise packed_length, or give other examples"
-            rule = f"leaves no {split} example: {each.dropped:,} were dropped, {each.bad:,} lines are bad"
-            if not getattr(config, key):
-                key, remedy = "valid_fraction", "give valid_data, or set it to 0"
-                rule += ", and what is there too often is not drawn"
+            key = f"{split}_data" if getattr(config, f"{split}_data") else "valid_fraction"
+            rule, remedy = f"leaves no {split} example: ", "raise packed_length, or give other examples"
+            if each.read or key != "valid_fraction":
+                rule += f"{each.dropped:,} were dropped, {each.bad:,} lines are bad"
+            else:  # none was drawn
+                rule += f"each of the {counts['train'].read:,} training examples is there too often"
+                remedy = "give valid_data, or set it to 0"
             faults.append(config.fault(key, rule, remedy))
     if faults:
         raise UserError(faults)
@@ -221,7 +219,7 @@ class _SplitWriter:
     write: Callable[[Segments], None]
     texts: IO[bytes]
     is_train: bool
-    counts: SplitCounts = field(default_factory=SplitCounts)
+    counts: SplitCounts
 
 
 @dataclass
@@ -235,12 +233,13 @@ class _Splitter:
     encode: Callable[[Example], Segments]
     fit: Callable[[Segments], tuple[Segments, Fate]]
     encoder: Encoder
+    counts: dict[Split, SplitCounts] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     labels: set[str] = field(default_factory=set)
-    """Texts of the labels so far."""
     fields: set[str] = field(default_factory=set)  # of all lines
     keys: array[int] = field(default_factory=lambda: array("Q"))
     """Hash of each example's input, so far."""
+    drawn: set[int] = field(default_factory=set)  # keys of the drawn validation examples
     seen: frozenset[int] = frozenset()  # keys of earlier splits, and of what is on both sides of a drawn validation
 
     def run(self) -> dict[Split, SplitCounts]:
@@ -248,26 +247,20 @@ class _Splitter:
         draws = not self.files["valid"] and self.config.valid_fraction > 0
         read = [*chain.from_iterable(self.files.values()), *(self.files["train"] if draws else ())]
         passes: list[tuple[Split, ...]] = [("train", "valid")] if draws else [("train",), ("valid",)]
-        written: dict[Split, _SplitWriter] = {}
         with (
             Progress("examples", sum(file.bytes for file in read), "B") as progress,
             atomic_file(self.paths.quarantine) as quarantine,
         ):
-            drawn = self._drawn(progress) if draws else frozenset[int]()
+            if draws:
+                self._draw(progress)
             for splits in (*passes, ("test",)):
                 if files := self.files[splits[0]]:
-                    written |= self._pass(splits, self._examples(files, progress), drawn, quarantine)
+                    self._pass(splits, self._examples(files, progress), quarantine)
         if unread := sorted(self.fields - {self.form.input_field, self.form.output_field}):
             log(f"examples: not read are the fields {', '.join(unread)}")
-        return {split: writer.counts for split, writer in written.items()}
+        return self.counts
 
-    def _pass(
-        self,
-        splits: Sequence[Split],
-        examples: Iterator[Found],
-        drawn: frozenset[int],
-        quarantine: IO[bytes],
-    ) -> dict[Split, _SplitWriter]:
+    def _pass(self, splits: Sequence[Split], examples: Iterator[Found], quarantine: IO[bytes]) -> None:
         """Write examples into the first of these splits, drawn ones into the last; bad lines count as the first's."""
         self.seen, dtype = frozenset(self.keys), dtype_for(self.encoder.vocab_size)
         with ExitStack() as stack:  # whose files appear at its end, if there was no error
@@ -275,7 +268,8 @@ class _Splitter:
             for split in splits:
                 write = stack.enter_context(example_writer(self.paths.prefix(split), dtype))
                 texts = stack.enter_context(atomic_file(self.paths.texts(split)))
-                outputs.append(_SplitWriter(write, texts, split == "train"))
+                self.counts[split] = SplitCounts()
+                outputs.append(_SplitWriter(write, texts, split == "train", self.counts[split]))
             for record, example in examples:
                 self.fields |= record.values.keys()
                 if example is None:
@@ -286,10 +280,9 @@ class _Splitter:
                 elif isinstance(example, Unlearnable):
                     self._refuse(record, example)
                 else:
-                    self._add(record, example, outputs[0 if drawn.isdisjoint(example.keys) else -1])
+                    self._add(record, example, outputs[0 if self.drawn.isdisjoint(example.keys) else -1])
             if self.faults:
                 raise UserError(self.faults)
-        return dict(zip(splits, outputs, strict=True))
 
     def _add(self, record: Record, example: Example, output: _SplitWriter) -> None:
         """Write an example, as far as it fits a training sequence, and count it."""
@@ -333,7 +326,7 @@ class _Splitter:
         if len(self.faults) >= MAX_FAULTS:
             raise UserError(self.faults)
 
-    def _drawn(self, progress: Progress) -> frozenset[int]:
+    def _draw(self, progress: Progress) -> None:
         """Draw examples for validation, by their keys: at most the share asked for, but one if it is less than one."""
         pairs = array("Q")
         for _, example in self._examples(self.files["train"], progress):
@@ -345,12 +338,11 @@ class _Splitter:
         is_common = sizes[group] > min(wanted, max(1, MAX_INPUT_SHARE * len(keys)))
         self.keys.extend(set(keys[is_common, 0].tolist()))
         distinct, counts = np.unique(np.where(is_common, keys[:, 1], keys[:, 0]), return_counts=True)
-        order, drawn = np.random.default_rng(self.config.seed).permutation(len(distinct))[:-1], set[int]()  # never all
+        order = np.random.default_rng(self.config.seed).permutation(len(distinct))[:-1]  # never all
         for key, count in zip(distinct[order].tolist(), counts[order].tolist(), strict=True):
             if count <= wanted:
-                drawn.add(key)
+                self.drawn.add(key)
                 wanted -= count
-        return frozenset(drawn)
 
     def _examples(self, files: Sequence[InputFile], progress: Progress) -> Iterator[Found]:
         records = (formats.read_records(file, progress.advance) for file in files)

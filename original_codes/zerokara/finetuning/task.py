@@ -17,7 +17,7 @@ import orjson
 
 from zerokara import checkpoint
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
-from zerokara.durable import ASIDE_ENDING, unused_name, write_file
+from zerokara.durable import ASIDE_ENDING, unused_name, write_file, write_json
 from zerokara.errors import RunError, UserError
 from zerokara.evaluation import baselines, scoring
 from zerokara.evaluation.baselines import NamedOutputs
@@ -180,13 +180,9 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
             rows += [("", f"{metric} {value:.4f} by {name.replace('_', ' ')}") for name, value in simple.items()]
         if answers.exists():
             rows.append(("answers", str(answers)))
-    replace(tuned, test=test, baselines=simple).write(plan.run_dir)
-    reached = checkpoint.read_state(newest).facts
-    sign, first, best = (
-        1 - 2 * (metric != "loss"),
-        reached.get(f"first_valid_{metric}"),
-        reached.get("best_selection_loss"),
-    )
+    write_json(plan.run_dir / facts.NAME, asdict(replace(tuned, test=test, baselines=simple)))
+    reached, sign = checkpoint.read_state(newest).facts, 1 if metric == "loss" else -1
+    first, best = reached.get(f"first_valid_{metric}"), reached.get("best_selection_loss")
     if test is None and best is not None and examples.labels and metric != "loss":
         simple = _simple_methods(examples, "valid", tuned, plan.encoder)
     value = test.value if test else sign * (best or 0.0)
@@ -201,9 +197,9 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
 def facts_of(config: FinetuneRunConfig, examples: ExampleFiles) -> FinetuneFacts:
     """What is known of a fine-tuning before it begins."""
     counts = {str(name): split.counts for name, split in examples.splits.items()}
-    task, asked = examples.data_format.replace("_", " "), (examples.prompt_template, config.label_words)
-    made = FinetuneFacts(task, counts, config.metric, Path(config.init_from).name, None, {}, *asked)
-    return replace(made, system_prompt=config.system_prompt)
+    task, asked = examples.data_format.replace("_", " "), (config.label_words, config.system_prompt)
+    name = Path(config.init_from).name
+    return FinetuneFacts(task, counts, config.metric, name, None, {}, examples.prompt_template, *asked)
 
 
 def _simple_methods(examples: ExampleFiles, split: Split, tuned: FinetuneFacts, encoder: Encoder) -> dict[str, float]:

@@ -50,9 +50,9 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     sources: dict[str, manifest.Inputs] = {"models": weights}
     for source, members in groupby(files, key=lambda file: file.source):
         sources[f"texts[{source}]"] = for_manifest(list(members))
-    for each in task_files:
-        sources[f"tasks[{each.number}].test_data"] = for_manifest(each.test)
-        sources[f"tasks[{each.number}].train_data"] = for_manifest(each.train)
+    for number, (test, train) in enumerate(task_files):
+        sources[f"tasks[{number}].test_data"] = for_manifest(test)
+        sources[f"tasks[{number}].train_data"] = for_manifest(train)
     if config.pretraining_data:
         corpus = find_files(config.pretraining_data, config.where("pretraining_data"))
         sources["pretraining_data"] = for_manifest(corpus)
@@ -67,7 +67,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
     log(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
     read = list(inputs.read_texts(config, files, config.seed))
-    tasks = [inputs.read_task(config, each, config.seed) for each in task_files]
+    tasks = [inputs.read_task(config, number, each, config.seed) for number, each in enumerate(task_files)]
     if options.dry_run:
         print("dry run: nothing was written")
         return

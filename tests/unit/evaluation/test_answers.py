@@ -1,7 +1,7 @@
 """Prompts → ids of the model's own tokenizer → answers as text; answers of before come from the cache."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 from wide_weights import spread_weights
 
+from zerokara.durable import write_json
 from zerokara.errors import RunError
 from zerokara.evaluation import answers, cache, tasks
 from zerokara.evaluation.answers import Answers
@@ -146,7 +147,8 @@ def test_a_model_is_asked_as_it_was_fine_tuned(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(answers, "answer", answer)
     words = {"prompt_template": "Review: {input}\nVerdict:\n", "label_words": {"0": "bad", "1": "good"}}
     tuned, own = (Parrot(name, "bad good 1 bad", []) for name in ("tuned", "own"))
-    FinetuneFacts("text label", {}, "accuracy", "base", **words).write(tmp_path)  # type: ignore[arg-type]
+    facts = FinetuneFacts("text label", {}, "accuracy", "base", **words)  # type: ignore[arg-type]
+    write_json(tmp_path / "finetune.json", asdict(facts))
     tuned.folder = tmp_path
     chat = FinetuneFacts("messages", {}, "loss", "base", system_prompt="Be brief.")
     left_open = TaskData("t", "accuracy", ["a"] * 4, ["0", "1", "1", "1"], labels=("0", "1"))

@@ -67,7 +67,9 @@ def config_of(folder: Path, text: str) -> EvaluateConfig:
 
 def tasks_of(folder: Path, text: str) -> list[TaskData]:
     config = config_of(folder, text)
-    return [inputs.read_task(config, files, seed=1) for files in inputs.find_task_files(config)]
+    return [
+        inputs.read_task(config, number, files, seed=1) for number, files in enumerate(inputs.find_task_files(config))
+    ]
 
 
 def reviews(folder: Path, test: str = "".join(f"{n}\tfilm number {n}\t{n % 2}\n" for n in range(6, 12))) -> None:
