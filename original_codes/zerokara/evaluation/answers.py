@@ -74,11 +74,7 @@ def answers_of(
 def answer(
     model: Any, tokenizer: Any, prompts: Sequence[Prompt], *, max_new_tokens: int, label: str = "generating answers"
 ) -> Answers:
-    """Generate greedily an answer to each prompt.
-
-    Raises:
-        RunError: the tokenizer has no end token, or no chat template for conversations.
-    """
+    """Generate greedily an answer to each prompt. Raises as `answers_of`."""
     from zerokara.huggingface import generation  # torch: only once the configuration has been checked
 
     ends = end_ids(model, tokenizer)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from zerokara.corpus import token_hashes
 from zerokara.evaluation.scoring import WORD, words
@@ -30,7 +30,6 @@ MIN_ALIGNED = 0.5
 """Share of the training pairs with equally many words below which no words are taken for forms of each other."""
 _MANY_PAIRS = 1_000
 """From this many on, what occurs in one text only is left out: it halves the memory and loses nothing."""
-Key = TypeVar("Key")
 
 
 def for_labels(
@@ -118,6 +117,6 @@ class Forms:
         return str(WORD.sub(form, source))
 
 
-def _most_frequent(counts: Counter[tuple[Key, str]]) -> dict[Key, str]:
+def _most_frequent(counts: Counter[tuple[Any, str]]) -> dict[Any, str]:
     """For each key the form that was counted most often with it."""
     return {key: form for (key, form), _ in reversed(counts.most_common())}  # the last of a key stays

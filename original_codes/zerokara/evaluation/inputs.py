@@ -25,7 +25,7 @@ import numpy as np
 from zerokara.config.evaluate_config import EvaluateConfig, TaskSettings, TextSettings
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.corpus.documents import HARMLESS, BadLine, Document, TxtDocument
-from zerokara.corpus.find import InputFile, find_files
+from zerokara.corpus.find import TABLES, InputFile, find_files
 from zerokara.corpus.read import parts, read
 from zerokara.corpus.token_hashes import MIN_TOKENS, words
 from zerokara.errors import Fault, UserError
@@ -195,10 +195,11 @@ def find_task_files(config: TaskSettings) -> list[TaskFiles]:
     Raises:
         UserError: an entry names nothing, or a format that is not known.
     """
-    found = []
+    found = list[TaskFiles]()
     for number, task in enumerate(config.tasks):
-        test = formats.find_example_files(task.test_data, config.where(f"tasks[{number}].test_data"))
-        train = formats.find_example_files(task.train_data, config.where(f"tasks[{number}].train_data"))
+        test = find_files(task.test_data, config.where(f"tasks[{number}].test_data"), TABLES)
+        place = config.where(f"tasks[{number}].train_data")
+        train = find_files(task.train_data, place, TABLES) if task.train_data else []
         found.append((test, train))
     return found
 

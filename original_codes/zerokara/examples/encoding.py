@@ -153,13 +153,16 @@ class ChatTemplate:
                         yield f"does not write {key!r} of message {number + 1} where it belongs: remove it"
 
     def _segments(self, text: str, learned: Spans) -> Segments:
-        encoding = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        encode = partial(self._tokenizer.backend_tokenizer.encode, add_special_tokens=False)
+        encoding = encode(text)
         ids, offsets = np.array(encoding.ids, dtype=np.int32), np.array(encoding.offsets).reshape(-1, 2)
         places = [place for span in learned for place in span]
         borders = np.searchsorted(offsets[:, 0], places)
         for place, border in zip(places, borders.tolist(), strict=True):
-            beside = ids[max(0, border - 1) : border + 1]
-            is_cut = self._is_cut[beside].any() or self._ends_a_line(text[:place], ids[:border])
+            before, beside = text[:place], ids[max(0, border - 1) : border + 1]
+            is_cut = self._is_cut[beside].any()
+            if not is_cut and before.endswith("\n"):  # has it by itself the ids that it has before an answer?
+                is_cut = encode(before).ids == ids[:border].tolist()
             if border and (offsets[border - 1, 1] > place or not is_cut):
                 around = f"{text[max(0, place - 20) : place]!r} | {text[place : place + 20]!r}"
                 rule = f"the chat template changes between read and learned text inside a line ({around})"
@@ -174,11 +177,6 @@ class ChatTemplate:
                 names = ", ".join(self._tokenizer.convert_ids_to_tokens(answer[controls].tolist()))
                 raise Unlearnable(f"an answer holds several control pieces ({names}), but only its end may be one")
         return [np.concatenate(segments[:-1]), segments[-1]] if self._is_encoder_decoder else segments
-
-    def _ends_a_line(self, text: str, ids: Ids) -> bool:
-        """True if a text ends with a line end, and has by itself the ids that it has before an answer."""
-        encode = self._tokenizer.backend_tokenizer.encode
-        return text.endswith("\n") and encode(text, add_special_tokens=False).ids == ids.tolist()
 
 
 def _losses(text: str, learned: Spans, messages: Sequence[Message]) -> Iterator[str]:

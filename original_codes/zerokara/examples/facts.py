@@ -86,7 +86,6 @@ class FinetuneFacts:
     prompt_template: str = ""
     """Text around an input, with ``{input}`` in its place; empty for conversations."""
     label_words: dict[str, str] = field(default_factory=dict)
-    """Text of each label."""
     system_prompt: str = ""
     """System message of the conversations that have none of their own."""
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from zerokara.config.finetune_config import DataFormat, FinetuneConfig, label_text
 from zerokara.corpus.documents import HARMLESS, BadLine, Reason, excerpt, object_of_line
-from zerokara.corpus.find import TABLES, InputFile, find_files
+from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Range, read, total_plain_bytes
 from zerokara.errors import Fault, UserError, shown
 from zerokara.examples.facts import PLACE_OF_INPUT
@@ -66,11 +66,6 @@ class Record(NamedTuple):
         """This record as a bad line; its text is made of the values where none is given."""
         content = "\t".join(map(str, self.values.values())) if text is None else text
         return self._replace(reason=reason, excerpt=excerpt(content.encode("utf-8", "backslashreplace")))
-
-
-def find_example_files(entries: Sequence[str], where: str) -> list[InputFile]:
-    """Find the files of entries, which may be tables; `where` is their place in the configuration."""
-    return find_files(entries, where, TABLES) if entries else []
 
 
 def read_records(file: InputFile, advance: Callable[[float], object] = lambda amount: None) -> Iterator[Record]:

@@ -31,7 +31,7 @@ import orjson
 from zerokara import file_lock, manifest
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import text_of
-from zerokara.corpus.find import InputFile, check_unchanged, for_manifest
+from zerokara.corpus.find import TABLES, InputFile, check_unchanged, find_files, for_manifest
 from zerokara.durable import PARTIAL_SUFFIX, atomic_file, made_folder
 from zerokara.errors import Fault, UserError
 from zerokara.examples import formats
@@ -123,8 +123,8 @@ def _find(config: FinetuneConfig) -> dict[Split, list[InputFile]]:
     """Find the files of each split; no entry may name nothing, no two splits the same file."""
     found, faults, used = dict[Split, list[InputFile]](), list[Fault](), dict[Path, Split]()
     for split in SPLITS:
-        key = f"{split}_data"
-        found[split] = formats.find_example_files(getattr(config, key), config.where(key))
+        key, entries = f"{split}_data", getattr(config, f"{split}_data")
+        found[split] = find_files(entries, config.where(key), TABLES) if entries else []
         for file in found[split]:
             path = file.path.resolve()
             if file.remote is None and used.setdefault(path, split) != split:
@@ -280,19 +280,17 @@ class _Splitter:
                 elif isinstance(example, Unlearnable):
                     self._refuse(record, example)
                 else:
-                    self._add(record, example, outputs[0 if self.drawn.isdisjoint(example.keys) else -1])
+                    try:
+                        self._add(record, example, outputs[0 if self.drawn.isdisjoint(example.keys) else -1])
+                    except Unlearnable as error:
+                        self._refuse(record, error)
             if self.faults:
                 raise UserError(self.faults)
 
     def _add(self, record: Record, example: Example, output: _SplitWriter) -> None:
-        """Write an example, as far as it fits a training sequence, and count it."""
-        counts = output.counts
-        try:
-            segments = self.encode(example)
-            fitted, fate = self.fit(segments)
-        except Unlearnable as error:
-            self._refuse(record, error)
-            return
+        """Write an example, as far as it fits a training sequence, and count it; raise Unlearnable if it cannot be."""
+        counts, segments = output.counts, self.encode(example)
+        fitted, fate = self.fit(segments)
         setattr(counts, fate, getattr(counts, fate) + 1)
         if fate == "dropped":
             return

@@ -9,13 +9,13 @@ import pytest
 from configs import fault_of
 
 from zerokara.corpus.compressed import zstd_module
-from zerokara.corpus.find import find_files
+from zerokara.corpus.find import CORPUS, TABLES, find_files
 from zerokara.errors import UserError
-from zerokara.examples.formats import Record, find_example_files, read_records
+from zerokara.examples.formats import Record, read_records
 
 
 def items(path: Path) -> list[Record]:
-    (file,) = find_example_files([str(path)], "here")
+    (file,) = find_files([str(path)], "here", TABLES)
     return list(read_records(file))
 
 
@@ -91,6 +91,6 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, name: str, content: bytes) -
 
 def test_a_corpus_takes_no_tables(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text(TSV, encoding="utf-8")
-    for find, path in ((find_files, tmp_path / "x.tsv"), (find_example_files, Path(__file__))):
+    for formats, path in ((CORPUS, tmp_path / "x.tsv"), (TABLES, Path(__file__))):
         with pytest.raises(UserError, match="format"):
-            find([str(path)], "here")
+            find_files([str(path)], "here", formats)
