@@ -4,10 +4,11 @@
 are the library's own, so that step 2 finds nothing to do and step 3 takes the files as any others.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,13 @@ from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.fast_encoder import without_gigatoken
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens import work_folder
-from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus, manifest_facts
+from zerokara.tokens.encode import EncodedCorpus, encode_corpus, manifest_facts
 from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path, write_index
 from zerokara.tokens.shard_tasks import Part
 from zerokara.tokens.shards import Job, ShardResult, ShardTask, write_shard
+
+RunTasks = Callable[[Job, Sequence[Iterator[ShardTask]], int], Generator[ShardResult, None, None]]
+"""Runs the tasks of all lanes, as `run_in_workers` does."""
 
 
 def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:
@@ -55,7 +59,10 @@ def encode(
     files = find_files([entry for _, entry in config.entries], config.where("input_jsonl"))
     encoder = open_encoder(config.input_tokenizer_file, config.end_of_document)
     choice = without_gigatoken(encoder, "")
-    return encode_corpus(config, files, encoder, choice, task_bytes, run_tasks, part, merging)
+    replaced: dict[str, Any] = {"run_in_workers": run_tasks}
+    replaced |= {"usual_task_bytes": lambda *_: task_bytes} if task_bytes else {}
+    with mock.patch.multiple("zerokara.tokens.encode", **replaced):
+        return encode_corpus(config, files, encoder, choice, part, merging)
 
 
 def stopping_after(shards: int, run_tasks: RunTasks = run_in_this_process) -> RunTasks:

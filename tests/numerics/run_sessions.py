@@ -123,7 +123,7 @@ def note_what_is_read(trainer: Trainer) -> Callable[[], list[list[int]]]:
         return many(indices)
 
     tokens.many = noting  # type: ignore[method-assign]
-    per_step = trainer.run.batches.layout.num_micro_steps  # the batches of one more step may be prepared
+    per_step = trainer.run.batches.layout.positions(0).shape[0]  # the batches of one more step may be prepared
     return lambda: [*chain(*batches[: per_step * (trainer.state.step - first_step)])]
 
 

@@ -38,16 +38,10 @@ class BatchLayout:
     def __post_init__(self) -> None:
         assert self.global_batch_size % (self.micro_batch_size * self.num_ranks) == 0, self
 
-    @property
-    def num_micro_steps(self) -> int:
-        """Gradient-accumulation steps of one update."""
-        return self.global_batch_size // (self.micro_batch_size * self.num_ranks)
-
     def positions(self, consumed: int, rank: int = 0) -> NDArray[np.int64]:
-        """Positions that `rank` reads in the update at `consumed`: int64 [micro steps, micro batch]."""
+        """Positions that `rank` reads in the update at `consumed`: int64 [gradient-accumulation steps, micro batch]."""
         assert 0 <= rank < self.num_ranks, f"rank {rank} of {self.num_ranks}"
-        shape = (self.num_micro_steps, self.num_ranks, self.micro_batch_size)
-        offsets = np.arange(self.global_batch_size, dtype=np.int64).reshape(shape)
+        offsets = np.arange(self.global_batch_size, dtype=np.int64).reshape(-1, self.num_ranks, self.micro_batch_size)
         return consumed + offsets[:, rank]
 
 

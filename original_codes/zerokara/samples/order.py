@@ -241,7 +241,7 @@ class MixedOrder:
 
     def __init__(self, stages: Sequence[MixedStage], samples_per_source: Sequence[int], seed: int):
         assert stages and all(stage.num_samples is not None for stage in stages[:-1]), stages
-        self.samples_per_source = tuple(samples_per_source)
+        self.samples_per_source, self._seed = tuple(samples_per_source), seed
         self.num_samples = sum(samples_per_source)
         self._first_samples = np.concatenate([[0], np.cumsum(samples_per_source)]).astype(np.int64)
         self._draws: list[_Draws] = []
@@ -261,12 +261,6 @@ class MixedOrder:
         """Number of positions; None if the last stage is open."""
         self.firsts = [draws.first for draws in self._draws]
         """First position of each stage."""
-        self._orders: dict[tuple[int, OrderKind], SampleOrder] = {
-            (source, kind): SampleOrder(samples, derived_seed(seed, _SOURCE_SEEDS, source), kind)
-            for source, samples in enumerate(self.samples_per_source)
-            for kind in ("shuffle", "sequential")
-            if samples
-        }
 
     def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return epochs, each of a sample's source, and indices among all samples, at `positions` (one dimension)."""
@@ -279,7 +273,9 @@ class MixedOrder:
             sources, draws = stage.at(positions[in_stage] - stage.first)
             for source in np.unique(sources):
                 here = sources == source
-                epochs[in_stage[here]], own = self._orders[int(source), stage.stage.kind].at_many(draws[here])
+                seed = derived_seed(self._seed, _SOURCE_SEEDS, int(source))
+                order = SampleOrder(self.samples_per_source[source], seed, stage.stage.kind)
+                epochs[in_stage[here]], own = order.at_many(draws[here])
                 indices[in_stage[here]] = self._first_samples[source] + own
         return epochs, indices
 

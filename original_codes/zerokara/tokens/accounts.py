@@ -96,17 +96,6 @@ class SourceTally:
         return self.documents_in - self.skipped.total()
 
     @property
-    def bad_documents(self) -> tuple[int, int]:
-        """Number of bad documents, and of all; empty lines count in neither."""
-        harmless = sum(self.skipped[reason] for reason in HARMLESS)
-        return self.skipped.total() - harmless, self.documents_in - harmless
-
-    @property
-    def bad_bytes(self) -> tuple[int, int]:
-        """Number of bytes that are lost or unverified, and of all."""
-        return self.bytes_lost + self.bytes_unverified, self.bytes_in
-
-    @property
     def reasons(self) -> str:
         """``broken JSON 12, empty text 3``."""
         return ", ".join(f"{reason} {count:,}" for reason, count in self.skipped.most_common())
@@ -191,11 +180,12 @@ def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPat
 
     It names both, the counts by reason, the damaged files and the quarantine file.
     """
-    limit, counted = config.max_bad_fraction, (tally.bad_documents, tally.bad_bytes)
-    if all(bad <= limit * among for bad, among in counted):
-        return
-    (bad, among), (bad_bytes, among_bytes) = counted
+    harmless = sum(tally.skipped[reason] for reason in HARMLESS)
+    bad, among = tally.skipped.total() - harmless, tally.documents_in - harmless
+    bad_bytes, among_bytes = tally.bytes_lost + tally.bytes_unverified, tally.bytes_in
     shares = [bad / max(1, among), bad_bytes / max(1, among_bytes)]
+    if max(shares) <= config.max_bad_fraction:
+        return
     rule = f"{bad:,} of {among:,} documents are bad ({shares[0]:.3g} of them): {tally.reasons}"
     if bad_bytes:
         rule += f"; {bad_bytes:,} of {among_bytes:,} bytes on the disk are lost or unverified ({shares[1]:.3g})"

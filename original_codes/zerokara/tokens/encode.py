@@ -16,7 +16,7 @@ import errno
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -48,8 +48,6 @@ _PRELOADED = [shards.__name__, "gigatoken"]
 OPEN_LANES = 4
 """Packed files that are unpacked at once; zlib and zstd release the interpreter's lock."""
 NAMED_TASKS = 3
-RunTasks = Callable[[Job, Sequence[Iterator[ShardTask]], int], Generator[ShardResult, None, None]]
-"""Runs the tasks of all lanes with a number of workers, as `run_in_workers` does."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,6 @@ def encode_corpus(
     files: Sequence[InputFile],
     encoder: Encoder,
     choice: EncoderChoice,
-    task_bytes: int | None = None,
-    run_tasks: RunTasks | None = None,
     part: Part | None = None,
     merging: Part | None = None,
 ) -> EncodedCorpus:
@@ -109,7 +105,7 @@ def encode_corpus(
         tokenizer_sha256=encoder.sha256,
         text_field=config.text_field,
         txt_document=config.txt_document,
-        task_bytes=task_bytes or usual_task_bytes(config, total_plain_bytes(files)),
+        task_bytes=usual_task_bytes(config, total_plain_bytes(files)),
     )
     with _foreseen_errors(paths), work_folder.claimed(paths, share) as folder:
         merge.forget_other_split(config, folder, share)
@@ -117,9 +113,7 @@ def encode_corpus(
         plan, finished = work_folder.settle(folder, wanted, merge.copied(folder), shared)
         started, results, sources, hashes = time.monotonic(), finished, list[SourceTally](), dict[FileKey, str]()
         if merging is None:
-            results = encode(
-                config, files, encoder, choice, plan, folder, finished, part or WHOLE, run_tasks or run_in_workers
-            )
+            results = encode(config, files, choice, plan, folder, finished, part or WHOLE)
         seconds = time.monotonic() - started
         check_unchanged(files)
         if part is None:
@@ -153,13 +147,11 @@ def encode_corpus(
 def encode(
     config: DataSettings,
     files: Sequence[InputFile],
-    encoder: Encoder,
     choice: EncoderChoice,
     plan: work_folder.ShardPlan,
     folder: Path,
     finished: Mapping[str, ShardResult],
     part: Part,
-    run_tasks: RunTasks,
 ) -> dict[str, ShardResult]:
     """Run the tasks of a part that are not in `finished`; return all results by name."""
     if finished:
@@ -170,7 +162,7 @@ def encode(
     results, made, started = dict(finished), ShardResult(""), time.monotonic()
     before = sum(result.disk_bytes for result in finished.values()) if part == WHOLE else 0
     with (
-        closing(run_tasks(job, todo, num_workers(config, files))) as done,
+        closing(run_in_workers(job, todo, num_workers(config, files))) as done,
         Progress("tokenise", before + left, "B", done=before) as progress,
     ):
         for result in done:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Document, Range, bytes_before, read, total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
+from zerokara.resources import free_bytes
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoder, choose
@@ -132,13 +132,12 @@ def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected:
     work_folder = TokenPaths(config.output_prefix).work_folder
     if merge.is_begun(work_folder):
         return
-    folder = next(place for place in work_folder.absolute().parents if place.exists())
-    free, used = shutil.disk_usage(folder).free, 0
+    free, used = free_bytes(work_folder), 0
     with suppress(FileNotFoundError):  # another run may be using it, which is reported when this one claims it
         used = sum(path.stat().st_blocks * 512 for path in work_folder.iterdir())
     needed = peak_bytes(config, files, expected) - used
     if free < needed:
-        rule = f"needs about {bytes_text(needed)}, and {bytes_text(free)} are free at {folder}"
+        rule = f"needs about {bytes_text(needed)}, and {bytes_text(free)} are free at {work_folder.absolute().parent}"
         rule += f" beside the {bytes_text(used)} that an unfinished run left" if used else ""
         raise UserError(config.fault("output_prefix", rule, "make room, or name a larger disk"))
 

@@ -195,10 +195,9 @@ class IndexedTokens:
         """Byte offset of each sequence in the .bin."""
         self.document_indices: NDArray[np.int64] = np.frombuffer(index, "<i8", self.num_documents + 1, place + num * 12)
         """The sequence at which each document starts, and at the end the number of sequences."""
-        size = bin_path(self.prefix).stat().st_size // self.dtype.itemsize
-        self.tokens: NDArray[Any] = (
-            np.memmap(bin_path(self.prefix), self.dtype, mode="r") if size else np.empty(0, self.dtype)
-        )
+        data = bin_path(self.prefix)
+        has_ids = data.stat().st_size > 0
+        self.tokens: NDArray[Any] = np.memmap(data, self.dtype, mode="r") if has_ids else np.empty(0, self.dtype)
         """All ids, flat."""
 
     def __len__(self) -> int:
@@ -239,9 +238,7 @@ def check_belongs(output_prefix: str, tokenizer_sha256: str) -> manifest.Manifes
     paths = TokenPaths(output_prefix)
     record = manifest.read(paths.manifest)
     if (found := record.facts.get("tokenizer_sha256")) != tokenizer_sha256:
-        rule = (
-            f"was made with another tokenizer, with sha256 {found}; that of input_tokenizer_file is {tokenizer_sha256}"
-        )
+        rule = f"was made with another tokenizer, sha256 {found}; that of input_tokenizer_file is {tokenizer_sha256}"
         remedy = "name the tokenizer it was made with, or tokenise again: step 2 with --redo"
         raise UserError(Fault(where=str(bin_path(paths.train)), rule=rule, remedy=remedy))
     return record

@@ -43,14 +43,6 @@ class Part:
 WHOLE = Part()
 
 
-@dataclass(frozen=True)
-class _CompressedFile:
-    """A compressed file whose tasks are its blocks; `index` is its number in the corpus."""
-
-    index: int
-    file: InputFile
-
-
 def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
     """Number of worker processes: `auto` is one a core, but no more than there can be tasks for these files."""
     wanted = available_cores() if config.num_workers == "auto" else config.num_workers
@@ -76,16 +68,16 @@ def lanes(
     """
     items, of_each = list(_cut(files, task_bytes, txt_document)), part
     known = [item for item in items if isinstance(item, ShardTask)]
-    streams = [item for item in items if isinstance(item, _CompressedFile)]
+    streams = [item for item in items if not isinstance(item, ShardTask)]
     if len(streams) >= part.of:
         streams, of_each = streams[part.number :: part.of], WHOLE
     mine = [task for task in known[part.number :: part.of] if task.name not in done]
     left, lanes = sum(held.disk_bytes for task in mine for held in task.parts), [iter(mine)]
-    for stream in streams:
-        *finished, last = _blocks_done(stream, done)
+    for index, file in streams:
+        *finished, last = _blocks_done(index, done)
         if last not in done:
-            lanes.append(_block_tasks(stream, task_bytes, of_each, done))
-            left += (stream.file.bytes - sum(done[name].disk_bytes for name in finished)) // of_each.of
+            lanes.append(_block_tasks(index, file, task_bytes, of_each, done))
+            left += (file.bytes - sum(done[name].disk_bytes for name in finished)) // of_each.of
     return lanes, left
 
 
@@ -104,30 +96,33 @@ def expected(
         if isinstance(item, ShardTask):
             tasks.append(item)
         else:
-            for name in _blocks_done(item, done):
-                tasks.append(ShardTask(name, item.file.source, (Range(item.file, int(name.split("-")[1])),)))
+            index, file = item
+            for name in _blocks_done(index, done):
+                tasks.append(ShardTask(name, file.source, (Range(file, int(name.split("-")[1])),)))
     return tasks, [task.name for task in tasks if task.name not in done]
 
 
-def _blocks_done(stream: _CompressedFile, done: Mapping[str, ShardResult]) -> list[str]:
-    """Names of the consecutive blocks that are done, and of the next one, if one is missing."""
-    names = [_name(stream.index, 0)]
+def _blocks_done(index: int, done: Mapping[str, ShardResult]) -> list[str]:
+    """Names of the consecutive blocks of a file that are done, and of the next one, if one is missing."""
+    names = [_name(index, 0)]
     while names[-1] in done and (start := done[names[-1]].next_start):
-        names.append(_name(stream.index, start))
+        names.append(_name(index, start))
     return names
 
 
-def _block_tasks(stream: _CompressedFile, task_bytes: int, part: Part, done: Collection[str]) -> Iterator[ShardTask]:
-    for number, block in enumerate(blocks(stream.file, min(task_bytes, MAX_BLOCK_BYTES))):
-        name = _name(stream.index, block.start)
+def _block_tasks(
+    index: int, file: InputFile, task_bytes: int, part: Part, done: Collection[str]
+) -> Iterator[ShardTask]:
+    for number, block in enumerate(blocks(file, min(task_bytes, MAX_BLOCK_BYTES))):
+        name = _name(index, block.start)
         if number % part.of == part.number and name not in done:
-            yield ShardTask(name, stream.file.source, (block,))
+            yield ShardTask(name, file.source, (block,))
 
 
 def _cut(
     files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument
-) -> Iterator[ShardTask | _CompressedFile]:
-    """Group consecutive ranges of one source into tasks; yield each stream by itself."""
+) -> Iterator[ShardTask | tuple[int, InputFile]]:
+    """Group consecutive ranges of one source into tasks; yield each file whose blocks are tasks, with its number."""
     gathered: list[Range] = []
     size = first = 0
     packed_bytes = sum(file.bytes for file in files if has_unknown_size(file, txt_document))
@@ -141,7 +136,7 @@ def _cut(
     for index, file in enumerate(files):
         if has_unknown_size(file, txt_document) and file.bytes > whole_bytes:
             yield from task()
-            yield _CompressedFile(index, file)
+            yield index, file
             continue
         for range_ in ranges([file], task_bytes, txt_document):
             if gathered and (size + range_.disk_bytes > task_bytes or gathered[0].file.source != range_.file.source):

@@ -169,7 +169,6 @@ def test_a_point_of_a_huge_run_costs_nothing() -> None:
 def test_each_rank_takes_its_share_of_every_micro_step() -> None:
     """The example of the docstring; test_data_plan reads whole runs by several ranks."""
     plan = BatchLayout(global_batch_size=8, micro_batch_size=2, num_ranks=2)
-    assert plan.num_micro_steps == 2
     assert plan.positions(80, rank=0).tolist() == [[80, 81], [84, 85]]
     assert plan.positions(80, rank=1).tolist() == [[82, 83], [86, 87]]
     with pytest.raises(AssertionError, match="global_batch_size=8, micro_batch_size=3"):

@@ -68,7 +68,9 @@ def _same_for_all_sizes(path: Path, tally_of: TallyOf) -> SourceTally:
     return tallies[0]
 
 
-def test_bad_lines_count_as_documents(tmp_path: Path, tally_of: TallyOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_lines_count_as_documents(
+    tmp_path: Path, tally_of: TallyOf, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 1000)
     bad = {"broken JSON": b"{broken\n", "empty line": b"\r\n", f"longer than {64} MiB": b"x" * 3000 + b"\n"}
     content = _lines(20) + b"".join(bad.values()) + _lines(30) + bad["broken JSON"] + b'{"text": "cut'
@@ -76,8 +78,9 @@ def test_bad_lines_count_as_documents(tmp_path: Path, tally_of: TallyOf, monkeyp
     tally = _same_for_all_sizes(tmp_path / "a.jsonl", tally_of)
     assert tally.skipped == dict.fromkeys(bad, 1) | {"broken JSON": 2, "truncated last line": 1}
     assert tally.documents == 50 and tally.documents_in == 55
-    assert tally.bad_documents == (4, 54), "an empty line is no loss"
-    assert tally.bad_bytes == (3001, len(content)) and not tally.damaged
+    assert (tally.bytes_lost, tally.bytes_unverified, tally.bytes_in) == (3001, 0, len(content)) and not tally.damaged
+    fault = fault_of(check_bad_fraction, make_config(max_bad_fraction=0.07), tally, TokenPaths("x"))
+    assert fault.rule.startswith("4 of 54 documents are bad"), "an empty line is no loss"
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
@@ -90,12 +93,12 @@ def test_a_cut_off_file_counts_whole(tmp_path: Path, tally_of: TallyOf, make_con
     tally = tally_of(find_files([str(path)], ""), 1 << 20)
     (file,) = tally.damaged
     assert (file.name, file.damage, file.documents) == (str(path), CUT, 1)
-    assert tally.bad_documents[0] == 1 and tally.documents > 4000
-    assert tally.bad_bytes == (len(packed) // 2, len(packed) // 2) and tally.bytes_unverified
+    assert tally.skipped.total() == 1 and tally.documents > 4000
+    assert tally.bytes_lost + tally.bytes_unverified == tally.bytes_in == len(packed) // 2 and tally.bytes_unverified
     fault = fault_of(check_bad_fraction, make_config(max_bad_fraction=0.5), tally, TokenPaths("x"))
-    documents_bad, size = tally.bad_documents, f"{path.stat().st_size:,}"
+    size = f"{path.stat().st_size:,}"
     assert fault.key == "max_bad_fraction" and fault.value == 0.5
-    assert f"{documents_bad[0]:,} of {documents_bad[1]:,} documents are bad" in fault.rule
+    assert f"1 of {tally.documents_in:,} documents are bad" in fault.rule
     assert f"{size} of {size} bytes on the disk are lost or unverified (1)" in fault.rule and str(path) in fault.rule
     check_bad_fraction(make_config(max_bad_fraction=1), tally, TokenPaths("x"))
 
@@ -190,7 +193,8 @@ def test_the_step_names_the_damaged_files_and_keeps_the_accounts(
         assert f"{name} (" in said
     facts = manifest.read(TokenPaths(config.output_prefix).manifest).facts
     assert facts["damaged_files"] == len(facts["damaged"]) == 4
-    assert TypeAdapter(SourceTally).validate_python(facts).bad_bytes[0] >= (tmp_path / "cut.jsonl.gz").stat().st_size
+    tally = TypeAdapter(SourceTally).validate_python(facts)
+    assert tally.bytes_lost + tally.bytes_unverified >= (tmp_path / "cut.jsonl.gz").stat().st_size
     # What was written stays, and a stricter limit says what is wrong with it.
     fault = fault_of(tokenize, make_config(**settings, max_bad_fraction=0.1), options)
     assert (fault.key, fault.value) == ("max_bad_fraction", 0.1) and "cut.jsonl.gz" in fault.rule
