@@ -10,6 +10,7 @@ import math
 import re
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -103,6 +104,11 @@ def count_text(number: float) -> str:
 def plural(number: int, singular: str, plural: str = "") -> str:
     """A number with its noun: ``1 process``, ``2,400 processes``; the plural adds an s unless it is given."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def first_of(names: Sequence[str], most: int = 1) -> str:
+    """The first of some names, and the number of the others: ``a.txt, b.txt and 3 more``."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if names[most:] else "")
 
 
 def seconds_text(seconds: float) -> str:

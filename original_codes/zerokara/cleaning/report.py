@@ -71,12 +71,8 @@ class Report:
 
     def page(self) -> str:
         """Render the report as one HTML page."""
-        made = template(
-            Path(__file__).with_name("page.html.jinja"),
-            bytes=bytes_text,
-            count="{:,}".format,
-            percent=lambda share: f"{share:.2%}",
-        )
+        path = Path(__file__).with_name("page.html.jinja")
+        made = template(path, bytes=bytes_text, count="{:,}".format, percent="{:.2%}".format)
         return made.render(report=self, config=self.config, plural=plural)
 
     def rows(self) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 from zerokara.corpus.compressed import Compression
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError, holding, nearest, shown
-from zerokara.progress import log
+from zerokara.progress import first_of, log
 
 if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
     from zerokara import manifest
@@ -133,16 +133,16 @@ def find_files(entries: Sequence[str], where: str | Sequence[str], formats: Form
                 continue
             # The same documents twice would put one document into both training and validation.
             if again := [real for real in found if real in first_entry]:
-                names = _first_of([found[real].name for real in again])
+                names = first_of([found[real].name for real in again])
                 rule = f"names {names}, which {shown(first_entry[again[0]])} names already"
                 faults.append(Fault(where=place, value=shown(line), rule=rule, remedy="name each file once"))
             first_entry = dict.fromkeys(found, line) | first_entry
             files.extend(found.values())
     files.left_out = {reason: sorted(map(shown, others)) for reason, others in left_out.items()}
     for reason, others in files.left_out.items():
-        log(f"note: {_first_of(others, 20)}: left out, {reason}")  # the manifest names all
+        log(f"note: {first_of(others, 20)}: left out, {reason}")  # the manifest names all
     if closed := [file.name for file in files if file.remote is None and not os.access(file.path, os.R_OK)]:
-        faults.append(Fault(_first_of(closed), "you may not read this"))
+        faults.append(Fault(first_of(closed), "you may not read this"))
     if not faults and not any(file.bytes for file in files):
         faults.append(Fault(places[0], f"the corpus is empty: {len(files)} files, 0 bytes"))
     if faults:
@@ -307,7 +307,3 @@ def _matches(pattern: str, real_above: tuple[str, ...] = ()) -> Iterator[str]:
             below = after.removesuffix("/")
             yield from _matches(glob.escape(folder) + below) if below else [folder]
             yield from _matches(f"{glob.escape(folder)}*/**/{below}".removesuffix("/"), (*real_above, real))
-
-
-def _first_of(names: Sequence[str], most: int = 1) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if names[most:] else "")

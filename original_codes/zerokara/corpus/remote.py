@@ -22,7 +22,7 @@ from huggingface_hub import HfApi, constants, errors, set_client_factory
 from huggingface_hub.utils import logging, parse_hf_uri
 from huggingface_hub.utils._http import default_client_factory  # in no public module, though `set_client_factory` is
 
-from zerokara.errors import Fault, RunError, UserError, check_hub_token, redacted
+from zerokara.errors import Fault, RunError, UserError, check_hub_token, holding, redacted
 from zerokara.manifest import FileRecord
 
 HUB = "hf://"
@@ -64,9 +64,8 @@ def find(address: str, where: str) -> list[FileRecord]:
         if not found:
             folder, beside = path.rpartition("/")[0], list[str]()
             with suppress(Exception):  # only a hint for a mistyped name
-                beside = sorted(name.rpartition("/")[2] for name in files.ls(folder, detail=False))
-            names = ", ".join(beside[:8]) + (", …" if beside[8:] else "") or "nothing"
-            raise FileNotFoundError(f"nothing is there; {folder} holds {names}")
+                beside = [name.rpartition("/")[2] for name in files.ls(folder, detail=False)]
+            raise FileNotFoundError(f"nothing is there; {folder} {holding(beside)}")
         return found
     except Exception as error:  # Whatever a network, a proxy or a package may raise; worded, never swallowed.
         raise _worded(error, address, where) from error

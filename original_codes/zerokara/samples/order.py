@@ -30,22 +30,17 @@ _STAGE_SEEDS, _SOURCE_SEEDS = 1, 2
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio, an odd number whose multiples spread evenly over 64 bits."""
-_MASK = (1 << 64) - 1
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def mix(value: int) -> int:
-    """SplitMix64's finaliser, a bijection of 64 bits."""
-    value &= _MASK
-    value = (value ^ (value >> 30)) * _MULTIPLIERS[0] & _MASK
-    value = (value ^ (value >> 27)) * _MULTIPLIERS[1] & _MASK
-    return value ^ (value >> 31)
+    """`mix_many` of one value, modulo 2^64."""
+    return int(mix_many(np.array([value % (1 << 64)], dtype=np.uint64))[0])
 
 
 def mix_many(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`mix` of each value; numpy's uint64 arrays wrap round."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
+    """SplitMix64's finaliser, a bijection of 64 bits, of each value; numpy's uint64 arrays wrap round."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 

@@ -15,7 +15,7 @@ segments behind the bars: inputs 7 8 5 9 6 · · ·, labels 8 5 2 6 2 · · ·, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Batch, Prompt, document_offsets, first_in_segment
 from zerokara.samples.order import MixedStage, SampleOrder
 from zerokara.samples.packed_tokens import TokenSource, document_bounds
+from zerokara.samples.validation_batches import ValidationBatches
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 
@@ -207,7 +208,7 @@ class ExampleData:
         """Return the examples in row number `sample`, in order, each with the index of its source."""
         return [(0, example) for example in self._packed.examples(sample)]
 
-    def validation_batches(self, prefix: Path, objective: Pairs, max_tokens: int | None) -> ExampleBatches:
+    def validation_batches(self, prefix: Path, objective: Pairs, max_tokens: int | None) -> ValidationBatches:
         """Open the examples at `prefix`, in rows that are longer than in training where an example is."""
         index, lengths = IndexedTokens(prefix, EXAMPLES_STEP), self.lengths
         if index.num_documents:
@@ -215,25 +216,16 @@ class ExampleData:
             longest = [bin_packing.rounded_up(int(each.max())) for each in sizes]
             lengths = replace(lengths, input=max(lengths.input, longest[0]), target=max(lengths.target, longest[-1]))
         packed = PackedExamples(prefix, lengths, self.is_encoder_decoder, self.pad_id, self.seed, max_tokens)
-        return ExampleBatches(packed, objective)
+
+        def batch_of(_: int, rows: Ids) -> Batch:
+            return objective(packed.many(rows, real=rows < len(packed)), rows)
+
+        return ValidationBatches([len(packed)], batch_of)
 
     def identity(self) -> dict[str, Any]:
         """Return what must stay the same for a run to resume: it and the examples determine the packing."""
         lengths = {"packed_length": self.lengths.input, "packed_target_length": self.lengths.target}
         return {**lengths, "packing": bin_packing.VERSION}
-
-
-class ExampleBatches:
-    """The rows of validation examples, each once; surplus rows of a rank are padding."""
-
-    def __init__(self, packed: PackedExamples, objective: Pairs):
-        self.packed, self._objective = packed, objective
-
-    def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
-        """Yield the micro batches that `rank` evaluates, each with part 0; as many on every rank."""
-        for start in range(0, len(self.packed), micro_batch_size * num_ranks):
-            rows = start + rank * micro_batch_size + np.arange(micro_batch_size)
-            yield 0, self._objective(self.packed.many(rows, real=rows < len(self.packed)), rows)
 
 
 Reading = DataPlan | ExampleData

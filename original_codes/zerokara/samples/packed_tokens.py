@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,18 +81,14 @@ class PackedTokens:
     """
 
     def __init__(self, prefix: Path | str, lengths: SampleLengths, where: str = "", parts: Sequence[int] | None = None):
-        self.prefix, self.lengths = Path(prefix), lengths
-        self._index = IndexedTokens(self.prefix)
-        self._tokens: NDArray[Any] = self._index.tokens
-        self.num_tokens = len(self._tokens)
+        self.lengths, self._index = lengths, IndexedTokens(prefix)
+        self.num_tokens = len(self._index.tokens)
         parts = [self.num_tokens] if parts is None else parts
         assert sum(parts) == self.num_tokens, f"parts of {sum(parts)} tokens of {self.num_tokens}"
-        self.samples_per_part = [lengths.samples_in(part) for part in parts]
-        self.num_samples = sum(self.samples_per_part)
-        self._first_samples = [0, *accumulate(self.samples_per_part)][:-1]
-        self._first_tokens = [0, *accumulate(parts)][:-1]
-        if not self.num_samples:
-            data, remedy = str(bin_path(self.prefix)), "give more text (step 2)"
+        self._first_samples = [0, *accumulate(map(lengths.samples_in, parts))]
+        self._first_tokens = [0, *accumulate(parts)]
+        if not len(self):
+            data, remedy = str(bin_path(self._index.prefix)), "give more text (step 2)"
             rule = f"{data} holds {self.num_tokens:,} tokens, and one sequence takes {lengths.requirement}"
             if self.num_tokens > lengths.overlap:
                 longest = lengths.input * (self.num_tokens - lengths.overlap) // lengths.raw
@@ -101,14 +96,14 @@ class PackedTokens:
             raise UserError(Fault(where or data, rule, "seq_len", lengths.input, remedy=remedy))
 
     def __len__(self) -> int:
-        return self.num_samples
+        return self._first_samples[-1]
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
         """Return sample `index`: int64 [S + o]."""
-        if not 0 <= index < self.num_samples:
-            raise IndexError(f"sample {index} of {self.num_samples}")
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
         start = self.first_token(index)
-        return self._tokens[start : start + self.lengths.raw + self.lengths.overlap].astype(np.int64)
+        return self._index.tokens[start : start + self.lengths.raw + self.lengths.overlap].astype(np.int64)
 
     def first_token(self, index: int) -> int:
         """Index in the .bin of the first token of sample `index`."""

@@ -1,10 +1,10 @@
 """Validation batches, in the order of the tokens, so that the loss and bits per byte are exact.
 
-In next-token prediction (`DocumentBatches`) each document is read as step 8 reads it: alone, after the end-of-document
+In next-token prediction each document is read as step 8 reads it: alone, after the end-of-document
 token, in overlapping `windows` where it is longer than the context, and each of its tokens is predicted once. Windows
 of several documents are packed into one row, with intra-document masking: short ones cost little.
 
-In span corruption (`SampleBatches`) the tokens are cut into whole samples, the last filled up from the beginning; the
+In span corruption the tokens are cut into whole samples, the last filled up from the beginning; the
 masked spans depend on the seed and the sample's number, so that every validation masks the same tokens.
 
 The tokens may come in parts (sources, one after another), each of which is packed or cut by itself. Every rank runs the
@@ -16,9 +16,9 @@ and 2 6 → 6 2. Each of the first two fills a row, the third is padded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from zerokara.config.data import MIN_CONTEXT
 from zerokara.samples import bin_packing
-from zerokara.samples.objective import Batch, Objective, document_offsets
+from zerokara.samples.objective import Batch, Ids, Objective, document_offsets
 from zerokara.samples.packed_tokens import document_bounds
 from zerokara.tokens.indexed import IndexedTokens
 
@@ -69,13 +69,27 @@ def windows(num_tokens: int, context_length: int, stride: int, document: int = 0
         yield Window(document, end - 1 - context_length, end, first)
 
 
+class ValidationBatches:
+    """The rows of each part, each row once, in micro batches."""
+
+    def __init__(self, num_rows: Sequence[int], batch_of: Callable[[int, Ids], Batch]):
+        """`batch_of` makes the batch of rows of a part, by their numbers; one beyond its `num_rows` is padding."""
+        self._num_rows, self._batch_of = num_rows, batch_of
+
+    def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
+        """Yield the micro batches of `rank`, each with the part that it counts for; as many on every rank."""
+        for part, num_rows in enumerate(self._num_rows):
+            for start in range(0, num_rows, micro_batch_size * num_ranks):
+                yield part, self._batch_of(part, start + rank * micro_batch_size + np.arange(micro_batch_size))
+
+
 def validation_batches(
     prefix: Path | str,
     objective: Objective,
     start_id: int,
     max_tokens: int | None = None,
     part_tokens: Sequence[int] = (),
-) -> DocumentBatches | SampleBatches:
+) -> ValidationBatches:
     """Open a validation file (or its first `max_tokens` tokens) as the objective needs it.
 
     `part_tokens` are the numbers of tokens of the parts; empty for a single part. `max_tokens` takes the first
@@ -94,71 +108,56 @@ def validation_batches(
             part = part[:whole] if whole > 1 else np.array([first, first + share])[: 1 + (share > 0)]
         parts.append(part)
     if objective.lengths.num_noise_tokens:
-        return SampleBatches([index.tokens[bounds[0] : bounds[-1]] for bounds in parts], objective)
-    return DocumentBatches(index.tokens, parts, objective.lengths.input, start_id)
+        return _of_samples([index.tokens[bounds[0] : bounds[-1]] for bounds in parts], objective)
+    return _of_documents(index.tokens, parts, objective.lengths.input, start_id)
 
 
-class SampleBatches:
+def _of_samples(parts: Sequence[NDArray[Any]], objective: Objective) -> ValidationBatches:
     """Whole samples of each part."""
+    raw = objective.lengths.raw
+    num_samples = [-(-len(part) // raw) for part in parts]
+    first_keys = [0, *accumulate(num_samples)]
 
-    def __init__(self, parts: Sequence[NDArray[Any]], objective: Objective):
-        self._parts, self._objective = parts, objective
+    def batch_of(number: int, samples: Ids) -> Batch:
+        part = parts[number]
+        tokens = part[(samples[:, None] * raw + np.arange(raw)) % len(part)].astype(np.int64)
+        real = np.repeat((samples < num_samples[number])[:, None], raw, axis=1)
+        return objective(tokens, first_keys[number] + samples, real)
 
-    def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
-        """Yield the micro batches of `rank`, each with the part that it counts for; as many on every rank."""
-        raw, key = self._objective.lengths.raw, 0
-        for number, part in enumerate(self._parts):
-            num_samples = -(-len(part) // raw)
-            for start in range(0, num_samples, micro_batch_size * num_ranks):
-                samples = start + rank * micro_batch_size + np.arange(micro_batch_size)
-                tokens = part[(samples[:, None] * raw + np.arange(raw)) % len(part)].astype(np.int64)
-                real = np.repeat((samples < num_samples)[:, None], raw, axis=1)
-                yield number, self._objective(tokens, key + samples, real)
-            key += num_samples
+    return ValidationBatches(num_samples, batch_of)
 
 
-class DocumentBatches:
-    """Overlapping windows of the documents of each part, packed into rows."""
+def _of_documents(tokens: NDArray[Any], parts: Sequence[Ids], seq_len: int, start_id: int) -> ValidationBatches:
+    """Windows of the documents of each part, packed into rows; `parts` are the bounds of the documents in `tokens`."""
+    packed = [_packed(bounds, seq_len) for bounds in parts]
 
-    def __init__(self, tokens: NDArray[Any], parts: Sequence[NDArray[np.int64]], seq_len: int, start_id: int):
-        """`parts` are the bounds of the documents of each part, in `tokens`; `start_id` precedes every document."""
-        self._tokens, self._seq_len, self._start_id = tokens, seq_len, start_id
-        self._parts = [self._packed(bounds) for bounds in parts]
-
-    def _packed(self, bounds: NDArray[np.int64]) -> list[list[tuple[Window, int]]]:
-        """Pack the windows of some documents into rows; each window with the first token of its document."""
-        stride = stride_of(self._seq_len, MIN_CONTEXT)
-        cut = [
-            (window, first)
-            for number, (first, end) in enumerate(pairwise(bounds.tolist()))
-            for window in windows(end - first + 1, self._seq_len, stride, number)  # the start token stands before it
-        ]
-        rows = bin_packing.pack([window.num_inputs for window, _ in cut], self._seq_len)
-        return [[cut[place] for place in row] for row in rows]
-
-    def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
-        """Yield the micro batches of `rank`, each with the part that it counts for; as many on every rank."""
-        for number, rows in enumerate(self._parts):
-            for start in range(0, len(rows), micro_batch_size * num_ranks):
-                first = start + rank * micro_batch_size
-                mine = rows[first : first + micro_batch_size]
-                yield number, self._batch([*mine, *[[]] * (micro_batch_size - len(mine))])
-
-    def _batch(self, rows: Sequence[Sequence[tuple[Window, int]]]) -> Batch:
-        """Make the batch of some rows; a row without windows is padding."""
-        shape = len(rows), self._seq_len
-        inputs, labels = np.full(shape, self._start_id, dtype=np.int64), np.full(shape, self._start_id, dtype=np.int64)
-        mask, segments = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.int64)
-        for place, row in enumerate(rows):
-            at = 0
-            for number, (window, first_token) in enumerate(row):
+    def batch_of(part: int, numbers: Ids) -> Batch:
+        inputs, labels = (np.full((len(numbers), seq_len), start_id, dtype=np.int64) for _ in range(2))
+        mask, segments = np.zeros(inputs.shape, dtype=np.float32), np.zeros_like(inputs)
+        for place, row in enumerate(numbers.tolist()):
+            at, cut = 0, packed[part][row] if row < len(packed[part]) else []
+            for number, (window, first_token) in enumerate(cut):
                 here = slice(at, at + window.num_inputs)
                 begin = first_token + window.begin  # of the labels: the start token is not in the .bin
-                labels[place, here] = self._tokens[begin : begin + window.num_inputs]
+                labels[place, here] = tokens[begin : begin + window.num_inputs]
                 inputs[place, here] = np.roll(labels[place, here], 1)
-                inputs[place, at] = self._tokens[begin - 1] if window.begin else self._start_id
+                inputs[place, at] = tokens[begin - 1] if window.begin else start_id
                 mask[place, here][window.first_target - window.begin - 1 :] = 1
                 segments[place, here] = number
                 at += window.num_inputs
-            segments[place, at:] = len(row)
+            segments[place, at:] = len(cut)
         return Batch(inputs, labels, mask, segments, document_offsets(segments))
+
+    return ValidationBatches([*map(len, packed)], batch_of)
+
+
+def _packed(bounds: Ids, seq_len: int) -> list[list[tuple[Window, int]]]:
+    """Pack the windows of some documents into rows; each window with the first token of its document."""
+    stride = stride_of(seq_len, MIN_CONTEXT)
+    cut = [
+        (window, first)
+        for number, (first, end) in enumerate(pairwise(bounds.tolist()))
+        for window in windows(end - first + 1, seq_len, stride, number)  # the start token stands before it
+    ]
+    rows = bin_packing.pack([window.num_inputs for window, _ in cut], seq_len)
+    return [[cut[place] for place in row] for row in rows]

@@ -31,7 +31,7 @@ from zerokara.corpus.documents import HARMLESS
 from zerokara.corpus.read import Block, Range
 from zerokara.durable import atomic_file
 from zerokara.errors import UserError
-from zerokara.progress import bytes_text
+from zerokara.progress import bytes_text, first_of
 from zerokara.tokens.indexed import TokenPaths
 from zerokara.tokens.shards import RangeResult, ShardResult, ShardTask, shard_path
 
@@ -103,9 +103,7 @@ class SourceTally:
     @property
     def damages(self) -> str:
         """The first few damaged files with the loss of each, and the number of others."""
-        named = ", ".join(str(file) for file in self.damaged[:NAMED_FILES])
-        more = len(self.damaged) - NAMED_FILES
-        return f"{named}, and {more:,} more" if more > 0 else named
+        return first_of([*map(str, self.damaged)], NAMED_FILES)
 
     def facts(self) -> dict[str, Any]:
         """All counts, for the manifest."""

@@ -31,7 +31,7 @@ from zerokara.corpus.find import FoundFiles, InputFile, check_unchanged
 from zerokara.corpus.read import total_plain_bytes
 from zerokara.errors import Fault, RunError, UserError, shown
 from zerokara.manifest import FileKey, file_key
-from zerokara.progress import Progress, bytes_text, count_text, log, plural, seconds_text
+from zerokara.progress import Progress, bytes_text, count_text, first_of, log, plural, seconds_text
 from zerokara.resources import free_bytes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice
@@ -242,8 +242,7 @@ def run_in_workers(
             cause = f"killed by {signal.Signals(-code).name}"
             remedy = "; most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
         firsts = [task.parts[0] for task in under_way.values()][:num_workers]
-        places = "; ".join(f"{first.file.name}, from byte {first.start:,}" for first in firsts[:NAMED_TASKS])
-        places += f", and {len(firsts) - NAMED_TASKS} more" if firsts[NAMED_TASKS:] else ""
+        places = first_of([f"{first.file.name} from byte {first.start:,}" for first in firsts], NAMED_TASKS)
         kept = f"Finished shards are kept, and the same command resumes{remedy}"
         raise RunError(f"a tokenising process died ({cause}) at one of: {places}. {kept}") from None
     finally:

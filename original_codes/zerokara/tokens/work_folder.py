@@ -138,14 +138,12 @@ def settle(
     records = sorted(folder.glob("*-*.json"))
     with Progress("checking finished shards", len(records), "shard") as progress:
         for path in records:
-            result = None
             with suppress(ValidationError):
                 result = RESULT.validate_json(path.read_bytes())
-            # The shards of shares are synced, and one machine would have to read all of them; the merge checks each.
-            is_whole = result is not None and (is_shared or result.name in merged or _is_undamaged(folder, result))
-            if result is not None and is_whole:
-                finished[result.name] = result
-            elif not is_shared:
+                # Shards of shares are synced, and one machine would have to read all of them; the merge checks each.
+                if is_shared or result.name in merged or _is_undamaged(folder, result):
+                    finished[result.name] = result
+            if path.stem not in finished and not is_shared:
                 path.unlink()
             progress.advance()
     return earlier, finished

@@ -138,12 +138,15 @@ def test_a_validation_has_room_for_longer_examples_and_takes_the_first_tokens(tm
     train = write_examples(tmp_path / "train", pair_examples(5))
     valid = write_examples(tmp_path / "valid", [*pair_examples(5), [[*[5] * 39, END], [*[5] * 59, END]]])
     data = ExampleData(train, BOTH, True, PAD, seed=1)
-    batches = data.validation_batches(valid, Pairs(BOTH, START), None)
-    assert batches.packed.lengths.input == 40 and batches.packed.lengths.target == 64
-    assert batches.packed.num_examples == 6
-    first = sum(map(len, pair_examples(1)[0]))
-    assert data.validation_batches(valid, Pairs(BOTH, START), first + 1).packed.num_examples == 1
-    assert data.validation_batches(valid, Pairs(BOTH, START), 1).packed.num_examples == 1
+
+    def read(max_tokens: int | None) -> tuple[int, set[tuple[int, int]]]:
+        made = [batch for _, batch in data.validation_batches(valid, Pairs(BOTH, START), max_tokens).batches(1)]
+        assert all(batch.num_examples is not None for batch in made)
+        lengths = {(batch.inputs.shape[1], batch.labels.shape[1]) for batch in made}
+        return sum(int(batch.num_examples.sum()) for batch in made if batch.num_examples is not None), lengths
+
+    assert read(None) == (6, {(40, 64)})
+    assert read(sum(map(len, pair_examples(1)[0])) + 1)[0] == read(1)[0] == 1
 
 
 def test_a_run_counts_positions_as_tokens(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from zerokara.resources import free_bytes
 from zerokara.samples.batches import unigram_entropy
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Objective, beginnings, objective
-from zerokara.samples.packed_examples import ExampleBatches, Pairs, Reading
-from zerokara.samples.validation_batches import DocumentBatches, SampleBatches, validation_batches
+from zerokara.samples.packed_examples import Pairs, Reading
+from zerokara.samples.validation_batches import ValidationBatches, validation_batches
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, open_splits
@@ -55,7 +55,7 @@ class PlannedData:
 
     reading: Reading  # the training samples and their order
     objective: Objective | Pairs  # turns samples into model inputs and targets
-    validation_batches: Callable[[Path, int | None], DocumentBatches | SampleBatches | ExampleBatches]
+    validation_batches: Callable[[Path, int | None], ValidationBatches]
     """Opens the batches of token files, given their prefix and a maximum number of tokens."""
     sha256: str  # of the training data, by which a run recognises them
     valid_sha256: str  # of the validation data; empty without any
