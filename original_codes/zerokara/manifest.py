@@ -123,8 +123,7 @@ def hash_files(files: Iterable[Path]) -> dict[FileKey, str]:
 def already_done(manifest_path: Path, spec: StepSpec, *, redo: bool = False) -> Manifest | None:
     """Return the manifest if this very step is complete and its outputs are unchanged; None if it has to run.
 
-    Raises:
-        UserError: it records another step, settings or inputs, and `redo` is not set; a fault for each difference.
+    Raises UserError, with a fault for each difference, if it records another step, settings or inputs, without `redo`.
     """
     if redo or not os.path.exists(manifest_path):  # a name that the system refuses is told elsewhere
         return None

@@ -100,8 +100,7 @@ class Plan:
 def make_plan(config: CleanConfig) -> Plan:
     """Find the files of the corpus, and those of evaluation_data.
 
-    Raises:
-        UserError: there are none, or evaluation data is in the corpus.
+    Raises UserError if there are none, or evaluation data is in the corpus.
     """
     files, where = find_files(config.input, config.where("input")), config.where("evaluation_data")
     found: dict[str, InputFile] = {}

@@ -87,11 +87,7 @@ def _filter(name: str, thresholds: Mapping[str, Any]) -> Callable[[str], str]:
 
 
 def check_rules(config: CleanConfig) -> None:
-    """Check the languages, and the thresholds of the filters.
-
-    Raises:
-        UserError: there is no such language, or no such threshold.
-    """
+    """Raise UserError for a language that the detector does not know, or a threshold that a filter does not have."""
     known = {str(each["lang"]) for each in detect("", model="lite", k=1000, threshold=-1.0)}
     if unknown := [each for each in config.languages if each not in known]:
         rule = f"names {unknown[0]}, which the detector does not know"

@@ -37,9 +37,8 @@ class DataPlan:
     def from_config(cls, data: DataSettings, order: DataOrderSettings, lengths: SampleLengths, seed: int) -> DataPlan:
         """Apply a configuration to the token files.
 
-        Raises:
-            UserError: there are no token files, their sources are not those of the weights, or a source with a weight
-                is shorter than one sequence.
+        Raises UserError if there are no token files, their sources are not those of the weights, or a source with a
+        weight is shorter than one sequence.
         """
         found = read_sources(data.output_prefix)
         sources = tuple(source for source in found if source.num_tokens)
@@ -91,7 +90,8 @@ class DataPlan:
         if not self.stages:
             return None
         tokens = [source.num_tokens for source in self.sources]
-        return {"source_tokens": tokens, "stages": [stage.as_json() for stage in self.stages]}
+        stages = [{"weights": [*one.weights], "samples": one.num_samples, "order": one.kind} for one in self.stages]
+        return {"source_tokens": tokens, "stages": stages}
 
 
 def _mixed_stages(

@@ -126,8 +126,7 @@ class SpanCorruption:
     def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int) -> SpanCorruption:
         """Return the objective of a run, in which spans cross documents.
 
-        Raises:
-            UserError: a sample has more masked spans than the tokenizer has sentinels.
+        Raises UserError if a sample has more masked spans than the tokenizer has sentinels.
         """
         sentinels = encoder.sentinel_ids
         if lengths.num_spans > len(sentinels):
@@ -232,11 +231,7 @@ Objective = Causal | SpanCorruption
 
 
 def objective(model: ModelSettings, encoder: Encoder, seed: int, intra_document_masking: bool) -> Objective:
-    """Return the objective of running text for the architecture.
-
-    Raises:
-        UserError: the tokenizer lacks what the objective needs.
-    """
+    """Return the objective of running text for the architecture. Raises UserError as `SpanCorruption.of_run`."""
     if model.traits.is_encoder_decoder:
         return SpanCorruption.of_run(model.text_lengths, encoder, seed)
     return Causal(model.text_lengths, encoder.eos_id if intra_document_masking else None)

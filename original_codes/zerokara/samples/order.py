@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +65,7 @@ class KeyedPermutation:
         self.n = n
         self._half_bits = max(MIN_HALF_BITS, -(-(n - 1).bit_length() // 2))
         state = mix(mix(seed + GOLDEN) + epoch)
-        self._keys = np.array([mix(state + (r + 1) * GOLDEN) for r in range(NUM_ROUNDS)], dtype=np.uint64)
+        self._keys = mix_many(np.uint64(state) + np.arange(1, NUM_ROUNDS + 1, dtype=np.uint64) * np.uint64(GOLDEN))
 
     def at(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the images of `indices` (in [0, n), one dimension)."""
@@ -171,10 +170,6 @@ class MixedStage:
     """None for a last stage that is as long as the run."""
     kind: OrderKind
     name: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what determines the order; the name does not."""
-        return {"weights": list(self.weights), "samples": self.num_samples, "order": self.kind}
 
 
 class _Draws:

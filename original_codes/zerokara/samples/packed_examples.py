@@ -41,10 +41,8 @@ Mask = NDArray[np.bool_]
 class PackedExamples:
     """The rows of one pair of token files; the ids are memory-mapped, the packing is in memory.
 
-    `max_tokens` takes the first examples, up to that number of tokens, but at least one.
-
-    Raises:
-        UserError: the files are missing or damaged.
+    `max_tokens` takes the first examples, up to that number of tokens, but at least one. Raises UserError if the files
+    are missing or damaged.
     """
 
     def __init__(

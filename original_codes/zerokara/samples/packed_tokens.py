@@ -48,8 +48,7 @@ class TokenSource:
 def read_sources(output_prefix: str) -> tuple[TokenSource, ...]:
     """Read the sources from the manifest of step 2, and check that together they make up the .bin.
 
-    Raises:
-        UserError: step 2 has not finished, or its manifest and the .bin disagree.
+    Raises UserError if step 2 has not finished, or its manifest and the .bin disagree.
     """
     paths = TokenPaths(output_prefix)
     num_tokens = len(IndexedTokens(paths.train).tokens)
@@ -76,8 +75,7 @@ class PackedTokens:
     `where` is the place of `seq_len` (``config.yaml:31``), for a fault; `parts` are the numbers of tokens of the parts
     that are cut each by itself, None is a single part.
 
-    Raises:
-        UserError: the files are missing or damaged, or hold less than one sequence.
+    Raises UserError if the files are missing or damaged, or hold less than one sequence.
     """
 
     def __init__(self, prefix: Path | str, lengths: SampleLengths, where: str = "", parts: Sequence[int] | None = None):

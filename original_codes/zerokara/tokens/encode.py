@@ -69,12 +69,6 @@ class EncodedCorpus:
     unknown: int
     """Unknown tokens, whose characters are lost."""
 
-    @property
-    def loss(self) -> str:
-        """What does not decode to what it was; empty where all does, but for a normalisation."""
-        counts = {"documents hold U+2581, which decodes to a space": self.space_marks, "tokens are <unk>": self.unknown}
-        return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-
 
 def encode_corpus(
     config: DataSettings,
@@ -315,5 +309,7 @@ def summary_rows(config: DataSettings, encoded: EncodedCorpus, seconds: float) -
         time_text += f"; encoding {bytes_text(encoded.text_bytes / max(encoded.seconds, 1e-9))}/s of text"
     if encoded.resumed_shards:
         time_text += f", after {encoded.resumed_shards:,} shards that an earlier run had finished"
-    rows += [("text lost", encoded.loss)] if encoded.loss else []
+    lost = {"documents hold U+2581, which decodes to a space": encoded.space_marks, "tokens are <unk>": encoded.unknown}
+    if any(lost.values()):
+        rows.append(("text lost", ", ".join(f"{count:,} {what}" for what, count in lost.items() if count)))
     return [*rows, ("time", time_text)]

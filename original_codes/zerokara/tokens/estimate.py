@@ -72,8 +72,7 @@ class TokenEstimate:
 def prepare(config: DataSettings, files: Sequence[InputFile], encoder: Encoder) -> tuple[EncoderChoice, TokenEstimate]:
     """Choose and prove the fastest encoder on a sample of the corpus, and estimate tokens and disk space.
 
-    Raises:
-        UserError: no export could be proved with the tokenizer, or the disk is too small.
+    Raises UserError if no export could be proved with the tokenizer, or the disk is too small.
     """
     check_exportable(encoder)
     places = sample_corpus(config, files)
@@ -122,12 +121,9 @@ def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: E
 
 
 def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected: TokenEstimate) -> None:
-    """Check that the work will fit on the disk; files that an unfinished run left are part of it, or are removed first.
+    """Raise UserError if the work will not fit on the disk, with what an unfinished run left: part of it, or removed.
 
     A run that had begun to merge is not checked: it has deleted shards already, and resumes with little room.
-
-    Raises:
-        UserError: it does not fit.
     """
     work_folder = TokenPaths(config.output_prefix).work_folder
     if merge.is_begun(work_folder):

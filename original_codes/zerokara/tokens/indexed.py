@@ -146,8 +146,7 @@ def index_part(
 def _read_header(prefix: Path, step: str) -> tuple[np.dtype[Any], int, int]:
     """Return the type of the ids, the numbers of sequences and of documents; check that both files are as long as that.
 
-    Raises:
-        UserError: a file is missing, truncated, or no token file.
+    Raises UserError if a file is missing, truncated, or no token file.
     """
     index, data = idx_path(prefix), bin_path(prefix)
     for path in (index, data):
@@ -185,7 +184,7 @@ class IndexedTokens:
     """A pair of token files, memory-mapped: nothing is read before it is asked for. Picklable (opens again)."""
 
     def __init__(self, prefix: Path | str, step: str = TOKENIZE_STEP):
-        """`step` is the one that writes the files, for messages."""
+        """`step` is the one that writes the files, for messages. Raises UserError for missing or damaged files."""
         self.prefix, self._step = Path(prefix), step
         self.dtype, num, self.num_documents = _read_header(self.prefix, step)
         index, place = np.memmap(idx_path(self.prefix), dtype=np.uint8, mode="r"), HEADER.size
@@ -217,11 +216,7 @@ class IndexedTokens:
 
 
 def open_splits(output_prefix: str) -> tuple[IndexedTokens, IndexedTokens | None]:
-    """Open the training split, and that for validation if anything was held out.
-
-    Raises:
-        UserError: the training split is missing, or a file is damaged.
-    """
+    """Open the training split, and that for validation if anything was held out; see `IndexedTokens` for errors."""
     paths = TokenPaths(output_prefix)
     has_valid = idx_path(paths.valid).exists() or bin_path(paths.valid).exists()
     return IndexedTokens(paths.train), IndexedTokens(paths.valid) if has_valid else None
@@ -230,8 +225,7 @@ def open_splits(output_prefix: str) -> tuple[IndexedTokens, IndexedTokens | None
 def check_belongs(output_prefix: str, tokenizer_sha256: str) -> manifest.Manifest:
     """Check that the token files were made with this tokenizer; return their manifest.
 
-    Raises:
-        UserError: they were made with another, or step 2 has not finished.
+    Raises UserError if they were made with another, or step 2 has not finished.
     """
     from zerokara import manifest
 

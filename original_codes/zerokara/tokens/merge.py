@@ -139,8 +139,7 @@ def merge_shards(
 def num_valid_documents(config: DataSettings, source: int, num_documents: int) -> int:
     """Number of a source's validation documents: all of held-out text, 0 where none are drawn.
 
-    Raises:
-        UserError: it has no documents, or less than half would be for training.
+    Raises UserError if it has no documents, or less than half would be for training.
     """
     key, name = config.entries[source]
     if num_documents == 0:

@@ -61,10 +61,8 @@ def lanes(
     """Tasks of a part that are not done, and bytes of the corpus that they take (of blocks of parts an estimate).
 
     Tasks are to be taken from all iterators at once, for each unpacks one file. Parts take the known tasks by turn, and
-    whole compressed files if there are enough, else the blocks of each by turn.
-
-    Raises:
-        OSError: the footer of a .parquet cannot be read from the disk or the network; from the iterators, as `blocks`.
+    whole compressed files if there are enough, else the blocks of each by turn. Raises OSError as `ranges`, and from
+    the iterators as `blocks`.
     """
     items, of_each = list(_cut(files, task_bytes, txt_document)), part
     known = [item for item in items if isinstance(item, ShardTask)]
@@ -86,10 +84,7 @@ def expected(
 ) -> tuple[list[ShardTask], list[str]]:
     """All tasks in corpus order, with ranges in the place of blocks; and the names of those that are not done.
 
-    Blocks are known as far as they were done, and with the first that was not.
-
-    Raises:
-        OSError: the footer of a .parquet cannot be read from the disk or the network.
+    Blocks are known as far as they were done, and with the first that was not. Raises OSError as `ranges`.
     """
     tasks = list[ShardTask]()
     for item in _cut(files, task_bytes, txt_document):

@@ -64,8 +64,7 @@ class ShardPlan:
 def claimed(paths: TokenPaths, share: str = "") -> Iterator[Path]:
     """Claim the work folder for this run alone, or one `share` of the work (such as ``part-3-of-20``).
 
-    Raises:
-        UserError: another run is at work there, or another on the same share.
+    Raises UserError if another run is at work there, or another on the same share.
     """
     folder = paths.work_folder
     with made_folder(folder.parent), ExitStack() as stack:
@@ -104,10 +103,8 @@ def settle(
 ) -> tuple[ShardPlan, dict[str, ShardResult]]:
     """Return the plan to follow and the finished shards by name: those of earlier runs if this one continues them.
 
-    Shards that are `merged` are in the merged files already; their own files are deleted.
-
-    Raises:
-        UserError: the work `is_shared`, and the others follow another plan.
+    Shards that are `merged` are in the merged files already; their own files are deleted. Raises UserError if the work
+    `is_shared`, and the others follow another plan.
     """
     if is_shared:  # write the plan, unless another share of the work has written one
         proposed = unfinished_path(folder / PLAN_NAME)
