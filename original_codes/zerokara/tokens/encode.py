@@ -309,7 +309,10 @@ def summary_rows(config: DataSettings, encoded: EncodedCorpus, seconds: float) -
         time_text += f"; encoding {bytes_text(encoded.text_bytes / max(encoded.seconds, 1e-9))}/s of text"
     if encoded.resumed_shards:
         time_text += f", after {encoded.resumed_shards:,} shards that an earlier run had finished"
-    lost = {"documents hold U+2581, which decodes to a space": encoded.space_marks, "tokens are <unk>": encoded.unknown}
-    if any(lost.values()):
-        rows.append(("text lost", ", ".join(f"{count:,} {what}" for what, count in lost.items() if count)))
+    counts = {
+        "documents hold U+2581, which decodes to a space": encoded.space_marks,
+        "tokens are <unk>": encoded.unknown,
+    }
+    if any(counts.values()):
+        rows.append(("text lost", ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)))
     return [*rows, ("time", time_text)]
