@@ -39,7 +39,6 @@ from zerokara.durable import sync_folder, write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import Progress, log, plural
 from zerokara.resources import available_cores
-from zerokara.samples.order import mix_many
 from zerokara.tokens.accounts import SourceTally, SplitTally
 from zerokara.tokens.indexed import DOCUMENT_BYTES, HEADER, TokenPaths, bin_path, header_bytes, idx_path, index_part
 from zerokara.tokens.shard_tasks import WHOLE, Part
@@ -158,7 +157,10 @@ def document_keys(first: int, count: int, split_seed: int, source: int) -> NDArr
     """uint64[count]: keys of documents `first` … `first + count - 1` of the source."""
     seed = hashlib.sha256(f"{split_seed}/{source}".encode()).digest()[:8]
     x = np.arange(first, first + count, dtype=np.uint64)
-    return mix_many(x + np.frombuffer(seed, "<u8"))
+    x += np.frombuffer(seed, "<u8")
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def valid_threshold(num_documents: int, num_valid: int, split_seed: int, source: int) -> int | None:
