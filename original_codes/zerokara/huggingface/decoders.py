@@ -40,17 +40,6 @@ def _weight_and_bias(ours: str, hf: str, transform: Transform = SAME) -> tuple[W
     return tuple(WeightRule(f"{ours}.{name}", (f"{hf}.{name}",), transform) for name in ("weight", "bias"))
 
 
-def _gpt2_values(shape: ModelShape) -> dict[str, Any]:
-    return {
-        "activation_function": "gelu_new",
-        # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "initializer_range": shape.init_std,
-    }
-
-
 GPT2 = Family(
     model_type="gpt2",
     class_name="GPT2LMHeadModel",
@@ -74,7 +63,12 @@ GPT2 = Family(
         "n_inner": "ffn_hidden_size",
         "layer_norm_epsilon": "norm_epsilon",
     },
-    fixed_values=_gpt2_values,
+    fixed_values=lambda shape: {
+        "activation_function": "gelu_new",
+        "initializer_range": shape.init_std,
+        # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    },
     older_names={"n_positions": "n_ctx"},  # the context length as llama.cpp and the first transformers call it
 )
 

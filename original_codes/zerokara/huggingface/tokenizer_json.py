@@ -28,7 +28,7 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer, processors
 
-from zerokara.durable import write_file, write_json
+from zerokara.durable import write_file
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
@@ -41,6 +41,7 @@ SENTENCEPIECE_FILE = "sentencepiece.model"
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 """The generic class, which transformers 4 knows by this name and transformers 5 takes for its `TokenizersBackend`: it
 reads tokenizer.json as it is, where `LlamaTokenizer` and its like would build another one from the vocabulary."""
+_INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 _UNKNOWN_PENALTY = 10.0
 """Subtracted by SentencePiece and tokenizers from the lowest score for an unknown character (`kUnkPenalty`)."""
 _SYMBOL_SCORE = -0.1
@@ -67,35 +68,30 @@ def write(
 
     Raises: UserError when the model is of a kind that cannot be written exactly.
     """
+    config = _tokenizer_config(encoder, model_max_length, is_encoder_decoder)
+    files = {CONFIG_NAME: orjson.dumps(config, option=_INDENTED)}
     if isinstance(encoder, HuggingFaceEncoder):
-        files = {name: content for name, content in encoder.folder_files.items() if name in CARRIED}
-        if CONFIG_NAME not in files:
-            files[CONFIG_NAME] = orjson.dumps(_tokenizer_config(encoder, model_max_length, is_encoder_decoder))
+        files |= {name: content for name, content in encoder.folder_files.items() if name in CARRIED}
         if not is_encoder_decoder:
             files[JSON_NAME] = _without_end(files[JSON_NAME])
-        if chat_template is not None:
-            files[CHAT_TEMPLATE_NAME] = chat_template.encode()
-        if CHAT_TEMPLATE_NAME in files:  # transformers takes this one, and other clients an older one beside it
-            files.pop("chat_template.json", None)
-            config = orjson.loads(files[CONFIG_NAME])
-            if config.pop("chat_template", None):
-                files[CONFIG_NAME] = orjson.dumps(config, option=orjson.OPT_INDENT_2)
-        for name, content_bytes in files.items():
-            write_file(folder / name, content_bytes)
-        return [folder / name for name in files]
-    check_exportable(encoder)
-    model = encoder.model
-    end = encoder.piece(encoder.eos_id) if is_encoder_decoder else None
-    paths = [folder / "tokenizer.json", folder / "tokenizer_config.json"]
-    write_json(paths[0], content(model, end, encoder.by_line))
-    write_json(paths[1], _tokenizer_config(encoder, model_max_length, is_encoder_decoder))
-    for name in (SENTENCEPIECE_FILE, *([MODEL_FILE] if is_for_llama_cpp(encoder) else [])):
-        paths.append(folder / name)
-        write_file(paths[-1], encoder.model_bytes)
+    else:
+        check_exportable(encoder)
+        end = encoder.piece(encoder.eos_id) if is_encoder_decoder else None
+        made = content(encoder.model, end, encoder.by_line)
+        files[JSON_NAME] = orjson.dumps(made, option=_INDENTED)
+        files[SENTENCEPIECE_FILE] = encoder.model_bytes
+        if is_for_llama_cpp(encoder):
+            files[MODEL_FILE] = encoder.model_bytes
     if chat_template is not None:
-        paths.append(folder / CHAT_TEMPLATE_NAME)
-        write_file(paths[-1], chat_template)
-    return paths
+        files[CHAT_TEMPLATE_NAME] = chat_template.encode()
+    if CHAT_TEMPLATE_NAME in files:  # transformers takes this one, and other clients an older one beside it
+        files.pop("chat_template.json", None)
+        config = orjson.loads(files[CONFIG_NAME])
+        if config.pop("chat_template", None):
+            files[CONFIG_NAME] = orjson.dumps(config, option=_INDENTED)
+    for name, content_bytes in files.items():
+        write_file(folder / name, content_bytes)
+    return [folder / name for name in files]
 
 
 def _without_end(content: bytes) -> bytes:

@@ -80,33 +80,27 @@ class FusedAttention(torch.nn.Module):
             out_BHSE = cpu_attention.biased_attention(
                 query_BHSE, key_BKSE, value_BKSE, attention_bias, self.softmax_scale, attention_mask
             )
-            return _joined(out_BHSE)
-        assert attention_mask is None or attention_bias is None
-        if attention_bias is None and (self.causal or attention_mask is None) and cpu_attention.serves(query_BHSE):
+        elif attention_bias is None and (self.causal or attention_mask is None) and cpu_attention.serves(query_BHSE):
             out_BHSE = cpu_attention.blocked_attention(
                 query_BHSE, key_BKSE, value_BKSE, self.causal, self.softmax_scale, attention_mask
             )
-            return _joined(out_BHSE)
-        mask = attention_bias if attention_mask is None else attention_mask
-        repeats = query_BHSE.size(1) // key_BKSE.size(1)
-        if mask is not None and repeats > 1:
-            # With a mask, a GPU's fused kernels want as many key heads as query heads; grouped ones take a slow path.
-            key_BKSE, value_BKSE = (x.repeat_interleave(repeats, dim=1) for x in (key_BKSE, value_BKSE))
-        out_BHSE = scaled_dot_product_attention(
-            query_BHSE,
-            key_BKSE,
-            value_BKSE,
-            attn_mask=mask,
-            is_causal=self.causal and mask is None,
-            scale=self.softmax_scale,
-            enable_gqa=mask is None and repeats > 1,
-        )
-        return _joined(out_BHSE)
-
-
-def _joined(out_BHSE: Tensor) -> Tensor:
-    """The heads side by side, as hidden states lie."""
-    return sequence_first(out_BHSE.permute(2, 0, 1, 3)).flatten(2)
+        else:
+            assert attention_mask is None or attention_bias is None
+            mask = attention_bias if attention_mask is None else attention_mask
+            repeats = query_BHSE.size(1) // key_BKSE.size(1)
+            if mask is not None and repeats > 1:
+                # With a mask a GPU's fused kernels want as many key heads as query heads; else they are slow.
+                key_BKSE, value_BKSE = (x.repeat_interleave(repeats, dim=1) for x in (key_BKSE, value_BKSE))
+            out_BHSE = scaled_dot_product_attention(
+                query_BHSE,
+                key_BKSE,
+                value_BKSE,
+                attn_mask=mask,
+                is_causal=self.causal and mask is None,
+                scale=self.softmax_scale,
+                enable_gqa=mask is None and repeats > 1,
+            )
+        return sequence_first(out_BHSE.permute(2, 0, 1, 3)).flatten(2)
 
 
 class UnrotatedAttention(SelfAttention):

@@ -116,11 +116,9 @@ class Sharding:
         """True if every tensor-parallel rank holds all of the parameter `name`."""
         return self.partition(name) is Partition.REPLICATED
 
-    def local(self, name: str, whole: Tensor, rank: int | None = None, size: int | None = None) -> Tensor:
-        """The shard of a whole parameter that `rank` of `size` holds; by default this process of its group."""
-        rank = tensor_rank() if rank is None else rank
-        size = tensor_size() if size is None else size
-        partition = self.partition(name)
+    def local(self, name: str, whole: Tensor) -> Tensor:
+        """The shard of a whole parameter that this process holds."""
+        rank, size, partition = tensor_rank(), tensor_size(), self.partition(name)
         if size == 1 or partition is Partition.REPLICATED:
             return whole
         if partition is Partition.GATED_ROWS:
@@ -136,10 +134,9 @@ class Sharding:
             return torch.cat([shard.chunk(2)[half] for half in (0, 1) for shard in shards])
         return torch.cat(list(shards), dim=1 if partition is Partition.COLUMNS else 0)
 
-    def whole_shape(self, name: str, local: torch.Size, size: int | None = None) -> torch.Size:
+    def whole_shape(self, name: str, local: torch.Size) -> torch.Size:
         """The shape of a whole parameter of which each rank holds a shard of shape `local`."""
-        size = tensor_size() if size is None else size
-        partition = self.partition(name)
+        size, partition = tensor_size(), self.partition(name)
         if partition is Partition.REPLICATED:
             return local
         if partition is Partition.COLUMNS:

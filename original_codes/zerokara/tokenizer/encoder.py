@@ -133,7 +133,7 @@ class Encoder:
         if self.by_line:
             return np.int32(self.newline_id).tobytes().join(ids)
         prefix = len(self._line_end_ids) - 1
-        return b"".join((ids[0], *(np.frombuffer(each, dtype=np.int32)[prefix:].tobytes() for each in ids[1:])))
+        return b"".join((ids[0], *(each[prefix:] for each in ids[1:])))
 
     def encode(self, text: str) -> Ids:
         """Return the ids of one document, without the end-of-document id."""

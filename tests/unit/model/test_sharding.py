@@ -10,6 +10,7 @@ import torch
 from drawn_models import build
 from shapes import named, shape_of
 
+from zerokara.model import parallel
 from zerokara.model.parallel import Sharding
 from zerokara.model.shapes import local_sizes
 
@@ -28,15 +29,19 @@ def numbered(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("overrides", FAMILIES, ids=named)
-def test_shards_make_the_whole_again(overrides: dict[str, Any], size: int) -> None:
+def test_shards_make_the_whole_again(overrides: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = shape_of(**overrides)
     sharding = Sharding(shape.traits.gated)
-    num_local = 0
-    for name, parameter in build(shape, seed=None).named_parameters():
+    num_local, parameters = 0, dict(build(shape, seed=None).named_parameters())
+    monkeypatch.setattr(parallel, "tensor_size", lambda: size)
+    for name, parameter in parameters.items():
         whole = numbered(*parameter.shape)
-        shards = [sharding.local(name, whole, rank, size) for rank in range(size)]
+        shards = []
+        for rank in range(size):
+            monkeypatch.setattr(parallel, "tensor_rank", lambda rank=rank: rank)
+            shards.append(sharding.local(name, whole))
         assert torch.equal(sharding.whole(name, shards), whole)
-        assert sharding.whole_shape(name, shards[0].shape, size) == whole.shape
+        assert sharding.whole_shape(name, shards[0].shape) == whole.shape
         num_local += shards[0].numel()
         numbers = torch.cat([shard.flatten() for shard in shards]).sort().values
         # By the mark on a parameter DeepSpeed counts a replicated one once.
