@@ -34,6 +34,7 @@ SMALL_SAMPLE = 30
 """Below this many units a percentile interval is too narrow: it holds the truth in 93 % of cases at 30, 90 % at 10."""
 WORD = regex.compile(r"\w+")
 """Letters, digits, underscores and combining marks (UTS 18); `re` ends a word at the vowel signs of Devanagari."""
+words = WORD.findall
 
 
 class Interval(NamedTuple):
@@ -206,11 +207,6 @@ def unmatched(outputs: Sequence[str], labels: Sequence[str]) -> list[str]:
     """The outputs that match none of `labels`, which accuracy and macro-F1 count as wrong."""
     known = set(map(clean, labels))
     return [output for output in outputs if clean(output) not in known]
-
-
-def words(text: str) -> list[str]:
-    """The words of a text, as `WORD` defines them."""
-    return WORD.findall(text)
 
 
 def clean(text: str) -> str:
