@@ -5,7 +5,7 @@ grouped queries without repeating keys and values; `cpu_attention` has what is b
 With intra-document masking it is given one mask for all layers, in place of the causal flag.
 
 On a GPU in bf16 it is given where each document begins instead, for torch's kernel for sequences of many lengths (torch
-2.13, torch/nn/attention/varlen.py): no mask of [S, S], and no work between documents. The host knows their number when
+2.11, torch/nn/attention/varlen.py): no mask of [S, S], and no work between documents. The host knows their number when
 it makes the batch, so that nobody waits for the device; their greatest length is not asked for, S is an upper bound
 (the kernel's blocks beyond the end of a document return at once).
 
@@ -19,6 +19,7 @@ process; of offsets, documents), E head dim, D = H·E.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -172,6 +173,7 @@ def has_variable_length_kernel(weight: Tensor, head_dim: int) -> bool:
     """True if the kernel, FlashAttention 2, serves heads of this size where this weight lies, in its format."""
     return (
         weight.is_cuda
+        and torch.__version__ >= "2.11"  # as versions, not as text: 2.10's takes neither a scale nor a window
         and weight.dtype == torch.bfloat16
         and head_dim % 8 == 0
         and head_dim <= 256
@@ -192,6 +194,12 @@ def variable_length_attention(
     query_BSHE, key_BSKE, value_BSKE = (sequence_first(x).transpose(0, 1) for x in (query_SBHE, key_SBKE, value_SBKE))
     batch, length, num_heads, _ = query_BSHE.shape
     query_PHE, key_PKE, value_PKE = (x.flatten(0, 1) for x in (query_BSHE, key_BSKE, value_BSKE))
+    grouped: dict[str, Any] = {}
+    if (repeats := num_heads // key_PKE.size(1)) > 1:
+        if "enable_gqa" in signature(varlen_attn).parameters:
+            grouped["enable_gqa"] = True
+        else:  # torch 2.11 wants as many key heads as query heads
+            key_PKE, value_PKE = (x.repeat_interleave(repeats, dim=1) for x in (key_PKE, value_PKE))
     out_PHE = varlen_attn(
         query_PHE,
         key_PKE,
@@ -202,7 +210,7 @@ def variable_length_attention(
         length,
         scale=scale,
         window_size=(-1, 0),  # causal
-        enable_gqa=num_heads > key_PKE.size(1),
+        **grouped,
     )
     assert isinstance(out_PHE, Tensor)
     return sequence_first(out_PHE.unflatten(0, (batch, length)).transpose(0, 1)).flatten(2)
