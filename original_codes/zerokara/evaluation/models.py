@@ -22,7 +22,8 @@ from safetensors import SafetensorError
 
 from zerokara import manifest
 from zerokara.errors import Fault, UserError
-from zerokara.evaluation.inputs import model_files, short_names
+from zerokara.evaluation.answers import num_tokens_allowed
+from zerokara.evaluation.inputs import TaskData, model_files, short_names
 from zerokara.huggingface import exported_folder, families, tokenizer_proof
 from zerokara.huggingface.model_folder import CONFIG
 from zerokara.tokenizer.hugging_face import ANOTHER_MODEL, of_another_model, read_json
@@ -123,9 +124,9 @@ class LoadedModel:
 
 
 def expected_seconds(
-    models: Sequence[LoadedModel], texts: Sequence[str], prompts: Sequence[str], new_tokens: int, min_context: float
+    models: Sequence[LoadedModel], texts: Sequence[str], tasks: Sequence[TaskData], min_context: float
 ) -> float:
-    """About the time to read texts in windows, and prompts, and to write `new_tokens`, by all models together.
+    """About the time to read texts in windows, and to answer tasks, with all models together.
 
     The first one reads a window now; the others are taken to need as much more as their files are larger.
     """
@@ -139,11 +140,15 @@ def expected_seconds(
         with torch.inference_mode():
             float(first.model(**read).logits[0, -1, 0])  # waits for a GPU
         seconds = time.monotonic() - started
+    prompts = [source for task in tasks for source in task.sources]
     sample = "\n".join([*texts, *prompts])[:10_000]
     in_a_byte = len(first.tokenizer(sample, verbose=False)["input_ids"]) / max(1, len(sample.encode()))
-    lengths = [in_a_byte * len(text.encode()) for text in texts]
-    windows = sum(each / (1 - min_context if each > first.context_length else 1) for each in lengths)
-    tokens = windows + in_a_byte * sum(len(prompt.encode()) for prompt in prompts) + new_tokens
+    tokens = in_a_byte * len("".join(prompts).encode())
+    for task in tasks:
+        expected = [*task.references, *task.labels]
+        tokens += len(task.sources) * (task.max_new_tokens or num_tokens_allowed(first.tokenizer, expected))
+    for length in (in_a_byte * len(text.encode()) for text in texts):
+        tokens += length / (1 - min_context if length > first.context_length else 1)
     sizes = [sum(file.stat().st_size for file in model_files(model.folder)) for model in models]
     return tokens * seconds / num_tokens * sum(sizes) / sizes[0]
 

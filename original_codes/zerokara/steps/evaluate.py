@@ -73,18 +73,12 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         return
     overlaps = inputs.overlaps(config, tasks)
     # This is the border: the configuration has been checked, and torch and transformers are imported.
-    from zerokara.evaluation import answers, bits_per_byte, model_index
+    from zerokara.evaluation import bits_per_byte, model_index
     from zerokara.evaluation.models import expected_seconds, open_models
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
-    new_tokens = 0
-    for task in tasks:
-        expected = [*task.references, *task.labels]
-        limit = task.max_new_tokens or answers.num_tokens_allowed(models[0].tokenizer, expected)
-        new_tokens += limit * len(task.sources)
     documents = [document for text in read for document in text.documents]
-    prompts = [source for task in tasks for source in task.sources]
-    seconds = expected_seconds(models, documents, prompts, new_tokens, config.min_context)
+    seconds = expected_seconds(models, documents, tasks, config.min_context)
     shorter = "less with a smaller max_text_bytes, max_task_examples or min_context, on a GPU, or with a filled cache"
     log(f"  about {seconds_text(seconds)}; {shorter}")
     of_texts = bits_per_byte.measure_texts(read, models, config, folder / "cache" / "bits_per_byte")

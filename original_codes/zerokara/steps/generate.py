@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,10 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
 
 def _typed(asked: str) -> Iterator[str]:
     """Lines from the keyboard, until an empty one; or all lines of a file."""
-    is_typed = sys.stdin.isatty()
-    while True:
-        print(asked if is_typed else "", end="", flush=True)
-        line = sys.stdin.readline()
-        if not line.strip() and (is_typed or not line):
-            return
-        yield line.rstrip("\n")
+    asked = asked if sys.stdin.isatty() else ""
+    with suppress(EOFError):
+        while (line := input(asked)) or not asked:
+            yield line
 
 
 main = partial(command.run, "5_generate.py", generate, __doc__, **HELP)

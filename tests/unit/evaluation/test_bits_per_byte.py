@@ -21,7 +21,7 @@ from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation import models as models_module
 from zerokara.evaluation.bits_per_byte import Reading, measure_texts, reading_of
-from zerokara.evaluation.inputs import MeasuredText, check_folder
+from zerokara.evaluation.inputs import MeasuredText, TaskData, check_folder
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
 from zerokara.huggingface import exported_folder
@@ -275,7 +275,8 @@ def test_the_time_is_told_from_a_pass_of_the_first_model(
     assert tokens < CONTEXT < longer
 
     def seconds(texts: list[str], prompts: list[str], new_tokens: int, times: int = 1) -> float:
-        return opened.expected_seconds(times * found, texts, prompts, new_tokens, min_context=0.75)
+        tasks = [TaskData("task", "exact_match", prompts, prompts, max_new_tokens=new_tokens)]
+        return opened.expected_seconds(times * found, texts, tasks, min_context=0.75)
 
     assert seconds([short], [], 0) == pytest.approx(tokens / CONTEXT)
     assert seconds([long], [], 0) == pytest.approx(4 * longer / CONTEXT)
