@@ -8,7 +8,6 @@ a folder is run.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,8 +21,7 @@ from safetensors import SafetensorError
 
 from zerokara import manifest
 from zerokara.errors import Fault, UserError
-from zerokara.evaluation.answers import num_tokens_allowed
-from zerokara.evaluation.inputs import TaskData, model_files, short_names
+from zerokara.evaluation.inputs import model_files, short_names
 from zerokara.huggingface import exported_folder, families, tokenizer_proof
 from zerokara.huggingface.model_folder import CONFIG
 from zerokara.tokenizer.hugging_face import ANOTHER_MODEL, of_another_model, read_json
@@ -121,36 +119,6 @@ class LoadedModel:
                 torch.cuda.empty_cache()
             self._model = _load(self.folder, self.config, self.dtype).to(self.device).eval()
         return self._model
-
-
-def expected_seconds(
-    models: Sequence[LoadedModel], texts: Sequence[str], tasks: Sequence[TaskData], min_context: float
-) -> float:
-    """About the time to read texts in windows, and to answer tasks, with all models together.
-
-    The first one reads a window now; the others are taken to need as much more as their files are larger.
-    """
-    first = models[0]
-    num_tokens = min(256, first.context_length)
-    ids_BS = torch.ones(1, num_tokens, dtype=torch.int64, device=first.device)
-    read = {"input_ids": ids_BS, **({"decoder_input_ids": ids_BS} if first.is_encoder_decoder else {})}
-    seconds = 0.0
-    for _ in range(2):  # the first pass loads the weights
-        started = time.monotonic()
-        with torch.inference_mode():
-            float(first.model(**read).logits[0, -1, 0])  # waits for a GPU
-        seconds = time.monotonic() - started
-    prompts = [source for task in tasks for source in task.sources]
-    sample = "\n".join([*texts, *prompts])[:10_000]
-    in_a_byte = len(first.tokenizer(sample, verbose=False)["input_ids"]) / max(1, len(sample.encode()))
-    tokens = in_a_byte * len("".join(prompts).encode())
-    for task in tasks:
-        expected = [*task.references, *task.labels]
-        tokens += len(task.sources) * (task.max_new_tokens or num_tokens_allowed(first.tokenizer, expected))
-    for length in (in_a_byte * len(text.encode()) for text in texts):
-        tokens += length / (1 - min_context if length > first.context_length else 1)
-    sizes = [sum(file.stat().st_size for file in model_files(model.folder)) for model in models]
-    return tokens * seconds / num_tokens * sum(sizes) / sizes[0]
 
 
 def open_models(folders: Sequence[Path], device: str = "auto", precision: str = "fp32") -> list[LoadedModel]:

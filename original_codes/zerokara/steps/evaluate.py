@@ -20,7 +20,7 @@ from zerokara.errors import UserError
 from zerokara.evaluation import inputs
 from zerokara.evaluation.results import page, table
 from zerokara.evaluation.scoring import LEVEL
-from zerokara.evaluation.tasks import measure_tasks
+from zerokara.evaluation.tasks import expected_seconds, measure_tasks
 from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 
@@ -74,7 +74,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     overlaps = inputs.overlaps(config, tasks)
     # This is the border: the configuration has been checked, and torch and transformers are imported.
     from zerokara.evaluation import bits_per_byte, model_index
-    from zerokara.evaluation.models import expected_seconds, open_models
+    from zerokara.evaluation.models import open_models
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
     documents = [document for text in read for document in text.documents]

@@ -265,10 +265,10 @@ def test_the_time_is_told_from_a_pass_of_the_first_model(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass takes a second here: a window of `CONTEXT` tokens."""
-    from zerokara.evaluation import models as opened
+    from zerokara.evaluation import tasks as measured
 
     passes = iter(range(100))
-    monkeypatch.setattr(opened.time, "monotonic", lambda: next(passes))
+    monkeypatch.setattr(measured.time, "monotonic", lambda: next(passes))
     found = open_models([folders["gpt2"]], "cpu")
     short, long = "the", "the fox " * 40
     tokens, longer = (len(found[0].tokenizer(text)["input_ids"]) for text in (short, long))
@@ -276,7 +276,7 @@ def test_the_time_is_told_from_a_pass_of_the_first_model(
 
     def seconds(texts: list[str], prompts: list[str], new_tokens: int, times: int = 1) -> float:
         tasks = [TaskData("task", "exact_match", prompts, prompts, max_new_tokens=new_tokens)]
-        return opened.expected_seconds(times * found, texts, tasks, min_context=0.75)
+        return measured.expected_seconds(times * found, texts, tasks, min_context=0.75)
 
     assert seconds([short], [], 0) == pytest.approx(tokens / CONTEXT)
     assert seconds([long], [], 0) == pytest.approx(4 * longer / CONTEXT)
