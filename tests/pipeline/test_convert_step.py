@@ -25,7 +25,6 @@ from zerokara.config.convert_config import ConvertSettings
 from zerokara.durable import write_file
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.facts import FinetuneFacts
-from zerokara.examples.formats import Unlearnable
 from zerokara.huggingface import exported_folder, proof, tokenizer_json, tokenizer_proof
 from zerokara.model.shapes import ModelShape
 from zerokara.publishing import export
@@ -161,9 +160,7 @@ def make_chat(run_dir: Path, tokenizer: Path) -> None:
     """What step 7 leaves in the run folder of a model that converses."""
     encoder = Encoder(tokenizer)
     template = ChatTemplate(auto_source(encoder), "auto", tokenizer_proof.tokenizer_of_exports(encoder, False))
-    (made,) = template.encode([CHAT])
-    assert not isinstance(made, Unlearnable)
-    prompt, answer = (segment.tolist() for segment in made)
+    prompt, answer = (segment.tolist() for segment in template.encode(CHAT))
     line = json.dumps({"messages": CHAT, "prompt_ids": prompt, "answer_ids": answer}) + "\n"
     (run_dir / "chat_template.jinja").write_text(template.source, encoding="utf-8")
     (run_dir / "conversations.jsonl").write_text(line, encoding="utf-8")
