@@ -60,6 +60,7 @@ def test_a_text_is_continued(exported: Path, run: Run) -> None:
     encoder = Encoder(exported / "tokenizer.model")
     greedy = expected(exported, encoder.prompt_ids(PROMPT), do_sample=False)
     assert run(PROMPT, "--temperature", "0").startswith(PROMPT + greedy)
+    assert run("", "--temperature", "0").startswith(expected(exported, [encoder.eos_id], do_sample=False))
     first, same, other = (run(PROMPT, "--seed", seed) for seed in "112")
     assert first == same != other
 
@@ -98,7 +99,7 @@ def test_lines_of_a_chat_are_turns(exported: Path, run: Run, monkeypatch: pytest
         turns += [{"role": "assistant", "content": first}, {"role": "user", "content": "b"}]
         second, anew = answer(turns), answer(turns[2:])
         assert second != anew
-        monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\nreset\nb\n"))
+        monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\nreset\nb\n\nnever\n"))
         written = re.sub(r"… \(cut at the limit\)\n", "", run("--temperature", "0"))
         assert written == "".join(f"{text}\n" for text in (first, second, anew))
         assert run("b", "--temperature", "0").startswith(anew)

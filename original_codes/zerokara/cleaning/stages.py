@@ -220,27 +220,28 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
         row = np.searchsorted(repeated[:, 0], np.uint64(key))
         return bool(row < len(repeated) and repeated[row, 0] == key and repeated[row, 2] != document)
 
-    def count(name: str, text: str) -> None:
-        tallies[name].update({f"{here['source']}\tdocuments": 1, f"{here['source']}\tbytes": len(text.encode())})
+    def count(name: str, size: int) -> None:
+        tallies[name].update({f"{here['source']}\tdocuments": 1, f"{here['source']}\tbytes": size})
 
     with ExitStack() as stack:
         files: dict[str, IO[bytes]] = {}
 
-        def put(name: str, text: str, **more: Any) -> None:
+        def put(name: str, text: str, size: int | None = None, **more: Any) -> None:
             if name not in files:
                 file = stack.enter_context(atomic_file(folder / f"{name}-{rank:05d}.jsonl.zst"))
                 files[name] = stack.enter_context(zstd_module().open(file, "wb"))
             files[name].write(orjson.dumps({"text": text} | here | more, option=orjson.OPT_APPEND_NEWLINE))
-            count(name, text)
+            count(name, len(text.encode()) if size is None else size)
 
         for part, line, item in plan.read(rank):
             here = place(rank, part, line)
             if isinstance(item, BadLine):
                 if item.reason not in HARMLESS:
-                    put(UNREADABLE, item.excerpt, reason=item.reason)
+                    count(READ, item.bytes)
+                    put(UNREADABLE, item.excerpt, item.bytes, reason=item.reason)
                 continue
             text, verdict = item.text, next(verdicts)
-            count(READ, text)
+            count(READ, len(text.encode()))
             if verdict:
                 put(plan.rules[verdict - 1], text)
                 continue

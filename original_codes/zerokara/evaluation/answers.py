@@ -113,6 +113,7 @@ def stream(model: LoadedModel, prompt: Prompt, max_new_tokens: int, settings: di
             ids = ids[limit - context :]
             break
         prompt = [*prompt[:first], *prompt[first + 2 :]]
+    ids = ids or ends[:1]  # of an empty text: in training a document follows the end of another
     ids_BS = torch.tensor([ids], device=model.device)
     # An encoder-decoder's sentinel tokens tell which masked span the text after them fills.
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=not is_encoder_decoder)

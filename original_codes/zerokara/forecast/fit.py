@@ -317,6 +317,7 @@ class SmallRuns:
                         run, slot = waiting.pop(0), free.pop()
                         running.append((self._start(run, slot), run, slot))
                     time.sleep(0.1)
+                    progress.advance(0)
                     for program, run, slot in [each for each in running if each[0].poll() is not None]:
                         running.remove((program, run, slot))
                         free.append(slot)

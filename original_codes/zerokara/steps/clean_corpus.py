@@ -30,7 +30,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
             raise UserError(Fault(f"package {package}", "is not installed", remedy=remedy))
     if config.executor == "slurm" and shutil.which("sbatch") is None:
         raise UserError(config.fault("executor", "needs sbatch and squeue", "start it where Slurm is, or set local"))
-    from zerokara.cleaning.plan import make_plan  # numpy
+    from zerokara.cleaning.plan import CLEAN, make_plan  # numpy
 
     plan, output = make_plan(config), Path(config.output_dir)
     text, record = output / "text", output / "manifest.json"
@@ -77,6 +77,8 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
         write_file(reports[0], found.page())
         write_json(reports[1], found.as_json())
         rows.append(("report", str(reports[0])))
+        if not found.total(CLEAN, "documents"):
+            rows.append(("warning", "nothing stays of the corpus; the report says which rules dropped what"))
         if config.report_only:
             summary("clean: the report is done", rows, f"{command.again(options.argv)} --set report_only=false")
             return

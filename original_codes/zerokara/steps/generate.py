@@ -57,8 +57,9 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
     named = [f"{key} {value}" for key, value in (own | settings).items() if not key.endswith(("_id", "_version"))]
     log(f"step 5 generate: {folder}, {', '.join(named)}")
     converses, turns, tuned = bool(model.tokenizer.chat_template), list[Message](), facts.read(folder)
-    for text in [options.prompt] if options.prompt else _typed("user ▶ " if converses else "text ▶ "):
-        if text == "reset" and not options.prompt:
+    typed = _typed("user ▶ " if converses else "text ▶ ")
+    for text in typed if options.prompt is None else [options.prompt]:
+        if text == "reset" and options.prompt is None:
             turns.clear()
         elif converses:
             turns.append({"role": "user", "content": text})
@@ -72,10 +73,9 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
 
 
 def _typed(asked: str) -> Iterator[str]:
-    """Lines from the keyboard, until an empty one; or all lines of a file."""
-    asked = asked if sys.stdin.isatty() else ""
+    """Lines from the keyboard or a file, until an empty one."""
     with suppress(EOFError):
-        while (line := input(asked)) or not asked:
+        while line := input(asked if sys.stdin.isatty() else ""):
             yield line
 
 

@@ -145,7 +145,8 @@ def test_an_old_python_is_told_which_is_needed(script: str, tmp_path: Path) -> N
         path.write_bytes((ROOT / script).read_bytes())
     program = (
         "import sys\n"
-        "sys.version_info, sys.path[0] = (3, 8, 10, 'final', 0), sys.argv[1].rpartition('/')[0]\n"
+        "sys.version_info = (3, 8, 10, 'final', 0)\n"
+        "sys.path.insert(0, sys.argv[1].rpartition('/')[0])\n"
         "sys.modules |= dict.fromkeys(['argparse', 'dataclasses', 'pydantic', 'ray', 'ruamel', 'typing'])\n"
         "exec(compile(open(sys.argv[1]).read(), '', 'exec'), {'__name__': '__main__', '__file__': sys.argv[1]})"
     )
