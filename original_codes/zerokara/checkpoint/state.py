@@ -85,11 +85,7 @@ def read_state(folder: Path) -> TrainingState:
 
 
 def parse_state(text: bytes | str, path: Path) -> TrainingState:
-    """Parse the progress of a run; `path` is where it lies.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """Parse the progress of a run; `path` is where it lies. Raises UserError if it is damaged."""
     try:
         content = orjson.loads(text)
         return TrainingState(**{**content, "recent_losses": tuple(content.get("recent_losses", ()))})
@@ -123,11 +119,7 @@ def cut_shapes(share: Share, shapes: Mapping[str, Sequence[int]]) -> dict[str, t
 
 
 def files_of(folder: Path, part: str) -> list[Path]:
-    """Files of a checkpoint's `part` in their order.
-
-    Raises:
-        UserError: one is missing.
-    """
+    """Files of a checkpoint's `part` in their order. Raises UserError if one is missing."""
     counts = {int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{part}-*[0-9]-of-*[0-9].safetensors")}
     count = max(counts, default=1)
     files = [folder / Share(index, count).file_name(part) for index in range(count)]

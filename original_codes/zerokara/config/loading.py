@@ -124,11 +124,7 @@ def text_of(path: Path, named_by: str) -> str:
 
 
 def read_value(text: str) -> Any:
-    """Read the value of a YAML text, None of an empty one.
-
-    Raises:
-        YAMLError: it is not YAML, or has a tag.
-    """
+    """Read the value of a YAML text, None of an empty one. Raises YAMLError if it is not YAML, or has a tag."""
     node = _yaml().compose(text)
     return None if node is None else _value(node)
 

@@ -190,11 +190,7 @@ TaskFiles = tuple[list[InputFile], list[InputFile]]
 
 
 def find_task_files(config: TaskSettings) -> list[TaskFiles]:
-    """Find the files of all tasks.
-
-    Raises:
-        UserError: an entry names nothing, or a format that is not known.
-    """
+    """Find the files of all tasks. Raises UserError if an entry names nothing, or a format that is not known."""
     found = list[TaskFiles]()
     for number, task in enumerate(config.tasks):
         test = find_files(task.test_data, config.where(f"tasks[{number}].test_data"), TABLES)
