@@ -137,7 +137,8 @@ class ChatTemplate:
             lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
             if not lines:
                 raise
-            raise Unlearnable(f"is refused by the chat template ({self._where}:{lines[-1]}): {error}") from error
+            rule = f"is refused by the chat template ({self._where}:{lines[-1]}): {error}"
+            raise Unlearnable(rule, "mend it, or name a chat_template that takes it") from error
         return texts[0], learned[0]
 
     def _unread(self, text: str, learned: Spans, messages: Sequence[Message]) -> Iterator[str]:
@@ -150,7 +151,7 @@ class ChatTemplate:
                     )
                     is_learned = [text[slice(*span)] for span in learned] != [other[slice(*span)] for span in spans]
                     if text == other or (message["role"] == "assistant" and not is_learned):
-                        yield f"does not write {key!r} of message {number + 1} where it belongs: remove it"
+                        yield f"does not write {key!r} of message {number + 1}: remove it, or name a template that does"
 
     def _segments(self, text: str, learned: Spans) -> Segments:
         encode = partial(self._tokenizer.backend_tokenizer.encode, add_special_tokens=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from zerokara.steps import command, preflight
 
 def convert(config: ConvertConfig, options: command.Options) -> None:
     """Do step 4, or say that it is done, or what it would do."""
+    started = time.monotonic()
     folder = Path(config.output_tokenizer_and_model_dir)
     source = checkpoint_source.find(config)
     exported_folder.check_place(config, source)
@@ -68,7 +70,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         rows.insert(1, ("mean", mean))
     if chat is not None:
         rows.append(("chat template", f"{chat['compared']:,} conversations of the training data equal"))
-    rows += [("time", seconds_text(made.seconds)), *(("note", note) for note in logits["notes"])]
+    rows += [("time", seconds_text(time.monotonic() - started)), *(("note", note) for note in logits["notes"])]
     summary("step 4 convert: done", rows)
     print(following)
 
