@@ -41,12 +41,11 @@ NEVER = {
     "corpus/find.py": "_AT_WORK _ABOUT _ADDRESS",
     "errors.py": "check_hub_token",
     "evaluation/model_index.py": "_result",
-    "examples/encoding.py": "_NUMBERED _MARK _CHANCE auto_source",
+    "examples/encoding.py": "_NUMBERED MARK _CHANCE auto_source",
     "huggingface/checkpoint_source.py": "_CHECKPOINT_NAME",
     "huggingface/from_hf.py": "carried",
     "huggingface/model_folder.py": "BUFFERS tensors _refusal",
     "huggingface/proof.py": "_LAYER",
-    "huggingface/to_hf.py": "_shards",
     "huggingface/tokenizer_json.py": "_split_special_names",  # pairs of single characters
     "steps/clean.py": "find",
     "tokenizer/fast_encoder.py": "_unproved_json",
