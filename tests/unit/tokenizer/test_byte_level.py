@@ -155,7 +155,7 @@ def test_truncation_and_padding_of_the_file_are_of_no_effect(tmp_path: Path) -> 
     def found() -> list[Any]:
         encoder, tokenizer = open_encoder(path.parent), tokenizer_proof.load(path.parent)
         template = ChatTemplate(auto_source(encoder), "auto", tokenizer)
-        segments = [[ids.tolist() for ids in talk] for talk in template.encode(talks)]  # type: ignore[union-attr]
+        segments = [[ids.tolist() for ids in template.encode(talk)] for talk in talks]
         return [segments, tokenizer(TEXTS[:3])["input_ids"], [ids.tolist() for ids in encoder.encode_many(TEXTS[:3])]]
 
     expected = found()

@@ -127,7 +127,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     for content in (b"nope", b"[]", b"{}", b'{"model": 1}', b"\xff"):
         (tmp_path / "vocab.json").write_bytes(content)
         assert "tokenizer.json" in _fault(tmp_path / "vocab.json").rule
-    assert "No such file" in _fault(tmp_path / "missing.json").rule
+    assert "no such" in _fault(tmp_path / "missing.json").rule
     path = word_piece(tmp_path)
     path.write_text(path.read_text("utf-8").replace('"unk_token": "[UNK]"', '"unk_token": "<nowhere>"'), "utf-8")
     assert "Missing [UNK]" in _fault(path).rule, "it could not encode"
