@@ -123,7 +123,6 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.huggingface import exported_folder
-from zerokara.steps.convert_to_hf import notebook_for
 
 tokenizer = load(TokenizerConfig, Path(sys.argv[1]))
 pretrain = load(PretrainConfig, Path(sys.argv[2]))
@@ -143,8 +142,9 @@ print(
   training curve      {run / 'plots' / 'loss.png'}"""
 )
 if not pretrain.traits.no_class:
-    notebook = notebook_for(pretrain.traits.is_encoder_decoder)
-    print(f"  Hugging Face model  {model}\n  to play with it     {notebook}")
+    spans, text = "5_fill_masked_spans_with_model.ipynb", "5_play_with_model.ipynb"
+    notebook = spans if pretrain.traits.is_encoder_decoder else text
+    print(f"  Hugging Face model  {model}\n  to play with it     python 5_generate.py --config {sys.argv[3]}, or {notebook}")
 PYTHON
 
 printf '\n━━━ time\n'
