@@ -34,7 +34,7 @@ def plan_of(corpus: Path, size: str, tokens: int, settings: tuple[str, ...] = ()
     """What step 3 would do with the shipped settings; `corpus` is a configuration that names token files."""
     given = _settings(corpus, size, tokens, 1)
     planner = Planner(ROOT / "config.yaml", (*(f"{key}={value}" for key, value in given.items()), *settings))
-    return planner.local_plan().plan
+    return planner.local_plan()
 
 
 def shape_of(plan: RunPlan) -> Shape:

@@ -107,7 +107,7 @@ def _sentencepiece(model: Path) -> Callable[[list[str]], Any]:
 
 
 def _chosen(encoder: Encoder | FastEncoder) -> Callable[[list[str]], Any]:
-    return encoder.encode_unchecked if isinstance(encoder, FastEncoder) else _sentencepiece(encoder.model_path)
+    return encoder.encode_joined if isinstance(encoder, FastEncoder) else _sentencepiece(encoder.model_path)
 
 
 def hugging_face(tokenizer_json: Path, texts: list[str], workers: int) -> float:
