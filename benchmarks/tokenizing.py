@@ -22,7 +22,6 @@ SentencePiece, line by line, on the whole corpus.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import multiprocessing
 import os
@@ -169,7 +168,7 @@ def main() -> None:
         texts = [orjson.loads(line)["text"] for line in file]
     size = sum(len(text.encode()) for text in texts) / 1e6
     encoder = Encoder(given.model)
-    choice = choose(encoder, itertools.islice(texts, 0, None, max(1, len(texts) // 100)))
+    choice = choose(encoder, texts[:: max(1, len(texts) // 100)])
     print(
         f"{given.corpus.name}: {len(texts):,} documents, {size:.1f} MB; {given.workers} workers; ours by {choice.name}"
     )

@@ -15,6 +15,7 @@ from configs import fault_of
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
+from zerokara.durable import write_json
 from zerokara.examples import facts as finetuning
 from zerokara.examples.facts import FinetuneFacts, SplitCounts, read
 from zerokara.publishing import card
@@ -146,7 +147,7 @@ def finetuned(facts: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
         task="Korean reviews", data=counts, metric="macro_f1", init_from="me|base",
         test=finetuning.MetricResult(0.8712, 0.851, 0.8899, 500, "global_step30"), baselines=others,
     )  # fmt: skip
-    made.write(tmp_path)
+    write_json(tmp_path / finetuning.NAME, asdict(made))
     assert read(tmp_path) == made
     facts["model"]["converses"] = True
     facts["proof"]["chat"] = {"compared": 700}
