@@ -1,7 +1,7 @@
 """Step 5 from the command line: a text or a chat → what the exported model writes (`5_generate.py`).
 
     python 5_generate.py "Once upon a time"     continues the text, or answers it if the export has a chat template
-    python 5_generate.py                        asks for line after line; `reset` begins anew, an empty line ends
+    python 5_generate.py                        reads prompts line by line; `reset` restarts a chat, an empty line ends
 
 The export's generation_config.json says where a text ends and how tokens are drawn. Another Hugging Face folder:
 --set output_tokenizer_and_model_dir=FOLDER
@@ -29,7 +29,7 @@ HELP = {
     "redo": "",
     "prompt": "text to continue, or to answer; without one, each line that is typed",
     "tokens": f"most tokens to write at once (default {TOKENS})",
-    "temperature": "in place of the export's own; 0 always takes the likeliest token",
+    "temperature": "in place of the export's own; 0 is greedy (the arg max)",
     "seed": "the same seed gives the same text",
 }
 
