@@ -40,7 +40,7 @@ class Rules(Settings):
     """Drop documents that share this many words in a row (characters in scripts without spaces) with evaluation_data,
     which would make scores on it worthless."""
     evaluation_data: Words = ("config.yaml", "evaluate_config.yaml", "finetune_config.yaml")
-    """Files of texts, or configuration files, of which texts, test_data, valid_data and valid_jsonl are looked for."""
+    """Text files, or configuration files whose texts, test_data, valid_data and valid_jsonl are searched for."""
     languages: Words = ()
     """Keep only documents in these languages, e.g. [pt, en], as fastText's lid.176 recognises them: ISO 639 codes of
     176 languages."""

@@ -107,13 +107,13 @@ class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
     # What is not described here is described by the component, without what that says of `auto`.
     output_model_dir: Text = "models/finetuned"
     epochs: PositiveFloat | Auto = "auto"
-    """Epochs (passes over the training examples) if train_tokens is auto; ignored otherwise. `auto` is the fewer, the
-    more examples there are."""
+    """Epochs (passes over the training examples) if train_tokens is auto; ignored otherwise. `auto` decreases as
+    the number of examples grows."""
     global_batch_size: PositiveInt | Auto = "auto"
-    """Sequences in one optimizer step, over all processes; each holds several examples (packed_length). `auto` is the
-    more, the more examples there are."""
+    """Sequences in one optimizer step, over all processes; each holds several examples (packed_length). `auto` grows
+    with the number of examples."""
     lr: PositiveFloat | Auto = "auto"
-    """Peak learning rate. `auto` follows the number of examples, their learned tokens and the model's size."""
+    """Peak learning rate. `auto` depends on the number of examples, their learned tokens and the model's size."""
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
     lr_schedule: LearningRateSchedule = "cosine"
     optimizer: OptimizerName = "adamw"

@@ -150,9 +150,8 @@ class HuggingFaceEncoder(Encoder):
     def _end_id(self, where: str) -> int:
         """Id of the end of a document; raises a `UserError` where it is not certain."""
         named, choice = self._named("eos"), self._end_of_document
-        if (
-            read_json(self.model_path.with_name("manifest.json")).get("step") == "convert"
-        ):  # its config has the end of the run
+        record = read_json(self.model_path.with_name("manifest.json"))
+        if record.get("step") == "convert":  # our export: its config.json has the end of the run
             named = self._named("eos", ENDS_NAMES[1:]) or named
         ids = [*named] if choice == "auto" else [self.vendor.token_to_id(choice)]
         ids = [*named][:1] if choice == FIRST_END else ids

@@ -145,7 +145,7 @@ class Schedule:
 
 
 def differences(before: Schedule, after: Schedule, step: int) -> Iterator[str]:
-    """Yield what of a run behind `step` would differ by more than a tenth: its length, its limit, its learning rate."""
+    """Yield what would differ by more than a tenth in a run after `step`: length, time limit, learning rate."""
     if abs(after.num_tokens - before.num_tokens) > before.num_tokens / 10:
         yield f"{after.num_steps:,} steps, not {before.num_steps:,}"
     was, now = (math.inf if each.config.max_hours == "auto" else each.config.max_hours for each in (before, after))
