@@ -142,13 +142,12 @@ class ChatTemplate:
         return texts[0], learned[0]
 
     def _unread(self, text: str, learned: Spans, messages: Sequence[Message]) -> Iterator[str]:
-        """Rules that a template breaks: further fields of a message, as its calls of tools, do not change its text."""
+        """Yield a fault for each extra field of a message, such as `tool_calls`, that does not change the text."""
         for number, message in enumerate(messages):
             for key in extra_keys(message):
+                without = [*messages[:number], {**message, key: None}, *messages[number + 1 :]]
                 with suppress(Unlearnable):  # where the template needs it
-                    other, spans = self._filled_in(
-                        [*messages[:number], {**message, key: None}, *messages[number + 1 :]]
-                    )
+                    other, spans = self._filled_in(without)
                     is_learned = [text[slice(*span)] for span in learned] != [other[slice(*span)] for span in spans]
                     if text == other or (message["role"] == "assistant" and not is_learned):
                         yield f"does not write {key!r} of message {number + 1}: remove it, or name a template that does"
@@ -196,11 +195,13 @@ def _losses(text: str, learned: Spans, messages: Sequence[Message]) -> Iterator[
             yield f"loses text: {message['content'][:40]!r} is not in what it makes of it, or not where it belongs"
 
 
-def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], encodes: bool, ends: Sequence[int]) -> list[int]:
+def prompt_ids(
+    tokenizer: Any, prompt: str | Sequence[Message], is_encoder_decoder: bool, ends: Sequence[int]
+) -> list[int]:
     """Return the ids of a prompt in training, tests and use; RunError for a conversation without a chat template."""
     if isinstance(prompt, str):
         ids = list(tokenizer(prompt, verbose=False)["input_ids"])
-        if encodes or len(ids) < 2 or ids[-1] not in ends:
+        if is_encoder_decoder or len(ids) < 2 or ids[-1] not in ends:
             return ids
         # Without the end that the tokenizer adds, but with one that the prompt spells.
         spelled = list(tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"])
@@ -211,16 +212,14 @@ def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], encodes: bool, e
 
 
 def encode(
-    example: Example, encoder: Encoder, tokenizer: Any, template: ChatTemplate | None, encodes: bool
+    example: Example, encoder: Encoder, tokenizer: Any, template: ChatTemplate | None, is_encoder_decoder: bool
 ) -> Segments:
     """Return the segments of an example, or raise Unlearnable; `template` is that of conversations."""
     if template is not None:
         segments = template.encode(example.messages)
     else:
-        prompt, answer = (
-            prompt_ids(tokenizer, example.prompt, encodes, [encoder.eos_id]),
-            encoder.encode(example.answer),
-        )
+        prompt = prompt_ids(tokenizer, example.prompt, is_encoder_decoder, [encoder.eos_id])
+        answer = encoder.encode(example.answer)
         if not len(answer):
             raise Unlearnable(f"the answer {example.answer[:80]!r} gives no token, so nothing is learned")
         segments = [np.array(prompt, dtype=np.int32), np.append(answer, np.int32(encoder.eos_id))]

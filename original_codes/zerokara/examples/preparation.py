@@ -93,10 +93,11 @@ def prepare(
     log(f"examples: {plural(len(all_files), 'file')}, {size}, {form.name} → {bin_path(paths.prefix('train'))}")
     tokenizer = load_tokenizer()
     template = _template(config, encoder, tokenizer, is_encoder_decoder) if form.name == "messages" else None
-    encodes = partial(encode, encoder=encoder, tokenizer=tokenizer, template=template, encodes=is_encoder_decoder)
+    encoding = {"encoder": encoder, "tokenizer": tokenizer, "template": template}
+    encode_example = partial(encode, **encoding, is_encoder_decoder=is_encoder_decoder)
     fits = partial(fit, length=packed_length, overlong=config.overlong, is_encoder_decoder=is_encoder_decoder)
     with _claimed(paths):
-        splitter = _Splitter(config, paths, files, form, encodes, fits, encoder)
+        splitter = _Splitter(config, paths, files, form, encode_example, fits, encoder)
         counts = splitter.run()
         _check_counts(config, paths, counts)
         check_unchanged(all_files)
