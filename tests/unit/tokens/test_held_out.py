@@ -45,7 +45,8 @@ def config(make_config: Callable[..., PretrainConfig], tmp_path: Path) -> Pretra
     (tmp_path / "held.jsonl.zst").write_bytes(COMPRESS[".zst"](json_lines(VALID[0])))
     (tmp_path / "held.txt").write_text("\n".join(VALID[1]), encoding="utf-8")
     names = {"input_jsonl": ("a.jsonl", "b.jsonl.gz"), "valid_jsonl": ("held.jsonl.zst", "held.txt")}
-    return make_config(**{key: [str(tmp_path / name) for name in each] for key, each in names.items()})
+    files = {key: [str(tmp_path / name) for name in each] for key, each in names.items()}
+    return make_config(**files, output_model_dir=str(tmp_path / "run"))
 
 
 def test_both_splits_hold_what_megatron_s_reader_expects_in_one_run_in_parts_and_resumed(
