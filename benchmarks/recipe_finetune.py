@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT / "original_codes"))
 # ruff: noqa: E402
 import torch
 from new_language import step
-from recipe_finetune_data import METRICS, write_base, write_examples
+from recipe_finetune_data import METRICS, TESTED, write_base, write_examples
 
 from zerokara import checkpoint
 from zerokara.checkpoint.folders import read_metrics
@@ -145,7 +145,7 @@ def _finish(given: argparse.Namespace, run: dict[str, str]) -> None:
     plan_path, folder = given.out / key / PLAN_NAME, given.out / key
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     with open(given.out / "log.txt", "a", encoding="utf-8") as log:
-        for work in (lambda: _train(settings, run), lambda: _test(plan_path)):
+        for work in (lambda: _train(settings, run), lambda: _test(plan_path, TESTED.get(run["task"]))):
             if _in_fork(work, log.fileno()):
                 print(f"failed: {run}; see {log.name}", flush=True)
                 return
@@ -160,6 +160,7 @@ def _finish(given: argparse.Namespace, run: dict[str, str]) -> None:
         "metric": metric,
         "value": loaded[f"test_{metric}"],
         "loss": loaded["test_loss"],
+        **{key: value for key, value in loaded.items() if key == f"test_{TESTED.get(run['task'])}"},
         "best_step": loaded["step"],
         "valid": [[line["step"], line[f"valid_{metric}"]] for line in metrics if f"valid_{metric}" in line],
         "seconds": round(time.monotonic() - started, 1),
@@ -208,7 +209,11 @@ def _plan(settings: dict[str, object], given: dict[str, Any]) -> RunPlan:
     return trials.on_this_machine(make_plan(config, task=finetuning.FINETUNING))
 
 
-def _test(plan_path: Path) -> int:
+def _test(plan_path: Path, metric: str | None) -> int:
+    if metric:  # which chose no checkpoint: answers of each validation would take longer than the training
+        plan = json.loads(plan_path.read_text(encoding="utf-8"))
+        plan["resolved"]["metric"] = plan["requested"]["metric"] = metric
+        plan_path.write_text(json.dumps(plan), encoding="utf-8")
     best = checkpoint.best(plan_path.parent) or checkpoint.newest_complete(plan_path.parent)
     return worker.main([str(plan_path), "test", str(best)])
 

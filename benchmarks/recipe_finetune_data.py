@@ -4,7 +4,7 @@
 |---|---|---|
 | sentiment | a Korean film review, and whether it is positive (NSMC) | accuracy |
 | kinds | the beginning of a Romanian text, and whether it is a law, a novel or news | accuracy |
-| pairs | a Romanian sentence without its diacritics, and the sentence | loss |
+| pairs | a Romanian sentence without its diacritics, and the sentence | loss, words that are right |
 | chats | two turns: a sentence of a novel, and the sentence behind it | loss |
 
 All are at most `MAX_CHARACTERS` a text, so that twenty thousand take minutes. Training examples are drawn by a seed;
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 METRICS = {"sentiment": "accuracy", "kinds": "accuracy", "pairs": "loss", "chats": "loss"}
+TESTED = {"pairs": "word_accuracy"}
+"""Metric of the answers to the test examples, beside the loss, by which checkpoints are chosen."""
 MAX_CHARACTERS = 80
 NUM_VALID, NUM_TEST = 200, 1000
 BASE = (("ro_eltec.jsonl.gz", 700), ("ro_rosts.jsonl", 8000), ("ro_laws.jsonl", 250), ("ko_nsmc_reviews.jsonl.gz", 900))

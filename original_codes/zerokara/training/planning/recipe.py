@@ -17,7 +17,7 @@ from zerokara.config.settings import resolved
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 
-VERSION = 4
+VERSION = 5
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
 TRIED_EPOCHS = 3.2
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
@@ -90,15 +90,16 @@ def _rule_for_examples(key: str, config: TrainingSettings, shape: ModelShape, ex
         wanted = 12 * (count / 200) ** 0.3
         size = min(rows, max(1, 2 ** round(math.log2(wanted * rows / count))))
         return size, f"about {wanted:.0f} of {count:,} examples a step"
+    is_short = learned <= SHORT_ANSWER * count
     if key == "epochs":
-        epochs = min(10, max(2, 10 * (2000 / count) ** 0.4))
+        most, until = (5, 2_000) if is_short else (10, 20_000)
+        epochs = min(most, max(2, most * (until / count) ** 0.4))
         epochs = min(MAX_EPOCHS, max(epochs, MIN_STEPS * config.global_batch / rows))
-        return float(f"{epochs:.2g}"), f"2 to 10, fewer for more examples, in at least {MIN_STEPS} steps"
+        return float(f"{epochs:.2g}"), f"2 to {most}, fewer for more examples, in at least {MIN_STEPS} steps"
     if config.optimizer == "adafactor":
         return 1e-3, "relative to the weights, as T5"
-    is_short = learned <= SHORT_ANSWER * count
-    value = 5e-4 * (count / 200) ** 0.15 if is_short else 1e-3 * (learned / 6e4) ** 0.9
-    value = min(1e-3, value) * min(1.0, 1e6 / shape.num_parameters()) ** 0.4
+    value = min(1e-3, 5e-4 * (count / 200) ** 0.15) if is_short else min(4e-3, 1e-3 * (learned / 6e4) ** 0.9)
+    value *= min(1.0, 1e6 / shape.num_parameters()) ** 0.5
     answers = "short answers" if is_short else f"{learned:,} learned tokens"
     return _rounded(value), f"for {answers}, and the model's size"
 
