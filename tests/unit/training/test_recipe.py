@@ -178,7 +178,7 @@ def for_examples(count: int, learned: int, rows: int, kept: dict[str, Any] | Non
     [
         ((200, 400, 16), 1, 6.2, 5e-4),  # labels: 12 examples a step are one row of 12; five epochs would be 80 steps
         ((20_000, 40_000, 1600), 4, 2.0, 1e-3),  # 48 examples a step; 5e-4 · 100^0.15
-        ((200, 6000, 32), 2, 10.0, 1.25e-4),  # texts: 1e-3 · 0.1^0.9
+        ((200, 6000, 32), 2, 10.0, 7.5e-5),  # texts: 6e-4 · 0.1^0.9
         ((20_000, 600_000, 3200), 8, 10.0, 4e-3),
         ((200_000, 6_000_000, 32_000), 16, 4.0, 4e-3),
         ((200, 400, 4), 1, 25.0, 5e-4),  # so few rows that five epochs would be twenty steps

@@ -98,7 +98,7 @@ def _rule_for_examples(key: str, config: TrainingSettings, shape: ModelShape, ex
         return float(f"{epochs:.2g}"), f"2 to {most}, fewer for more examples, in at least {MIN_STEPS} steps"
     if config.optimizer == "adafactor":
         return 1e-3, "relative to the weights, as T5"
-    value = min(1e-3, 5e-4 * (count / 200) ** 0.15) if is_short else min(4e-3, 1e-3 * (learned / 6e4) ** 0.9)
+    value = min(1e-3, 5e-4 * (count / 200) ** 0.15) if is_short else min(4e-3, 6e-4 * (learned / 6e4) ** 0.9)
     value *= min(1.0, 1e6 / shape.num_parameters()) ** 0.5
     answers = "short answers" if is_short else f"{learned:,} learned tokens"
     return _rounded(value), f"for {answers}, and the model's size"
