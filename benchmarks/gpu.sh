@@ -9,7 +9,7 @@
 #   tests      tests/gpu under NCCL
 #   dense      Llama of 125M, 350M and 1.3B: step 3 as a user has it, with a profile; then 125M to 1.3B eager
 #   families   a mixture of experts and a T5, compiled and eager
-#   zero       AdamW by FSDP2 at ZeRO stages 2 and 3, 125M and 350M; by DeepSpeed with its state in main memory
+#   zero       ZeRO stages 1 to 3, 125M and 350M, with the optimizer's state in main memory
 #   all        these four, one after another, each with its own minutes: no single call of nine minutes holds them
 #   table      the table of what lies in DIR; further folders may follow it
 #

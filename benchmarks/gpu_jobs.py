@@ -44,7 +44,8 @@ WORDS = {"50k": (49_000, 2_000), "128k": (127_000, 2_000)}
 TINY_WORDS = {"50k": (500, 60), "128k": (1000, 60)}
 
 
-EAGER = ("compile=off",)
+EAGER, OFFLOAD = ("compile=off",), "offload=optimizer"
+"""One process meets DeepSpeed with offload alone."""
 PARTS: dict[str, dict[str, Job]] = {
     "dense": {
         "125m": Job("125m"),
@@ -61,11 +62,11 @@ PARTS: dict[str, dict[str, Job]] = {
         "t5-eager": Job("t5", EAGER, 50),
     },
     "zero": {
-        "125m-zero2": Job("125m", ("zero_stage=2",)),
-        "125m-zero3": Job("125m", ("zero_stage=3",)),
-        "350m-zero2": Job("350m", ("zero_stage=2",)),
-        "350m-zero3": Job("350m", ("zero_stage=3",)),
-        "125m-zero1-offload": Job("125m", ("zero_stage=1", "offload=optimizer")),
+        **{
+            f"{size}-zero{stage}": Job(size, (f"zero_stage={stage}", OFFLOAD))
+            for size in ("125m", "350m")
+            for stage in (1, 2, 3)
+        },
     },
 }
 """What is wanted most comes first: at the end of a part's minutes the rest is left out."""
@@ -82,7 +83,7 @@ FIRST: dict[str, Job] = {
     "1.3b-muon": Job("1.3b", MUON, 60),
     "1.3b-documents": Job("1.3b", (*MUON, *DOCUMENTS), 55),
     "125m-vocabulary-128k": Job("125m", MUON, 45, "128k"),
-    "125m-zero2": Job("125m", ("zero_stage=2",), 35),
+    "125m-zero2": Job("125m", ("zero_stage=2", OFFLOAD), 35),
     "1.3b-fp8": Job("1.3b", (*MUON, "precision=fp8"), 50),
 }
 """What is wanted most comes first. One process each, that measures, is profiled, and does not save."""

@@ -70,7 +70,7 @@ def details(one: dict[str, Any]) -> list[str]:
     """How a measurement was made, and where its time goes."""
     settings = f" ({', '.join(one['settings'])})" if one["settings"] else ""
     loss = number(one["loss"], 1, "", 3)
-    lines = [f"**{one['name']}**{settings}: {one['updater']}; {one['steps']} steps counted; last loss {loss}"]
+    lines = [f"**{one['name']}**{settings}: {one['engine']}; {one['steps']} steps counted; last loss {loss}"]
     if shown := one.get("profile"):
         step = 1000 * shown["step_seconds"]
         kernels = [f"{took:.1f} ms ({took / step:.0%}) `{name[:90]}`" for name, took in shown["kernels"][:NUM_KERNELS]]

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/scale.py
 
 Nothing here was run on such machines. The program's own formulae give operations, memory, bytes of a checkpoint, and
-what FSDP2 and DeepSpeed send at each stage (`Traffic`); link speeds, peaks and failures are published; speeds of the
+what DeepSpeed sends at each stage (`Traffic`); link speeds, peaks and failures are published; speeds of the
 host were measured (`Measured`). Failures are simulated.
 """
 
@@ -23,7 +23,7 @@ from zerokara.config.loading import load  # noqa: E402
 from zerokara.config.pretrain_config import PretrainConfig  # noqa: E402
 from zerokara.model.shapes import ModelShape  # noqa: E402
 from zerokara.training.compute import optimizers  # noqa: E402
-from zerokara.training.compute.updater import with_hierarchy  # noqa: E402
+from zerokara.training.compute.updater import for_machines  # noqa: E402
 from zerokara.training.planning import memory  # noqa: E402
 from zerokara.training.planning.memory import MemoryForecast  # noqa: E402
 
@@ -115,19 +115,19 @@ def step_seconds(run: Run, network: float) -> float:
     """A step: what each stage sends, and what of it the forward and backward passes (a third, two thirds) hide.
 
     Gradients are scattered in fp32 beside the backward pass: at stage 1 in the last micro batch, at 2 and 3 in each.
-    Weights are gathered beside the forward pass of the first; at stage 3 beside both passes of each, or hierarchical
-    (DeepSpeed 0.19.8), once a step between machines and then inside of them.
+    Weights are gathered after the update, beside nothing; at stage 3 beside both passes of each micro batch, or
+    hierarchical, once a step between machines and then inside of them (DeepSpeed 0.19.8).
     """
     traffic, number = Traffic(run.nodes, network), run.micro_batches
     forward, backward = run.compute_seconds / 3, run.compute_seconds * 2 / 3
     parameters = run.shape.num_parameters()
     scattering, first = traffic.gather(4 * parameters), traffic.gather(2 * parameters)
-    stage, later = run.layout.config.zero_stage, 0.0
+    stage, later = run.layout.config.stage, 0.0
     if stage == 3:
         later = traffic.gather_inside(2 * parameters) if run.layout.template else first
     scattered = 1 if stage == 1 else number
     return (
-        max(forward, first)
+        (max(forward, first) if stage == 3 else first + forward)
         + (number - 1) * max(forward, later)
         + scattered * max(backward, later + scattering)
         + (number - scattered) * backward
@@ -148,7 +148,7 @@ def runs(size: str, nodes: int) -> Iterator[Run]:
             ]  # fmt: skip
             config = load(PretrainConfig, ROOT / "config.yaml", settings)
             shape = ModelShape.from_config(config, VOCABULARY)
-            template = with_hierarchy({}, config, processes, nodes)
+            template = for_machines({}, config, processes, nodes)
             layout = MemoryForecast(config, shape, processes, nodes, template, main_bytes=0, gpu_bytes=GPU_BYTES)
             run = Run(shape, layout, nodes)
             if run.fits:
@@ -170,7 +170,7 @@ def step_table(network: float) -> list[str]:
         cells, alone = [], best(size, 1, network)[1]
         for nodes in NODES:
             run, seconds = best(size, nodes, network)
-            cells.append(f"{_short(seconds)} ({run.layout.config.zero_stage}; {alone / (nodes * seconds):.0%})")
+            cells.append(f"{_short(seconds)} ({run.layout.config.stage}; {alone / (nodes * seconds):.0%})")
         lines.append(_row(size, *cells))
     return lines
 
@@ -179,7 +179,7 @@ def stage_table(size: str, nodes: int) -> list[str]:
     """Every stage of one size, stage 3 with and without hierarchical partitioning."""
     lines = [_row(f"{size} on {nodes} machines", *NETWORKS), _rule(len(NETWORKS))]
     for run in runs(size, nodes):
-        ways = {f"stage {run.layout.config.zero_stage}": run}
+        ways = {f"stage {run.layout.config.stage}": run}
         if run.layout.template:  # it holds zero_hpz_partition_size alone
             flat = replace(run, layout=replace(run.layout, template={}))
             ways = {"stage 3, as without `zero_hpz_partition_size`": flat, "stage 3, hierarchical": run}

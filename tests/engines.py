@@ -19,6 +19,11 @@ from zerokara.training.compute.engine import Engine
 from zerokara.training.compute.updater import load_template
 from zerokara.training.processes.joining import init_process_group, local_device
 
+OF_A_LARGE_MODEL = {
+    "stage3_param_persistence_threshold": 100, "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0,
+}  # fmt: skip
+"""By default ZeRO 3 partitions no matrix as small as these, and keeps what it has gathered for the backward pass."""
+
 
 def join_alone(device: str = "cpu") -> None:
     """Be the only process of a run, joined by the backend of this device whatever an earlier test has opened.
@@ -55,18 +60,20 @@ def require_backend(backend: str) -> None:
 
 def engine_of(model: Model, settings: PretrainConfig, chosen_for: int = 1) -> Engine:
     """Open for a lone process the engine that a run of `chosen_for` data-parallel ranks has."""
-    kind = updater.engine_kind(settings, chosen_for, {})
-    with mock.patch.object(updater, "engine_kind", lambda *_: kind):
+    uses = updater.uses_deepspeed(settings, chosen_for)
+    with mock.patch.object(updater, "uses_deepspeed", lambda *_: uses):
         return open_with_weights(model, settings, load_template("auto"), local_device())
 
 
 def open_with_weights(model: Model, settings: PretrainConfig, template: dict[str, Any], device: torch.device) -> Engine:
     """Open an engine that begins with the weights of `model`, unrounded."""
+    if deepspeed_groups := sys.modules.get("deepspeed.utils.groups"):  # it has the hierarchy of an engine before this
+        deepspeed_groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     weights = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
     engine = updater.open_engine(model, settings, template, device)
     for name, weight in weights:
-        engine.write(name, None, weight)
-    engine.sync_from_master(num_updates=0)
+        engine.optimizer.write(name, None, weight)
+    engine.round_masters()
     return engine
 
 

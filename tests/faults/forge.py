@@ -54,8 +54,7 @@ from zerokara.finetuning import worker as finetuning_worker
 from zerokara.finetuning.task import FINETUNING, prepared
 from zerokara.samples.batches import Batches
 from zerokara.training import loop, run, saving, validation, worker
-from zerokara.training.compute.engine import ReplicatedEngine
-from zerokara.training.compute.sharded import ShardedEngine
+from zerokara.training.compute.engine import LoneEngine
 from zerokara.training.compute.zero import ZeroEngine
 from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, PRETRAINING, make_plan
@@ -64,11 +63,10 @@ PACKAGE = str(Path(zerokara.__file__).parent)
 LOADED_LATE = (
     "deepspeed.module_inject.auto_ep_layer",
     "deepspeed.runtime.superoffload.superoffload_stage3",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
     "numpy.ma",
     "sentencepiece.sentencepiece_model_pb2",
 )
-ENGINES = ReplicatedEngine, ShardedEngine, ZeroEngine
+ENGINES = LoneEngine, ZeroEngine
 Call = Callable[..., object]
 HOLD_SECONDS = 60
 

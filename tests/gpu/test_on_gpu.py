@@ -45,13 +45,13 @@ def test_the_first_loss_is_that_of_guessing(architecture: str) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "zero_stage", "num_steps", "learning_rate", "learned"),
     [
-        *[("adamw", zero_stage, 20, 1e-3, 0.5) for zero_stage in range(4)],
-        *[("adafactor", zero_stage, 30, 0.05, 0.3) for zero_stage in range(2)],
-        *[("muon", zero_stage, 30, 1e-3, 0.3) for zero_stage in range(2)],
+        *[("adamw", zero_stage, 20, 1e-3, 0.5) for zero_stage in (1, 2, 3)],
+        *[("adafactor", zero_stage, 30, 0.05, 0.3) for zero_stage in (1, 3)],
+        *[("muon", zero_stage, 30, 1e-3, 0.3) for zero_stage in (1, 3)],
     ],
 )
 def test_bf16_learns(optimizer: str, zero_stage: int, num_steps: int, learning_rate: float, learned: float) -> None:
-    """AdamW at stage 1 as well under DeepSpeed, which a lone process would not choose for it."""
+    """Under DeepSpeed, which a lone process does without."""
     engine = engine_for(chosen_for=2, optimizer=optimizer, zero_stage=zero_stage)
     losses = train(engine, num_steps, learning_rate)
     assert losses[-1] < losses[0] - learned
@@ -63,7 +63,7 @@ def test_offload_moves_the_state_and_changes_no_loss(zero_stage: int, offload: s
     expected = train(plain, 10, 1e-3)
     assert expected[-1] < expected[0] - 0.2
     assert train(away, 10, 1e-3) == pytest.approx(expected, abs=2e-3)  # the norm is added up in another order
-    states = away._adam.state.values()  # type: ignore[attr-defined]
+    states = away.optimizer.state.values()
     assert {state["exp_avg"].device.type for state in states} == {"cpu"}
 
 
@@ -75,7 +75,7 @@ def test_the_state_goes_out_and_in(overrides: dict[str, Any]) -> None:
     train(first, 3, 1e-3)
     weights = {name: tensor.cpu().clone() for name, tensor in master_weights(first)}
     moments = {name: tensor.cpu().clone() for name, tensor in optimizer_state(first)}
-    load_state(second, weights.items(), moments, first.num_updates)
+    load_state(second, weights.items(), moments, first.optimizer.num_updates)
     for name, tensor in [*master_weights(second), *optimizer_state(second)]:
         assert torch.equal(tensor.cpu(), (weights if name in weights else moments)[name]), name
     assert train(second, 3, 1e-3) == pytest.approx(train(first, 3, 1e-3), abs=2e-3)

@@ -22,7 +22,7 @@ from steps import KINDS, VOCABULARY, batches_of, stepper
 
 from zerokara.model import compilation, loss
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import engine, sharded
+from zerokara.training.compute import engine, zero
 from zerokara.training.processes.joining import Processes
 
 pytestmark = pytest.mark.gpu
@@ -56,7 +56,7 @@ def waits_refused() -> Iterator[Counter[str]]:
     read_once = counted(engine.read_once, lambda norm, _: norm.device.type)
     with (
         mock.patch.object(engine, "read_once", read_once),
-        mock.patch.object(sharded, "read_once", read_once),
+        mock.patch.object(zero, "read_once", read_once),
         mock.patch.object(torch.cuda, "synchronize", counted(torch.cuda.synchronize, lambda *_: SYNCHRONIZE)),
         mock.patch.object(
             torch.cuda.Stream, "synchronize", counted(torch.cuda.Stream.synchronize, lambda _: SYNCHRONIZE)
@@ -95,8 +95,9 @@ def host_group() -> Any:
     return None if REHEARSED else torch.distributed.new_group(backend="gloo")
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.get("zero_stage") != 3])
 def test_the_host_waits_once_a_step(name: str) -> None:
+    """Not at stage 3, where DeepSpeed waits for what it has gathered and reduced."""
     check_third_step(KINDS[name])
 
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import psutil
 import torch.distributed
-from torch.distributed.tensor import DTensor
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -47,10 +46,8 @@ torch.distributed.distributed_c10d._get_default_timeout = lambda backend: dateti
 
 
 def optimizer_bytes(trainer: Trainer) -> int:
-    engine: Any = trainer.run.engine
-    optimizers = engine._optimizers.values() if hasattr(engine, "_optimizers") else [engine._adam]
-    values = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
-    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
+    values = [value for state in trainer.run.engine.optimizer.state.values() for value in state.values()]
+    return sum(value.numel() * value.element_size() for value in values)
 
 
 def watch_weights(trainer: Trainer, name: str = "", at_step: int = 0) -> None:
@@ -59,8 +56,7 @@ def watch_weights(trainer: Trainer, name: str = "", at_step: int = 0) -> None:
 
     def watching(record: StepRecord) -> bool:
         if record.step == at_step and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-            whole = parameters[name]
-            (whole.to_local() if isinstance(whole, DTensor) else whole).detach().view(-1)[5] += 2**-10
+            parameters[name].detach().view(-1)[5] += 2**-10
         trainer.divergence.check(record.step)
         return after_step(record)
 

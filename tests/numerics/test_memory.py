@@ -11,7 +11,6 @@ from configs import RECIPE
 from drawn_models import build
 from engines import open_with_weights
 from forked import answers_of, config_from
-from torch.distributed.tensor import DTensor
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
@@ -29,14 +28,14 @@ BATCH = {"global_batch_size": 4, "micro_batch_size": 1}
 HIERARCHICAL = str(Path(__file__).with_name("hierarchical_template.json"))
 """Each machine keeps the weights of a step; here there is one."""
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
-    "ZeRO 0": (1, {"zero_stage": 0}),
+    "alone": (1, {}),
     "ZeRO 1": (2, {"zero_stage": 1}),
     "ZeRO 1, no accumulation": (2, {"zero_stage": 1, "micro_batch_size": 2}),
     "ZeRO 2": (2, {"zero_stage": 2}),
     "ZeRO 3": (2, {"zero_stage": 3}),
-    "ZeRO 3, DeepSpeed's": (2, {"zero_stage": 3, "deepspeed_template": HIERARCHICAL}),
-    "bf16, ZeRO 3, DeepSpeed's": (2, {"zero_stage": 3, "precision": "bf16", "deepspeed_template": HIERARCHICAL}),
-    "bf16, ZeRO 0": (1, {"zero_stage": 0, "precision": "bf16"}),
+    "ZeRO 3, hierarchical": (2, {"zero_stage": 3, "deepspeed_template": HIERARCHICAL}),
+    "bf16, ZeRO 3, hierarchical": (2, {"zero_stage": 3, "precision": "bf16", "deepspeed_template": HIERARCHICAL}),
+    "bf16, alone": (1, {"precision": "bf16"}),
     "bf16, ZeRO 1": (2, {"zero_stage": 1, "precision": "bf16"}),
     "bf16, ZeRO 2": (2, {"zero_stage": 2, "precision": "bf16"}),
     "bf16, ZeRO 3": (2, {"zero_stage": 3, "precision": "bf16"}),
@@ -44,7 +43,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "qwen2, bf16, ZeRO 3": (2, {"architecture": "qwen2", "zero_stage": 3, "precision": "bf16"}),
     "olmo2, tensor parallel": (2, {"architecture": "olmo2", "tensor_parallel_size": 2}),
     "adafactor, bf16, ZeRO 1": (2, {"optimizer": "adafactor", "precision": "bf16"}),
-    "muon, ZeRO 1": (2, {"optimizer": "muon"}),
+    **{f"muon, ZeRO {stage}": (2, {"optimizer": "muon", "zero_stage": stage}) for stage in (1, 3)},
 }
 
 
@@ -57,7 +56,7 @@ def tensor_bytes() -> int:
     gc.collect()
     found: dict[int, int] = {}
     for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor) and not isinstance(one, DTensor):  # its part here is one by itself
+        if issubclass(type(one), torch.Tensor):
             for tensor in (one, one.grad if one.is_leaf else None):
                 if tensor is not None:
                     found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -117,12 +116,7 @@ def test_the_state_is_the_bytes_of_the_tensors(measured: dict[str, dict[str, int
     # As on a GPU: on a CPU a buffer that is not written to is a tensor, and takes no memory.
     run = MemoryForecast(loaded, shape, RUNS[name][0], nodes=1, template=template, main_bytes=0, gpu_bytes=0)
     parts, found = state_bytes(run), measured[name]
-    copy, bucket = parts.pop(SAVE_COPY), parts.get("reduce bucket", 0)
-    held = sum(parts.values())
-    accumulates = loaded.micro_batch * run.data_parallel_size < loaded.global_batch
-    if run.engine == "sharded":  # whole weights stay from micro batch to micro batch, but for stage 3
-        between = held - bucket - (0 if accumulates and loaded.zero_stage < 3 else parts["weights"])
-        assert between == pytest.approx(found["between"], rel=TOLERANCE) and found["within"] < held
-    else:
-        assert held == pytest.approx(found["between"], rel=TOLERANCE)
+    copy = parts.pop(SAVE_COPY)
+    # With little in it beside the state: a bucket is there while a backward pass runs.
+    assert sum(parts.values()) == pytest.approx(max(found["within"], found["between"]), rel=TOLERANCE)
     assert copy == -(-found["saved"] // RUNS[name][0])

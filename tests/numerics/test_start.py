@@ -13,7 +13,6 @@ import torch
 from configs import RECIPE
 from drawn_models import build
 from forked import answers_of, config_from
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.pretrain_config import PretrainConfig
@@ -32,7 +31,7 @@ LARGE = {"num_layers": 6, "hidden_size": 512, "num_attn_heads": 8, "seq_len": 32
 SLACK = 12e6
 """Bytes of what a first start loads: code, communication buffers."""
 RUNS: dict[str, dict[str, Any]] = {
-    **{f"ZeRO {stage}, {to}": {"zero_stage": stage, "precision": to} for stage in range(4) for to in ("fp32", "bf16")},
+    **{f"ZeRO {stage}, {to}": {"zero_stage": stage, "precision": to} for stage in (1, 2, 3) for to in ("fp32", "bf16")},
     "offload, bf16": {"zero_stage": 2, "offload": "optimizer", "precision": "bf16"},
     "adafactor, bf16": {"optimizer": "adafactor", "precision": "bf16"},
     "gpt2, tensor parallel": {"architecture": "gpt2", "tensor_parallel_size": 2},
@@ -96,7 +95,7 @@ def start(config: PretrainConfig) -> dict[str, Any]:
         engine = updater.open_engine(build(shape, seed=None), config, template, cpu)
         load_state(engine, initial_weights.drawn_by_all(shape, SEED, cpu))
     found = {"peak": resident("VmHWM") - before, "held": resident() - before}
-    is_cut = isinstance(next(engine.module.parameters()), DTensor) or config.tensor_parallel_size > 1
+    is_cut = config.stage == 3 or config.tensor_parallel_size > 1
     digest = digest_of(engine, is_whole=not is_cut)
     return found | {"drawn": draws.count, "probes": probe.call_count, "digest": digest}
 
@@ -115,7 +114,7 @@ def test_the_weights_are_those_that_a_lone_process_draws(measured: dict[str, Any
     expected, weights = hashlib.sha256(), [weight for _, weight in sorted(model.named_parameters(), key=itemgetter(0))]
     for weight in weights:
         expected.update(weight.detach().numpy().tobytes())
-    if settings.get("zero_stage") == 0 or RUNS[name].keys() & {"optimizer", "offload"}:
+    if settings.get("zero_stage") != 3 and "tensor_parallel_size" not in settings:
         in_bf16 = settings["precision"] == "bf16"
         for weight in weights:
             computing = weight.detach().bfloat16().float() if in_bf16 else weight.detach()
@@ -134,9 +133,11 @@ def test_each_number_is_drawn_once_over_all_processes(measured: dict[str, Any], 
 
 @pytest.mark.parametrize("name", OF_MEMORY)
 def test_no_process_holds_more_than_it_trains_with_and_two_tensors(measured: dict[str, Any], name: str) -> None:
-    largest = max(math.prod(shape) for shape in shape_of(name).parameter_shapes().values())
+    """The gradients of a step are not there yet."""
+    sizes = [math.prod(shape) for shape in shape_of(name).parameter_shapes().values()]
+    gradients = 4 * sum(sizes) // (1 if "ZeRO 1" in name else PROCESSES)
     for each in measured[name]:
-        assert each["peak"] < each["held"] + 2 * 4 * largest + SLACK
+        assert each["peak"] < each["held"] + gradients + 2 * 4 * max(sizes) + SLACK
 
 
 def test_deepspeed_probes_no_operators(measured: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """What a training step asks of its device, and what it sends; watched in steps of every kind."""
 
+import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,15 @@ import torch
 import torch.distributed
 from configs import RECIPE
 from drawn_models import build
-from engines import open_with_weights
+from engines import OF_A_LARGE_MODEL, open_with_weights
 from forked import answers_of
 from grouped import plain_grouped_mm
 from steps import KINDS, VOCABULARY, stepper
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import attention, builder, experts, layout, parallel
+from zerokara.model import attention, experts, layout, parallel
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import buckets
 from zerokara.training.compute.updater import load_template
 from zerokara.training.processes.joining import Processes
 
@@ -34,6 +35,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "tensor parallel": {"tensor_parallel_size": 2},
     "tensor parallel, ZeRO 1": {"tensor_parallel_size": 2, "zero_stage": 1},
 }  # fmt: skip
+SHIPPED = load_template("auto")["zero_optimization"]
+SMALL: dict[str, Any] = {"reduce_bucket_size": 30_000}
+TEMPLATES = {
+    "reduce_bucket_size": SMALL,
+    "overlap_comm": {**SMALL, "overlap_comm": True},
+    "round_robin_gradients": {"round_robin_gradients": True},
+}
+"""With keys of DeepSpeed's that config.yaml does not own."""
 WAITING = ("_local_scalar_dense", "nonzero", "bincount", "equal", "unique", "_unique2", "masked_select")
 """Operations whose result the host needs: on a GPU it waits until the device has done all that it was given."""
 
@@ -98,9 +107,9 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     attention.has_variable_length_kernel = lambda weight, head_dim: weight.dtype == torch.bfloat16
     layout.is_batch_first = lambda _: True
     flash.install()
-    buckets.BUCKET = 2**14
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=config)
     template = load_template(config.deepspeed_template)
+    template["zero_optimization"] |= OF_A_LARGE_MODEL
     engine = open_with_weights(model, config, template, torch.device("cpu"))
     processes = Processes(torch.device("cpu"), torch.distributed.get_rank())
     step = stepper(config, engine, processes, seed=parallel.data_rank())
@@ -116,64 +125,71 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     step(1)
     with seen, mock.patch.object(torch.Tensor, "tolist", counted):
         step(2)
-    in_layers = sum(weight.numel() for name, weight in model.named_parameters() if ".layers." in name)
-    counts = {"parameters": builder.num_parameters(model), "in_layers": in_layers}
-    return {"waits": seen.waits, "moved": seen.moved, "order": seen.order, **counts}
+    sizes = {name: math.prod(each) for name, each in model.shape.parameter_shapes().items()}
+    in_matrices = sum(size for name, size in sizes.items() if ".layers." in name and "norm" not in name)
+    counts = {"parameters": sum(sizes.values()), "in_matrices": in_matrices}
+    held = {name: list(map(len, place.ranges)) for name, place in engine.optimizer._places.items()}
+    return {"waits": seen.waits, "moved": seen.moved, "order": seen.order, "held": held, **counts}
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, python_path: None, warm_server: Path | None) -> dict[str, Any]:
     common = {**RECIPE, **MODEL, **BATCH, "precision": "fp32"}
-    jobs = {name: {**common, **settings} for name, settings in RUNS.items()}
-    return answers_of(watch, jobs, tmp_path_factory.mktemp("steps"), warm_server)
+    jobs, folder = {name: {**common, **settings} for name, settings in RUNS.items()}, tmp_path_factory.mktemp("steps")
+    for key, values in TEMPLATES.items():
+        template = folder / f"{key}.json"
+        template.write_text(json.dumps({"zero_optimization": SHIPPED | values}), encoding="utf-8")
+        jobs[key] = {**common, "zero_stage": 1, "deepspeed_template": str(template)}
+    return answers_of(watch, jobs, folder, warm_server)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_host_waits_for_the_device_once_a_step(seen: dict[str, Any], name: str) -> None:
+def test_the_host_waits_once_a_step_and_nothing_is_summed_in_bf16(seen: dict[str, Any], name: str) -> None:
     assert max(sum(rank["waits"].values()) for rank in seen[name]) == 1, seen[name]
+    # Whatever is summed and exchanged: gradients, updates, the numbers of a step.
+    kinds = [kind.split() for kind in seen[name][0]["moved"]]
+    assert {dtype for operation, dtype in kinds if "allgather" not in operation} <= {"float32", "float64"}
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_gradients_are_summed_in_fp32_and_weights_move_as_they_compute(seen: dict[str, Any], name: str) -> None:
-    settings = {"zero_stage": 1, "precision": "fp32", "tensor_parallel_size": 1, **RUNS[name]}
-    moved = seen[name][0]["moved"]
-    kinds = {(operation, dtype) for operation, dtype in (kind.split() for kind in moved)}
-    sums = {"allreduce", "reduce", "reduce_scatter", "_reduce_scatter_base"}
-    # Beside gradients: the numbers of a step in fp64.
-    assert {dtype for operation, dtype in kinds if operation in sums} <= {"float32", "float64"}
-    of_weights = {dtype for operation, dtype in kinds if operation not in sums}
-    assert of_weights <= {"bfloat16" if settings["precision"] == "bf16" else "float32"}
-    if settings["tensor_parallel_size"] == 1:
-        gradients = max(size for kind, size in moved.items() if kind.split()[0] in sums)
-        assert gradients > 4 * 100_000, "each parameter's, four bytes"
-        assert bool(of_weights) is (settings["zero_stage"] > 0)
+STAGES = [f"{optimizer}ZeRO {stage}{form}" for optimizer in ("", "muon, ", "adafactor, ") for stage in (1, 2, 3)
+          for form in ("", ", bf16")]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["ZeRO 1", "ZeRO 2", "ZeRO 3", "ZeRO 2, bf16", "ZeRO 3, bf16"])
-def test_sharded_gradients_are_scattered_and_weights_gathered(seen: dict[str, Any], name: str) -> None:
-    """No rank gets a whole sum. Gradients move once a step at stage 1, else in both micro batches; so do weights at
-    stage 3, and those of layers for each backward pass again."""
-    stage, width = int(name[5]), 2 if "bf16" in name else 4
+@pytest.mark.parametrize("name", STAGES)
+def test_what_a_step_sends(seen: dict[str, Any], name: str) -> None:
+    """Bytes of what collectives are given and give, of two ranks and two micro batches.
+
+    Gradients go to their owners in fp32: at stage 1 once a step, else in each micro batch. Weights come back as they
+    compute: at stages 1 and 2 once a step, at stage 3 for each forward and each backward pass. Muon and Adafactor send
+    what is cut twice: gradients to a matrix's owner, and its update back.
+    """
+    stage, width = int(name.partition("ZeRO ")[2][0]), 2 if "bf16" in name else 4
+    count, matrices = seen[name][0]["parameters"], seen[name][0]["in_matrices"]
     for rank in seen[name]:
-        moved, count, in_layers = rank["moved"], rank["parameters"], rank["in_layers"]
-        assert not {"allreduce float32", "reduce float32"} & {kind for kind, size in moved.items() if size > 4}
-        # Counted are what a rank gives and what it gets, of which one is its half.
+        moved = rank["moved"]
+        gradients = sum(moved.get(f"{kind} float32", 0) for kind in ("reduce", "_reduce_scatter_base"))
+        assert gradients == pytest.approx(4 * count * min(stage, 2) * (1.5 if stage == 3 else 1), rel=0.02)
         gathered = sum(size for kind, size in moved.items() if kind.startswith("_allgather_base")) / 1.5 / width
-        assert gathered == pytest.approx(2 * (count + in_layers) if stage == 3 else count, rel=0.01)
-        assert moved["_reduce_scatter_base float32"] / 1.5 / 4 == pytest.approx(min(stage, 2) * count, rel=0.01)
+        assert gathered == pytest.approx((4 if stage == 3 else 1) * count, rel=0.02)
+        assert moved.get("allreduce float32", 0) < 4 * 100, "norms"
+    exchanged = sum(rank["moved"].get("alltoall_base float32", 0) for rank in seen[name]) / 2  # given and got
+    whole = 4 * (count if "adafactor" in name else matrices if "muon" in name else 0)
+    if stage == 3:
+        assert exchanged == pytest.approx(2 * whole, rel=0.02), "there and back"
+    else:
+        assert exchanged < whole or not whole, "what the border cuts"
 
 
-@pytest.mark.parametrize(
-    "name", ["ZeRO 0", "adafactor, ZeRO 0", "adafactor, ZeRO 1", "muon, ZeRO 1", "muon, ZeRO 1, bf16"]
-)
-def test_our_engine_sends_while_the_backward_pass_runs_and_to_owners_alone(seen: dict[str, Any], name: str) -> None:
-    """Half of what a sum for all ranks takes; and the weights that a rank owns are one broadcast."""
-    shards = "ZeRO 1" in name
-    for rank in seen[name]:
-        order, moved, count = rank["order"], rank["moved"], rank["parameters"]
-        last = max(place for place, what in enumerate(order) if what == "gradient")
-        assert order.index("reduce" if shards else "allreduce") < last - 5
-        assert moved["reduce float32" if shards else "allreduce float32"] == pytest.approx(4 * count, rel=0.03)
-        assert order.count("broadcast") == (2 if shards else 0)
-        if shards:
-            assert moved.get("allreduce float32", 0) == 4, "the norm"
+def test_the_template_acts(seen: dict[str, Any]) -> None:
+    """Smaller sums, sums beside the backward pass, parameters dealt out in turn."""
+
+    def sums(name: str) -> list[int]:
+        return [place for place, what in enumerate(seen[name][0]["order"]) if what == "reduce"]
+
+    def last_gradient(name: str) -> int:
+        return max(place for place, what in enumerate(seen[name][0]["order"]) if what == "gradient")
+
+    assert min(len(sums("reduce_bucket_size")), len(sums("overlap_comm"))) > len(sums("ZeRO 1"))
+    assert sums("reduce_bucket_size")[0] > last_gradient("reduce_bucket_size"), "as DeepSpeed has it"
+    assert sums("overlap_comm")[0] < last_gradient("overlap_comm") - 5
+    assert seen["round_robin_gradients"][0]["held"] != seen["ZeRO 1"][0]["held"]

@@ -27,7 +27,7 @@ def test_step_3_is_measured_and_profiled(root: Path, tmp_path: Path) -> None:
     assert "not in the list" not in done.stdout, "gpu_needs.py does not name all that is imported"
     before, found = map(json.loads, (results / "measurements.jsonl").read_text(encoding="utf-8").splitlines())
     assert before == earlier and found["name"] == "125m-seed=3-2"
-    assert found["updater"].startswith("zerokara's own") and found["steps"] == 4
+    assert found["engine"].startswith("one process") and found["steps"] == 4
     assert found["tokens_per_second"] > 0 and found["save"] and found["compile_seconds"] is None
     assert found["second_start_seconds"] > 0 and 1 < found["start_seconds"] + found["second_start_seconds"] < 300
     assert 2e8 < found["memory_bytes"] <= found["host_bytes"] and 0 < found["least_bytes"] <= found["ample_bytes"]
@@ -66,7 +66,7 @@ def test_first_tells_each_fact_in_a_line(root: Path, tmp_path: Path, module_of: 
         assert min(parts["products"], parts["loss"], parts["update"]) > 0, name
     sizes = [told[name]["parameters"] for name in jobs.TINY_FIRST]
     assert sizes[0] == sizes[2] < sizes[1], "the large vocabulary"
-    assert "FSDP2, as ZeRO stage 2" in told["125m-zero2"]["updater"]
+    assert told["125m-zero2"]["engine"] == "DeepSpeed's ZeRO, stage 2, offload: optimizer"
     assert [json.loads(line) for line in (tmp_path / "measurements.jsonl").open(encoding="utf-8")] == facts
 
 
@@ -168,7 +168,7 @@ def test_the_table_shows_a_run_that_failed(module_of: Any, tmp_path: Path) -> No
     run = module_of("gpu_watch").Watched(12, [(1.0, "out of memory")], 10**9)
     facts = {"device": "cpu", "versions": {"torch": "2"}, "settings": [], **benchmark.facts_of(run, tmp_path)}
     plan = {
-        "updater": "ours",
+        "engine": "ours",
         "batch": "1 × 1 × 8",
         "precision": "bf16",
         "least_bytes": 10**9,

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.model.layers import _RECOMPUTED
-
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "original_codes/zerokara"
 TREES = {
@@ -83,7 +81,6 @@ def test_the_page_lists_what_is_replaced_of_libraries() -> None:
     for path, names in rows:
         listed.setdefault(path, set()).update(name.rpartition(".")[2] for name in re.findall("`(.+?)`", names))
     found = {path: names for path, tree in TREES.items() if (names := replacements(tree))}
-    found["model/layers.py"] = found["model/layers.py"] - {"_RECOMPUTED[mode]"} | {*_RECOMPUTED.values()}
     assert found == listed
 
 

@@ -31,8 +31,8 @@ from typing import Any
 
 LOADED_LATE = (
     "deepspeed", "deepspeed.module_inject.auto_ep_layer", "deepspeed.runtime.superoffload.superoffload_stage3",
-    "deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.runtime.zero.stage_1_and_2", "numpy.ma", "pyarrow",
-    "safetensors.torch", "sentencepiece.sentencepiece_model_pb2", "sklearn.metrics", "torch.profiler._cupti_monitor",
+    "deepspeed.runtime.zero.stage_1_and_2", "numpy.ma", "pyarrow", "safetensors.torch",
+    "sentencepiece.sentencepiece_model_pb2", "sklearn.metrics", "torch._dynamo", "torch.profiler._cupti_monitor",
     "torch.utils.tensorboard", "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3_moe.modeling_qwen3_moe", "transformers.models.t5.modeling_t5",
     "transformers.generation.utils",

@@ -11,6 +11,9 @@ from zerokara.config.optim import OptimSettings, ScheduleSettings
 from zerokara.config.settings import Auto, NaturalFloat, NaturalInt, PositiveInt, Prompts, Settings, Text, resolved
 from zerokara.errors import Fault
 
+_LEAST_STAGES = {"none": 0, "optimizer": 1, "all": 3}
+"""The lowest ZeRO stage at which `offload` can work."""
+
 
 class MachineSettings(Settings):
     """The machine (steps 3 and 7): none of this changes what is learned."""
@@ -35,8 +38,9 @@ class MachineSettings(Settings):
     """Number format of the computation: `bf16`, `fp32`, or `auto`: bf16 if the hardware supports it. `fp8` is bf16 with
     float8 products in attention and dense layers, faster from about 1B parameters on a GPU from Ada or Hopper on. The
     optimizer has fp32 master weights in any case."""
-    zero_stage: Annotated[NaturalInt, Field(le=3)] = 1
-    """ZeRO stage, what is sharded over processes: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
+    zero_stage: Annotated[NaturalInt, Field(le=3)] | Auto = "auto"
+    """DeepSpeed's ZeRO stage, what is sharded over processes: 1 optimizer state, 2 also gradients, 3 also weights; 0
+    means 1, which sends less. `auto` is what sends least and fits: 1, where a step has one micro batch 2, at last 3."""
     offload: Literal["none", "optimizer", "all"] = "none"
     """Offload from the GPU to main memory: the `optimizer` state (zero_stage 1 to 3), or `all`, the weights too
     (zero_stage 3). Slower, for models that do not fit otherwise."""
@@ -44,7 +48,7 @@ class MachineSettings(Settings):
     """Activations that are recomputed in the backward pass to save memory: none, those of the feed-forward half of each
     layer (`selective`: keeps less than half), or all (`full`: keeps only each layer's input, a third more compute)."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile each layer with torch.compile, which takes half a minute at the first start; with DeepSpeed's ZeRO 3 or
+    """Compile each layer with torch.compile, which takes half a minute at the first start; with
     tensor_parallel_size above 1, only single functions between the layers' communication. `auto` is on for a GPU."""
     deepspeed_template: Text = "auto"
     """JSON file with further DeepSpeed settings; `auto` is original_codes/ds_config_gpt_TEMPLATE.json."""
@@ -59,14 +63,19 @@ class MachineSettings(Settings):
         """Format of the weights that a planned run computes with, and of what lies between its products."""
         return "fp32" if self.precision == "fp32" else "bf16"
 
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage, before it is chosen for `auto` the lowest one."""
+        return max(1, _LEAST_STAGES[self.offload] if self.zero_stage == "auto" else self.zero_stage)
+
     def rules(self) -> Iterator[Fault]:
         if self.precision == "fp8" and self.tensor_parallel_size > 1:
             rule = "needs tensor_parallel_size 1: a process multiplies whole matrices in float8"
             yield self.fault("precision", rule, "set precision: bf16, or tensor_parallel_size: 1")
         if self.nodes != "auto" and self.min_nodes != "auto" and self.min_nodes > self.nodes:
             yield self.fault("min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}, or auto")
-        least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
-        if self.zero_stage < least:
+        least = _LEAST_STAGES[self.offload]
+        if self.zero_stage != "auto" and self.zero_stage < least:
             rule = f"needs zero_stage {least} or more; it is {self.zero_stage}"
             yield self.fault("offload", rule, f"set zero_stage: {least}, or offload: none")
 
@@ -121,14 +130,12 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, Schedul
         yield from self.batch_faults(processes * (1 if self.nodes == "auto" else self.nodes))
         if self.optimizer not in ("adamw", "auto"):
             for key, allowed, otherwise in (
-                ("zero_stage", (1, 0), "at 2 and 3 each process has some rows of them"),
-                ("tensor_parallel_size", (1,), "tensor parallelism splits them"),
-                ("offload", ("none",), "DeepSpeed's offload moves partitions of them"),
+                ("tensor_parallel_size", 1, "tensor parallelism splits them"),
+                ("offload", "none", "main memory would hold partitions of them"),
             ):
-                if getattr(self, key) not in allowed:
+                if getattr(self, key) != allowed:
                     needs = f"with optimizer: {self.optimizer}, which needs whole matrices: {otherwise}"
-                    rule = f"must be {' or '.join(map(str, sorted(allowed)))} {needs}"
-                    yield self.fault(key, rule, f"set {key}: {allowed[0]}, or optimizer: adamw")
+                    yield self.fault(key, f"must be {allowed} {needs}", f"set {key}: {allowed}, or optimizer: adamw")
 
     def batch_faults(self, num_processes: int) -> Iterator[Fault]:
         """Check that the global batch splits over `num_processes` in whole micro batches."""

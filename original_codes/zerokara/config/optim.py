@@ -76,8 +76,9 @@ class OptimSettings(Settings):
 
     optimizer: OptimizerName | Auto = "auto"
     """`adamw`; `adafactor` (as T5: hardly any optimizer memory, update size relative to the weights: try lr 0.01); or
-    `muon` for the matrices of the layers with AdamW for the rest (one lr serves both). The latter two need zero_stage 0
-    or 1. `auto` is `muon` for decoders without experts wherever it can run, and `adamw` otherwise."""
+    `muon` for the matrices of the layers with AdamW for the rest (one lr serves both). The latter two need offload none
+    and tensor_parallel_size 1. `auto` is `muon` for decoders without experts wherever it can run, and `adamw`
+    otherwise."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW: decay rate of the first moment."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95

@@ -13,7 +13,7 @@ from zerokara.model import layers, parallel, rotary
 from zerokara.model.attention import FusedAttention, QKNorm, UnrotatedAttention
 from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, experts_of
 from zerokara.model.language_model import Decoder, EncoderDecoder
-from zerokara.model.layers import ColumnLinear, FeedForward, NormedFeedForward, NormedRowLinear, RowLinear
+from zerokara.model.layers import ColumnLinear, FeedForward, Layer, NormedFeedForward, NormedRowLinear, RowLinear
 from zerokara.model.megatron_core import (
     AttnMaskType,
     CrossAttention,
@@ -24,7 +24,6 @@ from zerokara.model.megatron_core import (
     SelfAttentionSubmodules,
     TransformerBlockSubmodules,
     TransformerConfig,
-    TransformerLayer,
     TransformerLayerSubmodules,
     WrappedTorchNorm,
     get_bias_dropout_add,
@@ -65,7 +64,8 @@ def build(
         # DeepSpeed counts a replicated parameter once in the gradient norm by this mark (runtime/utils.py,
         # is_model_parallel_parameter); megatron-core marks only parameters that it initializes itself.
         parameter.tensor_model_parallel = not model.sharding.is_replicated(name)
-    layers.checkpoint_activations(model.all_layers(), activation_checkpointing)
+    for layer in model.all_layers():
+        layer.recomputes = activation_checkpointing
     return model.to(dtype)
 
 
@@ -196,7 +196,7 @@ def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = Fal
         across["cross_attn_bda"] = get_bias_dropout_add
     specs = [
         ModuleSpec(
-            module=TransformerLayer,
+            module=Layer,
             submodules=TransformerLayerSubmodules(
                 input_layernorm=input_norm,
                 self_attention=attention(layer),

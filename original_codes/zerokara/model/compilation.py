@@ -6,8 +6,8 @@ each kind; the result is cached in a folder of the user's. Should it fail (no co
 run eagerly, and the log says so; but a lack of memory ends the process, for eager layers need more. On a GPU the
 softmax of the loss is compiled as well: there it costs more than the matrix products around it.
 
-DeepSpeed's ZeRO 3 gathers weights inside a layer (FSDP2 around it), and tensor parallelism communicates there; no
-compiler sees through either. There what lies between is compiled function by function (`Fused`): the softmax of the
+ZeRO 3 gathers weights around a layer. Tensor parallelism communicates inside it, and no compiler sees through
+that. There what lies between is compiled function by function (`Fused`): the softmax of the
 loss, activations, and the rotation of queries and keys by their positions. Norms are not among them: on a GPU torch has
 one kernel for each (native_layer_norm, _fused_rms_norm).
 """
@@ -49,18 +49,13 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def reason_against(mode: str, device_type: str, gathers_inside_layers: bool) -> str | None:
-    """Reason why ``compile: <mode>`` leaves the layers uncompiled, or None; after `parallel.start`.
-
-    `gathers_inside_layers` is the engine's (`updater.gathers_inside_layers`).
-    """
+def reason_against(mode: str, device_type: str) -> str | None:
+    """Reason why ``compile: <mode>`` leaves the layers uncompiled, or None; after `parallel.start`."""
     if mode == "off":
         return "compile: off"
     if mode == "auto" and device_type == "cpu":
         # Measured on two cores at 40M parameters: the layers gained 3 to 5 %, and half a minute was spent.
         return "on a CPU it gains less than it costs"
-    if gathers_inside_layers:
-        return "DeepSpeed's ZeRO 3 gathers weights inside each layer, which torch.compile cannot trace"
     if parallel.tensor_size() > 1:
         return "tensor parallelism communicates inside each layer"
     return None
@@ -142,23 +137,23 @@ class _CompiledForward:
         self._shape: torch.Size | None = None
         self.is_warming_up = True
 
-    def __call__(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, hidden_states: torch.Tensor, mask: Any, context: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self._eager(hidden_states, *arguments, **named)
-        if (mask := named.get("attention_mask")) is not None and mask.dim() == 1:
+            return self._eager(hidden_states, mask, context, **named)
+        if mask is not None and mask.dim() == 1:
             # Offsets of documents, as many as there are: one code for any number of them.
             torch._dynamo.mark_dynamic(mask, 0)
         if not self.is_warming_up:
             chosen = self._compiled if hidden_states.shape == self._shape else self._eager
-            return chosen(hidden_states, *arguments, **named)
+            return chosen(hidden_states, mask, context, **named)
         self._shape = hidden_states.shape
         if self._kind not in self._warmed:
-            out, _ = self._compiled(hidden_states, *arguments, **named)
+            out, _ = self._compiled(hidden_states, mask, context, **named)
             # All gradients of the layer, freed at once: training, which adds them up as they come, holds no more. They
             # are not accumulated: DeepSpeed does not notice.
             torch.autograd.grad(out, hidden_states, torch.zeros_like(out))
             self._warmed.add(self._kind)
-        return hidden_states, named.get("context")  # of equal shape, for the next layer and the loss
+        return hidden_states, context  # of equal shape, for the next layer and the loss
 
 
 class Fused:

@@ -22,9 +22,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara.model.shapes import ModelShape, row_blocks
+from zerokara.model.shapes import VOCABULARY_NAMES, ModelShape, row_blocks
 
-VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight", "experts_fc2.weight")
 """Matrices whose products are added to the residual stream, two in each layer."""
 
@@ -65,7 +64,7 @@ def fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
         elif shape.traits.is_encoder_decoder and name.endswith("linear_qkv.weight"):
             queries, _, _ = row_blocks(name, shape)
             whole[torch.from_numpy(queries)] /= math.sqrt(shape.head_dim)
-    if name.endswith(VOCABULARY):
+    if name.endswith(VOCABULARY_NAMES):
         # Padding rows are no part of the model; at zero they add nothing to any gradient either.
         whole[shape.vocab_size :].zero_()
 

@@ -25,6 +25,7 @@ from torch.nn.functional import linear
 from zerokara.model import attention, cpu_attention, layout, parallel
 from zerokara.model.attention import intra_document_mask, positions_in_documents
 from zerokara.model.experts import PADDING, AuxiliaryLoss
+from zerokara.model.layers import Layer
 from zerokara.model.layout import sequence_first
 from zerokara.model.loss import cross_entropy
 from zerokara.model.megatron_core import (
@@ -127,7 +128,7 @@ class Decoder(LanguageModel, GPTModel):
             return self._logits(hidden_SBD, at_B)
         return cross_entropy(hidden_SBD, labels_BS, mask_BS, per_token, *self._output())
 
-    def all_layers(self) -> list[torch.nn.Module]:
+    def all_layers(self) -> list[Layer]:
         """The layers, in the order in which they are computed."""
         return list(self.decoder.layers)
 
@@ -191,7 +192,7 @@ class EncoderDecoder(LanguageModel, T5Model):
             return self._logits(hidden_TBD, at_B)
         return cross_entropy(hidden_TBD, labels_BT, mask_BT, per_token, *self._output())
 
-    def all_layers(self) -> list[torch.nn.Module]:
+    def all_layers(self) -> list[Layer]:
         """The layers, in the order in which they are computed."""
         return [*self.encoder.layers, *self.decoder.layers]
 

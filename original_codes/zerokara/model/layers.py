@@ -7,7 +7,7 @@ the whole matrix, a layer is a plain product; with tensor parallelism it stays a
 Activation checkpointing (recomputation): activations are recomputed in the backward pass rather than kept. ``full``
 keeps the input of each layer and recomputes the whole layer; ``selective`` recomputes only its feed-forward half, with
 the norm before it: about three fifths of what one of llama's layers keeps, for less than half of its arithmetic. The
-same operations run on the same numbers, so gradients are equal to the last bit (tests/numerics/test_recomputation.py).
+same operations run on the same numbers, so gradients are equal to the last bit (tests/numerics/test_processes.py).
 
 Shape suffixes: S sequence, B batch, D hidden size, F feed-forward size of this process, R rows of its first matrix (2F
 with a gate).
@@ -15,7 +15,7 @@ with a gate).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from zerokara.model.megatron_core import (
     MLPSubmodules,
     RowParallelLinear,
     TransformerConfig,
+    TransformerLayer,
     WrappedTorchNorm,
     reduce_from_tensor_model_parallel_region,
 )
@@ -38,8 +39,6 @@ Activation = Callable[[Tensor], Tensor]
 
 fused_activate: Callable[..., Tensor] | None = None
 """`plain_activate` compiled, set by `compilation` where layers are not."""
-_RECOMPUTED = {"full": "forward", "selective": "_forward_mlp"}
-"""The method of megatron-core's TransformerLayer that is recomputed."""
 
 
 class _PlainProduct:
@@ -78,6 +77,30 @@ class NormedRowLinear(RowLinear):
         """Normalize the sum over the ranks: they hold the same weight, and get the same gradient."""
         product, bias = super().forward(input_)
         return self.output_layernorm(product), bias
+
+
+class Layer(TransformerLayer):
+    """A layer: around it DeepSpeed's ZeRO 3 gathers weights."""
+
+    recomputes: str = "off"
+    """``activation_checkpointing``."""
+
+    def __call__(self, hidden_states: Tensor, attention_mask: Any = None, context: Any = None, **named: Any) -> Any:
+        """Pass by position what may need gradients: the hooks of torch's modules do not see keywords."""
+        return super().__call__(hidden_states, attention_mask, context, **named)
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """Compute the layer, with ``full`` again in the backward pass."""
+        return self._run(super().forward, self.recomputes == "full", *arguments, **named)
+
+    def _forward_mlp(self, *arguments: Any, **named: Any) -> Any:
+        return self._run(super()._forward_mlp, self.recomputes == "selective", *arguments, **named)
+
+    def _run(self, forward: Callable[..., Any], again: bool, *arguments: Any, **named: Any) -> Any:
+        if not again or not torch.is_grad_enabled():  # validation has no backward pass
+            return forward(*arguments, **named)
+        # Dropout is 0: there is no state of random numbers to preserve.
+        return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
 
 
 class FeedForward(MLP):
@@ -142,31 +165,3 @@ def embed_without_waits(word_embeddings: Any) -> None:
         return whole_BSD
 
     word_embeddings.forward = forward
-
-
-def checkpoint_activations(layers: Iterable[torch.nn.Module], mode: str) -> None:
-    """Apply ``activation_checkpointing: <mode>`` to each of `layers`; once for a model."""
-    if mode == "off":
-        return
-    for layer in layers:  # its method is replaced, not its modules: parameters keep their names
-        setattr(layer, _RECOMPUTED[mode], _recomputing(getattr(layer, _RECOMPUTED[mode]), layer))
-
-
-def _recomputing(forward: Callable[..., Any], layer: torch.nn.Module) -> Callable[..., Any]:
-    def recomputing(*arguments: Any, **named: Any) -> Any:
-        if not torch.is_grad_enabled():  # validation has no backward pass
-            return forward(*arguments, **named)
-        number, names = len(arguments), list(named)
-
-        def recompute(*values: Any) -> Any:
-            return forward(*values[:number], **dict(zip(names, values[number:], strict=True)))
-
-        # Under ZeRO 3 torch's reentrant variant, in which recomputation is a backward pass by itself. DeepSpeed's hooks
-        # (0.19.8, runtime/zero/parameter_offload.py) release a module's weights after each forward pass: with the other
-        # variant, which hands the recomputed tensors to the backward pass that is under way, the weights would be gone
-        # when their gradients come. The reentrant one finds tensors with gradients among positional arguments only.
-        under_zero_3 = hasattr(next(layer.parameters()), "ds_id")
-        # Dropout is 0: there is no state of random numbers to preserve.
-        return checkpoint(recompute, *arguments, *named.values(), use_reentrant=under_zero_3, preserve_rng_state=False)
-
-    return recomputing

@@ -24,6 +24,8 @@ from zerokara.config.architectures import ARCHITECTURES, Architecture
 from zerokara.config.model import ModelSettings, RopeScaling
 from zerokara.progress import count_text
 
+VOCABULARY_NAMES = ("word_embeddings.weight", "output_layer.weight")
+"""Ends of the names of the matrices that have a row for each piece."""
 VOCABULARY_MULTIPLE = 128
 """Rows of the embedding are padded to a multiple of this: matrix products run faster on whole tiles."""
 

@@ -107,8 +107,3 @@ class ModelFile:
         """Return the content of the file."""
         self._proto.normalizer_spec.add_dummy_prefix = self.add_dummy_prefix
         return bytes(self._proto.SerializeToString(deterministic=True))
-
-    def vocabulary_text(self) -> str:
-        """Return the content of `tokenizer.vocab`: a piece and its score per line; line ends and tabs are escaped."""
-        escapes = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
-        return "".join(f"{piece.text.translate(escapes)}\t{piece.score:.6g}\n" for piece in self.pieces)

@@ -70,7 +70,9 @@ def build(
             write_file(log_path, names.LOG_HEADER)
             model, peak = train(config, sentences, work_dir, log_path, morphemes)
             write_file(model_path, model)
-            write_file(work_dir / names.VOCABULARY_NAME, ModelFile(model).vocabulary_text())
+            escapes = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
+            lines = (f"{piece.text.translate(escapes)}\t{piece.score:.6g}\n" for piece in ModelFile(model).pieces)
+            write_file(work_dir / names.VOCABULARY_NAME, "".join(lines))
         facts = asdict(sample) | {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": peak}
         measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with, analyser)
         write_json(work_dir / "report.json", measured.as_json())

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
@@ -144,9 +143,8 @@ class DivergenceCheck:
     """Compares the weights of a run's processes, bit for bit, before each validation and each save.
 
     Compared are the weights that the processes compute with, by one checksum per parameter: in a data-parallel group
-    all that is not partitioned, in a tensor-parallel group what is replicated. Under DeepSpeed's ZeRO 3 that is what
-    stays unpartitioned at rest, the small parameters (`stage3_param_persistence_threshold`), norms among them; under
-    FSDP2 data-parallel ranks have nothing twice.
+    all that is not partitioned, in a tensor-parallel group what is replicated. Under ZeRO 3 that is what stays
+    unpartitioned at rest, the small parameters (`stage3_param_persistence_threshold`), norms among them.
     """
 
     def __init__(self, model: Model, step: int):
@@ -163,16 +161,14 @@ class DivergenceCheck:
         world = torch.distributed.get_world_size()
         if world == 1 or step == self._equal_at:
             return
-        local = (each.to_local() if isinstance(each, DTensor) else each for each in self._parameters.values())
-        own = torch.stack([checksum(each.detach()) for each in local])
+        own = torch.stack([checksum(each.detach()) for each in self._parameters.values()])
         gathered = [torch.empty_like(own) for _ in range(world)]
         torch.distributed.all_gather(gathered, own)
         sums = torch.stack(gathered).tolist()  # [processes, parameters]
-        for index, (name, parameter) in enumerate(self._parameters.items()):
-            by_part: dict[tuple[int, int], dict[int, list[str]]] = {}
+        for index, name in enumerate(self._parameters):
+            by_part: dict[int, dict[int, list[str]]] = {}
             for rank in range(world):
-                data_rank, tensor_rank = divmod(rank, parallel.tensor_size())
-                part = tensor_rank * (not self._is_replicated(name)), data_rank * isinstance(parameter, DTensor)
+                part = rank % parallel.tensor_size() * (not self._is_replicated(name))
                 by_part.setdefault(part, {}).setdefault(sums[rank][index], []).append(str(rank))
             for parties in by_part.values():
                 if len(parties) > 1:

@@ -130,7 +130,7 @@ class Trainer:
             with contextlib.closing(run.loader(schedule.num_steps)) as loader:
                 for step in range(done + 1, schedule.num_steps + 1):
                     learning_rate = schedule.learning_rate(step)
-                    run.engine.trains_all = step > run.plan.embedding_steps
+                    run.engine.optimizer.trains_all = step > run.plan.embedding_steps
                     if step == run.plan.embedding_steps + 1 > 1:
                         processes.log(f"step {step}: from here on all weights are trained")
                     record = train_step(run.engine, processes, loader, step, learning_rate, self.guard, self.stop.poll)
@@ -216,7 +216,7 @@ class Trainer:
             skipped_in_row=guard.skipped_in_row,
             recent_losses=guard.recent_losses,
             optimizer=run.plan.resolved.optimizer_name,
-            earlier_updates=step - guard.skipped_steps - run.engine.num_updates,
+            earlier_updates=step - guard.skipped_steps - run.engine.optimizer.num_updates,
         )
         book.flush()
         with book.pause():

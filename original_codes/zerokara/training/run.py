@@ -213,7 +213,7 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
     flash_attention.start(plan.shape.head_dim, dtype, device, log)
     share, reading = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size()), plan.data.reading
     batches = Batches(reading.tokens(), reading.order(), share, plan.data.objective, parallel.data_rank())
-    whole_layers = compilation.reason_against(config.compile, device.type, plan.gathers_inside_layers) is None
+    whole_layers = compilation.reason_against(config.compile, device.type) is None
     if whole_layers or compilation.compiles_functions(config.compile, device.type):
         first = next(batches.at(0))  # any would do; where a run resumes there may be none
         compilation.start(model, to_device(first, device), log, whole_layers)

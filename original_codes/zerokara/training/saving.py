@@ -91,7 +91,7 @@ class Saver:
         """`sharing` are the processes that see this run folder: together they write a checkpoint into it."""
         self._engine, self._processes, self._sharing, config = run.engine, run.processes, sharing, run.plan.resolved
         self._share = Share(sharing.index, len(sharing.ranks))
-        shapes = optimizers.checkpoint_shapes(run.engine.optimizer_name, run.model.shape)
+        shapes = optimizers.checkpoint_shapes(run.engine.optimizer.name, run.model.shape)
         self._writers = Writers(self._share, run.processes.message_store(f"checkpoints/{sharing.ranks[0]}"))
         newest = folder_of(run.plan.run_dir, run.state.step) if run.state.step else None
         num_bytes = run.plan.checkpoint_bytes

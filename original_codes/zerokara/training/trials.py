@@ -3,7 +3,7 @@
 On a GPU `micro_batch_size: auto` becomes the largest that fits, found by trials whose peak memory is measured; on a CPU
 one with as many tokens as make it fastest, and a long run tries how many processes are. Another size adds the same
 numbers up in another order, so a run keeps its micro batch as long as the settings of `_MICRO_BATCH_SETTINGS` stay, and
-its processes as long as the machine stays.
+its processes as long as the machine stays. Each start chooses the ZeRO stage, which changes no number.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SHORT_RUN_SECONDS, CPU_FLOPS = 600, 20e9
 """A run on a CPU that is over in so many seconds, at so many operations a second of a core, is not worth trials, each
 of which takes four seconds or more."""
 _MICRO_BATCH_SETTINGS = {
-    "global_batch_size", "precision", "optimizer", "zero_stage", "tensor_parallel_size", "offload",
-    "activation_checkpointing", "seq_len",
+    "global_batch_size", "precision", "optimizer", "tensor_parallel_size", "offload", "activation_checkpointing",
+    "seq_len",
 }  # fmt: skip
 
 
@@ -68,6 +68,13 @@ def _on_processes(plan: RunPlan, number: int, earlier: EarlierRun | None) -> Run
     plan = plan.on_processes(plan.nodes * number)
     if plan.requested.micro_batch_size == "auto":
         plan = plan.with_settings(micro_batch_size=kept_micro_batch(plan, earlier) or first_micro_batch(plan))
+    if plan.requested.zero_stage == "auto":
+        # Stage 1 sends 4 bytes of gradient for each parameter once a step, stage 2 in each micro batch, stage 3 weights
+        # for each besides. With one micro batch stage 2 sends as much as stage 1, and holds less.
+        has_one = plan.resolved.global_batch == plan.resolved.micro_batch * plan.data_parallel_size
+        stages = range(max(plan.resolved.stage, 2 if has_one else 1), 4)
+        stage = next((each for each in stages if plan.memory.with_settings(zero_stage=each).fits), stages[-1])
+        plan = plan.with_settings(zero_stage=stage)
     return plan
 
 
@@ -87,7 +94,9 @@ def kept_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> int | None:
         return None
     was = earlier.plan
     before = [was["num_processes"], was["nodes"], was["deepspeed_template"], was["devices"]["gpu_bytes"]]
-    is_same = before == [plan.num_processes, plan.nodes, plan.requested_template, plan.devices.gpu_bytes]
+    before.append(was["requested"]["zero_stage"])
+    here = [plan.num_processes, plan.nodes, plan.requested_template, plan.devices.gpu_bytes, plan.requested.zero_stage]
+    is_same = before == here
     is_same &= all(was["resolved"][key] == getattr(plan.resolved, key) for key in _MICRO_BATCH_SETTINGS)
     return int(was["resolved"]["micro_batch_size"]) if is_same else None
 

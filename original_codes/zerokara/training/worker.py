@@ -128,7 +128,7 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
             if record.skip_reason:
                 raise RunError(f"trial step {step}: {record.skip_reason}: see lr, precision and the data")
             if step == 1:
-                reason = compilation.reason_against(config.compile, device.type, plan.gathers_inside_layers)
+                reason = compilation.reason_against(config.compile, device.type)
                 eager = f"; layers not compiled ({reason})" if reason else ""
                 log(f"kernels: {attention_kernels({event.name for event in seen.events()})}{eager}")
                 continue

@@ -34,20 +34,16 @@ def model() -> Decoder:
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "gathers_inside_layers", "layers", "functions"),
+    ("mode", "device", "layers", "functions"),
     [
-        ("auto", "cuda", False, True, True),
-        ("auto", "cpu", False, False, False),
-        ("on", "cpu", False, True, True),
-        ("auto", "cuda", True, False, True),
-        ("on", "cpu", True, False, True),
-        ("off", "cuda", False, False, False),
+        ("auto", "cuda", True, True),
+        ("auto", "cpu", False, False),
+        ("on", "cpu", True, True),
+        ("off", "cuda", False, False),
     ],
 )
-def test_where_layers_and_functions_are_compiled(
-    mode: str, device: str, gathers_inside_layers: bool, layers: bool, functions: bool
-) -> None:
-    assert (compilation.reason_against(mode, device, gathers_inside_layers) is None) == layers
+def test_where_layers_and_functions_are_compiled(mode: str, device: str, layers: bool, functions: bool) -> None:
+    assert (compilation.reason_against(mode, device) is None) == layers
     assert compilation.compiles_functions(mode, device) == functions
 
 

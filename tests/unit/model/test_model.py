@@ -125,3 +125,12 @@ def test_flops_of_an_encoder_decoder_by_hand() -> None:
 
 def test_megatron_core_loads_no_compiler_and_no_wandb_and_both_work_afterwards() -> None:
     run_program(IMPORTS)
+
+
+def test_validation_recomputes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = build(shape_of(seq_len=16), activation_checkpointing="full"), torch.zeros(1, 16, dtype=torch.int64)
+    monkeypatch.setattr("zerokara.model.layers.checkpoint", None)
+    with torch.no_grad():
+        model(ids)
+    with pytest.raises(TypeError):
+        model(ids)

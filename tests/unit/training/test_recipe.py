@@ -64,7 +64,6 @@ def test_published_sizes_come_near_what_is_published() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"zero_stage": 2}, "zero_stage is 2"),
         ({"zero_stage": 1, "offload": "optimizer"}, "offload is optimizer"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
         ({"architecture": "t5"}, "architecture t5"),

@@ -1,9 +1,9 @@
 """The optimizers: which algorithm updates which parameter, its state, and what that costs (before torch is loaded).
 
 ``adamw`` is torch's, fused; ``adafactor``, as in the T5 papers, and ``muon`` are in `torch_optimizers`. Muon updates
-the matrices of the layers alone, AdamW all others. Adafactor and Muon need whole matrices: ZeRO stages 0 and 1, without
-offload and tensor parallelism. In bf16 a parameter takes 18 bytes with AdamW (weight 2, gradient 4, fp32 master weight
-4, state 8), 10 with Adafactor.
+the matrices of the layers alone, AdamW all others. Adafactor and Muon need whole matrices, and so no offload and no
+tensor parallelism; what ZeRO cuts, one process puts together again. In bf16 a parameter takes 18 bytes with AdamW
+(weight 2, gradient 4, fp32 master weight 4, state 8), 10 with Adafactor.
 
 The relative position bias learns `relative_attention_lr_multiplier` times as fast as the rest, without weight decay: a
 weight of a matrix is some hundredths, a bias grows to several units.
@@ -12,12 +12,12 @@ weight of a matrix is some hundredths, a bias grows to several units.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from zerokara.config.optim import OptimSettings
 from zerokara.config.settings import resolved
-from zerokara.model.shapes import ModelShape, TensorShape, is_layer_matrix, row_blocks
+from zerokara.model.shapes import VOCABULARY_NAMES, ModelShape, TensorShape, is_layer_matrix, row_blocks
 
 Algorithm = Literal["adamw", "adafactor", "muon"]
 
@@ -72,14 +72,14 @@ def update_costs(optimizer: str, shape: ModelShape, sizes: Mapping[str, int]) ->
     return costs
 
 
-def owners_of(costs: Mapping[str, float], num_owners: int) -> dict[str, int]:
-    """The owner of each tensor (0 to `num_owners` - 1) where stage 1 cuts none of them (`ReplicatedEngine`).
+def owners_of(costs: Mapping[str, float], holders: Mapping[str, Sequence[int]], num_ranks: int) -> dict[str, int]:
+    """The rank that updates each tensor, one of those that hold numbers of it.
 
-    The dearest first, to whoever has least.
+    First what one rank alone holds; then the dearest first, to whichever of its holders has least to do.
     """
-    owners, loads = dict.fromkeys(costs, 0), [0.0] * num_owners
-    for name in sorted(costs, key=lambda name: (-costs[name], name)):
-        owners[name] = least = loads.index(min(loads))
+    owners, loads = dict[str, int](), [0.0] * num_ranks
+    for name in sorted(costs, key=lambda name: (len(holders[name]) > 1, -costs[name], name)):
+        owners[name] = least = min(holders[name], key=loads.__getitem__)
         loads[least] += costs[name]
     return owners
 
@@ -88,11 +88,11 @@ class ParameterGroup(NamedTuple):
     """Parameters with one algorithm, weight decay and learning rate."""
 
     algorithm: Algorithm
-    kind: str
-    """``matrix``, ``norm or bias`` or ``relative position bias``."""
     weight_decay: float = 0.0
     lr_scale: float = 1.0
     """The group's learning rate over that of the schedule."""
+    is_vocabulary: bool = False
+    """Whether it trains while the embeddings alone do (`embedding_tokens`)."""
 
 
 def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape]) -> dict[ParameterGroup, list[str]]:
@@ -103,10 +103,11 @@ def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape
     found: dict[ParameterGroup, list[str]] = {}
     for name, shape in parameters.items():
         algorithm = algorithm_of(config.optimizer_name, name, shape)
-        group = ParameterGroup(algorithm, "norm or bias")
+        group = ParameterGroup(algorithm)
         if name.endswith("relative_attention_bias.weight"):
-            group = ParameterGroup(algorithm, "relative position bias", lr_scale=bias_lr)
+            group = ParameterGroup(algorithm, lr_scale=bias_lr)
         elif len(shape) > 1:
-            group = ParameterGroup(algorithm, "matrix", resolved(config.weight_decay))
+            is_vocabulary = name.endswith(VOCABULARY_NAMES)
+            group = ParameterGroup(algorithm, resolved(config.weight_decay), is_vocabulary=is_vocabulary)
         found.setdefault(group, []).append(name)
     return found

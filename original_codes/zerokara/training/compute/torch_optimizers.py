@@ -1,4 +1,8 @@
-"""Torch optimizers for a model's parameters, as `optimizers` assigns them, with Muon and Adafactor written here.
+"""The torch optimizer of a model's parameters: AdamW, Muon and Adafactor, as `optimizers` assigns them.
+
+AdamW is torch's, fused. It updates number by number, and so whatever part of a tensor a process holds. Muon and
+Adafactor need whole tensors: one that is cut over processes is updated by one of them, its owner. There the others send
+their parts of the gradient, and from there they get their parts of the update; master weights and momentum stay cut.
 
 Muon: momentum orthogonalized by Newton-Schulz (Jordan et al., 2024, kellerjordan.github.io/posts/muon), with the update
 scaled as in "Muon is Scalable for LLM Training" (Liu et al., 2025, arXiv 2502.16982, section 2.2), to the root mean
@@ -19,17 +23,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
-from zerokara.model.shapes import ModelShape, row_blocks
+from zerokara.model import parallel
+from zerokara.model.shapes import VOCABULARY_NAMES, ModelShape, row_blocks
 from zerokara.training.compute import optimizers
-from zerokara.training.compute.optimizers import Algorithm
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic Newton-Schulz iteration (Jordan et al.): steepest at 0, so that five rounds bring every
@@ -45,96 +50,262 @@ CHUNK = 2**25
 """Numbers of the tensors that Adafactor updates together, roughly: as many are held once more meanwhile."""
 
 
-def build(
-    config: TrainingSettings, tensors: Mapping[str, Tensor], shape: ModelShape
-) -> dict[Algorithm, torch.optim.Optimizer]:
-    """Torch optimizers for fp32 `tensors` (some or all parameters, by name), one for each algorithm in use.
+class Place(NamedTuple):
+    """The numbers of a parameter, flattened, that a process holds."""
 
-    Whoever steps them sets ``lr`` of their groups, each times its ``lr_scale``, and makes their state (`make_state`).
-    """
-    groups: dict[Algorithm, list[dict[str, Any]]] = {}
-    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
-    for group, names in optimizers.parameter_groups(config, shapes).items():
-        parameters = [tensors[name] for name in names]
-        entry = {"params": parameters, "weight_decay": group.weight_decay, "lr_scale": group.lr_scale}
-        groups.setdefault(group.algorithm, []).append(entry)
-    made: dict[Algorithm, torch.optim.Optimizer] = {}
-    if "adamw" in groups:
-        betas = config.adam_beta1, config.adam_beta2
-        made["adamw"] = torch.optim.AdamW(groups["adamw"], betas=betas, eps=config.adam_epsilon, fused=True)
-    if "adafactor" in groups:
-        made["adafactor"] = Adafactor(groups["adafactor"], {"lr": 0.0, "num_updates": 0})
-    if "muon" in groups:
-        blocks = {
-            tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]
-            for name, tensor in tensors.items()
-        }
-        dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
-        defaults = {"lr": 0.0, "momentum": resolved(config.muon_momentum), "blocks": blocks, "dtype": dtype}
-        made["muon"] = Muon(groups["muon"], defaults)
-    return made
+    tensor: Tensor
+    """One that the optimizer updates; its numbers from `start` on are the parameter's."""
+    start: int
+    ranges: Sequence[range]
+    """Which numbers each data-parallel rank holds, in ascending order; the rank's own are those in `tensor`."""
 
 
-def make_state(optimizer: str, made: Mapping[Algorithm, torch.optim.Optimizer], tensors: Mapping[str, Tensor]) -> None:
-    """Make the state of `tensors`, all zeros. Optimizers do it in their first update: too late to load a checkpoint."""
-    for name, tensor in tensors.items():
-        shape = tuple(tensor.shape)
-        algorithm = optimizers.algorithm_of(optimizer, name, shape)
-        # Fused AdamW reads its count on the device; Adafactor counts in its groups, and waits for nothing.
-        state = {} if algorithm == "adafactor" else {"step": torch.zeros((), device=tensor.device)}
-        for key, of_key in optimizers.state_shapes(optimizer, name, shape).items():
-            state[key] = torch.zeros(of_key, dtype=torch.float32, device=tensor.device)
-        made[algorithm].state[tensor] = state
-
-
-Place = tuple[Tensor, int, Tensor | None]
+MatrixPlace = tuple[str, int, Tensor | None]
 """A parameter, the number of its matrix, and the matrix's rows (all with None)."""
 
 
-class Muon(torch.optim.Optimizer):
-    """Updates matrices, each whole; a parameter of three dimensions is one matrix for each expert.
+class Optimizer(torch.optim.AdamW):
+    """Updates the fp32 master weights of a process, all of them or those that ZeRO gives it.
 
-    ``blocks`` are the rows of each matrix in parameters that hold several; ``dtype`` is that of the products.
+    Whoever steps it sets the rate (`set_learning_rate`), and counts the updates.
     """
+
+    def __init__(
+        self, config: TrainingSettings, tensors: Mapping[str, Tensor], shape: ModelShape, device: torch.device
+    ):
+        """`tensors` are all parameters by name, in this process's shapes; `hold` must follow.
+
+        `device` is that of the computation; under offload the master weights are elsewhere.
+        """
+        self.name: str = config.optimizer_name
+        self.num_updates = 0
+        """Updates so far, those of earlier starts included; skipped steps do not count."""
+        self.trains_all = True
+        """False while the embeddings alone are trained (`is_trained`)."""
+        self._shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+        sizes = {name: each.numel() for name, each in tensors.items()}
+        self._costs = optimizers.update_costs(self.name, shape, sizes)
+        self._blocks = {name: [torch.from_numpy(rows).to(device) for rows in row_blocks(name, shape)] for name in sizes}
+        self._momentum, self._device = config.muon_momentum, device
+        self._dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
+        groups = [
+            {**group._asdict(), "names": names, "params": [tensors[name] for name in names]}
+            for group, names in optimizers.parameter_groups(config, self._shapes).items()
+        ]
+        super().__init__(groups, 0.0, (config.adam_beta1, config.adam_beta2), config.adam_epsilon, fused=True)
+
+    def hold(self, places: Mapping[str, Place]) -> None:
+        """Say where each parameter is, and make the state, all zeros: the first update is too late for a checkpoint."""
+        self._places, self._rank, self._ranks = places, parallel.data_rank(), range(parallel.data_size())
+        holders = {name: [rank for rank, held in enumerate(each.ranges) if held] for name, each in places.items()}
+        self._cut = {name for name, ranks in holders.items() if len(ranks) > 1}
+        self._owners = optimizers.owners_of(self._costs, holders, len(self._ranks))
+        self._factors: dict[str, dict[str, Tensor]] = {}
+        """Of Adafactor's tensors whose owner this process is."""
+        for name, place in places.items():
+            shapes = optimizers.state_shapes(self.name, name, self._shapes[name])
+            state = self.state[place.tensor]
+            if self._is_factored(name):
+                if self._owners[name] == self._rank:
+                    self._factors[name] = {key: torch.zeros(of, device=self._device) for key, of in shapes.items()}
+            elif not state:  # fused AdamW reads its count on the device
+                state["step"] = torch.zeros((), device=place.tensor.device)
+                state.update({key: torch.zeros_like(place.tensor) for key in shapes})
+
+    def is_trained(self, name: str) -> bool:
+        """True if an update changes the parameter."""
+        return self.trains_all or name.endswith(VOCABULARY_NAMES)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the rate of the next update."""
+        for group in self.param_groups:
+            group["lr"] = learning_rate * group["lr_scale"]
+
+    def set_updates(self, num_updates: int) -> None:
+        """Set the number of updates so far, on which the next ones depend."""
+        self.num_updates = num_updates
+        for state in self.state.values():
+            if "step" in state:
+                state["step"].fill_(num_updates)
+
+    def read(self, name: str, key: str | None) -> Tensor:
+        """Return the optimizer state `key` of a parameter, or with None its fp32 master weights.
+
+        Every data-parallel rank must ask, and every one gets it. It may be the training's own: copy it to keep it.
+        """
+        place, shape, group = self._places[name], self._shapes[name], parallel.data_group()
+        if key and self._is_factored(name):
+            shape = optimizers.state_shapes(self.name, name, shape)[key]
+            owner = self._owners[name]
+            whole = self._factors[name][key] if owner == self._rank else torch.empty(shape, device=self._device)
+            torch.distributed.broadcast(whole, group=group, group_src=owner)
+            return whole
+        held = self._part(name, self.state[place.tensor][key] if key else place.tensor.detach())
+        if len(self._ranks) == 1:
+            return held.view(shape)
+        whole = torch.zeros(math.prod(shape), device=self._device)
+        mine = place.ranges[self._rank]
+        whole[mine.start : mine.stop] = held
+        torch.distributed.all_reduce(whole, group=group)
+        return whole.view(shape)
+
+    def write(self, name: str, key: str | None, value: Tensor) -> None:
+        """Set what `read` returns, from a value that every process has."""
+        place = self._places[name]
+        if key and self._is_factored(name):
+            if name in self._factors:
+                self._factors[name][key].copy_(value)
+        else:
+            mine = place.ranges[self._rank]
+            held = self._part(name, self.state[place.tensor][key] if key else place.tensor.detach())
+            held.copy_(value.reshape(-1)[mine.start : mine.stop])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update the parameters from their gradients, which it overwrites: nobody asks for them afterwards."""
-        for group in self.param_groups:
-            parameters = [each for each in group["params"] if each.grad is not None]
-            if not parameters:
-                continue
-            directions = [each.grad for each in parameters]
-            momenta = [self.state[each]["momentum_buffer"] for each in parameters]
-            direction_of = dict(zip(parameters, directions, strict=True))
-            torch._foreach_mul_(momenta, group["momentum"])
-            torch._foreach_add_(momenta, directions)
-            torch._foreach_add_(directions, momenta, alpha=group["momentum"])
-            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-            for stack in self._stacks(parameters, group["blocks"]):
-                directions_NRC = torch.stack([_matrix(direction_of[each], place, rows) for each, place, rows in stack])
-                updates_NRC = _scaled(directions_NRC, group["dtype"])
-                for (parameter, place, rows), update_RC in zip(stack, updates_NRC, strict=True):
-                    if rows is None:
-                        _matrix(parameter, place).add_(update_RC, alpha=-group["lr"])
-                    else:
-                        _matrix(parameter, place).index_add_(0, rows, update_RC, alpha=-group["lr"])
+        """Update the groups from their gradients, which it overwrites: nobody asks for them afterwards.
 
-    def _stacks(self, parameters: list[Tensor], blocks: Mapping[Tensor, list[Tensor]]) -> Iterator[list[Place]]:
+        DeepSpeed calls it with one group at a time, or with the tensors of one alone; every rank in the same order.
+        """
+        groups = self.param_groups
+        for group in groups:
+            held = {id(tensor) for tensor in group["params"]}
+            names = [name for name in group["names"] if id(self._places[name].tensor) in held]
+            if not (self.trains_all or group["is_vocabulary"]):
+                for tensor in group["params"]:
+                    if "step" in self.state[tensor]:  # the count of all updates, as a start that resumes sets it
+                        self.state[tensor]["step"] += 1
+            elif group["algorithm"] == "adamw":
+                self.param_groups = [group]
+                super().step()
+                self.param_groups = groups
+            elif group["algorithm"] == "muon" and names:
+                self._step_muon(group, names)
+            elif names:
+                self._step_adafactor(group, names)
+
+    def _is_factored(self, name: str) -> bool:
+        return optimizers.algorithm_of(self.name, name, self._shapes[name]) == "adafactor"
+
+    def _part(self, name: str, tensor: Tensor | None) -> Tensor:
+        """What this process holds of a parameter in `tensor`, which lies as the one that is updated."""
+        assert tensor is not None, f"no gradient of {name}"
+        place = self._places[name]
+        return tensor.view(-1)[place.start : place.start + len(place.ranges[self._rank])]
+
+    def _step_muon(self, group: Mapping[str, Any], names: Sequence[str]) -> None:
+        tensors, rate, momentum = group["params"], group["lr"], resolved(self._momentum)
+        directions = [each.grad for each in tensors]
+        momenta = [self.state[each]["momentum_buffer"] for each in tensors]
+        torch._foreach_mul_(momenta, momentum)
+        torch._foreach_add_(momenta, directions)
+        torch._foreach_add_(directions, momenta, alpha=momentum)
+        torch._foreach_mul_(tensors, 1 - rate * group["weight_decay"])
+        whole, updated = self._gathered(names)
+        for stack in self._stacks(whole):
+            directions_NRC = torch.stack([_matrix(whole[name], place, rows) for name, place, rows in stack])
+            updates_NRC = _scaled(directions_NRC, self._dtype)
+            for (name, place, rows), update_RC in zip(stack, updates_NRC, strict=True):
+                if rows is None:
+                    _matrix(updated[name], place).add_(update_RC, alpha=-rate)
+                else:
+                    _matrix(updated[name], place).index_add_(0, rows, update_RC, alpha=-rate)
+        self._return(names, updated)
+
+    def _stacks(self, tensors: Mapping[str, Tensor]) -> Iterator[list[MatrixPlace]]:
         """The matrices of equal size, as many at a time as `STACK` holds."""
-        by_size: dict[tuple[int, int], list[Place]] = {}
-        for parameter in parameters:
-            for place in range(math.prod(parameter.shape[:-2])):
-                for rows in blocks.get(parameter) or (None,):
-                    size = parameter.size(-2) if rows is None else len(rows), parameter.size(-1)
-                    by_size.setdefault(size, []).append((parameter, place, rows))
+        by_size: dict[tuple[int, int], list[MatrixPlace]] = {}
+        for name, tensor in tensors.items():
+            for place in range(math.prod(tensor.shape[:-2])):
+                for rows in self._blocks[name] or (None,):
+                    size = tensor.size(-2) if rows is None else len(rows), tensor.size(-1)
+                    by_size.setdefault(size, []).append((name, place, rows))
         for size, places in by_size.items():
             count = max(1, STACK // math.prod(size))
             yield from (places[start : start + count] for start in range(0, len(places), count))
 
+    def _step_adafactor(self, group: Mapping[str, Any], names: Sequence[str]) -> None:
+        weight = math.pow(self.num_updates + 1, DECAY)  # 1 − β
+        ends = zip(names, itertools.accumulate(math.prod(self._shapes[name]) for name in names), strict=True)
+        for _, chunk in itertools.groupby(ends, key=lambda name_and_end: name_and_end[1] // CHUNK):
+            together = [name for name, _ in chunk]
+            parts = [self._part(name, self._places[name].tensor) for name in together]
+            gradients, updated = self._gathered(together)
+            directions = [self._direction(name, gradient, weight) for name, gradient in gradients.items()]
+            norms = torch.stack(torch._foreach_norm(parts))
+            if len(self._ranks) > 1:
+                squares = norms.square()
+                torch.distributed.all_reduce(squares, group=parallel.data_group())
+                norms = squares.sqrt()
+            rates = group["lr"] * self._root_mean_squares(norms, together).clamp(min=EPSILONS[1])
+            if group["weight_decay"]:
+                torch._foreach_mul_(parts, list((1 - group["weight_decay"] * rates).unbind()))
+            if directions:
+                means = self._root_mean_squares(torch.stack(torch._foreach_norm(directions)), list(gradients))
+                own = rates[[together.index(name) for name in gradients]]
+                torch._foreach_mul_(directions, list((own / (means / CLIPPING).clamp(min=1.0)).unbind()))
+                torch._foreach_sub_(list(updated.values()), directions)
+            self._return(together, updated)
 
-def _matrix(parameter: Tensor, place: int, rows: Tensor | None = None) -> Tensor:
-    matrix_RC = parameter.view(-1, *parameter.shape[-2:])[place]
+    def _root_mean_squares(self, norms: Tensor, names: Sequence[str]) -> Tensor:
+        roots = [math.sqrt(math.prod(self._shapes[name])) for name in names]
+        return torch.stack(torch._foreach_div(list(norms.unbind()), roots))
+
+    def _direction(self, name: str, gradient: Tensor, weight: float) -> Tensor:
+        """The gradient over the root of the second moment, which is updated."""
+        state, squares = self._factors[name], gradient.square().add_(EPSILONS[0])
+        if gradient.dim() < 2:
+            return state["exp_avg_sq"].lerp_(squares, weight).rsqrt().mul_(gradient)
+        rows, columns = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
+        rows.lerp_(squares.mean(dim=-1), weight)
+        columns.lerp_(squares.mean(dim=-2), weight)
+        by_row = (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_().unsqueeze(-1)
+        return torch.mul(by_row, columns.unsqueeze(-2).rsqrt(), out=squares).mul_(gradient)
+
+    def _gathered(self, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The gradients that this process owns, whole, and what their updates are added to.
+
+        That is the weights themselves, or for a tensor that is cut zeros, to hand out by `_return`.
+        """
+        by_owner = self._cut_by_owner(names)
+        gradients = {name: self._part(name, self._places[name].tensor.grad) for name in names}
+        counts = [[len(self._places[name].ranges[rank]) for name in by_owner[self._rank]] for rank in self._ranks]
+        received = self._exchanged([[gradients[name] for name in each] for each in by_owner], counts)
+        parts = zip(by_owner[self._rank], *received, strict=True)
+        whole = {name: torch.cat(of_ranks).view(self._shapes[name]) for name, *of_ranks in parts}
+        updated = {name: torch.zeros_like(each) for name, each in whole.items()}
+        for name in names:
+            if name not in self._cut and self._owners[name] == self._rank:
+                whole[name] = gradients[name].view(self._shapes[name])
+                updated[name] = self._part(name, self._places[name].tensor).view(self._shapes[name])
+        return whole, updated
+
+    def _return(self, names: Sequence[str], updates: Mapping[str, Tensor]) -> None:
+        """Hand out the updates of tensors that are cut, and add what this process gets to its weights."""
+        by_owner, sent = self._cut_by_owner(names), []
+        for rank in self._ranks:
+            held = ((name, self._places[name].ranges[rank]) for name in by_owner[self._rank])
+            sent.append([updates[name].view(-1)[each.start : each.stop] for name, each in held])
+        counts = [[len(self._places[name].ranges[self._rank]) for name in each] for each in by_owner]
+        for each, parts in zip(by_owner, self._exchanged(sent, counts), strict=True):
+            for name, part in zip(each, parts, strict=True):
+                self._part(name, self._places[name].tensor).add_(part)
+
+    def _cut_by_owner(self, names: Sequence[str]) -> list[list[str]]:
+        return [[name for name in names if name in self._cut and self._owners[name] == rank] for rank in self._ranks]
+
+    def _exchanged(self, sent: list[list[Tensor]], counts: list[list[int]]) -> list[tuple[Tensor, ...]]:
+        """Send tensors to each rank, and return those that each has sent, of `counts` numbers."""
+        if not self._cut:
+            return [() for _ in self._ranks]
+        lengths, sizes = [sum(each) for each in counts], [sum(map(len, each)) for each in sent]
+        received = torch.empty(sum(lengths), device=self._device)
+        together = torch.cat([received[:0], *itertools.chain(*sent)])
+        torch.distributed.all_to_all_single(received, together, lengths, sizes, group=parallel.data_group())
+        return [part.split(each) for part, each in zip(received.split(lengths), counts, strict=True)]
+
+
+def _matrix(tensor: Tensor, place: int, rows: Tensor | None = None) -> Tensor:
+    matrix_RC = tensor.view(-1, *tensor.shape[-2:])[place]
     return matrix_RC if rows is None else matrix_RC[rows]
 
 
@@ -150,43 +321,3 @@ def _scaled(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
         wide = torch.baddbmm(wide, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
     scale = RMS_OF_ADAMW * math.sqrt(max(matrices_NRC.shape[1:]))
     return (wide if is_wide else wide.mT).to(matrices_NRC.dtype).mul_(scale)
-
-
-class Adafactor(torch.optim.Optimizer):
-    """Updates fp32 tensors in place. Its state is `exp_avg_sq_row` and `exp_avg_sq_col`, of a vector `exp_avg_sq`."""
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update the parameters from their gradients."""
-        for group in self.param_groups:
-            group["num_updates"] += 1
-            weight = math.pow(group["num_updates"], DECAY)  # 1 − β
-            trained = [each for each in group["params"] if each.grad is not None]
-            ends = zip(trained, itertools.accumulate(each.numel() for each in trained), strict=True)
-            for _, chunk in itertools.groupby(ends, key=lambda tensor_and_end: tensor_and_end[1] // CHUNK):
-                parameters = [parameter for parameter, _ in chunk]
-                directions = [self._direction(each, weight) for each in parameters]
-                clips = (_root_mean_squares(directions) / CLIPPING).clamp(min=1.0)
-                rates = group["lr"] * _root_mean_squares(parameters).clamp(min=EPSILONS[1])
-                torch._foreach_mul_(directions, list((rates / clips).unbind()))
-                if group["weight_decay"]:
-                    torch._foreach_mul_(parameters, list((1 - group["weight_decay"] * rates).unbind()))
-                torch._foreach_sub_(parameters, directions)
-
-    def _direction(self, parameter: Tensor, weight: float) -> Tensor:
-        """The gradient over the root of the second moment, which is updated."""
-        gradient, state = parameter.grad, self.state[parameter]
-        assert gradient is not None
-        squares = gradient.square().add_(EPSILONS[0])
-        if parameter.dim() < 2:
-            return state["exp_avg_sq"].lerp_(squares, weight).rsqrt().mul_(gradient)
-        rows, columns = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
-        rows.lerp_(squares.mean(dim=-1), weight)
-        columns.lerp_(squares.mean(dim=-2), weight)
-        by_row = (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_().unsqueeze(-1)
-        return torch.mul(by_row, columns.unsqueeze(-2).rsqrt(), out=squares).mul_(gradient)
-
-
-def _root_mean_squares(tensors: list[Tensor]) -> Tensor:
-    norms = torch._foreach_norm(tensors)
-    return torch.stack(torch._foreach_div(norms, [math.sqrt(each.numel()) for each in tensors]))

@@ -1,16 +1,15 @@
-"""The engine that updates the weights of a run, and the settings of DeepSpeed where it is DeepSpeed's.
+"""The engine that updates the weights of a run, and DeepSpeed's settings.
 
-`engine.ReplicatedEngine` (ours) serves ZeRO stage 0, stage 1 of a lone data-parallel rank, and Adafactor and Muon;
-`sharded.ShardedEngine` (torch's FSDP2) AdamW at the other stages; `zero.ZeroEngine` (DeepSpeed's) every offload, and
-hierarchical partitioning. docs/decisions.md says why. Without torch or deepspeed on import: a plan names the engine,
-and checks DeepSpeed's template, before they are loaded.
+`zero.ZeroEngine`, DeepSpeed's, serves every run of several processes, and every offload; `engine.LoneEngine` one
+process, which has nothing to shard. docs/decisions.md says why. Without torch or deepspeed on
+import: a plan names the engine, and checks DeepSpeed's template, before they are loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -28,22 +27,16 @@ HIERARCHY_KEY = "zero_hpz_partition_size"
 _OWNED = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "fp16",
     "zero_optimization.stage", "zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device",
-    "bf16.enabled", "data_types.grad_accum_dtype", "communication_data_type", "optimizer", "scheduler",
-    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "timers.throughput.enabled", "steps_per_print",
-    "tensorboard", "wandb",
+    "bf16.enabled", "data_types.grad_accum_dtype", "communication_data_type", "gradient_allreduce_op", "optimizer",
+    "scheduler", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "timers.throughput.enabled",
+    "steps_per_print", "tensorboard", "wandb",
 )  # fmt: skip
 """DeepSpeed's keys that `settings_for` sets, or that config.yaml has its own for: a template may hold none."""
 
 
-def engine_kind(
-    config: TrainingSettings, data_parallel_size: int, template: Mapping[str, Any]
-) -> Literal["replicated", "sharded", "deepspeed"]:
-    """Return which engine serves a run of this data-parallel size, with DeepSpeed's template `with_hierarchy`."""
-    if config.zero_stage == 0 or config.optimizer_name != "adamw":
-        return "replicated"
-    if config.offload != "none" or hierarchy_of(template) > 1:
-        return "deepspeed"
-    return "sharded" if data_parallel_size > 1 or config.zero_stage > 1 else "replicated"
+def uses_deepspeed(config: TrainingSettings, data_parallel_size: int) -> bool:
+    """Return True if DeepSpeed's engine serves a run of this data-parallel size; else that of a lone process does."""
+    return data_parallel_size > 1 or config.tensor_parallel_size > 1 or config.offload != "none"
 
 
 def hierarchy_of(template: Mapping[str, Any]) -> int:
@@ -51,92 +44,56 @@ def hierarchy_of(template: Mapping[str, Any]) -> int:
     return int(template.get("zero_optimization", {}).get(HIERARCHY_KEY, 1))
 
 
-def gathers_inside_layers(config: TrainingSettings, data_parallel_size: int, template: Mapping[str, Any]) -> bool:
-    """Return True if the engine gathers weights inside of each layer, as DeepSpeed's does at stage 3, not around it."""
-    return config.zero_stage == 3 and engine_kind(config, data_parallel_size, template) == "deepspeed"
-
-
-def refused_by_deepspeed(
-    config: TrainingSettings, data_parallel_size: int, template: Mapping[str, Any]
-) -> Fault | None:
-    """Return the fault of a setting that DeepSpeed's engine, if it is that of the run, cannot follow."""
-    remedy = f"or set offload: none and over machines {HIERARCHY_KEY}: 1 in deepspeed_template"
-    if config.precision == "fp8" and gathers_inside_layers(config, data_parallel_size, template):
-        rule = "needs layers that can be compiled whole: DeepSpeed's ZeRO 3 gathers weights inside of them"
-        return config.fault("precision", rule, f"set precision: bf16, {remedy}")
-    if config.embedding_tokens and engine_kind(config, data_parallel_size, template) == "deepspeed":
-        rule = "must be 0 where DeepSpeed updates the weights: it updates all of them"
-        return config.fault("embedding_tokens", rule, f"set it to 0, {remedy}")
-    return None
-
-
 def open_engine(model: Model, config: TrainingSettings, template: dict[str, Any], device: torch.device) -> Engine:
     """Hand `model` to an engine; all weights are undefined until `engine.load_state`."""
     from zerokara.model import parallel
 
-    kind = engine_kind(config, parallel.data_size(), template)
-    if kind == "replicated":
-        from zerokara.training.compute.engine import ReplicatedEngine
+    if model.auxiliary:
+        model.auxiliary.set_weight(0.0, device)  # the compiler looks at where the weight is
+    if not uses_deepspeed(config, parallel.data_size()):
+        from zerokara.training.compute.engine import LoneEngine
 
-        return ReplicatedEngine(model, config, device)
-    if kind == "sharded":
-        from zerokara.training.compute.sharded import ShardedEngine
-
-        return ShardedEngine(model, config, device)
+        return LoneEngine(model, config, device)
     from zerokara.training.compute.zero import ZeroEngine  # DeepSpeed takes seconds to import
 
-    return ZeroEngine(model, config, settings_for(config, parallel.data_size(), template, device.type), device)
+    return ZeroEngine(model, config, settings_for(config, parallel.data_size(), template), device)
 
 
 def plan_lines(
     config: TrainingSettings, data_parallel_size: int, nodes: int, template: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield the engine that updates the weights, then what a user may want otherwise."""
-    kind = engine_kind(config, data_parallel_size, template)
-    if kind == "deepspeed":
-        yield f"DeepSpeed's ZeRO, stage {config.zero_stage}"
-    elif kind == "sharded":
-        yield f"torch's FSDP2, as ZeRO stage {config.zero_stage}"
-    else:
-        shards = config.zero_stage and data_parallel_size > 1
-        sharding = f"optimizer state sharded by tensor over {data_parallel_size} ranks" if shards else "nothing sharded"
-        yield f"zerokara's own: {sharding}"
-    if kind != "deepspeed" and config.deepspeed_template != "auto":
-        yield f"DeepSpeed has no part in it, so deepspeed_template has no effect on this run ({', '.join(template)})"
+    if not uses_deepspeed(config, data_parallel_size):
+        yield "one process: nothing is sharded, and nothing sent"
+        return
+    yield f"DeepSpeed's ZeRO, stage {config.stage}, offload: {config.offload}"
+    if config.zero_stage == 0:
+        yield "zero_stage: 0 over several processes is 1 here: it sends less, and changes nothing that is learned"
     micro_batches = config.global_batch // (config.micro_batch * data_parallel_size)
-    if kind != "replicated" and config.zero_stage == 2 and nodes > 1 and micro_batches > 1:
+    if config.stage == 2 and nodes > 1 and micro_batches > 1:
         yield f"gradients cross machines in each of {micro_batches} micro batches: with zero_stage: 1, once a step"
     if (hierarchy := hierarchy_of(template)) > 1:
         off = f"switched off by {HIERARCHY_KEY}: 1 in deepspeed_template"
         yield f"hierarchical: each {hierarchy} ranks keep the weights of a step, gathered across machines once ({off})"
 
 
-def overlaps(zero_stage: int, device_type: str, template: Mapping[str, Any]) -> bool:
-    """Return True if DeepSpeed sums gradients beside the backward pass: as the template says, or on a GPU.
-
-    At stages 2 and 3, which sum those of each micro batch; stage 1 in bf16 cannot (runtime/bf16_optimizer.py), and in
-    fp32 would gain only in the last micro batch of a step. On a CPU both would run on the same cores.
-    """
-    stated = template.get("zero_optimization", {}).get("overlap_comm")
-    return bool(stated) if stated is not None else zero_stage >= 2 and device_type == "cuda"
-
-
-def with_hierarchy(
+def for_machines(
     template: Mapping[str, Any], config: TrainingSettings, num_processes: int, nodes: int
 ) -> dict[str, Any]:
-    """Return the template with hierarchical partitioning (ZeRO++, arXiv 2306.10209) where it helps and is not stated.
+    """Return the template with what helps over several machines, where it is not stated.
 
-    At stage 3 each machine then keeps the gathered weights of a step, cut over its own processes: one gathering of each
-    step crosses the links between machines, and all others stay inside.
+    Gradients are summed beside the backward pass (`overlap_comm`). At stage 3 partitioning is hierarchical (ZeRO++,
+    arXiv 2306.10209): each machine keeps the gathered weights of a step, cut over its own processes, so that one
+    gathering of each step crosses the links between machines, and all others stay inside.
 
     Raises:
         UserError: the template states one that does not fit.
     """
-    zero = template.get("zero_optimization", {})
-    possible = config.zero_stage == 3 and config.tensor_parallel_size == 1 and config.offload == "none"
+    zero = ({"overlap_comm": True} if nodes > 1 else {}) | template.get("zero_optimization", {})
+    possible = config.stage == 3 and config.tensor_parallel_size == 1 and config.offload == "none"
     size = zero.get(HIERARCHY_KEY, num_processes // nodes if possible and nodes > 1 else 1)
     if size == 1:
-        return dict(template)
+        return {**template, "zero_optimization": zero}
     if not possible or not isinstance(size, int) or size < 1 or num_processes % size:
         rule = f"its {HIERARCHY_KEY}, {size}, must divide the {num_processes} processes, and needs zero_stage 3, "
         rule += "tensor_parallel_size 1 and offload none"
@@ -144,10 +101,8 @@ def with_hierarchy(
     return {**template, "zero_optimization": {**zero, HIERARCHY_KEY: size}}
 
 
-def settings_for(
-    config: TrainingSettings, num_processes: int, template: dict[str, Any], device_type: str = "cpu"
-) -> dict[str, Any]:
-    """Return DeepSpeed's configuration, for processes that compute on a device of this type."""
+def settings_for(config: TrainingSettings, num_processes: int, template: dict[str, Any]) -> dict[str, Any]:
+    """Return DeepSpeed's configuration."""
     offloads = {"offload_optimizer": config.offload != "none", "offload_param": config.offload == "all"}
     owned = {
         "train_batch_size": config.global_batch,
@@ -155,19 +110,20 @@ def settings_for(
         "gradient_accumulation_steps": config.global_batch // (config.micro_batch * num_processes),
         "gradient_clipping": config.gradient_clipping,
         "zero_optimization": {
-            "stage": config.zero_stage,
-            "overlap_comm": overlaps(config.zero_stage, device_type, template),
+            "stage": config.stage,
             **{part: {"device": "cpu"} for part, is_away in offloads.items() if is_away},
         },
         "bf16": {"enabled": config.number_format == "bf16"},
-        # Our optimizer is torch's fused AdamW, which DeepSpeed has on no list; it is tested in tests/numerics. So it is
-        # under offload, on the CPU: DeepSpeedCPUAdam would be compiled while the run waits.
+        # Ours is on none of DeepSpeed's lists; it is tested in tests/numerics. So is torch's fused AdamW under offload,
+        # on the CPU: DeepSpeedCPUAdam would be compiled while the run waits.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
         # In bf16 DeepSpeed would sum gradients over the ranks in bf16, and over micro batches: each addition would
         # round, and accumulation change the result.
         "communication_data_type": "fp32",
+        # A mean would be a division in bf16 before the sum. Stage 3 knows the mean alone, and divides in fp32.
+        "gradient_allreduce_op": "mean" if config.stage == 3 else "sum",
         "data_types": {"grad_accum_dtype": "fp32"},
         # It would wait for the device twice in each micro batch.
         "timers": {"throughput": {"enabled": False}},

@@ -1,7 +1,10 @@
-"""AdamW under DeepSpeed's ZeRO (0.19.8), stages 1 to 3: gradients, weights and state sharded over the ranks.
+"""DeepSpeed's ZeRO (0.19.8), stages 1 to 3: gradients, weights and optimizer state sharded over the ranks.
 
-The only file that names deepspeed, imported only where the plan says that ZeRO updates the weights. Source of the
-access to the state: deepspeed/utils/tensor_fragment.py (`safe_get_full_fp32_param` and its family).
+The only file that names deepspeed, imported only where ZeRO updates the weights. Our optimizer is DeepSpeed's client:
+it is given the flat fp32 tensors that DeepSpeed has cut for this rank, and told where in them the parameters are.
+
+At stages 1 and 2 each parameter group is one flat tensor, cut into as many equal parts as there are ranks: a border may
+lie anywhere in a matrix. At stage 3 each parameter is cut by itself.
 """
 
 from __future__ import annotations
@@ -10,76 +13,126 @@ import contextlib
 import io
 import logging
 import math
+import sys
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed
-from deepspeed.runtime import bf16_optimizer, utils
-from deepspeed.runtime.zero import stage3, stage_1_and_2
 from torch import Tensor
 
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
-from zerokara.training.compute import torch_optimizers
+from zerokara.model.layers import Layer
 from zerokara.training.compute.engine import Accept, read_once
+from zerokara.training.compute.torch_optimizers import Optimizer, Place
+
+# DeepSpeed asks whether an optimizer is its own Muon. Its functions are in a module that takes three seconds of a
+# core to import, for torch.compile; none is called.
+_of_muon = {"MuonWithAuxAdam": type("MuonWithAuxAdam", (), {}), "adam_update": None, "muon_update": None}
+sys.modules["deepspeed.runtime.zero.muon.original_muon"] = types.SimpleNamespace(**_of_muon)  # type: ignore[assignment]
+import deepspeed  # noqa: E402
+from deepspeed.runtime import engine as deepspeed_engine  # noqa: E402
+from deepspeed.runtime import utils  # noqa: E402
+from deepspeed.runtime.zero import stage3, stage_1_and_2  # noqa: E402
+
+_OF_12 = "runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer."
+_OF_3 = "runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3."
+PRIVATE = {
+    "runtime.zero.muon.original_muon:muon_update": "its import costs each start three seconds of a core",
+    "runtime.engine:BFLOAT16": "stage 1 in bf16 sums all gradients for all ranks, and without overlap",
+    "ops:__compatible_ops__": "the first collective calls compilers, and may build an operator while the run waits",
+    "runtime.utils:combine_grad_norm_groups": "the host waits up to four times a step; no step can be rejected",
+    f"{_OF_12}check_overflow": "the host waits for each gradient in bf16",
+    f"{_OF_12}update_lp_params": "a start computes with weights that are not those of its checkpoint",
+    f"{_OF_12}round_robin_bit16_groups": "nobody knows where parameters are at stages 1 and 2",
+    f"{_OF_12}round_robin_bit16_offsets": "nobody knows where parameters are at stages 1 and 2",
+    f"{_OF_3}_reassign_or_swap_out_partitioned_parameters": "as `update_lp_params`, at stage 3",
+    f"{_OF_3}invalidate_secondary_tensor": "under hierarchical partitioning each machine keeps its own old weights",
+    f"{_OF_3}fp16_groups": "nobody knows where parameters are at stage 3",
+    f"{_OF_3}fp32_partitioned_groups_flat": "nobody knows where parameters are at stage 3",
+    f"{_OF_3}persistent_parameters": "a backward pass after a step that was skipped misses the small parameters",
+}
+"""The names of DeepSpeed that no document promises and that are used here, and what breaks without each.
+
+An upgrade of DeepSpeed begins with tests/unit/training/test_private_names.py, which names those that are gone.
+"""
 
 
 class ZeroEngine:
-    """An `engine.Engine`: AdamW under DeepSpeed's ZeRO."""
-
-    trains_all = True
+    """An `engine.Engine`: DeepSpeed's ZeRO."""
 
     def __init__(self, model: Model, config: TrainingSettings, settings: dict[str, Any], device: torch.device):
         """See `updater.open_engine`; `settings` are DeepSpeed's. The process groups must exist."""
         deepspeed.logger.setLevel(logging.ERROR)
         # torch 2.13 renames collectives that DeepSpeed 0.19.8 still calls by their old names; nobody here can act on it
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-        # deepspeed/comm/torch.py, build_shm_op, asks which C++ operators could be built. Finding out calls compilers
-        # and queries GPUs, and on a CPU with a compiler it would then build one while the run waits; none is used here.
         deepspeed.ops.__compatible_ops__ = {}
-        # utils/groups.py keeps the processes of hierarchical partitioning for good: those of an engine before this one.
-        deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+        deepspeed_engine.BFLOAT16 = deepspeed_engine.ZERO_OPTIMIZATION
         deepspeed.init_distributed(torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
-        self.model, self._device, self._is_stage_3 = model, device, config.zero_stage == 3
-        self.optimizer_name: str = config.optimizer_name
-        # DeepSpeed divides the loss by the number of micro batches, and the gradients by that of the ranks.
-        self._ranks, self._micro_batches = float(parallel.data_size()), settings["gradient_accumulation_steps"]
+        self.model, self._device, self._is_stage_3 = model, device, settings["zero_optimization"]["stage"] == 3
+        # DeepSpeed divides the loss by the number of micro batches, and at stage 3 the gradients by that of the ranks.
+        self._ranks = float(parallel.data_size()) if self._is_stage_3 else 1.0
+        self._micro_batches = settings["gradient_accumulation_steps"]
         dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
         for parameter in model.parameters():  # undefined weights, without a copy of those that it has
             parameter.data = torch.empty(parameter.shape, dtype=dtype, device="cpu" if self._is_stage_3 else device)
-        made = torch_optimizers.build(config, dict(model.named_parameters()), model.shape)
-        self._adam = made["adamw"]
+        self.optimizer = Optimizer(config, dict(model.named_parameters()), model.shape, device)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
         mpu = parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None
-        # runtime/bf16_optimizer.py narrates its memory on stdout whatever the log level is.
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()):  # some of it is printed whatever the log level is
             if self._is_stage_3:  # partitioned one after another: DeepSpeed would first move them all to the device
+                # Weights are gathered around a layer, not inside: torch.compile takes it as one graph.
+                deepspeed.utils.set_z3_leaf_modules(model, [Layer])
                 group = parallel.data_group() if mpu else None
                 deepspeed.zero.Init(
                     model, data_parallel_group=group, mpu=mpu, dtype=dtype, config_dict_or_path=settings
                 )
-                model.to(device)  # its buffers
+            model.to(device, dtype)  # its buffers
             self.module, self._wrapper, _, _ = deepspeed.initialize(
-                model=model, optimizer=self._adam, config=settings, dist_init_required=False, mpu=mpu
+                model=model, optimizer=self.optimizer, config=settings, dist_init_required=False, mpu=mpu
             )
-        if model.auxiliary:
-            model.auxiliary.set_weight(0.0, device)  # the compiler looks at where the weight is
-        self._parameters = dict(model.named_parameters())
-        # The fp32 tensors that AdamW updates in this process; stage 3 puts them into its groups while it steps.
-        masters = [master for group in self._adam.param_groups for master in group["params"]]
-        masters = self._wrapper.fp32_partitioned_groups_flat if self._is_stage_3 else masters
+        if config.embedding_tokens:
+            for name, parameter in model.named_parameters():
+                parameter.register_hook(partial(self._zero_untrained, name))
+        places = self._partitions() if self._is_stage_3 else self._flat_partitions()
+        held = {names[parameter]: place for parameter, place in places}
         computing, accumulating = self.module.get_data_types()
-        others = [accumulating, self.module.communication_data_type, *(master.dtype for master in masters)]
+        others = [accumulating, self.module.communication_data_type, *(place.tensor.dtype for place in held.values())]
         assert computing == dtype and {*others} == {torch.float32}, f"DeepSpeed's precision: {computing}, {others}"
-        torch_optimizers.make_state(config.optimizer_name, made, {str(n): each for n, each in enumerate(masters)})
+        self.optimizer.hold(held)
         if not self._is_stage_3:
-            self._wrapper._lazy_init_hp_params_optimizer_state()
             # In bf16 it would look at every gradient, and wait: where one is not finite, neither is the norm.
             self._wrapper.check_overflow = lambda partition_gradients=True: None
+
+    def _flat_partitions(self) -> Iterator[tuple[int, Place]]:
+        """Yield each parameter's id and place at stages 1 and 2."""
+        ranks, rank, wrapper = range(parallel.data_size()), parallel.data_rank(), self._wrapper
+        for group, parameters in enumerate(wrapper.round_robin_bit16_groups):
+            (flat,) = self.optimizer.param_groups[group]["params"]
+            length = len(flat)
+            for parameter, offset in zip(parameters, wrapper.round_robin_bit16_offsets[group], strict=True):
+                borders = [min(max(number * length - offset, 0), parameter.numel()) for number in (*ranks, len(ranks))]
+                ranges = [range(*borders[each : each + 2]) for each in ranks]
+                yield id(parameter), Place(flat, offset + borders[rank] - rank * length, ranges)
+
+    def _partitions(self) -> Iterator[tuple[int, Place]]:
+        """Yield each parameter's id and place at stage 3."""
+        ranks = range(parallel.data_size())
+        for parameters, flat in zip(self._wrapper.fp16_groups, self._wrapper.fp32_partitioned_groups_flat, strict=True):
+            start = 0
+            for parameter in parameters:
+                length = parameter.partition_numel()
+                borders = [min(number * length, parameter.ds_numel) for number in (*ranks, len(ranks))]
+                yield id(parameter), Place(flat, start, [range(*borders[each : each + 2]) for each in ranks])
+                start += length
+
+    def _zero_untrained(self, name: str, gradient: Tensor) -> Tensor:
+        return gradient if self.optimizer.is_trained(name) else torch.zeros_like(gradient)
 
     def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float) -> Tensor:
         if self.model.auxiliary:
@@ -102,55 +155,24 @@ class ZeroEngine:
             accepted = accept(values) and math.isfinite(value)
             return torch.tensor(value if accepted else math.inf)
 
-        # By these DeepSpeed's wrappers get the norm, on the device; by the third stage 1 in bf16 with fp32 gradients.
         stage3.combine_grad_norm_groups = partial(decide, utils.combine_grad_norm_groups)
         stage_1_and_2.combine_grad_norm_groups = stage3.combine_grad_norm_groups
-        bf16_optimizer.get_global_norm_of_tensors = partial(decide, utils.get_global_norm_of_tensors)
-        for group in self._wrapper.param_groups:
-            group["lr"] = learning_rate * group["lr_scale"]
+        self.optimizer.set_learning_rate(learning_rate)
         self.module.step()
-        self.num_updates += accepted
+        self.optimizer.num_updates += accepted
         if not accepted:
             self._gather_persistent()
         return value
 
-    def read(self, name: str, key: str | None) -> Tensor:
-        parameter = self._parameters[name]
-        if key:
-            found = deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
-        else:
-            found = deepspeed.utils.safe_get_full_fp32_param(parameter)
-        shape = getattr(parameter, "ds_shape", parameter.shape)  # under ZeRO 3 a parameter at rest is empty
-        assert found is not None and found.dtype == torch.float32, f"DeepSpeed's {key or 'weights'} of {name}"
-        return found.detach().view(shape)
-
-    def write(self, name: str, key: str | None, value: Tensor) -> None:
-        parameter, value = self._parameters[name], value.to(self._device)
-        if self._is_stage_3:
-            # stage3.py, set_full_hp_param, asks the last rank for more than there is where the partitions are unequal:
-            # a norm of 256 among three ranks.
-            partition, _ = self._wrapper._get_fp32_opt_state_partition(parameter, False, optim_state_key=key)
-            begin = partition.numel() * self._wrapper._get_param_partition_rank(parameter)
-            mine = value.flatten()[begin : begin + partition.numel()]
-            partition.data[: mine.numel()].copy_(mine)
-        elif key is None:
-            deepspeed.utils.safe_set_full_fp32_param(parameter, value)
-        else:
-            deepspeed.utils.safe_set_full_optimizer_state(parameter, value, key)
-
-    def sync_from_master(self, num_updates: int) -> None:
-        """DeepSpeed computes with a copy of the master weights."""
-        self.num_updates = num_updates
-        for state in self._adam.state.values():
-            state["step"].fill_(num_updates)
+    def round_masters(self) -> None:
         if not self._is_stage_3:
             self._wrapper.update_lp_params()
             return
         # What the end of `step` does in stage3.py, which has no name for it.
-        self._wrapper._partition_all_parameters()
+        if persistent := self._wrapper.persistent_parameters:
+            persistent[0].partition(persistent)
         for group in range(len(self._wrapper.fp32_partitioned_groups_flat)):
             self._wrapper._reassign_or_swap_out_partitioned_parameters(group)
-        # Each machine's own copy of the weights is of those before, and would be gathered in their place.
         self._wrapper.invalidate_secondary_tensor()
         self._gather_persistent()
 

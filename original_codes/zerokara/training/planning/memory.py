@@ -1,7 +1,7 @@
 """Memory of a training process by arithmetic: state to the byte, two bounds of the activations, settings that fit.
 
-*State* stays for the whole run. Its bytes were read off from compute/ and DeepSpeed 0.19.8 (runtime/bf16_optimizer.py,
-runtime/zero/stage_1_and_2.py, stage3.py), whose own estimate knows Adam in mixed precision alone;
+*State* stays for the whole run. Its bytes were read off from compute/ and DeepSpeed 0.19.8
+(runtime/zero/stage_1_and_2.py, stage3.py), whose own estimate knows Adam in mixed precision alone;
 tests/numerics/test_memory.py compares them with the tensors of real runs. *Activations* depend on kernels and
 compilation: a trial measures them. Before it, no run needs less than `min_activation_bytes`, and hardly one more than
 `ACTIVATION_MARGIN` times that. Without torch.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -24,7 +24,7 @@ from zerokara.model.loss_chunks import loss_bytes
 from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, partition_of
 from zerokara.progress import bytes_text, plural
 from zerokara.training.compute import optimizers
-from zerokara.training.compute.updater import engine_kind, gathers_inside_layers, hierarchy_of, overlaps
+from zerokara.training.compute.updater import hierarchy_of, uses_deepspeed
 
 ACTIVATION_MARGIN = 4.5
 """Activations of eager layers over `min_activation_bytes`, counted on a CPU: 1.6 (gpt2) to 4.6 (qwen3 in bf16). Only
@@ -111,11 +111,6 @@ class MemoryForecast:
         return self.num_processes // self.config.tensor_parallel_size
 
     @property
-    def engine(self) -> str:
-        """`updater.engine_kind`."""
-        return engine_kind(self.config, self.data_parallel_size, self.template)
-
-    @property
     def number_bytes(self) -> int:
         """Bytes of a number in the computation."""
         return 2 if self.config.number_format == "bf16" else 4
@@ -146,7 +141,7 @@ class MemoryForecast:
         """GPU memory of a process that torch's own count leaves out, by part."""
         parallel = self.config.tensor_parallel_size
         groups = [self.num_processes, self.data_parallel_size, parallel]
-        if parallel == 1 and self.engine == "deepspeed":
+        if parallel == 1 and uses_deepspeed(self.config, self.data_parallel_size):
             groups.append(self.data_parallel_size)  # DeepSpeed makes its own (utils/groups.py, _clone_world_group)
         num_groups = sum(size > 1 for size in groups)
         return {"CUDA context": CUDA_CONTEXT_BYTES} | ({"NCCL": num_groups * NCCL_BYTES} if num_groups else {})
@@ -182,7 +177,7 @@ class MemoryForecast:
         None of the settings changes what is learned. The cheapest come first: each by itself, then all up to it.
         """
         config, modes = self.config, ["off", "selective", "full"]
-        stages = range(config.zero_stage + 1, 4) if self.data_parallel_size > 1 else []
+        stages = range(config.stage + 1, 4) if self.data_parallel_size > 1 else []
         changes: list[dict[str, Any]] = [
             *({"micro_batch_size": size} for size in reversed(self.micro_batch_sizes) if size < config.micro_batch),
             *({"activation_checkpointing": mode} for mode in modes[modes.index(config.activation_checkpointing) + 1 :]),
@@ -212,61 +207,27 @@ class TrialResult:
 
 def state_bytes(run: MemoryForecast) -> dict[str, int]:
     """Return the bytes of the state of one process (the largest), by part."""
-    of_engine = {"replicated": _replicated_parts, "sharded": _sharded_parts, "deepspeed": _zero_parts}
-    parts = of_engine[run.engine](run)
-    copy = -(-optimizers.checkpoint_bytes(run.config.optimizer_name, run.shape) // run.num_processes)
-    return {name: size for name, size in {**parts, SAVE_COPY: copy}.items() if size}
-
-
-def _replicated_parts(run: MemoryForecast) -> dict[str, int]:
-    """State of `ReplicatedEngine`: at stage 1 each tensor has one owner, with its master weights and its moments."""
-    config, shapes = run.config, run.shape.parameter_shapes()
-    sizes = local_sizes(run.shape, config.tensor_parallel_size)
-    count = sum(sizes.values())
-    costs = optimizers.update_costs(config.optimizer_name, run.shape, sizes)
-    owners = optimizers.owners_of(costs, run.data_parallel_size if config.zero_stage else 1)
-    masters, state = Counter[int](), Counter[int]()
-    for name, owner in owners.items():
-        masters[owner] += 4 * sizes[name]
-        kept = optimizers.state_shapes(config.optimizer_name, name, shapes[name]).values()
+    optimizer, sizes, moments = run.config.optimizer_name, local_sizes(run.shape, run.config.tensor_parallel_size), 0
+    for name, shape in run.shape.parameter_shapes().items():
+        kept = sum(map(math.prod, optimizers.state_shapes(optimizer, name, shape).values()))
         # What tensor parallelism cuts is only ever AdamW's, whose state has the size of the parameter.
-        state[owner] += 4 * sum(map(math.prod, kept)) * sizes[name] // math.prod(shapes[name])
-    return {
+        moments += kept * sizes[name] // math.prod(shape)
+    count = sum(sizes.values())
+    parts = {
         "weights": run.number_bytes * count,
         "gradients": 4 * count,
-        "fp32 master weights": max(masters.values()) if config.number_format == "bf16" else 0,
-        "optimizer state": max(state.values()),
+        "fp32 master weights": 4 * count if run.config.number_format == "bf16" else 0,
+        "optimizer state": 4 * moments,
     }
+    if uses_deepspeed(run.config, run.data_parallel_size):
+        parts |= _zero_parts(run, list(sizes.values()), moments)
+    parts[SAVE_COPY] = -(-optimizers.checkpoint_bytes(optimizer, run.shape) // run.num_processes)
+    return {name: size for name, size in parts.items() if size}
 
 
-def _sharded_parts(run: MemoryForecast) -> dict[str, int]:
-    """State of `ShardedEngine`, of the first rank, whose shards are the largest, in a backward pass."""
-    config, ranks, groups, share = run.config, run.data_parallel_size, Counter[str](), 0
-    shapes = run.shape.parameter_shapes()
-    for name, size in local_sizes(run.shape, config.tensor_parallel_size).items():
-        rows = shapes[name][0]  # an expert of several is one, and cut no further
-        share += -(-rows // ranks) * size // rows
-        groups[".".join(name.split(".")[:3]) if ".layers." in name else ""] += size
-    count, largest = groups.total(), max(size for layer, size in groups.items() if layer)
-    accumulates = config.zero_stage == 1 and config.micro_batch * ranks < config.global_batch
-    # The gradients of a layer, in fp32 for the sum, and those of the layer before, which are being summed; or, at the
-    # end, of what is in no layer. (The fp32 ones of a layer are filled up to a multiple of the ranks.)
-    reduced = max((run.number_bytes + 8) * largest, (run.number_bytes + 4) * groups[""])
-    return {
-        # At stage 3 those of one layer, of the next, and of what is in no layer.
-        "weights": run.number_bytes * (groups[""] + 2 * largest if config.zero_stage == 3 else count),
-        "gradients": 4 * (count if accumulates else share),
-        "reduce bucket": reduced,
-        "fp32 master weights": 4 * share,
-        "optimizer state": 8 * share,
-    }
-
-
-def _zero_parts(run: MemoryForecast) -> dict[str, int]:
-    """State of DeepSpeed's ZeRO with offload, or at stage 3 hierarchical; its only optimizer is AdamW."""
-    config, width, stage, processes = run.config, run.number_bytes, run.config.zero_stage, run.data_parallel_size
-    sizes = local_sizes(run.shape, config.tensor_parallel_size).values()
-    count = sum(sizes)
+def _zero_parts(run: MemoryForecast, sizes: Sequence[int], moments: int) -> dict[str, int]:
+    """State of DeepSpeed's ZeRO, of parameters of these sizes with so many numbers of optimizer state."""
+    width, stage, processes, count = run.number_bytes, run.config.stage, run.data_parallel_size, sum(sizes)
     share = -(-count // processes)
     zero = run.template.get("zero_optimization", {})  # the defaults are those of runtime/zero/config.py, 0.19.8
     weights, hierarchy = width * count, hierarchy_of(run.template)
@@ -277,17 +238,15 @@ def _zero_parts(run: MemoryForecast) -> dict[str, int]:
     # Allocated whole; on a CPU only what is written to becomes memory. Stage 2 sums each part in fp32 outside of it.
     bucket = int(zero.get("reduce_bucket_size", 500_000_000)) if zero.get("contiguous_gradients", True) else 0
     bucket = (bucket if run.device == "cuda" else min(bucket, count)) * (width if stage == 2 else 4)
-    bucket *= 2 if overlaps(stage, run.device, run.template) and stage < 3 else 1
-    # At stage 1 all gradients, until the last micro batch reduces them to those of the process's own parameters.
-    accumulates = config.number_format == "bf16" or config.micro_batch * processes < config.global_batch
+    bucket *= 2 if zero.get("overlap_comm") and stage < 3 else 1
     return {
         "weights": weights,
         "weights of the machine": width * -(-count // hierarchy) if hierarchy > 1 else 0,
-        "gradients": 4 * share,
-        "gradients to reduce": 4 * count if stage == 1 and accumulates else 0,
+        # At stage 1 all of them, until the last micro batch reduces them to those of the process's own parameters.
+        "gradients": 4 * (count if stage == 1 else share),
         "reduce bucket": bucket,
         "fp32 master weights": 4 * share,
-        "optimizer state": 8 * share,
+        "optimizer state": 4 * -(-moments // processes),
     }
 
 
@@ -321,9 +280,8 @@ def _kept_and_recomputed_bytes(run: MemoryForecast) -> tuple[int, int]:
 def _loss_bytes(run: MemoryForecast) -> int:
     """What the loss takes, on top of all that is kept, beyond what a layer that is computed again takes later."""
     config, shape, shares = run.config, run.shape, run.config.tensor_parallel_size
-    by_function = shares > 1 or gathers_inside_layers(config, run.data_parallel_size, run.template)
     on_gpu = run.device == "cuda"
-    is_fused = config.compile != "off" if on_gpu else config.compile == "on" and by_function  # `model.compilation`
+    is_fused = config.compile != "off" if on_gpu else config.compile == "on" and shares > 1  # `model.compilation`
     sizes = config.micro_batch * shape.target_len, shape.padded_vocab_size // shares, shape.hidden_size
     taken = loss_bytes(run.device, *sizes, run.number_bytes, is_fused)
     return max(0, taken - _kept_and_recomputed_bytes(run)[1])

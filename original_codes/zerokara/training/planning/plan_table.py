@@ -45,7 +45,7 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
     micro_steps = config.global_batch // (config.micro_batch * plan.data_parallel_size)
     batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
-    yield "processes", f"{processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"
+    yield "processes", f"{processes}, ZeRO stage {config.stage}, {config.precision}, {batch}"
     yield from plan.memory.rows()
     standing, each = plan.max_checkpoints, plan.checkpoint_bytes
     checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"
@@ -54,7 +54,7 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     yield from (("note", note) for note in (*advice, *plan.devices.notes(config, shape.num_parameters())))
     if in_full:
         yield from (("recipe", f"{key} {getattr(config, key)}: {reason}") for key, reason in plan.reasons.items())
-        yield "updater", engine
+        yield "engine", engine
         yield from ((pool.name, f"of each process: {pool.parts_text}") for pool in plan.memory.pools)
         head = plan.data.ids[:24].tolist()
         yield "data begins", f"{' '.join(map(str, head[:8]))} … = {plan.encoder.decode(head)!r}"

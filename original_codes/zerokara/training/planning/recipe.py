@@ -126,7 +126,7 @@ def _rule(key: str, config: _Config, shape: ModelShape, num_samples: Callable[[_
         if shape.traits.is_encoder_decoder or shape.moe_layers:
             return "adamw", f"Muon is not known to help architecture {shape.architecture}"
         refused = {fault.key for fault in config.model_copy(update={"optimizer": "muon"}).rule_faults()}
-        for layout in ("zero_stage", "tensor_parallel_size", "offload"):
+        for layout in ("tensor_parallel_size", "offload"):
             if layout in refused:
                 return "adamw", f"Muon needs whole matrices, and {layout} is {getattr(config, layout)}"
         return "muon", "learns more from a token than AdamW"

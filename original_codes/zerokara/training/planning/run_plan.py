@@ -34,8 +34,8 @@ from zerokara.samples.validation_batches import ValidationBatches, validation_ba
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, open_splits
-from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.updater import load_template, with_hierarchy
+from zerokara.training.compute import optimizers
+from zerokara.training.compute.updater import for_machines, load_template
 from zerokara.training.planning import recipe
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
@@ -178,7 +178,7 @@ class RunPlan:
     @property
     def template(self) -> dict[str, Any]:
         """The DeepSpeed settings that are not ours, for these processes."""
-        return with_hierarchy(self.requested_template, self.resolved, self.num_processes, self.nodes)
+        return for_machines(self.requested_template, self.resolved, self.num_processes, self.nodes)
 
     @property
     def run_dir(self) -> Path:
@@ -199,11 +199,6 @@ class RunPlan:
     def embedding_steps(self) -> int:
         """Steps at the start in which the embeddings alone are trained."""
         return -(-self.resolved.embedding_tokens // self.schedule.batch_tokens)
-
-    @property
-    def gathers_inside_layers(self) -> bool:
-        """True if no layer can be compiled whole (`updater.gathers_inside_layers`)."""
-        return updater.gathers_inside_layers(self.resolved, self.data_parallel_size, self.template)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -264,15 +259,12 @@ class RunPlan:
         here = num_processes // nodes
         if faults := list(config.batch_faults(num_processes)):
             raise UserError(faults)
-        with_hierarchy(self.requested_template, config, num_processes, nodes)  # or its error, before anything starts
+        for_machines(self.requested_template, config, num_processes, nodes)  # or its error, before anything starts
         if nodes > 1 and here % config.tensor_parallel_size:
             why = "it communicates in every layer, within one machine"
             rule = f"must divide the {here} processes of each machine: {why}"
             raise UserError(config.fault("tensor_parallel_size", rule, f"try {here}, or a divisor of it"))
-        planned = replace(self, num_processes=num_processes, nodes=nodes)
-        if fault := updater.refused_by_deepspeed(config, planned.data_parallel_size, planned.template):
-            raise UserError(fault)
-        return planned
+        return replace(self, num_processes=num_processes, nodes=nodes)
 
     def write(self, path: Path, table: Sequence[tuple[str, str]] = ()) -> None:
         """Write the plan to a file, as JSON: the settings, the hashes of its inputs, and its `table` for a reader."""
