@@ -1,8 +1,8 @@
 """The torch optimizer of a model's parameters: AdamW, Muon and Adafactor, as `optimizers` assigns them.
 
-AdamW is torch's, fused. It updates number by number, and so whatever part of a tensor a process holds. Muon and
-Adafactor need whole tensors: one that is cut over processes is updated by one of them, its owner. There the others send
-their parts of the gradient, and from there they get their parts of the update; master weights and momentum stay cut.
+AdamW is torch's, fused. It updates each number by itself, and so any partition of a parameter. Muon and Adafactor need
+unpartitioned parameters: one rank, the owner of a parameter, gathers its gradient from the others, computes the update,
+and sends each rank its partition of the update. Master weights and momentum stay partitioned.
 
 Muon: momentum orthogonalized by Newton-Schulz (Jordan et al., 2024, kellerjordan.github.io/posts/muon), with the update
 scaled as in "Muon is Scalable for LLM Training" (Liu et al., 2025, arXiv 2502.16982, section 2.2), to the root mean
