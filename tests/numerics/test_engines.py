@@ -22,10 +22,10 @@ from zerokara.training.compute import zero
 from zerokara.training.compute.torch_optimizers import Optimizer, Place
 from zerokara.training.compute.updater import load_template
 
-VOCABULARY, STEPS, SKIPPED = 100, 4, 1
+VOCABULARY, STEPS, SKIPPED = 100, 6, 3
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_attn_heads": 4, "seq_len": 16, "gradient_clipping": 0.5}
 MOE = {"num_experts": 4, "router_aux_loss_coef": 0.02, "router_z_loss_coef": 0.001}
-STAGES, RATES = (1, 2, 3), {"adamw": 0.003, "adafactor": 0.03, "muon": 0.006}
+STAGES, RATES = (1, 2, 3), {"adamw": 0.003, "adafactor": 0.02, "muon": 0.003}
 
 
 def lost_gradient() -> AbstractContextManager[Any]:

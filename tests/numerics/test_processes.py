@@ -53,7 +53,7 @@ ALONE: dict[str, dict[str, Any]] = {
 TENSORS = {"tensor_parallel_size": 2}
 SHORT = {"train_tokens": 6 * 8 * 32}
 TOGETHER: dict[str, dict[str, Any]] = {
-    **{f"two_stage{stage}": {"zero_stage": stage, "micro_batch_size": 2} for stage in range(4)},
+    **{f"two_stage{stage}": {"zero_stage": stage, "micro_batch_size": 2} for stage in (1, 2, 3)},
     "masked_two": {**MASKED, "zero_stage": 3},
     "llama_tensors": {**FAMILIES["llama"], **TENSORS},
     "qwen3_tensors": {**FAMILIES["qwen3"], **TENSORS},
@@ -76,7 +76,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ONES = (*FAMILIES, *OTHERS, "t5tied")
 EQUAL = {
-    **dict.fromkeys(("accumulated", "four", *(f"two_stage{stage}" for stage in range(4))), "one"),
+    **dict.fromkeys(("accumulated", "four", *(f"two_stage{stage}" for stage in (1, 2, 3))), "one"),
     "masked_two": "masked",
     **{
         name: name.rpartition("_")[0]
@@ -153,7 +153,7 @@ def test_samples_are_those_of_one_process(runs: dict) -> None:
 def test_a_rank_holds_half_of_the_optimizer_state(runs: dict) -> None:
     numbers = sum(weight.numel() for weight in runs["one"].weights.values())
     whole = 2 * 4 * numbers  # first and second moments, fp32
-    for stage in range(4):
+    for stage in (1, 2, 3):
         sizes = [seen["optimizer_bytes"] for seen in runs[f"two_stage{stage}"].seen]
         # Partitions are padded to equal size, and each tensor has a step count.
         assert sizes == pytest.approx([whole / 2] * 2, rel=0.01), f"stage {stage}"
@@ -175,7 +175,7 @@ def test_no_other_machine_can_connect(runs: dict) -> None:
             assert set(seen["listening"]) == {"127.0.0.1"}
 
 
-@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_every_process_group_waits_as_long(runs: dict, stage: int) -> None:
     """Those that torch, megatron-core and DeepSpeed make; run_sessions.py gives them another time-out by default."""
     assert len(runs[f"two_stage{stage}"].seen) == 2
