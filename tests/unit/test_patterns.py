@@ -166,7 +166,7 @@ def too_slow(work: Callable[[str], object], make: Callable[[int], str], most: fl
         text = make(size)
         allowed = most * seconds_per_byte() * size + 0.01
         if _seconds(work, text) > allowed:
-            seconds_per_byte.cache_clear()
+            seconds_per_byte.cache_clear()  # the machine may have become slower since
             if min(_seconds(work, text) for _ in range(2)) > max(allowed, most * seconds_per_byte() * size):
                 return True
     return False

@@ -83,14 +83,17 @@ class ZeroEngine:
             parameter.data = torch.empty(parameter.shape, dtype=dtype, device="cpu" if self._is_stage_3 else device)
         self.optimizer = Optimizer(config, dict(model.named_parameters()), model.shape, device)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        mpu = parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None
+        mpu = parallel.ModelParallelUnit()  # without it DeepSpeed makes a second group of all processes
         with contextlib.redirect_stdout(io.StringIO()):  # some of it is printed whatever the log level is
             if self._is_stage_3:  # partitioned one after another: DeepSpeed would first move them all to the device
                 # Weights are gathered around a layer, not inside: torch.compile takes it as one graph.
                 deepspeed.utils.set_z3_leaf_modules(model, [Layer])
-                group = parallel.data_group() if mpu else None
                 deepspeed.zero.Init(
-                    model, data_parallel_group=group, mpu=mpu, dtype=dtype, config_dict_or_path=settings
+                    model,
+                    data_parallel_group=parallel.data_group(),
+                    mpu=mpu,
+                    dtype=dtype,
+                    config_dict_or_path=settings,
                 )
             model.to(device, dtype)  # its buffers
             self.module, self._wrapper, _, _ = deepspeed.initialize(
