@@ -12,14 +12,6 @@ from zerokara.training.compute.updater import HIERARCHY_KEY
 TEMPLATE = {"zero_optimization": {"overlap_comm": True}, "wall_clock_breakdown": False}
 
 
-@pytest.mark.parametrize("stage", ["auto", 0, 1, 3])
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "muon"])
-def test_deepspeed_serves_all_but_a_lone_process_without_offload(stage: int | str, optimizer: str) -> None:
-    config = config_of(zero_stage=stage, optimizer=optimizer)
-    assert [updater.uses_deepspeed(config, ranks) for ranks in (1, 2, 8)] == [False, True, True]
-    assert updater.uses_deepspeed(config_of(zero_stage=3, offload="all"), 1)
-
-
 def plan_lines(
     zero_stage: int | str, ranks: int, template: dict, nodes: int = 1, global_batch: int = 64, **others: Any
 ) -> list[str]:
@@ -42,20 +34,6 @@ def test_what_crosses_machines_is_said() -> None:
         assert len(plan_lines(stage, 16, {}, nodes, global_batch)) == 1
     _, hierarchical = plan_lines(3, 16, {"zero_optimization": {HIERARCHY_KEY: 8}}, nodes=2)
     assert "each 8 ranks" in hierarchical and f"{HIERARCHY_KEY}: 1" in hierarchical
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_our_settings_are_merged_into_the_template(stage: int) -> None:
-    config = config_of(zero_stage=stage, precision="fp32", global_batch_size=32, micro_batch_size=8)
-    settings = updater.settings_for(config, 2, {"zero_optimization": {"overlap_comm": True}, "x": 1})
-    assert settings["zero_optimization"] == {"overlap_comm": True, "stage": stage}
-    assert (settings["train_batch_size"], settings["gradient_accumulation_steps"], settings["x"]) == (32, 2, 1)
-    assert settings["bf16"] == {"enabled": False}
-    assert settings["gradient_allreduce_op"] == ("mean" if stage == 3 else "sum")
-    assert settings["zero_force_ds_cpu_optimizer"] is False, "DeepSpeedCPUAdam would be compiled"
-    away = updater.settings_for(config_of(zero_stage=3, offload="all", precision="bf16"), 1, {})
-    assert away["zero_optimization"].keys() == {"stage", "offload_optimizer", "offload_param"}
-    assert away["bf16"] == {"enabled": True} and away["data_types"] == {"grad_accum_dtype": "fp32"}
 
 
 def test_a_template_that_sets_what_the_config_owns_is_refused_with_every_key(tmp_path: Path) -> None:
