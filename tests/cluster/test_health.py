@@ -63,7 +63,7 @@ def test_every_fault_of_all_machines_at_once(
         },
     )
     faults = [
-        ("host-1 (", "zero_stage 1, here 2", "num_processes"),
+        ("host-1 (", "zero_stage auto, here 2", "num_processes"),
         ("host-1 (", "another zerokara"),
         ("host-1 (", "other packages", "sentencepiece", "here 0.0.1"),
         ("host-1 (", "another number of processes", "1, here 2"),

@@ -27,15 +27,15 @@ def left_by(host: Host, folder: Path, to: Path) -> Trained:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"zero_stage": "0"},
         {"zero_stage": "1"},
         {"zero_stage": "2"},
         {"zero_stage": "3"},
         {"zero_stage": "1", "optimizer": "muon", "muon_momentum": "0.95"},
+        {"zero_stage": "3", "optimizer": "muon"},
         {"zero_stage": "1", "num_processes": "2", "micro_batch_size": "1"},
         {"zero_stage": "3", "num_processes": "2", "micro_batch_size": "1"},
     ],
-    ids=["zero 0", "zero 1", "zero 2", "zero 3", "muon", "zero 1 by two", "zero 3 by two"],
+    ids=["zero 1", "zero 2", "zero 3", "muon", "muon at 3", "zero 1 by two", "zero 3 by two"],
 )
 @pytest.mark.parametrize("shared", [False, True], ids=["own folders", "shared folder"])
 def test_two_machines_train_what_one_process_trains(
@@ -43,7 +43,7 @@ def test_two_machines_train_what_one_process_trains(
 ) -> None:
     """`by two`: two processes on each machine, where ZeRO 3 is hierarchical; and two on one machine."""
     by_two = "num_processes" in settings
-    if shared and (settings["zero_stage"] in "02" or by_two):
+    if shared and (settings["zero_stage"] == "2" or by_two):
         pytest.skip("as with the others")
     single = train(hosts[:1], name="alone", **{**settings, "num_processes": "1"})
     assert single.wait() == [0], single.log(0)
