@@ -68,6 +68,7 @@ class Fault:
     key: str | None = None
     value: object = ...  # left out of the text if it is `...`, which stays the same on the way from a worker process
     remedy: str = ""
+    reads: tuple[str, ...] = ()  # the settings on which a rule of a configuration depends, that of `key` among them
 
     def __str__(self) -> str:
         subject = [self.key] if self.key else []

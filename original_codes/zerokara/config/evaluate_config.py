@@ -41,7 +41,7 @@ class EvaluatedModels(Settings):
         if len(set(folders)) < len(folders):
             yield self.fault("models", "names a folder twice")
         if others := [name for name in self.add_to_card if normpath(name) not in folders]:
-            yield self.fault("add_to_card", f"names {others[0]}, which is not among models")
+            yield self.fault("add_to_card", f"names {others[0]}, which is not among models", reads=["models"])
 
 
 class TextSettings(Settings):
@@ -105,7 +105,7 @@ class TaskSettings(Settings):
                 rule = "must hold {input} once, where the text goes"
                 yield self.fault(f"tasks[{number}].prompt_template", rule, 'e.g. "{input}\\n"')
         if self.pretraining_data and not self.tasks:
-            yield self.fault("pretraining_data", "has no effect without tasks", "remove it, or add a task")
+            yield self.fault("pretraining_data", "has no effect without tasks", "remove it, or add a task", ["tasks"])
 
 
 class EvaluateConfig(TaskSettings, TextSettings, EvaluatedModels):

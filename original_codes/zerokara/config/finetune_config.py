@@ -127,7 +127,7 @@ class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
             yield self.fault("prompt_template", "must hold {input} once, where the text goes", 'e.g. "{input}\\n"')
         if self.metric != "loss" and not self.valid_data and not self.valid_fraction:
             rule = "needs validation examples: valid_data, or a valid_fraction above 0"
-            yield self.fault("metric", rule, "give one of them")
+            yield self.fault("metric", rule, "give one of them", ["valid_data", "valid_fraction"])
         words = list(self.label_words.values())
         if twice := sorted({word for word in words if words.count(word) > 1}):
             yield self.fault("label_words", f"gives {twice[0]!r} to two labels", "give each label a text of its own")

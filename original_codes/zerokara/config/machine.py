@@ -71,13 +71,17 @@ class MachineSettings(Settings):
     def rules(self) -> Iterator[Fault]:
         if self.precision == "fp8" and self.tensor_parallel_size > 1:
             rule = "needs tensor_parallel_size 1: a process multiplies whole matrices in float8"
-            yield self.fault("precision", rule, "set precision: bf16, or tensor_parallel_size: 1")
+            yield self.fault(
+                "precision", rule, "set precision: bf16, or tensor_parallel_size: 1", ["tensor_parallel_size"]
+            )
         if self.nodes != "auto" and self.min_nodes != "auto" and self.min_nodes > self.nodes:
-            yield self.fault("min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}, or auto")
+            yield self.fault(
+                "min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}, or auto", ["nodes"]
+            )
         least = _LEAST_STAGES[self.offload]
         if self.zero_stage != "auto" and self.zero_stage < least:
             rule = f"needs zero_stage {least} or more; it is {self.zero_stage}"
-            yield self.fault("offload", rule, f"set zero_stage: {least}, or offload: none")
+            yield self.fault("offload", rule, f"set zero_stage: {least}, or offload: none", ["zero_stage"])
 
 
 class MonitoringSettings(Settings):
@@ -119,7 +123,7 @@ class MonitoringSettings(Settings):
         if self.keep_every % self.save_interval:
             nearest = max(1, round(self.keep_every / self.save_interval)) * self.save_interval
             rule = f"must be a multiple of save_interval = {self.save_interval}"
-            yield self.fault("keep_every", rule, f"try {nearest}")
+            yield self.fault("keep_every", rule, f"try {nearest}", ["save_interval"])
 
 
 class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, ScheduleSettings):
@@ -135,15 +139,18 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, Schedul
             ):
                 if getattr(self, key) != allowed:
                     needs = f"with optimizer: {self.optimizer}, which needs whole matrices: {otherwise}"
-                    yield self.fault(key, f"must be {allowed} {needs}", f"set {key}: {allowed}, or optimizer: adamw")
+                    remedy = f"set {key}: {allowed}, or optimizer: adamw"
+                    yield self.fault(key, f"must be {allowed} {needs}", remedy, ["optimizer"])
 
     def batch_faults(self, num_processes: int) -> Iterator[Fault]:
         """Check that the global batch splits over `num_processes` in whole micro batches."""
-        others = ["num_processes", "nodes"]
+        reads = ["global_batch_size", "micro_batch_size", "num_processes", "tensor_parallel_size", "nodes"]
         ranks, rest = divmod(num_processes, self.tensor_parallel_size)
         if rest:
             rule = f"must divide the number of processes, {num_processes}"
-            yield self.fault("tensor_parallel_size", rule, "lower it, or change num_processes", others)
+            yield self.fault(
+                "tensor_parallel_size", rule, "lower it, or change num_processes", ["num_processes", "nodes"]
+            )
             return
         micro = 1 if self.micro_batch_size == "auto" else self.micro_batch_size
         # A batch of `auto` is known once the tokens are counted.
@@ -154,9 +161,9 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, Schedul
         if step > self.global_batch_size and self.global_batch_size % ranks == 0:
             fitting = max(n for n in range(1, micro) if self.global_batch_size % (n * ranks) == 0)
             rule = f"times {what} = {ranks} must divide global_batch_size = {self.global_batch_size}"
-            yield self.fault("micro_batch_size", rule, f"try {fitting}, or auto", others)
+            yield self.fault("micro_batch_size", rule, f"try {fitting}, or auto", reads)
             return
         lower = self.global_batch_size // step * step
         tries = " or ".join(str(size) for size in (lower, lower + step) if size)
         rule = f"must be a multiple of micro_batch_size × {what} = {micro} × {ranks} = {step}"
-        yield self.fault("global_batch_size", rule, f"try {tries}", others)
+        yield self.fault("global_batch_size", rule, f"try {tries}", reads)

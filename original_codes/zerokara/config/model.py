@@ -38,6 +38,7 @@ class RopeScaling(Entry):
         return self.low_freq_factor or self.beta_slow or 1.0, self.high_freq_factor or self.beta_fast or 32.0
 
 
+_WIDTHS = ("hidden_size", "num_attn_heads", "head_dim", "model_size")  # what one of these is may follow from another
 _SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": ((), ()),
     "yarn": (("original_max_position_embeddings",), ("attention_factor", "beta_fast", "beta_slow")),
@@ -163,32 +164,34 @@ class ModelSettings(Settings):
         missing = [key for key, value in sizes.items() if value == "auto"]
         if self.model_size and not missing and self.typed("model_size") and not all(map(self.typed, sizes)):
             numbers = ", ".join(f"{key}: {value}" for key, value in sizes.items())
-            yield self.fault("model_size", f"has no effect: {numbers} are given", "set one of these to auto")
+            yield self.fault("model_size", f"has no effect: {numbers} are given", "set one of these to auto", [*sizes])
         elif missing and not self.model_size:
             rule = "takes its value from model_size, which is empty"
-            yield self.fault(missing[0], rule, "give a number, or model_size: 125M")
+            yield self.fault(missing[0], rule, "give a number, or model_size: 125M", ["model_size"])
 
         width, heads, head_dim = made["hidden_size"], made["num_attn_heads"], made["head_dim"]
         if self.head_dim == "auto" and width % heads:
             lower = width // heads * heads
             remedy = f"try {lower or heads} or {lower + heads}, or give head_dim"
-            yield self.fault("hidden_size", f"must be a multiple of num_attn_heads = {heads}", remedy)
+            yield self.fault("hidden_size", f"must be a multiple of num_attn_heads = {heads}", remedy, _WIDTHS)
         elif self.traits.positions == "rotary" and head_dim % 2:
             key = "hidden_size" if self.head_dim == "auto" else "head_dim"
             rule = f"must give an even head_dim for {architecture}, with num_attn_heads = {heads}: it is {head_dim}"
-            yield self.fault(key, rule)
+            yield self.fault(key, rule, reads=["architecture", *_WIDTHS])
         if heads % made["num_kv_heads"]:
             divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-            yield self.fault("num_kv_heads", f"must divide num_attn_heads = {heads}", f"one of {divisors}")
+            yield self.fault("num_kv_heads", f"must divide num_attn_heads = {heads}", f"one of {divisors}", _WIDTHS)
         elif not self.traits.supports_gqa and made["num_kv_heads"] != heads:
-            yield self.fault("num_kv_heads", f"must be auto for {architecture}, which has no grouped-query attention")
+            rule = f"must be auto for {architecture}, which has no grouped-query attention"
+            yield self.fault("num_kv_heads", rule, reads=["architecture", *_WIDTHS])
 
         if self.rope_scaling:
             kind, given = self.rope_scaling.rope_type, self.rope_scaling.model_dump(exclude_none=True).keys()
             needed, optional = _SCALING_KEYS[kind]
             low, high = self.rope_scaling.turns
             if self.traits.positions != "rotary":
-                yield self.fault("rope_scaling", f"must be null for {architecture}, which has no rotary positions")
+                rule = f"must be null for {architecture}, which has no rotary positions"
+                yield self.fault("rope_scaling", rule, reads=["architecture"])
             elif missing := [key for key in needed if key not in given]:
                 yield self.fault("rope_scaling", f"of type {kind} needs {', '.join(missing)} too")
             elif unread := given - {"rope_type", "factor", *needed, *optional}:
@@ -197,30 +200,33 @@ class ModelSettings(Settings):
                 yield self.fault("rope_scaling", f"must scale fewer turns than it keeps: {low:g} is not below {high:g}")
         if self.traits.moe_every:
             layers, moe_layers = made["num_layers"], made["moe_layers"]
+            reads = ["architecture", "num_layers", "model_size"]
             step = layers // max(1, len(moe_layers))
             if not moe_layers or moe_layers[-1] >= layers:
                 rule = f"must name some of the num_layers = {layers} layers, counted from 0"
-                yield self.fault("moe_layers", rule, f"e.g. [{layers - 1}]")
+                yield self.fault("moe_layers", rule, f"e.g. [{layers - 1}]", reads)
             elif self.architecture == "mixtral" and len(moe_layers) < layers:
                 rule = f"must be auto for {architecture}, which has experts in all num_layers"
-                yield self.fault("moe_layers", rule, "take architecture: qwen3_moe")
+                yield self.fault("moe_layers", rule, "take architecture: qwen3_moe", reads)
             elif self.architecture == "switch" and moe_layers != tuple(range(min(1, step - 1), layers, step)):
                 rule = f"must be 1, 1 + n, 1 + 2n, … for {architecture} (transformers' class): num_layers // n layers"
-                yield self.fault("moe_layers", rule, "auto, or take architecture: t5_moe")
+                yield self.fault("moe_layers", rule, "auto, or take architecture: t5_moe", reads)
             if made["experts_per_token"] > self.num_experts:
-                yield self.fault("experts_per_token", f"must be at most num_experts = {self.num_experts}")
+                rule = f"must be at most num_experts = {self.num_experts}"
+                yield self.fault("experts_per_token", rule, reads=["num_experts"])
         if self.architecture == "switch":
             if made["experts_per_token"] != 1:
                 remedy = "auto, or take architecture: t5_moe"
-                yield self.fault("experts_per_token", f"must be 1 for {architecture}", remedy)
+                yield self.fault("experts_per_token", f"must be 1 for {architecture}", remedy, ["architecture"])
             if made["moe_ffn_hidden_size"] != made["ffn_hidden_size"]:
                 rule = f"must be ffn_hidden_size = {made['ffn_hidden_size']} for {architecture}"
-                yield self.fault("moe_ffn_hidden_size", rule, "auto")
+                yield self.fault("moe_ffn_hidden_size", rule, "auto", ["architecture", "ffn_hidden_size", *_WIDTHS])
 
         exact = self.relative_attention_num_buckets // 2
         if self.traits.positions == "relative" and self.relative_attention_max_distance <= exact:
             rule = f"must be more than half of relative_attention_num_buckets ({exact} exact distances)"
-            yield self.fault("relative_attention_max_distance", rule, f"try {8 * exact}")
+            reads = ["architecture", "relative_attention_num_buckets"]
+            yield self.fault("relative_attention_max_distance", rule, f"try {8 * exact}", reads)
         if self.traits.is_encoder_decoder and self.seq_len < 3:
             rule = f"must be at least 3 for {architecture}: a token, a sentinel and an end token"
-            yield self.fault("seq_len", rule, "try 128")
+            yield self.fault("seq_len", rule, "try 128", ["architecture"])

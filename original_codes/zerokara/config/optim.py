@@ -63,12 +63,14 @@ class ScheduleSettings(Settings):
 
     def rules(self) -> Iterator[Fault]:
         if self.lr != "auto" and self.min_lr != "auto" and self.min_lr > self.lr:
-            yield self.fault("min_lr", f"must be at most lr = {self.lr:g}", f"try {self.lr / 10:g}")
+            yield self.fault("min_lr", f"must be at most lr = {self.lr:g}", f"try {self.lr / 10:g}", ["lr"])
         if self.lr_schedule == "wsd" and self.warmup_steps == "auto" and self.warmup_fraction != "auto":
             room = round(1 - self.warmup_fraction, 9)
             if self.decay_fraction > room:
                 rule = f"must leave room for warmup_fraction = {self.warmup_fraction:g}: the two sum to at most 1"
-                yield self.fault("decay_fraction", rule, f"try at most {room:g}", ["lr_schedule", "warmup_steps"])
+                yield self.fault(
+                    "decay_fraction", rule, f"try at most {room:g}", ["warmup_fraction", "lr_schedule", "warmup_steps"]
+                )
 
 
 class OptimSettings(Settings):

@@ -62,12 +62,15 @@ class RunConfig(TrainingSettings, ModelSettings):
             most = math.gcd(*shared.values())
             possible = [number for number in range(1, most + 1) if most % number == 0]
             rule = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be split over {size} processes"
-            yield self.fault("tensor_parallel_size", rule, f"one of {possible}", ["architecture", "hidden_size"])
+            reads = ["architecture", *shared, "hidden_size", "model_size"]
+            yield self.fault("tensor_parallel_size", rule, f"one of {possible}", reads)
         if self.embedding_tokens and not self.init_from:
-            yield self.fault("embedding_tokens", "has no effect without init_from", "set it to 0")
+            yield self.fault("embedding_tokens", "has no effect without init_from", "set it to 0", ["init_from"])
         if size > 1 and self.traits.moe_every:
             rule = f"must be 1 for architecture {self.architecture}: its experts are not split"
-            yield self.fault("tensor_parallel_size", rule, "shard their state with zero_stage 1, 2 or 3 instead")
+            yield self.fault(
+                "tensor_parallel_size", rule, "shard their state with zero_stage 1, 2 or 3 instead", ["architecture"]
+            )
 
 
 class PretrainConfig(RunConfig, DataSettings):
@@ -100,18 +103,22 @@ class PretrainConfig(RunConfig, DataSettings):
         for key, numbers in weights.items():
             if isinstance(numbers, tuple) and len(numbers) != len(self.input_jsonl):
                 rule = f"must have one number for each of the {len(self.input_jsonl)} entries of input_jsonl: "
-                yield self.fault(key, rule + ", ".join(self.input_jsonl))
+                yield self.fault(key, rule + ", ".join(self.input_jsonl), reads=["input_jsonl"])
             elif numbers == "replay" and len(self.input_jsonl) < 2:
-                yield self.fault(key, "needs a second entry of input_jsonl: the text that is replayed")
+                yield self.fault(
+                    key, "needs a second entry of input_jsonl: the text that is replayed", reads=["input_jsonl"]
+                )
             elif isinstance(numbers, tuple) and math.fsum(numbers) <= 0:
                 yield self.fault(key, "must have a number above 0")
         if self.valid_jsonl and self.valid_fraction not in (0, DataSettings().valid_fraction):
             rule = "has no effect with valid_jsonl, which is all of the held-out text"
-            yield self.fault("valid_fraction", rule, "set it to 0, or leave valid_jsonl empty")
+            yield self.fault("valid_fraction", rule, "set it to 0, or leave valid_jsonl empty", ["valid_jsonl"])
         known = declared_tokens(self.stages)
         if known is not None and self.train_tokens != "auto" and self.train_tokens > known:
             rule = f"is more than the {known:,} tokens of all stages together"
-            yield self.fault("train_tokens", rule, "set it to auto, or let a last stage have `tokens: rest`")
+            yield self.fault(
+                "train_tokens", rule, "set it to auto, or let a last stage have `tokens: rest`", ["stages"]
+            )
         if self.intra_document_masking and self.traits.is_encoder_decoder:
             rule = f"must be false for architecture {self.architecture}, whose masked spans may cross documents"
-            yield self.fault("intra_document_masking", rule)
+            yield self.fault("intra_document_masking", rule, reads=["architecture"])

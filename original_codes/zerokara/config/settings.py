@@ -24,6 +24,11 @@ Auto = Literal["auto"]
 _Value = TypeVar("_Value")
 
 
+def key_of(place: str) -> str:
+    """Return the setting to which a place belongs: ``stages`` of ``stages[1].order``."""
+    return re.split(r"[.\[]", place)[0]
+
+
 def resolved(value: _Value | Auto) -> _Value:
     """Return a setting of a planned run, in which no `auto` is left."""
     assert value != "auto", "not resolved"
@@ -74,7 +79,7 @@ class Origin:
 
         Of the `others`, which matter as well, those set on the command line are named: ``config.yaml:14, --set lr``.
         """
-        if {key, re.split(r"[.\[]", key)[0]} & self.overridden:
+        if {key, key_of(key)} & self.overridden:
             return "--set"
         while key and key not in self.lines:  # a nested value without a line has its parent's
             key = key[: max(key.rfind("."), key.rfind("["), 0)]
@@ -118,10 +123,10 @@ class Settings(BaseModel):
         """True if `key` was set on the command line."""
         return key in self._origin.overridden
 
-    def fault(self, key: str, rule: str, remedy: str = "", others: Sequence[str] = ()) -> Fault:
+    def fault(self, key: str, rule: str, remedy: str = "", reads: Sequence[str] = ()) -> Fault:
         """Return a fault at `key` (``lr``, ``stages[1].order``), with the file, the line and the value found.
 
-        Of the settings that `rule` names, and of the `others`, those set on the command line are named in the place.
+        `reads` are the other settings on which `rule` depends; the place names those set on the command line.
         """
         shown: Any = self
         for name, index in re.findall(r"(\w+)(?:\[(\d+)\])?", key):
@@ -130,12 +135,11 @@ class Settings(BaseModel):
         if isinstance(shown, BaseModel):
             shown = shown.model_dump(exclude_none=True)
         shown = list(shown) if isinstance(shown, tuple) else shown
-        where = self._origin.where(key, [*others, *re.findall(r"\w+", rule)])
-        return Fault(where=where, key=key, value=shown, rule=rule, remedy=remedy)
+        return Fault(self._origin.where(key, reads), rule, key, shown, remedy, (key_of(key), *reads))
 
     def rules(self) -> Iterator[Fault]:
-        """Yield faults between valid values, by the rules of this class alone. A rule names each setting that it reads,
-        and is not applied where one of these is wrong by itself."""
+        """Yield faults between valid values, by the rules of this class alone. A rule says which settings it reads: it
+        is not applied where one of these is wrong by itself."""
         yield from ()
 
     def rule_faults(self, wrong_keys: Set[str] = frozenset()) -> Iterator[Fault]:
@@ -143,5 +147,5 @@ class Settings(BaseModel):
         for component in type(self).__mro__:
             if issubclass(component, Settings) and "rules" in vars(component):
                 for fault in component.rules(self):
-                    if wrong_keys.isdisjoint(re.findall(r"\w+", f"{fault.key} {fault.rule}")):
+                    if wrong_keys.isdisjoint(fault.reads):
                         yield fault

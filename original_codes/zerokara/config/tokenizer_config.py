@@ -16,6 +16,7 @@ NUM_CONTROL_PIECES = 4
 TURN_PIECES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 """The reserved piece that begins the turn of each role in a conversation."""
 _RESERVED_PIECES = (*TURN_PIECES.values(), "<|end|>", *(f"<|reserved_{i}|>" for i in range(4)))
+_FIXED = ("reserved_pieces", "byte_fallback", "user_defined_symbols", "extra_ids", "base_tokenizer")
 _RESERVED_NAME = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 """No two such names overlap, none is a byte piece or a sentinel token, and no ordinary text spells one."""
 
@@ -93,17 +94,18 @@ class TokenizerConfig(Settings):
         if not self.input:
             yield self.fault("input", "must name at least one file", "e.g. data/corpus.jsonl")
         if self.extend and not self.base_tokenizer:
-            yield self.fault("extend", "has no effect without base_tokenizer", "name the tokenizer to extend, or set 0")
+            rule, remedy = "has no effect without base_tokenizer", "name the tokenizer to extend, or set 0"
+            yield self.fault("extend", rule, remedy, ["base_tokenizer"])
         for key in ("user_defined_symbols", "extra_ids", "pre_segment") if self.base_tokenizer else ():
             if (default := type(self).model_fields[key].default) != getattr(self, key):
                 off = "[]" if default == () else default
-                yield self.fault(key, "has no effect with base_tokenizer", f"set it to {off}")
+                yield self.fault(key, "has no effect with base_tokenizer", f"set it to {off}", ["base_tokenizer"])
         if self.vocab_size <= self.num_fixed_pieces and not self.base_tokenizer:
             rule = (
                 f"must be greater than the {self.num_fixed_pieces} fixed pieces (control, reserved_pieces, those of "
                 "byte_fallback, user_defined_symbols, extra_ids)"
             )
-            yield self.fault("vocab_size", rule, f"try {max(1000, 4 * self.num_fixed_pieces)}")
+            yield self.fault("vocab_size", rule, f"try {max(1000, 4 * self.num_fixed_pieces)}", _FIXED)
         for symbol in self.user_defined_symbols:
             if re.fullmatch(r"\n?|<unk>|</?s>|<pad>|<extra_id_.*|<0x[0-9A-Fa-f]{2}>", symbol):
                 yield self.fault("user_defined_symbols", f"must not contain {symbol!r}, the name of another piece")
@@ -116,10 +118,10 @@ class TokenizerConfig(Settings):
                 yield self.fault("reserved_pieces", rule, "e.g. <|user|>")
             elif piece in self.user_defined_symbols:
                 rule = f"must not contain {piece!r}, which is one of reserved_pieces"
-                yield self.fault("user_defined_symbols", rule, "leave it in one of the two")
+                yield self.fault("user_defined_symbols", rule, "leave it in one of the two", ["reserved_pieces"])
         for key in ("user_defined_symbols", "reserved_pieces"):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 yield self.fault(key, "must not contain a piece twice")
         if self.add_dummy_prefix and self.user_defined_symbols:
             rule = "cannot be combined with user_defined_symbols: the Hugging Face tokenizer could not be exact"
-            yield self.fault("add_dummy_prefix", rule, "leave it false")
+            yield self.fault("add_dummy_prefix", rule, "leave it false", ["user_defined_symbols"])

@@ -68,7 +68,7 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
     faults, encodes = list(run.rule_faults(set())), run.traits.is_encoder_decoder
     if not encodes and length > run.seq_len:
         rule = f"is longer than the model's context, {run.seq_len} tokens"
-        faults.append(config.fault("packed_length", rule, f"set it to {run.seq_len}, or auto"))
+        faults.append(config.fault("packed_length", rule, f"set it to {run.seq_len}, or auto", ["seq_len"]))
     if faults:
         raise UserError(faults)
     encoder = open_encoder(run.input_tokenizer_file, run.end_of_document)

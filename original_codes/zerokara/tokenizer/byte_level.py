@@ -48,7 +48,7 @@ def open_base(config: TokenizerConfig) -> tuple[Path, TokenizerJson]:
     fixed = len(ByteLevel.alphabet()) + len(base.added)
     if not config.extend and config.vocab_size <= fixed:
         rule = f"must be greater than the {fixed} bytes and special tokens of base_tokenizer"
-        raise UserError(config.fault("vocab_size", rule, f"try {4 * fixed}"))
+        raise UserError(config.fault("vocab_size", rule, f"try {4 * fixed}", ["base_tokenizer"]))
     for token in base.added if base.model.get("ignore_merges") else ():
         if len(base.vendor.pre_tokenizer.pre_tokenize_str(token["content"])) == 1:
             rule = f"cannot be {path}: a text with the word {token['content']} would give its added token"

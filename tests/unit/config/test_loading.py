@@ -1,5 +1,6 @@
 """Strict loading: every fault at once, with file, line, value, rule and remedy."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -14,7 +15,7 @@ from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import FILES, load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import UserError
+from zerokara.errors import Fault, UserError
 from zerokara.training.planning.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -71,6 +72,11 @@ def test_a_micro_batch_that_cannot_fit_is_answered_with_one_that_does(
     loaded(tmp_path, text, f"micro_batch_size={fitting}")
 
 
+def assert_reads_all_of(text: str, fault: Fault) -> None:
+    """A rule (the loader's own faults are none) says that it reads every setting of a text that breaks it."""
+    assert not fault.reads or {*re.findall(r"^\w+", text, re.MULTILINE)} <= {*fault.reads}
+
+
 @pytest.mark.parametrize(
     ("text", "where", "key", "keyword"),
     [
@@ -108,6 +114,7 @@ def test_a_fault_names_the_line_the_setting_and_the_rule(
 ) -> None:
     (fault,) = faults_of(tmp_path, text)
     assert (fault.where, fault.key) == (where, key) and keyword in f"{fault.rule}; {fault.remedy}"
+    assert_reads_all_of(text, fault)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +136,13 @@ def test_a_fault_names_the_line_the_setting_and_the_rule(
 def test_tokenizer_and_convert_rules(tmp_path: Path, config_class: type, text: str, key: str, keyword: str) -> None:
     (fault,) = faults_of(tmp_path, text, of=config_class)
     assert (fault.where, fault.key) == (":1", key) and keyword in fault.rule
+    assert_reads_all_of(text, fault)
+
+
+def test_a_rule_holds_unless_a_setting_that_it_reads_is_wrong_itself(tmp_path: Path) -> None:
+    text = "save_interval: 100\nkeep_every: 150\n"
+    for wrong, keys in (("save_interval=many", ["save_interval"]), ("lr=many", ["keep_every", "lr"])):
+        assert sorted(fault.key or "" for fault in faults_of(tmp_path, text, wrong)) == keys
 
 
 def test_overrides_win_and_are_named(tmp_path: Path) -> None:
@@ -174,8 +188,8 @@ def test_a_later_check_cites_the_command_line_too(tmp_path: Path) -> None:
     text = "warmup_steps: 50\nmax_steps: 100\nglobal_batch_size: 8\n"
     config = loaded(tmp_path, text, "max_steps=20")
     assert refused(Schedule.from_config, config, 256, 10**6)[0].where == f"{tmp_path}/config.yaml:1, --set max_steps"
-    assert config.fault("warmup_steps", "is no max_steps").where.endswith("max_steps")
-    assert loaded(tmp_path, text, "warmup_steps=20").fault("warmup_steps", "is no max_steps").where == "--set"
+    assert config.fault("warmup_steps", "is no max_steps", reads=["max_steps"]).where.endswith("max_steps")
+    assert loaded(tmp_path, text, "warmup_steps=20").fault("warmup_steps", "is none").where == "--set"
 
 
 def test_numbers_and_lists_read_as_people_write_them(tmp_path: Path) -> None:

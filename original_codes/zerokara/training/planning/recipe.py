@@ -79,7 +79,7 @@ def resolve(
         reasons[key] = reason
     if resolved(config.min_lr) > resolved(config.lr):
         rule = f"must be at most lr, for which auto is {resolved(config.lr):g}"
-        raise UserError(requested.fault("min_lr", rule, "set it to auto"))
+        raise UserError(requested.fault("min_lr", rule, "set it to auto", ["lr"]))
     return config, reasons
 
 

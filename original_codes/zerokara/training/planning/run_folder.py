@@ -205,7 +205,7 @@ def _check_growth(plan: RunPlan, earlier: EarlierRun, saved: ModelShape) -> None
         rule = f"must keep {tokens:,} tokens a step, by which the schedule counts, with seq_len = {config.seq_len}"
         size, rest = divmod(tokens, config.seq_len)
         remedy = f"grow to a seq_len that divides {tokens:,}" if rest else f"set it to {size}"
-        raise UserError(config.fault("global_batch_size", rule, remedy))
+        raise UserError(config.fault("global_batch_size", rule, remedy, ["seq_len"]))
 
 
 def is_complete(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str]) -> bool:

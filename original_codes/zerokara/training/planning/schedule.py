@@ -70,7 +70,9 @@ class Schedule:
             num_steps = min(num_steps, declared // batch)
             if not num_steps:
                 rule = f"have {declared:,} sequences of {sample_tokens} together, fewer than global_batch_size = "
-                raise UserError(config.fault("stages", f"{rule}{batch}", "give them more tokens"))
+                raise UserError(
+                    config.fault("stages", f"{rule}{batch}", "give them more tokens", ["global_batch_size"])
+                )
         elif batch > 1.1 * max(samples, samples_per_epoch):
             rule = f"is more than the {samples:,.0f} sequences of the whole run: its one step would read "
             rule += f"{batch / samples_per_epoch:.3g} epochs, not {samples / samples_per_epoch:.3g}"
@@ -92,7 +94,7 @@ class Schedule:
         if config.lr_schedule == "wsd" and config.warmup_steps != "auto" and decay_steps > room:
             rule = f"means {decay_steps:,} of the run's {num_steps:,} steps, and warmup_steps takes {warmup_steps:,}"
             remedy = f"try at most {math.floor(100 * room / num_steps) / 100:g}, or a shorter warm-up"
-            raise UserError(config.fault("decay_fraction", rule, remedy, _LENGTH))
+            raise UserError(config.fault("decay_fraction", rule, remedy, ["warmup_steps", *_LENGTH]))
         decay_steps = min(decay_steps, room)
         return cls(config, num_steps, warmup_steps, decay_steps, sample_tokens, samples_per_epoch)
 
@@ -252,8 +254,8 @@ def epochs_faults(config: RunConfig, sources: tuple[SourceUse, ...]) -> Iterator
             most = math.floor(use.used_tokens * limit / use.epochs)
             remedy = f"let it take at most {most:,} (a lower weight, fewer train_tokens), give it more text, or set "
             remedy += f"max_epochs_per_source: {math.ceil(use.epochs)}"
-            others = ("train_tokens", "epochs", "source_weights", "stages")
-            yield config.fault("max_epochs_per_source", rule, remedy, others)
+            reads = ("train_tokens", "epochs", "source_weights", "stages")
+            yield config.fault("max_epochs_per_source", rule, remedy, reads)
 
 
 def _uses(reading: Reading, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
