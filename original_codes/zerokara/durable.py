@@ -7,6 +7,7 @@ system (POSIX ``rename``). A symbolic link is followed: its target is written.
 from __future__ import annotations
 
 import errno
+import glob
 import itertools
 import os
 import shutil
@@ -125,6 +126,11 @@ def unused_name(path: Path, ending: str) -> Path:
     numbers = itertools.chain([first], (f"{dash}{number}" for number in itertools.count(2)))
     names = (path.with_name(f"{path.name}{ending}{number}") for number in numbers)
     return next(name for name in names if not os.path.lexists(name))
+
+
+def beside(path: Path) -> list[Path]:
+    """Return what was set aside in the place of `path`, and is kept: ``run.old-1``, ``run.old-2``."""
+    return sorted(path.parent.glob(f"{glob.escape(path.name + ASIDE_ENDING)}*"))
 
 
 def write_file(path: Path, content: bytes | str) -> None:

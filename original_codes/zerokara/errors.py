@@ -116,6 +116,12 @@ class UserError(Exception):
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
 
+def refuse(faults: Iterable[Fault]) -> None:
+    """Raise UserError with all `faults`, if there are any."""
+    if found := list(faults):
+        raise UserError(found)
+
+
 def check_hub_token() -> None:
     """Raise UserError where the Hub's token holds what no token may, as a copied quote; the value is not shown."""
     from huggingface_hub import constants, get_token

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from zerokara import __version__
 from zerokara.durable import write_json
-from zerokara.errors import Fault, UserError, nearest, shown
+from zerokara.errors import Fault, UserError, nearest, refuse, shown
 from zerokara.progress import Progress, plural
 from zerokara.resources import available_cores
 
@@ -131,8 +131,7 @@ def already_done(manifest_path: Path, spec: StepSpec, *, redo: bool = False) -> 
     if done.step != spec.step:
         rule = f"was written by step {done.step!r}, not {spec.step!r}"
         raise UserError(Fault(str(manifest_path), rule, remedy="choose another output in the configuration"))
-    if faults := list(_differences(manifest_path, done, spec)):
-        raise UserError(faults)
+    refuse(_differences(manifest_path, done, spec))
     return done if all(is_unchanged(record, manifest_path) for record in chain(*done.outputs.values())) else None
 
 

@@ -34,7 +34,7 @@ NEVER = {
     "checkpoint/folders.py": "_NAME _INTERRUPTED_REPLACEMENT _LEFTOVER",
     "config/convert_config.py": "rules",
     "config/loading.py": "_unknown _invalid",
-    "config/settings.py": "where fault rule_faults",
+    "config/settings.py": "key_of fault",
     "config/tokenizer_config.py": "_RESERVED_NAME rules",
     "config/writing.py": "_groups write_values",
     "corpus/embedded.py": "_SKIPPED _LICENCE _MARKUP _PARAGRAPH _FUNCTION_WORD prose",
@@ -47,7 +47,6 @@ NEVER = {
     "huggingface/model_folder.py": "BUFFERS tensors _refusal",
     "huggingface/proof.py": "_LAYER",
     "huggingface/tokenizer_json.py": "_split_special_names",  # pairs of single characters
-    "steps/clean.py": "find",
     "tokenizer/fast_encoder.py": "_unproved_json",
     "tokenizer/hugging_face.py": "_BYTE_PIECE",
     "tokenizer/report_page.py": "_UNUSED",

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from zerokara.corpus.compressed import Compression
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, RunError, UserError, holding, nearest, shown
+from zerokara.errors import Fault, RunError, UserError, holding, nearest, refuse, shown
 from zerokara.progress import first_of, log
 
 if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
@@ -145,8 +145,7 @@ def find_files(entries: Sequence[str], where: str | Sequence[str], formats: Form
         faults.append(Fault(first_of(closed), "you may not read this"))
     if not faults and not any(file.bytes for file in files):
         faults.append(Fault(places[0], f"the corpus is empty: {len(files)} files, 0 bytes"))
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     return files
 
 

@@ -18,7 +18,7 @@ from zerokara.corpus.compressed import CompressedReader
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, object_of_line
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import BUFFER_BYTES, Range, read
-from zerokara.errors import Fault, RunError, UserError, shown
+from zerokara.errors import Fault, RunError, refuse, shown
 
 HEAD_LINES = 50
 """Bad lines that show a wrong format."""
@@ -55,8 +55,7 @@ def check_formats(files: Sequence[InputFile], text_field: str, txt_document: Txt
             faults += [_fault(file, lines, text_field, where) for file, lines in bad[:10]]
     except OSError as error:
         raise RunError(f"cannot read {shown(str(error.filename))}: {error.strerror}") from error
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
 
 
 def _misnamed(file: InputFile) -> Fault | None:

@@ -28,7 +28,7 @@ from zerokara.corpus.documents import HARMLESS, BadLine, Document, TxtDocument
 from zerokara.corpus.find import TABLES, InputFile, find_files
 from zerokara.corpus.read import parts, read
 from zerokara.corpus.token_hashes import MIN_TOKENS, words
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, refuse
 from zerokara.evaluation import overlap
 from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.overlap import Overlap
@@ -267,8 +267,7 @@ def _examples(files: Sequence[InputFile], form: ExampleFormat) -> tuple[list[Exa
             bad[f"a message has the field {more[0]!r}, which only a training reads"] += 1
         else:
             examples.append(example)
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     num_lines = len(examples) + bad.total()
     if bad.total() > MAX_BAD * num_lines or (files and not examples):
         rule = f"{bad.total():,} of {num_lines:,} lines hold no example: {_reasons(bad) or 'there are none'}"

@@ -20,7 +20,7 @@ import transformers
 from safetensors import SafetensorError
 
 from zerokara import manifest
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, refuse
 from zerokara.evaluation.inputs import model_files, short_names
 from zerokara.huggingface import exported_folder, families, tokenizer_proof
 from zerokara.huggingface.model_folder import CONFIG
@@ -150,8 +150,7 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
         if rule := of_another_model(len(pieces), config.get_text_config().vocab_size):
             faults.append(Fault(str(folder), f"its tokenizer {rule}", remedy=ANOTHER_MODEL))
         opened.append(LoadedModel(name, folder, tokenizer, config, place, dtype, opened))
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     return opened
 
 

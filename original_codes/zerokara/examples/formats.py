@@ -24,7 +24,7 @@ from zerokara.config.finetune_config import DataFormat, FinetuneConfig, label_te
 from zerokara.corpus.documents import HARMLESS, BadLine, Reason, excerpt, object_of_line
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Range, read, total_plain_bytes
-from zerokara.errors import Fault, UserError, shown
+from zerokara.errors import Fault, UserError, refuse, shown
 from zerokara.examples.facts import PLACE_OF_INPUT
 
 Message = Mapping[str, Any]
@@ -328,8 +328,7 @@ def resolve(config: FinetuneConfig, files: Sequence[InputFile], is_encoder_decod
     for key, is_set, has_effect, remedy in uses:
         if is_set and not has_effect:
             faults.append(config.fault(key, f"is not for these examples, which are {found.name}", remedy))
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     return found
 
 

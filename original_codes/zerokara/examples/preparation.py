@@ -33,7 +33,7 @@ from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import text_of
 from zerokara.corpus.find import TABLES, InputFile, check_unchanged, find_files, for_manifest
 from zerokara.durable import PARTIAL_SUFFIX, atomic_file, made_folder
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, refuse
 from zerokara.examples import formats
 from zerokara.examples.encoding import MARK, ChatTemplate, Fate, Segments, auto_source, encode, fit
 from zerokara.examples.example_files import SPLITS, STEP, ExampleFiles, ExamplePaths, Split, example_writer
@@ -133,8 +133,7 @@ def _find(config: FinetuneConfig) -> dict[Split, list[InputFile]]:
                 faults.append(config.fault(key, rule, "name each file once"))
     if not found["train"]:
         faults.append(config.fault("train_data", "names no file", "name the training examples"))
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     return found
 
 
@@ -187,8 +186,7 @@ def _check_counts(config: FinetuneConfig, paths: ExamplePaths, counts: Mapping[S
                 rule += f"each of the {counts['train'].read:,} training examples is there too often"
                 remedy = "give valid_data, or set it to 0"
             faults.append(config.fault(key, rule, remedy))
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
 
 
 def _summary_rows(paths: ExamplePaths, prepared: ExampleFiles) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ import orjson
 from zerokara import checkpoint
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
 from zerokara.durable import ASIDE_ENDING, unused_name, write_file, write_json
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError, refuse
 from zerokara.evaluation import baselines, scoring
 from zerokara.evaluation.baselines import NamedOutputs
 from zerokara.examples import facts, preparation
@@ -69,8 +69,7 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
     if not encodes and length > run.seq_len:
         rule = f"is longer than the model's context, {run.seq_len} tokens"
         faults.append(config.fault("packed_length", rule, f"set it to {run.seq_len}, or auto", ["seq_len"]))
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     encoder = open_encoder(run.input_tokenizer_file, run.end_of_document)
     files = preparation.prepare(
         run,

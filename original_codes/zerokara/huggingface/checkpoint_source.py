@@ -22,7 +22,7 @@ from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import Document, Range, ranges, read
-from zerokara.errors import Fault, UserError, nearest
+from zerokara.errors import Fault, UserError, nearest, refuse
 from zerokara.examples.example_files import ExampleFiles
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
@@ -175,8 +175,7 @@ def _averaged(settings: ConvertSettings, source: CheckpointSource) -> tuple[int,
         if differing:
             rule = f"{folder.name} is of another model than {source.folder.name}: {'; '.join(differing)}"
             faults.append(settings.fault("average", rule, "lower it, so that the mean is of one model"))
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     return tuple(sorted(map(checkpoint.step_of, folders)))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from zerokara import manifest
 from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, RunError, UserError, nearest
+from zerokara.errors import Fault, RunError, UserError, nearest, refuse
 from zerokara.examples import facts
 from zerokara.progress import bytes_text
 from zerokara.resources import free_bytes
@@ -187,8 +187,7 @@ def check_unchanged(folder: Path, export: manifest.Manifest) -> None:
         else:
             continue
         faults.append(Fault(str(path), rule, remedy=_REMEDY))
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
 
 
 def validation_text(

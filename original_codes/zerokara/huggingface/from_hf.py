@@ -25,7 +25,7 @@ from torch import Tensor
 from zerokara.config.model import ModelSettings, RopeScaling
 from zerokara.config.pretrain_config import NewEmbeddings
 from zerokara.config.writing import value_text
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import Fault, RunError, UserError, refuse
 from zerokara.huggingface import families, model_folder, tokenizer_proof, weight_rules
 from zerokara.huggingface.model_folder import Stored
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
@@ -78,8 +78,7 @@ def check_source(
     faults = _differences(folder, shape, hf_config, stored, fault)
     if new_embeddings == "none":
         faults += _differing_pieces(folder, hf_config.vocab_size, encoder, shape.vocab_size, fault)
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     return vocabulary_of(folder, encoder, new_embeddings)
 
 

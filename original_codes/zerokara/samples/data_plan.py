@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokara.config.data import REPLAY_SHARE, DataOrderSettings, DataSettings, OrderKind, SampleLengths, Stage
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, refuse
 from zerokara.samples.order import MixedOrder, MixedStage, SampleOrder, whole_weights
 from zerokara.samples.packed_tokens import PackedTokens, TokenSource, read_sources
 from zerokara.tokens.indexed import TokenPaths
@@ -50,8 +50,7 @@ class DataPlan:
                 rule = f"is not what the token files were made from: {', '.join(names)}"
                 raise UserError(data.fault("input_jsonl", rule, "restore it, or tokenize again: step 2 with --redo"))
             stages = tuple(_mixed_stages(order, lengths, sources))
-            if faults := list(_length_faults(order, lengths, sources, stages)):
-                raise UserError(faults)
+            refuse(_length_faults(order, lengths, sources, stages))
         prefix, held_out = TokenPaths(data.output_prefix).train, found[len(sources) :]
         return cls(prefix, sources, lengths, seed, order.order, stages, held_out)
 

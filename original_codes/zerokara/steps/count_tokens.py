@@ -8,7 +8,7 @@ from zerokara import manifest
 from zerokara.config.data import SampleLengths
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import write_values
-from zerokara.errors import UserError
+from zerokara.errors import refuse
 from zerokara.progress import bytes_text, log, summary
 from zerokara.steps import command
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path, open_splits
@@ -27,8 +27,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     train_tokens, epochs = round(config.epochs * epoch_tokens), f"{config.epochs:g} epochs of {epoch_tokens:,}"
     if config.is_mixture:
         train_tokens, epochs = course.num_tokens, "as in the table above"
-        if faults := list(schedule.epochs_faults(config, plan.consumption.sources)):
-            raise UserError(faults)
+        refuse(schedule.epochs_faults(config, plan.consumption.sources))
         log("\n".join(schedule.table_lines(plan.data.reading, course, plan.consumption)))
     length = f"auto: {train_tokens:,} tokens, {epochs}"
     if config.train_tokens != "auto":

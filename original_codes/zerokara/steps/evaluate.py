@@ -16,7 +16,7 @@ from zerokara import manifest
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus.find import find_files, for_manifest
 from zerokara.durable import write_file, write_json
-from zerokara.errors import UserError
+from zerokara.errors import refuse
 from zerokara.evaluation import inputs
 from zerokara.evaluation.results import page, table
 from zerokara.evaluation.scoring import LEVEL
@@ -44,8 +44,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     if not config.texts and not config.tasks:
         remedy = "name held-out text, e.g. data/held_out.jsonl, or tasks"
         faults.append(config.fault("texts", "nothing is to be measured", remedy))
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     weights = [file for name in config.models for file in inputs.model_files(Path(name))]
     sources: dict[str, manifest.Inputs] = {"models": weights}
     for source, members in groupby(files, key=lambda file: file.source):

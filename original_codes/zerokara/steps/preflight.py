@@ -23,7 +23,7 @@ from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, UserError, guarded
+from zerokara.errors import Fault, UserError, guarded, refuse
 from zerokara.tokenizer import LOG_HEADER, LOG_NAME, TOKENIZER_NAMES, WORK_NAME, made_name
 from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path
 
@@ -158,8 +158,7 @@ def check_line(paths: Sequence[str]) -> None:
             found.append(last.fault("input_model_dir", rule, f"write {run}, or run the steps one by one"))
         steps = ((first, of_tokenizer), (second, of_tokens), (second, of_run), (last, of_export))
         found += [fault for config, of in steps for fault in faults(config, of(config))]
-    if found:
-        raise UserError(found)
+    refuse(found)
     print("\n".join(f"{path}: in order" for path in paths))
 
 

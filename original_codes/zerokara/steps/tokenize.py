@@ -12,7 +12,7 @@ from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import FoundFiles, InputFile, find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, refuse
 from zerokara.progress import bytes_text, count_text, log, plural, summary
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.compatibility import notes
@@ -43,8 +43,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         files = find_files([entry for _, entry in config.entries], [config.where(key) for key, _ in config.entries])
     except UserError as error:
         faults += error.faults
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     work, steps = manifest_work(config, files, encoder), ("count_tokens.py", "3_train_node1.sh")
     following = "\nthen: ".join(command.next_command(step, options, config) for step in steps)
     if done := manifest.already_done(paths.manifest, work, redo=options.redo):

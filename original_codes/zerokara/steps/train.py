@@ -6,6 +6,7 @@ It checks everything, plans the run once, and starts the training processes, whi
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from zerokara.errors import UserError
 from zerokara.steps import command, preflight
 from zerokara.training import launching, resume_proof, trials
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning import run_folder, run_plan
+from zerokara.training.planning import plan_table, run_folder, run_plan
 
 HELP = {
     "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",
@@ -44,13 +45,37 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
         machines = Machines.of(config, options.join, options.host, command.again(options.argv))
         commands = launching.Commands(options.again, _next(config, options))
         try:
-            launching.train(config, task, commands, machines, options.redo, options.dry_run, options.verbose)
+            _train(config, task, options, machines, commands)
         except UserError as error:
             if not options.dry_run and not machines.is_first:
                 from zerokara.training.nodes import meeting  # it imports torch
 
                 meeting.report_faults(machines, error.faults)
             raise
+
+
+def _train(
+    config: RunConfig,
+    task: run_plan.RunTask,
+    options: command.Options,
+    machines: Machines,
+    commands: launching.Commands,
+) -> None:
+    """Look at the run folder, plan a start and check it, show the plan, and train; a dry run only tries a few steps."""
+    with contextlib.ExitStack() as stack:
+        if machines.is_first:  # where another machine shares the first one's folder, that command is at work there
+            stack.enter_context(run_folder.command_lock(config))
+        earlier = run_folder.look(config)
+        start = launching.plan_start(config, task, earlier, options.redo, machines.number, commands)
+        if start.is_finished:
+            print(f"{task.title}: {start.plan.run_dir} is complete already; --redo sets it aside and trains again")
+            print(f"next: {commands.convert}")
+            return
+        plan_table.show(start.plan, start.notes, options.verbose)
+        if options.dry_run:
+            launching.try_run(start.plan, machines)
+        else:
+            launching.train(start, machines, commands, sets_aside=options.redo and earlier is not None)
 
 
 def _next(config: RunConfig, options: command.Options) -> str:

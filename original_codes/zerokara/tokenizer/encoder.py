@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, refuse
 from zerokara.manifest import Inputs
 from zerokara.tokenizer import MODEL_NAME
 from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile, PieceType
@@ -275,8 +275,7 @@ def _opened(content: bytes, where: str) -> tuple[Any, bytes]:
             "(byte_fallback), and no normalisation that makes it a space (nmt_nfkc)"
         )
         faults.append(Fault(where, rule, remedy="use a tokenizer that has one of these, or train one with step 1"))
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     special = (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id())
     sentinels = [processor.PieceToId(name) for name in ("<extra_id_0>", "\u2581<extra_id_0>")]
     if special == (0, 1, 2, -1) and sentinels == [processor.unk_id()] * 2:

@@ -183,7 +183,7 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
     config, device, log = plan.resolved, processes.device, processes.log
     model = build_model(plan)
     engine = updater.open_engine(model, config, plan.template, device)
-    joining.secure_groups()  # those that DeepSpeed has made, too
+    joining.set_timeouts()  # of those that DeepSpeed has made, too
     state = state_of(plan, 0, step=0, seconds=0.0, facts={"init_from": config.init_from} if config.init_from else {})
     if newest is not None:
         folder, state, weights, moments = newest

@@ -19,8 +19,8 @@ import orjson
 from zerokara.errors import RunError
 from zerokara.progress import bytes_text, plural, seconds_text
 from zerokara.training.planning import processors
+from zerokara.training.planning.earlier_run import EarlierRun
 from zerokara.training.planning.memory import SAFE_SHARE, TrialResult, min_activation_bytes
-from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
 from zerokara.training.spawning import spawn

@@ -24,9 +24,7 @@ COMMANDS = Commands("again", "next")
 OF_A_CORPUS = {
     "from_config": "the stages of a curriculum",
     "epochs_faults": "examples are read as often as `epochs` says",
-    "_check_growth": "the sequences of a fine-tuning do not grow",
-    "refused_by_deepspeed": "an embedding alone is trained where the vocabulary is new",
-    "course_changes": "a name in the settings of a run",
+    "_growth_faults": "the sequences of a fine-tuning do not grow",
     "make_plan": "a reason of the plan, not a fault",
     "resolve": "the same",
     "prove": "a name in a plan",

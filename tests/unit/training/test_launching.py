@@ -10,8 +10,8 @@ from made_checkpoints import saved
 from zerokara import checkpoint
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.training import launching
-from zerokara.training.planning import run_folder
+from zerokara.errors import refuse
+from zerokara.training.planning import earlier_run, run_folder
 from zerokara.training.planning.run_plan import RunPlan, make_plan
 
 
@@ -29,8 +29,8 @@ class Starts:
         earlier = run_folder.look(requested)
         plan = make_plan(requested, kept=earlier.plan if earlier else None)
         if earlier:
-            run_folder.check_same_run(plan, earlier)
-            self.changes = launching.course_changes(plan, earlier, "bash 3.sh")
+            self.changes = earlier_run.course_changes(plan, earlier)
+            refuse(earlier_run.forgotten_faults(plan, earlier, self.changes, "bash 3.sh"))
         return plan
 
     def start(self, *typed: str) -> RunPlan:
@@ -93,7 +93,7 @@ def test_what_was_tried_is_not_kept_and_the_first_start_is(run: Starts) -> None:
     assert back.reasons["lr"] == back.reasons["weight_decay"].partition(";")[0] == "as the run began"
     earlier = run_folder.look(back.requested)
     assert earlier is not None
-    assert "weight_decay: 0.5 → 0.25" in run_folder.check_same_run(back, earlier)
+    assert earlier_run.changed_settings(back, earlier)["weight_decay"] == (0.5, 0.25)
     run.start(f"lr={0.00011}")
     assert run.plan("lr=auto").requested.lr == first.requested.lr
 
@@ -126,7 +126,10 @@ def test_a_finished_run_stays_finished_where_its_last_start_tried_something(run:
         planned = run.plan(*typed)
         earlier = run_folder.look(planned.requested)
         assert earlier is not None
-        return run_folder.is_complete(planned, earlier, run_folder.check_same_run(planned, earlier))
+        is_finished = earlier_run.is_finished(planned, earlier)
+        changes = earlier_run.changed_settings(planned, earlier)
+        refuse(earlier_run.finished_faults(planned, earlier, changes) if is_finished else [])
+        return is_finished
 
     assert complete("max_steps=40") and not complete("max_steps=80")
     assert "weight_decay" in fault_of(complete, "max_steps=40", "weight_decay=0.7").rule

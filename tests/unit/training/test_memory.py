@@ -26,9 +26,9 @@ from zerokara.progress import bytes_text
 from zerokara.steps import train
 from zerokara.training import trials
 from zerokara.training.planning import memory, processors
+from zerokara.training.planning.earlier_run import EarlierRun
 from zerokara.training.planning.memory import SAFE_SHARE, MemoryForecast, min_activation_bytes, state_bytes
 from zerokara.training.planning.processors import Devices
-from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining, supervision
 from zerokara.training.trials import CPU_TOKENS, first_micro_batch, kept_micro_batch, try_steps

@@ -11,20 +11,22 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 from configs import fault_of
+from made_checkpoints import saved
 from programs import run_program
 
 from zerokara import checkpoint
 from zerokara.config.loading import RESOLVED_NAME, load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError, UserError, refuse
 from zerokara.steps import command, train
 from zerokara.tokenizer import MODEL_NAME
 from zerokara.training import launching
-from zerokara.training.planning import run_folder, run_plan
+from zerokara.training.planning import earlier_run, plan_table, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
 Plan = Callable[..., RunPlan]
@@ -37,9 +39,11 @@ def begin(plan: RunPlan) -> Path:
     return plan.run_dir
 
 
-def changes(plan: RunPlan) -> list[str]:
+def changes(plan: RunPlan) -> dict[str, tuple[Any, Any]]:
+    """Check that a plan goes on with the run in its folder, and return the settings that have changed."""
     earlier = run_folder.look(plan.requested)
-    return run_folder.check_same_run(plan, earlier) if earlier else []
+    refuse(earlier_run.resume_faults(plan, earlier) if earlier else [])
+    return earlier_run.changed_settings(plan, earlier) if earlier else {}
 
 
 def assert_another_run(plan: RunPlan, *facts: str) -> None:
@@ -49,14 +53,16 @@ def assert_another_run(plan: RunPlan, *facts: str) -> None:
 
 
 def redo(plan: RunPlan) -> list[str]:
+    """Check that the run in a plan's folder may be set aside, and return what is told of it."""
     earlier = run_folder.look(plan.requested)
-    return run_folder.check_redo(plan, earlier) if earlier else []
+    refuse(earlier_run.redo_faults(plan) if earlier else [])
+    return launching.redo_notes(plan, earlier) if earlier else []
 
 
 def test_a_changed_setting_is_announced_and_another_shape_refused(plan_of: Plan) -> None:
     begin(plan_of())
-    assert changes(plan_of()) == []
-    assert changes(plan_of("lr=0.02", "num_workers=1")) == ["lr: 0.01 → 0.02"]
+    assert changes(plan_of()) == {}
+    assert changes(plan_of("lr=0.02", "num_workers=1")) == {"lr": (0.01, 0.02)}
     assert_another_run(plan_of("num_layers=3"), "num_layers", "2", "3")
 
 
@@ -79,7 +85,7 @@ def test_sequences_may_grow_and_rotary_positions_change_with_them(plan_of: Plan,
     begun = plan_of(f"stages={stages}")
     with_state(begun)
     grown = plan_of(f"stages={stages}", *LONGER, YARN, "rope_theta=50000")
-    assert [change.partition(":")[0] for change in changes(grown)] == [
+    assert [*changes(grown)] == [
         "seq_len", "rope_theta", "rope_scaling", "global_batch_size",
     ]  # fmt: skip
     assert grown.schedule.num_steps == begun.schedule.num_steps and grown.schedule.num_tokens == 20 * 256
@@ -99,7 +105,7 @@ def test_sequences_may_grow_and_rotary_positions_change_with_them(plan_of: Plan,
         )
         assert (fault.key, fault.remedy) == ("global_batch_size", remedy) and "256 tokens" in fault.rule
     run_folder.claim(grown)  # a start that saves nothing, for lack of memory
-    assert [change.partition(":")[0] for change in changes(begun)] == [
+    assert [*changes(begun)] == [
         "seq_len", "rope_theta", "rope_scaling", "global_batch_size",
     ]  # fmt: skip
     kept = run_folder.look(grown.requested)
@@ -127,7 +133,7 @@ def test_another_curriculum_is_refused_and_a_longer_one_goes_on(plan_of: Plan) -
     begin(staged(begun))
     # What was done stays what it was: a name, a limit, weights in the same proportion, a stage behind the last.
     renamed = begun.replace("{tokens: 640, s", "{name: first, tokens: 640, s")
-    assert [change.partition(":")[0] for change in changes(staged(renamed))] == ["stages"]
+    assert [*changes(staged(renamed))] == ["stages"]
     assert changes(staged(begun.replace("[2]", "[4]"), "max_epochs_per_source=3"))
     assert changes(staged(begun.replace("}]", "}, {tokens: rest}]")))
     assert changes(staged(begun.replace("}]", "}, {tokens: rest, order: sequential}]")))
@@ -143,11 +149,11 @@ def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(plan_of: 
     # Killed while it wrote its first file, and while it held the folder.
     for name in ("run.json.123.partial", *run_folder.LOCK_NAMES):
         (run_dir / name).touch()
-    assert changes(first) == []
+    assert changes(first) == {}
     run_folder.claim(first)
     (run_dir / "tokenizer.model").write_bytes(b"of the first configuration")
     (run_dir / "metrics.jsonl").write_bytes(b'{"step":0,"valid_loss":6.1}\n')
-    assert changes(other) == redo(other) == []
+    assert not changes(other) and not redo(other)
     run_folder.claim(other)
     assert (run_dir / "tokenizer.model").read_bytes() == Path(other.requested.input_tokenizer_file).read_bytes()
     (run_dir / "metrics.jsonl").write_bytes(b'{"step":1,"loss":6.1}\n')  # a step, though it was never saved
@@ -157,8 +163,8 @@ def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(plan_of: 
 def test_differences_are_told_by_the_keys_of_the_yaml(plan_of: Plan) -> None:
     begin(plan := plan_of())
     (earlier,) = filter(None, [run_folder.look(plan.requested)])
-    was = {"curriculum": None, **dict.fromkeys(run_folder.identity_of(plan), "another")}
-    fault = fault_of(run_folder.check_same_run, plan, replace(earlier, identity=was))
+    was = {"curriculum": None, **dict.fromkeys(earlier_run.identity_of(plan), "another")}
+    (fault,) = earlier_run.resume_faults(plan, replace(earlier, identity=was))
     keys = [words.split()[0].rstrip(",") for words in fault.rule.partition(": ")[2].split("; ")]
     assert {*keys} <= {*PretrainConfig.model_fields} - {"target_len"} and keys.count("seq_len") == 1
 
@@ -183,9 +189,14 @@ def test_redo_sets_a_run_aside_and_says_so(plan_of: Plan, tmp_path: Path, is_lin
             begin(plan)
         assert checkpoint.all_steps(old) == checkpoint.all_steps(real) == [1] and not list(old.glob("*.lock"))
     assert (real.with_name(f"{real.name}.old-1") / "notes.txt").read_text(encoding="utf-8") == "mine"
+    aside = [shlex.quote(str(real.with_name(f"{real.name}.old-{number}"))) for number in (1, 2)]
+    assert any(text.endswith(f"rm -r {' '.join(aside)}") for _, text in plan_table.rows(plan))
     assert plan.run_dir.is_symlink() == is_link
     facts = {"step": "3_train", "settings": {}, "inputs": {}, "outputs": {}, "facts": {"steps": 1}, "seconds": 1.0}
     (real / "manifest.json").write_bytes(orjson.dumps({**facts, "created": "", "versions": {}}))
+    assert "resumes" in redo(plan)[0], "the checkpoint of its end is not there"
+    shutil.rmtree(real / "global_step1")
+    saved(real, 1, shape=plan.shape.as_json())
     assert "complete" in redo(plan)[0] and "resumes" not in redo(plan)[0]
 
 

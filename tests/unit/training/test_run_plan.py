@@ -22,9 +22,9 @@ from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.tokens.indexed import IndexedTokens, bin_path
 from zerokara.training import launching, trials
 from zerokara.training.planning import plan_table, processors, recipe
+from zerokara.training.planning.earlier_run import EarlierRun
 from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.processors import Devices
-from zerokara.training.planning.run_folder import EarlierRun
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, make_plan, read_plan
 
 Make = Callable[..., RunPlan]

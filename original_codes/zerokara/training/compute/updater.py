@@ -15,7 +15,7 @@ import orjson
 
 from zerokara.config.loading import text_of
 from zerokara.config.pretrain_config import TrainingSettings
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, refuse
 
 if TYPE_CHECKING:
     import torch
@@ -154,8 +154,7 @@ def load_template(deepspeed_template: str) -> dict[str, Any]:
             at = text.find(f'"{name}"', at)
         where, rule = f"{path}:{text.count(chr(10), 0, at) + 1}", "is set from config.yaml, or always the same"
         faults += [Fault(where, rule, key, value, "remove it here") for value in found]
-    if faults:
-        raise UserError(faults)
+    refuse(faults)
     return template
 
 

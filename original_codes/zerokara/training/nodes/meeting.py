@@ -27,12 +27,12 @@ from typing import Any
 import orjson
 from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 
-from zerokara.errors import Fault, RunError, Stopped, UserError
+from zerokara.errors import Fault, RunError, Stopped, UserError, refuse
 from zerokara.progress import bytes_text, plural
 from zerokara.resources import free_bytes
 from zerokara.tokens.indexed import bin_path, idx_path
 from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, own_addresses
-from zerokara.training.planning.run_folder import PLACES
+from zerokara.training.planning.earlier_run import PLACES
 from zerokara.training.planning.run_plan import RunPlan
 
 CONNECT_SECONDS = 300.0
@@ -255,8 +255,7 @@ def check_consistent(meeting: Meeting, plan: RunPlan) -> RunPlan:
     }
     reports = meeting.gather("report", own)
     print(f"{meeting.count} machines are here:", *map(_line, range(meeting.count), reports), sep="\n  ", flush=True)
-    if differences := list(faults(reports)):
-        raise UserError(differences)
+    refuse(faults(reports))
     return plan
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 
 from zerokara.config.settings import resolved
-from zerokara.progress import bytes_text, count_text
+from zerokara.durable import beside
+from zerokara.progress import bytes_text, count_text, log, plural
 from zerokara.resources import free_bytes
 from zerokara.training.compute import updater
 from zerokara.training.planning import recipe
 from zerokara.training.planning.run_plan import RunPlan, baseline_text
-from zerokara.training.planning.schedule import stage_title
+from zerokara.training.planning.schedule import stage_title, table_lines
 
 
 def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
@@ -50,6 +52,11 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     standing, each = plan.max_checkpoints, plan.checkpoint_bytes
     checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"
     yield "checkpoint", f"{checkpoints}; {bytes_text(free_bytes(plan.run_dir))} are free"
+    if aside := beside(plan.run_dir.resolve()):
+        yield (
+            "",
+            f"{plural(len(aside), 'run')} that --redo set aside may go: {shlex.join(['rm', '-r', *map(str, aside)])}",
+        )
     yield "baseline", baseline_text(plan.data.unigram_entropy)
     yield from (("note", note) for note in (*advice, *plan.devices.notes(config, shape.num_parameters())))
     if in_full:
@@ -58,3 +65,14 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
         yield from ((pool.name, f"of each process: {pool.parts_text}") for pool in plan.memory.pools)
         head = plan.data.ids[:24].tolist()
         yield "data begins", f"{' '.join(map(str, head[:8]))} … = {plan.encoder.decode(head)!r}"
+
+
+def show(plan: RunPlan, lines: Sequence[str], verbose: bool) -> None:
+    """Print a plan, where `verbose` in full, and further lines below it."""
+    log(f"{plan.task.title}: {plan.data.train_prefix} → {plan.run_dir}")
+    for name, value in rows(plan, verbose):
+        print(f"  {name:<12}  {value}")
+    is_mixed = plan.consumption.stages or plan.consumption.sources[1:]
+    table = table_lines(plan.data.reading, plan.schedule, plan.consumption) if is_mixed or verbose else ()
+    for line in [*table, *lines]:
+        print(f"  {line}")

@@ -1,4 +1,4 @@
-"""The run folder: its locks, its files, the identity by which a run resumes in it, and its record.
+"""The run folder: its locks, its files, and the record of a run that has ended.
 
 One command and one run at a time work in it. Two files are locked (`file_lock`): ``command.lock`` by the command that
 the user typed, from before torch is imported to its end; and ``lock`` by the first training process, which may outlive
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +19,18 @@ import orjson
 from zerokara import checkpoint, file_lock, manifest
 from zerokara.checkpoint.folders import EXPORTED_PARTS, IDENTITY_NAME, METRICS_NAME
 from zerokara.config.loading import RESOLVED_NAME
-from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.writing import as_yaml
 from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, made_folder, unused_name, write_file, write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text, seconds_text
+from zerokara.training.planning.earlier_run import PLACES, WITHOUT_EFFECT, EarlierRun, identity_of
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, baseline_text
 
 MANIFEST_NAME = "manifest.json"
 LOCK_NAME, COMMAND_LOCK_NAME = LOCK_NAMES = "lock", "command.lock"
 LOCK_SECONDS = 60
-PLACES = frozenset({
-    "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
-    "valid_data", "test_data", "chat_template", "end_of_document",
-})  # fmt: skip
-"""Settings that name files, or a token of one: their content is identified by hashes."""
-_KEY_NAMES = {
-    "tokenizer_sha256": "input_tokenizer_file (SHA-256 of its content)",
-    "vocab_size": "input_tokenizer_file (its number of pieces)",
-    "data_sha256": "output_prefix (SHA-256 of the token files)",
-    "raw_len": "seq_len (tokens of the corpus in a sample)",
-    "input_len": "seq_len (input tokens of a sample)",
-    "target_len": "seq_len (tokens that a sample predicts)",
-}
-"""Entries of the identity that are no settings, as the user knows them."""
-_DERIVED = {"vocab_size", "raw_len", "input_len", "target_len"}  # reported only where nothing else differs
-_GROWING = ("seq_len", "rope_theta", "rope_scaling")  # may change together, once the sequences grow
-# Settings whose change is not reported: the content of those files is compared, and step 2's own.
-_UNREPORTED = PLACES - {"deepspeed_template"} | {"num_workers"}
-# Settings that change nothing in what is trained.
-_MONITORING = {*MonitoringSettings.model_fields} - {"max_skipped_steps", "spike_sigmas"}
-_MONITORING |= {"num_workers", "max_hours", "max_hours_per_start"}
-# Settings whose outcome is part of the run's identity.
-_IN_IDENTITY = {"source_weights", "stages", "max_epochs_per_source", "intra_document_masking"}
 
 
 @contextlib.contextmanager
@@ -98,32 +74,6 @@ def command_lock(config: TrainingSettings) -> Iterator[None]:
         yield
 
 
-def identity_of(plan: RunPlan) -> dict[str, Any]:
-    """Return what must not change during a run, as JSON: model shape, data, tokenizer, and the order of the samples."""
-    config = plan.resolved
-    return {
-        **plan.shape.as_json(),
-        "seed": config.seed,
-        "order": config.order,
-        "tokenizer_sha256": plan.encoder.sha256,
-        "data_sha256": plan.data.sha256,
-        "curriculum": plan.data.reading.identity(),
-        "intra_document_masking": config.intra_document_masking,
-    }
-
-
-@dataclass(frozen=True)
-class EarlierRun:
-    """Earlier starts of a run, by the files in its folder, read once."""
-
-    steps: Sequence[int]  # of its checkpoints, ascending
-    state: checkpoint.TrainingState | None  # of the newest checkpoint
-    identity: Mapping[str, Any]  # `identity_of` its plan
-    plan: Mapping[str, Any]
-    """Content of the `RunPlan` of its newest start."""
-    ended_at: int | None  # the last step, once the run has ended
-
-
 def look(config: TrainingSettings) -> EarlierRun | None:
     """Look at the run folder; None where nothing was trained: a start that ended before its first step binds nobody.
 
@@ -143,17 +93,20 @@ def look(config: TrainingSettings) -> EarlierRun | None:
         return None
     states = (checkpoint.folder_of(run_dir, step) for step in reversed(steps))
     newest = next((folder for folder in states if (folder / checkpoint.STATE_NAME).exists()), None)
+    ended_at = manifest.read(ended).facts["steps"] if ended.exists() else None
+    last = checkpoint.folder_of(run_dir, max(steps, default=0))
+    is_there = checkpoint.step_of(last) >= (ended_at or 0) and checkpoint.check_sizes(last, EXPORTED_PARTS)
     return EarlierRun(
         steps=steps,
         state=checkpoint.read_state(newest) if newest else None,
         identity=orjson.loads((run_dir / IDENTITY_NAME).read_bytes()),
         plan=orjson.loads((run_dir / PLAN_NAME).read_bytes()),
-        ended_at=manifest.read(ended).facts["steps"] if ended.exists() else None,
+        ended_at=ended_at if is_there else None,
     )
 
 
 def claim(plan: RunPlan, table: Sequence[tuple[str, str]] = ()) -> None:
-    """Make the run folder, or take the one of this run, which `check_same_run` has found; `table` is for a reader."""
+    """Make the run folder, or take the one of this run, which `look` has found; `table` is for a reader."""
     run_dir, config = plan.run_dir, plan.requested
     write_json(run_dir / IDENTITY_NAME, identity_of(plan))  # the first file: it tells whose the folder is
     files: dict[str, bytes | str] = {**plan.encoder.run_files, **plan.data.run_files}
@@ -164,112 +117,20 @@ def claim(plan: RunPlan, table: Sequence[tuple[str, str]] = ()) -> None:
     plan.write(run_dir / PLAN_NAME, table)
 
 
-def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
-    """Check that the run folder is this run's; return a message for each setting that changed since its last start.
-
-    Raises:
-        UserError: the folder holds another run, or this one cannot go on with longer sequences.
-    """
-    config, was, now = plan.requested, dict(earlier.identity), identity_of(plan)
-    if earlier.state and not config.packs_examples and any(was.get(key) != now[key] for key in _GROWING):
-        saved = ModelShape.from_json(earlier.state.shape)
-        if plan.shape.seq_len > saved.seq_len:
-            _check_growth(plan, earlier, saved)
-        # Back to what was saved: a start with longer sequences that has saved nothing binds nobody.
-        if plan.shape.seq_len > saved.seq_len or all(getattr(saved, key) == getattr(config, key) for key in _GROWING):
-            shape = ModelShape.from_json({key: was[key] for key in saved.as_json() if key in was})
-            then = config.model_copy(update={key: getattr(shape, key) for key in _GROWING})
-            now = identity_of(replace(plan, resolved=then, data=plan.task.data_of(then, plan.encoder)))
-    if _only_longer(was["curriculum"], now["curriculum"]):
-        was["curriculum"] = now["curriculum"]
-    if differing := list(_differences(was, now)):
-        rule = "belongs to another run: " + "; ".join(differing)
-        remedy = "choose another output_model_dir, or use --redo to set that run aside and start over"
-        raise UserError(config.fault("output_model_dir", rule, remedy))
-    before, wanted = earlier.plan["requested"], config.model_dump(mode="json", exclude={*_UNREPORTED})
-    return [f"{key}: {before[key]} → {value}" for key, value in wanted.items() if before.get(key, value) != value]
-
-
-def _check_growth(plan: RunPlan, earlier: EarlierRun, saved: ModelShape) -> None:
-    """Check that a run can go on with longer sequences than those of its checkpoint, which has the shape `saved`.
-
-    Raises:
-        UserError: the positions are not rotary, or a step would take another number of tokens.
-    """
-    config, kind = plan.requested, saved.traits.positions
-    if kind != "rotary":
-        rule = f"cannot grow from {saved.seq_len} with architecture {saved.architecture}, whose positions are {kind}"
-        raise UserError(config.fault("seq_len", rule, f"set it to {saved.seq_len}: only rotary positions go further"))
-    tokens = earlier.plan["requested"]["global_batch_size"] * earlier.plan["requested"]["seq_len"]
-    if config.global_batch * config.seq_len != tokens:
-        rule = f"must keep {tokens:,} tokens a step, by which the schedule counts, with seq_len = {config.seq_len}"
-        size, rest = divmod(tokens, config.seq_len)
-        remedy = f"grow to a seq_len that divides {tokens:,}" if rest else f"set it to {size}"
-        raise UserError(config.fault("global_batch_size", rule, remedy, ["seq_len"]))
-
-
-def is_complete(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str]) -> bool:
-    """Tell whether the run folder holds this run, finished. A run that is to be longer resumes instead.
-
-    Raises:
-        UserError: it is finished with other settings; `changes` are those that `check_same_run` found.
-    """
-    last = checkpoint.folder_of(plan.run_dir, max(earlier.steps, default=0))
-    is_there = (earlier.ended_at or 0) <= checkpoint.step_of(last) and checkpoint.check_sizes(last, EXPORTED_PARTS)
-    if not earlier.ended_at or plan.schedule.num_steps > earlier.ended_at or not is_there:
-        return False
-    # What the last start tried by --set was for that start.
-    tried = {key for key in earlier.plan["origin"]["overridden"] if not plan.requested.typed(key)}
-    free = tried | _MONITORING | _IN_IDENTITY
-    if effective := [change for change in changes if change.partition(":")[0] not in free]:
-        rule = f"holds a finished run of other settings: {'; '.join(effective)}"
-        raise UserError(plan.requested.fault("output_model_dir", rule, "use --redo to set it aside and train again"))
-    return True
-
-
-def check_redo(plan: RunPlan, earlier: EarlierRun) -> list[str]:
-    """Check that the run folder may be set aside; return lines that tell the user what that means.
-
-    Raises:
-        UserError: it holds a file that the new run reads.
-    """
-    run_dir, config, steps = plan.run_dir, plan.requested, earlier.steps
-    rule = f"lies in the run folder {run_dir}, which --redo would set aside"
-    remedy = "move it, or choose another output_model_dir"
-    faults = []
-    for key in sorted({*PLACES, "init_from"} - {"output_model_dir"}):
-        value = getattr(config, key, ())
-        for name in (value,) if isinstance(value, str) else value:
-            path = Path(name.removeprefix("@")).expanduser().resolve()
-            if name not in ("", "auto") and path.is_relative_to(run_dir.resolve()):
-                faults.append(config.fault(key, rule, remedy))
-                break
-    if config.path.resolve().is_relative_to(run_dir.resolve()):
-        faults.append(Fault(str(config.path), rule, remedy="copy it elsewhere, and name the copy by --config"))
-    if faults:
-        raise UserError(faults)
-    reached = f"its newest checkpoint is of step {steps[-1]:,}" if steps else "it has no checkpoint"
-    standing = "complete, " if earlier.ended_at else ""
-    if steps and not standing:
-        with contextlib.suppress(UserError):
-            check_same_run(plan, earlier)
-            standing = "which this command resumes without --redo, "
-    old = _free_name(run_dir)
-    return [
-        f"--redo sets the run {run_dir} aside as {old}: {standing}{reached}",
-        f"once you no longer need it: {shlex.join(['rm', '-r', str(old)])}; python clean.py lists all such folders",
-    ]
+def name_aside(run_dir: Path) -> Path:
+    """Return the name under which `set_aside` would keep a run."""
+    return unused_name(run_dir.resolve() if run_dir.is_symlink() else run_dir, ASIDE_ENDING)
 
 
 def set_aside(run_dir: Path) -> None:
-    """Rename a run that `check_redo` has checked and `command_lock` has locked, and make an empty folder in its place.
+    """Rename a run that `command_lock` has locked, and make an empty folder in its place.
 
     Raises:
         UserError: the folder cannot be renamed.
         RunError: another command was quicker to take the new one.
     """
     # If the name is a link, its target is renamed, and the new run is on the same disk.
-    folder, old = run_dir.resolve(), _free_name(run_dir)
+    folder, old = run_dir.resolve(), name_aside(run_dir)
     try:
         folder.rename(old)
     except OSError as error:
@@ -316,30 +177,6 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
     return folder
 
 
-def _free_name(run_dir: Path) -> Path:
-    return unused_name(run_dir.resolve() if run_dir.is_symlink() else run_dir, ASIDE_ENDING)
-
-
-def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each difference of two identities, with the keys of `config.yaml`."""
-    differing = [name for name in now if was.get(name) != now[name]]
-    for name in [each for each in differing if each not in _DERIVED] or differing:
-        if name == "curriculum":
-            yield "stages, source_weights or the number of documents in input_jsonl: another order of reading"
-        else:
-            # A SHA-256 is told by its beginning.
-            texts = [text[:12] + "…" if len(text) == 64 else text for text in (str(was.get(name)), str(now[name]))]
-            yield f"{_KEY_NAMES.get(name, name)} was {texts[0]}, is now {texts[1]}"
-
-
-def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
-    """Tell whether a curriculum only has further stages after its last one, which was finite: its past is the same."""
-    if not was or not now or "stages" not in {*was} & {*now} or was["source_tokens"] != now["source_tokens"]:
-        return False
-    before, after = was["stages"], now["stages"]
-    return before[-1]["samples"] is not None and after[: len(before)] == before
-
-
 def record(plan: RunPlan, newest: Path) -> manifest.Manifest:
     """Write the manifest of a run that has ended at the checkpoint `newest`."""
     state = checkpoint.read_state(newest)
@@ -355,7 +192,7 @@ def record(plan: RunPlan, newest: Path) -> manifest.Manifest:
         "sources": [asdict(use) for use in plan.consumption.sources],
         "unigram_entropy": plan.data.unigram_entropy,
     }
-    settings = plan.requested.model_dump(mode="json", exclude={*PLACES, *_MONITORING, *_IN_IDENTITY})
+    settings = plan.requested.model_dump(mode="json", exclude={*PLACES, *WITHOUT_EFFECT})
     settings |= {**identity_of(plan), "steps": plan.schedule.num_steps}
     spec = manifest.StepSpec("3_train", settings, {"tokenizer": plan.encoder.record})
     outputs = {"metrics": plan.run_dir / METRICS_NAME, "checkpoint": newest / "manifest.json"}

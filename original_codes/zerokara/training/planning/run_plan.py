@@ -22,7 +22,7 @@ from zerokara.config.optim import ScheduleSettings
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import Origin
 from zerokara.durable import write_json
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import Fault, RunError, UserError, refuse
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text
 from zerokara.resources import free_bytes
@@ -257,8 +257,7 @@ class RunPlan:
         """
         config, nodes = self.requested, nodes or self.nodes
         here = num_processes // nodes
-        if faults := list(config.batch_faults(num_processes)):
-            raise UserError(faults)
+        refuse(config.batch_faults(num_processes))
         for_machines(self.requested_template, config, num_processes, nodes)  # or its error, before anything starts
         if nodes > 1 and here % config.tensor_parallel_size:
             why = "it communicates in every layer, within one machine"
@@ -353,8 +352,7 @@ def make_plan(
         reasons["sample_prompts"] = "beginnings of held-out documents"
     if requested.model_size and "auto" not in (requested.num_layers, requested.hidden_size, requested.num_attn_heads):
         reasons["model_size"] = "describes nothing: num_layers, hidden_size and num_attn_heads are numbers"
-    if faults := list(requested.batch_faults(num_processes)):
-        raise UserError(faults)
+    refuse(requested.batch_faults(num_processes))
     initial, machines = kept or requested.model_dump(mode="json"), (num_processes, nodes, Devices())
     plan = RunPlan(requested, requested, encoder, data, template, *machines, reasons, initial, task)
     if plan.shape.padded_vocab_size % requested.tensor_parallel_size:

@@ -6,11 +6,9 @@ import contextlib
 import ctypes
 import datetime
 import functools
-import hmac
 import itertools
 import os
 import resource
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -138,7 +136,7 @@ def join(plan: RunPlan) -> Processes:
     host_group = torch.distributed.new_group(backend="gloo", timeout=TIMEOUT) if device.type == "cuda" else None
     require_answers(host_group)
     parallel.start(config.seed, config.tensor_parallel_size)
-    secure_groups()
+    set_timeouts()
     return Processes(device, torch.distributed.get_rank(), host_group)
 
 
@@ -196,49 +194,10 @@ def require_answers(host_group: ProcessGroup | None = None) -> None:
         ) from error
 
 
-def secure_groups() -> None:
-    """Set `TIMEOUT` in every process group, and authenticate those of gloo; every process must call it.
-
-    Libraries make groups with torch's own time-outs, 10 minutes for NCCL. And gloo trusts whoever connects to its ports
-    first, and every user of the machine can connect. So once a group has its connections, and before anything is
-    computed with them, each process sends each other one a keyed hash of the group, of itself and of the other, with a
-    key that only the processes of this rendezvous share. NCCL does as much by itself: its peers show a random number
-    that they read from the store (NCCL 2.29, bootstrap.cc). Without a rendezvous nobody is authenticated.
-
-    Raises:
-        RunError: some process did not prove within `ANSWER_SECONDS` that it is part of this run.
-    """
-    has_file, key = isinstance(rendezvous(), FileStore), b""
-    if has_file:
-        store = distributed_c10d._get_default_store()
-        if os.environ["RANK"] == "0" and not store.check(["zerokara_key"]):
-            store.set("zerokara_key", secrets.token_hex())
-        key = bytes(store.get("zerokara_key"))
-
-    def proof(group: ProcessGroup, sender: int, receiver: int) -> bytes:
-        return hmac.digest(key, f"{group.group_name} {sender} {receiver}".encode(), "sha256")
-
-    own, options = torch.distributed.get_rank(), torch.distributed.AllToAllOptions()
-    options.timeout = datetime.timedelta(seconds=ANSWER_SECONDS)  # all_to_all_single would wait as long as the group
+def set_timeouts() -> None:
+    """Set `TIMEOUT` in every process group: libraries make groups with torch's own, 10 minutes for NCCL."""
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(TIMEOUT, group)
-        if not has_file or torch.distributed.get_backend(group) != "gloo" or group.size() == 1:
-            continue
-        ranks, suspect = torch.distributed.get_process_group_ranks(group), "some process"
-        sent = torch.tensor([list(proof(group, own, other)) for other in ranks], dtype=torch.uint8)
-        received = torch.zeros_like(sent)
-        try:
-            group.alltoall_base(received, sent, [], [], options).wait()
-            for other, proven in zip(ranks, received.tolist(), strict=True):
-                suspect = f"process {other}"
-                if not hmac.compare_digest(bytes(proven), proof(group, other, own)):
-                    raise RuntimeError("another key")
-        except RuntimeError as error:
-            raise RunError(
-                f"{suspect} did not prove within {ANSWER_SECONDS} s that it is part of this run: another program on "
-                "this machine may have connected in its place. Nothing was computed; start again, and if it happens "
-                "again, ask who else uses this machine"
-            ) from error
 
 
 def local_device() -> torch.device:

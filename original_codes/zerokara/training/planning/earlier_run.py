@@ -1,0 +1,210 @@
+"""What earlier starts of a run tell, and whether a plan goes on with it: as the same run, and with which changes.
+
+A run stays the same while its identity does: model shape, data, tokenizer and the order of the samples. Nothing here
+reads a file or prints: `run_folder.look` reads, `launching` shows and refuses.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zerokara.checkpoint import TrainingState
+from zerokara.config.machine import MonitoringSettings
+from zerokara.config.writing import overrides
+from zerokara.errors import Fault
+from zerokara.model.shapes import ModelShape
+from zerokara.training.planning import schedule
+from zerokara.training.planning.run_plan import LENGTH_AND_RATE, RunPlan
+from zerokara.training.planning.schedule import Schedule, extent_of
+
+PLACES = frozenset({
+    "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
+    "valid_data", "test_data", "chat_template", "end_of_document",
+})  # fmt: skip
+"""Settings that name files, or a token of one: their content is identified by hashes."""
+_KEY_NAMES = {
+    "tokenizer_sha256": "input_tokenizer_file (SHA-256 of its content)",
+    "vocab_size": "input_tokenizer_file (its number of pieces)",
+    "data_sha256": "output_prefix (SHA-256 of the token files)",
+    "raw_len": "seq_len (tokens of the corpus in a sample)",
+    "input_len": "seq_len (input tokens of a sample)",
+    "target_len": "seq_len (tokens that a sample predicts)",
+    "curriculum": "stages, source_weights or the number of documents in input_jsonl",
+}
+"""Entries of the identity that are no settings, as the user knows them."""
+_DERIVED = {"vocab_size", "raw_len", "input_len", "target_len"}  # reported only where nothing else differs
+_GROWING = ("seq_len", "rope_theta", "rope_scaling")  # may change together, once the sequences grow
+# Settings whose change is not reported: the content of those files is compared, and step 2's own.
+_UNREPORTED = PLACES - {"deepspeed_template"} | {"num_workers"}
+# Settings that change nothing in what is trained, and those whose outcome is part of the run's identity.
+_MONITORING = {*MonitoringSettings.model_fields} - {"max_skipped_steps", "spike_sigmas"}
+_MONITORING |= {"num_workers", "max_hours", "max_hours_per_start"}
+_IN_IDENTITY = {"source_weights", "stages", "max_epochs_per_source", "intra_document_masking"}
+WITHOUT_EFFECT = frozenset(_MONITORING | _IN_IDENTITY)
+"""Settings that may differ in a run that is finished."""
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """Earlier starts of a run, by the files in its folder, read once."""
+
+    steps: Sequence[int]  # of its checkpoints, ascending
+    state: TrainingState | None  # of the newest checkpoint
+    identity: Mapping[str, Any]  # `identity_of` its plan
+    plan: Mapping[str, Any]
+    """Content of the `RunPlan` of its newest start."""
+    ended_at: int | None  # the last step, once the run has ended and while the checkpoint of its end is there
+
+
+def identity_of(plan: RunPlan) -> dict[str, Any]:
+    """Return what must not change during a run, as JSON: model shape, data, tokenizer, and the order of the samples."""
+    config = plan.resolved
+    return {
+        **plan.shape.as_json(),
+        "seed": config.seed,
+        "order": config.order,
+        "tokenizer_sha256": plan.encoder.sha256,
+        "data_sha256": plan.data.sha256,
+        "curriculum": plan.data.reading.identity(),
+        "intra_document_masking": config.intra_document_masking,
+    }
+
+
+def resume_faults(plan: RunPlan, earlier: EarlierRun) -> list[Fault]:
+    """Return why a plan cannot go on with an earlier start: it is of another run, or its sequences may not grow so."""
+    config, was, now = plan.requested, dict(earlier.identity), identity_of(plan)
+    if earlier.state and not config.packs_examples and any(was.get(key) != now[key] for key in _GROWING):
+        saved = ModelShape.from_json(earlier.state.shape)
+        if plan.shape.seq_len > saved.seq_len and (faults := list(_growth_faults(plan, earlier, saved))):
+            return faults
+        # Back to what was saved: a start with longer sequences that has saved nothing binds nobody.
+        if plan.shape.seq_len > saved.seq_len or all(getattr(saved, key) == getattr(config, key) for key in _GROWING):
+            shape = ModelShape.from_json({key: was[key] for key in saved.as_json() if key in was})
+            then = config.model_copy(update={key: getattr(shape, key) for key in _GROWING})
+            now = identity_of(replace(plan, resolved=then, data=plan.task.data_of(then, plan.encoder)))
+    if _only_longer(was["curriculum"], now["curriculum"]):
+        was["curriculum"] = now["curriculum"]
+    differing = [name for name in now if was.get(name) != now[name]]
+    differing = [name for name in differing if name not in _DERIVED] or differing
+    if not differing:
+        return []
+    rule = "belongs to another run: " + "; ".join(_difference(name, was.get(name), now[name]) for name in differing)
+    remedy = "choose another output_model_dir, or use --redo to set that run aside and start over"
+    return [config.fault("output_model_dir", rule, remedy)]
+
+
+def changed_settings(plan: RunPlan, earlier: EarlierRun) -> dict[str, tuple[Any, Any]]:
+    """Return each setting that has changed since a run's last start, with its value then and now."""
+    before, now = earlier.plan["requested"], plan.requested.model_dump(mode="json", exclude={*_UNREPORTED})
+    return {key: (before[key], value) for key, value in now.items() if before.get(key, value) != value}
+
+
+def is_finished(plan: RunPlan, earlier: EarlierRun) -> bool:
+    """Tell whether a run has ended where a plan would end it; one that is to be longer has not."""
+    return earlier.ended_at is not None and plan.schedule.num_steps <= earlier.ended_at
+
+
+def finished_faults(plan: RunPlan, earlier: EarlierRun, changes: Mapping[str, tuple[Any, Any]]) -> Iterator[Fault]:
+    """Yield a fault where a finished run was trained with other settings, of those that `changes` names."""
+    # What the last start tried by --set was for that start.
+    tried = {key for key in earlier.plan["origin"]["overridden"] if not plan.requested.typed(key)}
+    if effective := change_lines({key: each for key, each in changes.items() if key not in tried | WITHOUT_EFFECT}):
+        rule = f"holds a finished run of other settings: {'; '.join(effective)}"
+        yield plan.requested.fault("output_model_dir", rule, "use --redo to set it aside and train again")
+
+
+def change_lines(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """Return a line for each changed setting: ``lr: 0.01 → 0.02``."""
+    return [f"{key}: {before} → {now}" for key, (before, now) in changes.items()]
+
+
+def course_changes(plan: RunPlan, earlier: EarlierRun) -> list[str]:
+    """Return in what length and learning rate of the rest of a run differ from its last start's plan."""
+    config, was = plan.requested, earlier.plan["requested"]
+    before = {key: value for key, value in was.items() if key in LENGTH_AND_RATE}
+    batch = max(1, was["global_batch_size"] * was["seq_len"] // config.seq_len)  # sequences may grow
+    course = config.model_copy(update={**before, "global_batch_size": batch})
+    step, extent = earlier.state.step if earlier.state else 0, extent_of(plan.data.reading)
+    return list(schedule.differences(Schedule.from_config(course, *extent), plan.schedule, step))
+
+
+def forgotten_faults(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str], resume: str) -> Iterator[Fault]:
+    """Yield a fault where the course `changes` by settings that this start has not typed, and nobody in the file.
+
+    Its remedy is the command that goes on as before, and the one that changes the run; `resume` is that of this start.
+    """
+    config, origin, last, was = (
+        plan.requested,
+        plan.requested._origin,
+        earlier.plan["origin"],
+        earlier.plan["requested"],
+    )
+    # A file that was changed has been typed; what another one says was not: --config may have been forgotten.
+    values, tried = last.get("values", origin.values), {*last["overridden"]}
+    in_file = {key for key in LENGTH_AND_RATE if key in was and values.get(key) != origin.values.get(key)}
+    forgotten = tried - in_file if last["path"] == origin.path else tried | in_file
+    now = config.model_dump(mode="json")
+    lost = [key for key in was if key in forgotten and not config.typed(key) and was[key] != now.get(key)]
+    deciding = [key for key in lost if key in LENGTH_AND_RATE]
+    if not changes or not deciding:
+        return
+    now |= dict.fromkeys(plan.reasons, "auto")
+    was_typed, new = (
+        " ".join(f"--set {shlex.quote(each)}" for each in overrides(settings))
+        for settings in ({key: was[key] for key in lost}, {key: now[key] for key in deciding})
+    )
+    rule = f"would go on with {'; '.join(changes)}: the last start had {was_typed}, this one has not"
+    remedy = f"to go on as before:\n  {resume} {was_typed}\nto change the run:\n  {resume} {new}"
+    yield Fault(str(plan.run_dir), rule, remedy=remedy)
+
+
+def redo_faults(plan: RunPlan) -> Iterator[Fault]:
+    """Yield a fault for each file that a new run reads from the run folder, which --redo would set aside."""
+    run_dir, config = plan.run_dir, plan.requested
+    rule = f"lies in the run folder {run_dir}, which --redo would set aside"
+    for key in sorted({*PLACES, "init_from"} - {"output_model_dir"}):
+        value = getattr(config, key, ())
+        for name in (value,) if isinstance(value, str) else value:
+            path = Path(name.removeprefix("@")).expanduser().resolve()
+            if name not in ("", "auto") and path.is_relative_to(run_dir.resolve()):
+                yield config.fault(key, rule, "move it, or choose another output_model_dir")
+                break
+    if config.path.resolve().is_relative_to(run_dir.resolve()):
+        yield Fault(str(config.path), rule, remedy="copy it elsewhere, and name the copy by --config")
+
+
+def _growth_faults(plan: RunPlan, earlier: EarlierRun, saved: ModelShape) -> Iterator[Fault]:
+    """Yield why a run cannot go on with longer sequences than those of its checkpoint, which has the shape `saved`: its
+    positions are not rotary, or a step would take another number of tokens."""
+    config, kind = plan.requested, saved.traits.positions
+    if kind != "rotary":
+        rule = f"cannot grow from {saved.seq_len} with architecture {saved.architecture}, whose positions are {kind}"
+        yield config.fault("seq_len", rule, f"set it to {saved.seq_len}: only rotary positions go further")
+        return
+    tokens = earlier.plan["requested"]["global_batch_size"] * earlier.plan["requested"]["seq_len"]
+    if config.global_batch * config.seq_len != tokens:
+        rule = f"must keep {tokens:,} tokens a step, by which the schedule counts, with seq_len = {config.seq_len}"
+        size, rest = divmod(tokens, config.seq_len)
+        remedy = f"grow to a seq_len that divides {tokens:,}" if rest else f"set it to {size}"
+        yield config.fault("global_batch_size", rule, remedy, ["seq_len"])
+
+
+def _difference(name: str, was: Any, now: Any) -> str:
+    """Return a difference of two identities as text, with the keys of `config.yaml`."""
+    if name == "curriculum":
+        return f"{_KEY_NAMES[name]}: another order of reading"
+    # A SHA-256 is told by its beginning.
+    texts = [text[:12] + "…" if len(text) == 64 else text for text in (str(was), str(now))]
+    return f"{_KEY_NAMES.get(name, name)} was {texts[0]}, is now {texts[1]}"
+
+
+def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
+    """Tell whether a curriculum only has further stages after its last one, which was finite: its past is the same."""
+    if not was or not now or "stages" not in {*was} & {*now} or was["source_tokens"] != now["source_tokens"]:
+        return False
+    before, after = was["stages"], now["stages"]
+    return before[-1]["samples"] is not None and after[: len(before)] == before
