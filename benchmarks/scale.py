@@ -23,7 +23,7 @@ from zerokara.config.loading import load  # noqa: E402
 from zerokara.config.pretrain_config import PretrainConfig  # noqa: E402
 from zerokara.model.shapes import ModelShape  # noqa: E402
 from zerokara.training.compute import optimizers  # noqa: E402
-from zerokara.training.compute.updater import for_machines  # noqa: E402
+from zerokara.training.compute.updater import HIERARCHY_KEY, for_machines, hierarchy_of  # noqa: E402
 from zerokara.training.planning import memory  # noqa: E402
 from zerokara.training.planning.memory import MemoryForecast  # noqa: E402
 
@@ -124,7 +124,7 @@ def step_seconds(run: Run, network: float) -> float:
     scattering, first = traffic.gather(4 * parameters), traffic.gather(2 * parameters)
     stage, later = run.layout.config.stage, 0.0
     if stage == 3:
-        later = traffic.gather_inside(2 * parameters) if run.layout.template else first
+        later = traffic.gather_inside(2 * parameters) if hierarchy_of(run.layout.template) > 1 else first
     scattered = 1 if stage == 1 else number
     return (
         (max(forward, first) if stage == 3 else first + forward)
@@ -180,8 +180,9 @@ def stage_table(size: str, nodes: int) -> list[str]:
     lines = [_row(f"{size} on {nodes} machines", *NETWORKS), _rule(len(NETWORKS))]
     for run in runs(size, nodes):
         ways = {f"stage {run.layout.config.stage}": run}
-        if run.layout.template:  # it holds zero_hpz_partition_size alone
-            flat = replace(run, layout=replace(run.layout, template={}))
+        if hierarchy_of(run.layout.template) > 1:
+            zero = {**run.layout.template["zero_optimization"], HIERARCHY_KEY: 1}
+            flat = replace(run, layout=replace(run.layout, template={"zero_optimization": zero}))
             ways = {"stage 3, as without `zero_hpz_partition_size`": flat, "stage 3, hierarchical": run}
         for name, each in ways.items():
             lines.append(_row(name, *(_short(step_seconds(each, network)) for network in NETWORKS.values())))

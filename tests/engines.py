@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 import torch.distributed
 
+from zerokara.config.deepspeed_template import load_template
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.builder import Model
@@ -16,7 +17,6 @@ from zerokara.model.shapes import ModelShape
 from zerokara.resources import network_environment
 from zerokara.training.compute import updater
 from zerokara.training.compute.engine import Engine
-from zerokara.training.compute.updater import load_template
 from zerokara.training.processes.joining import init_process_group, local_device
 
 OF_A_LARGE_MODEL = {

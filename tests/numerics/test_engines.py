@@ -15,12 +15,12 @@ from engines import OF_A_LARGE_MODEL, open_with_weights, random_batch
 from forked import answers_of
 
 from zerokara.config.architectures import ARCHITECTURES
+from zerokara.config.deepspeed_template import load_template
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import zero
 from zerokara.training.compute.torch_optimizers import Optimizer, Place
-from zerokara.training.compute.updater import load_template
 
 VOCABULARY, STEPS, SKIPPED = 100, 6, 3
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_attn_heads": 4, "seq_len": 16, "gradient_clipping": 0.5}

@@ -12,11 +12,11 @@ from drawn_models import build
 from engines import open_with_weights
 from forked import answers_of, config_from
 
+from zerokara.config.deepspeed_template import load_template
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.engine import master_weights, optimizer_state
-from zerokara.training.compute.updater import load_template
 from zerokara.training.planning.memory import SAVE_COPY, MemoryForecast, state_bytes
 
 VOCABULARY = 500

@@ -17,12 +17,12 @@ from forked import answers_of
 from made_examples import conversation, pair, write_examples
 
 from zerokara.config.data import packed
+from zerokara.config.deepspeed_template import load_template
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.packed_examples import ExampleData, Pairs
-from zerokara.training.compute.updater import load_template
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.processes.joining import Processes

@@ -15,12 +15,12 @@ from drawn_models import build
 from forked import answers_of, config_from
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from zerokara.config.deepspeed_template import load_template
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import initial_weights, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater
 from zerokara.training.compute.engine import Engine, load_state, master_weights
-from zerokara.training.compute.updater import load_template
 from zerokara.training.processes.joining import keep_freed_memory
 
 VOCABULARY, SEED = 500, 1

@@ -19,10 +19,10 @@ from grouped import plain_grouped_mm
 from steps import KINDS, VOCABULARY, stepper
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from zerokara.config.deepspeed_template import load_template
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import attention, experts, layout, parallel
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute.updater import load_template
 from zerokara.training.processes.joining import Processes
 
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 32}

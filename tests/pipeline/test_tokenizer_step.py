@@ -64,9 +64,9 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path, capfd: pytest.
     assert report["sources"][0]["tokenizers"]["this one"]["round_trip_failures"] == 0
     assert record.step == "train_tokenizer" and record.facts["vocab_size"] == 500
     estimated, peak = (record.facts[f"{name}_memory_bytes"] for name in ("estimated", "peak"))
-    assert f"{bytes_text(peak)} at the peak, estimated {bytes_text(estimated)}" in done.stdout
+    assert f"{bytes_text(peak)} at the peak, {bytes_text(estimated)} expected at most" in done.stdout
     # So small a sample needs little more than the process itself, of which another Python may take some megabytes more.
-    assert estimated == pytest.approx(peak, rel=0.25, abs=10_000_000)
+    assert peak < estimated < 2 * peak
     assert (sample["estimated_memory_bytes"], sample["peak_memory_bytes"]) == (estimated, peak)
     assert record.outputs["tokenizer"][0].sha256 == encoder.sha256
 

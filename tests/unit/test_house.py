@@ -41,7 +41,7 @@ FLOORS = {
 CHAMBERS = {"": 4, "nodes": 3, "processes": 2, "planning": 1, "monitoring": 1, "compute": 0}
 """The rooms within training/, which is the largest; the empty name is what lies in training/ itself."""
 
-PACKAGE_LINES, PACKAGE_FILES = 30_975, 193
+PACKAGE_LINES, PACKAGE_FILES = 30_975, 194
 """Size of the package. A change that makes it larger raises them on purpose, and says why; one that makes it smaller
 lowers them."""
 SLACK_LINES, SLACK_FILES = 200, 3

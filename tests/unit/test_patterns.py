@@ -25,7 +25,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus import token_hashes
 from zerokara.errors import redacted
 from zerokara.evaluation import overlap, scoring
-from zerokara.tokenizer import morphemes, report_measures, sample_budget, sampling
+from zerokara.tokenizer import morphemes, report_measures, sampling
 
 MEGABYTE = 1_000_000
 PACKAGE = Path(__file__).resolve().parents[2] / "original_codes" / "zerokara"
@@ -33,7 +33,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "original_codes" / "zerokara"
 NEVER = {
     "checkpoint/folders.py": "_NAME _INTERRUPTED_REPLACEMENT _LEFTOVER",
     "config/convert_config.py": "rules",
-    "config/loading.py": "_unknown _invalid",
+    "config/loading.py": "_unknown _model_at",
     "config/settings.py": "key_of fault",
     "config/tokenizer_config.py": "_RESERVED_NAME rules",
     "config/writing.py": "_groups write_values",
@@ -196,7 +196,6 @@ FUNCTIONS: list[Callable[[str], object]] = [
     _owners,
     _own_lines,
     lambda text: [*sampling.passages_of(text), *sampling.sentences_of(text)],
-    lambda text: sample_budget._distinct_words([*sampling.passages_of(text)]),
     _morphemes,
     lambda text: report_measures.example_lines([text], 3),
     overlap.normalized,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import MaxDepthExceededError
@@ -58,14 +58,16 @@ _RENAMED = {
 """Names in other programs, or earlier ones here, that are spelt too differently to be found by their letters."""
 
 
-def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str] = ()) -> _Config:
+def load(
+    config_class: type[_Config], path: str | Path, overrides: Sequence[str] = (), named_by: str = "--config PATH"
+) -> _Config:
     """Load and check a YAML file; `overrides` are ``key=value`` texts whose values are read as YAML.
 
     Raises:
         UserError: with every fault: no such file, syntax, duplicate or unknown key, wrong type or range, broken rule.
     """
     faults: list[Fault] = []
-    values, lines = _read_file(Path(path), faults)
+    values, lines = _read_file(Path(path), faults, named_by)
     _check_is_the_file(path, values.keys(), config_class)
     if Path(path).name == RESOLVED_NAME:
         values.pop(GONE, None)
@@ -80,13 +82,8 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     except ValidationError as error:
         by_key: dict[str, list[ErrorDetails]] = {}
         for detail in error.errors():
-            key, *inner = map(str, detail["loc"])
-            wrong.add(key)
-            if inner and inner[0].isdecimal() and (inner[1:] or detail["type"] == "model_type"):
-                key = ".".join([f"{key}[{inner[0]}]", *inner[1:2]])  # stages[1].order, or stages[1]
-            elif inner and isinstance(values[key], dict) and (inner[0] in values[key] or detail["type"] == "missing"):
-                key = f"{key}.{inner[0]}"  # rope_scaling.factor
-            by_key.setdefault(key, []).append(detail)
+            wrong.add(str(detail["loc"][0]))
+            by_key.setdefault(_place_of(detail, values), []).append(detail)
         faults += [_invalid(key, details, origin, config_class) for key, details in by_key.items()]
         # Every setting has a default: with it in place of the wrong values, the rules can check the valid ones.
         config = config_class(**{key: value for key, value in values.items() if key not in wrong})
@@ -150,9 +147,12 @@ def _problem(error: YAMLError, text: str) -> str:
     return getattr(error, "problem", None) or str(error).partition("\n")[0]
 
 
-def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, int]]:
+def _read_file(
+    path: Path, faults: list[Fault], named_by: str = "--config PATH"
+) -> tuple[dict[str, Any], dict[str, int]]:
     """Read the values of a file, and the line of each, nested ones as ``key[1].name``."""
-    text = text_of(path, "--config PATH")
+    text = text_of(path, named_by)
+    text = text.replace("\t", " ") if path.suffix == ".json" else text  # which is YAML but for its tabs
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     try:
@@ -242,6 +242,26 @@ def _check_is_the_file(path: str | Path, keys: Set[str], config_class: type[Sett
         raise UserError(Fault(str(path), rule, remedy="is it the right file for this step?"))
 
 
+def _place_of(detail: ErrorDetails, values: Any) -> str:
+    """Return the place of an error: ``stages[1].order``, ``rope_scaling.factor``; among `values`, as they were read."""
+    place, is_of_item = "", detail["type"] in ("model_type", "extra_forbidden", "missing")
+    for part in detail["loc"]:  # keys, indices, and names of types among alternatives
+        if isinstance(values, dict) and (part in values or detail["type"] == "missing" or not place):
+            place, values = f"{place}.{part}" if place else str(part), values.get(part)
+        elif isinstance(values, list) and isinstance(part, int) and (isinstance(values[part], dict) or is_of_item):
+            place, values = f"{place}[{part}]", values[part]
+    return place
+
+
+def _model_at(place: str, config_class: type[Settings]) -> type[BaseModel]:
+    """Return the class that holds the last name of a place."""
+    found: type[BaseModel] = config_class
+    for name in re.sub(r"\[\d+\]", "", place).split(".")[:-1]:
+        annotation = found.model_fields[name].annotation
+        found = next(each for each in (annotation, *get_args(annotation)) if hasattr(each, "model_fields"))
+    return found
+
+
 def _unknown(key: str, value: object, config_class: type[Settings], origin: Origin) -> Fault:
     known = config_class.model_fields
     rule = "there is no such setting"
@@ -249,6 +269,8 @@ def _unknown(key: str, value: object, config_class: type[Settings], origin: Orig
     if root != key and root in known:  # --set stages[1].order=…
         rule = "a part of a value cannot be set by itself"
         remedy = f"set the whole of it (--set '{root}=[…]'), or edit it in the file"
+    elif key in config_class.elsewhere:
+        rule, remedy = config_class.elsewhere[key], "remove it here"
     elif _RENAMED.get(key) in known:
         remedy = f"did you mean {_RENAMED[key]}?"
     elif elsewhere := [name for name, each in FILES.items() if key in each.model_fields]:
@@ -266,9 +288,11 @@ def _nearest(key: str, known: Iterable[str], otherwise: str) -> str:
 def _invalid(key: str, details: list[ErrorDetails], origin: Origin, config_class: type[Settings]) -> Fault:
     """Return the fault of a value that pydantic refuses; `details` are its alternatives (`a number or "auto"`)."""
     value = details[0]["input"]
-    if details[0]["type"] == "extra_forbidden":  # in an item of a list of mappings, stages[1].order
-        item, *_ = get_args(config_class.model_fields[re.split(r"[.\[]", key)[0]].annotation)
-        remedy = _nearest(key.rpartition(".")[2], item.model_fields, f"there are {', '.join(item.model_fields)}")
+    if details[0]["type"] == "extra_forbidden":  # in a mapping or an item of a list of them: stages[1].order
+        name, item = key.rpartition(".")[2], _model_at(key, config_class)
+        if rule := getattr(item, "elsewhere", {}).get(name):
+            return Fault(origin.where(key), rule, key, value, "remove it here")
+        remedy = _nearest(name, item.model_fields, f"there are {', '.join(item.model_fields)}")
         return Fault(origin.where(key), "there is no such setting", key, value, remedy)
     rules = list(dict.fromkeys(_rule_text(detail) for detail in details))
     remedy = ""

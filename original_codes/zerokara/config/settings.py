@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -35,7 +35,7 @@ def resolved(value: _Value | Auto) -> _Value:
     return value
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """Turn `1e9`, a float in YAML, into a whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -50,8 +50,8 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else as_tuple(value)
 
 
-PositiveInt = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
-NaturalInt = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+PositiveInt = Annotated[int, BeforeValidator(whole), Field(gt=0)]
+NaturalInt = Annotated[int, BeforeValidator(whole), Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NaturalFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -92,6 +92,9 @@ class Entry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Names that are refused with a reason of their own."""
+
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """Show only the settings that differ from their defaults."""
         for key, info in type(self).model_fields.items():
@@ -105,6 +108,8 @@ class Settings(BaseModel):
     # Only the classes that are loaded are compiled, not those that they consist of: it takes most of their import.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, defer_build=True)
 
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Names that are refused with a reason of their own."""
     first: ClassVar[tuple[str, ...]] = ()
     """Settings that stand at the head of the file and of the help: what people change in their first week."""
 

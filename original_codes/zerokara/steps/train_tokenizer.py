@@ -56,7 +56,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     budget = sample_budget.estimate(config, files)
     expected, free = bytes_text(budget.peak_bytes), bytes_text(budget.available_bytes)
     sample, threads = bytes_text(budget.sample_bytes), plural(training.num_threads(config), "thread")
-    print(f"  at most {sample} of text, {threads}, about {expected} of memory ({free} free)")
+    print(f"  at most {sample} of text, {threads}, at most {expected} of memory ({free} free)")
     if analyser:
         print(f"  split into the morphemes that {analyser.version_text()} finds")
     sample_budget.check(config, budget)
@@ -86,7 +86,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         *report.rows(),
         ("verdict", report.verdict),
         ("pieces not used", f"{len(report.unused_pieces):,} in {bytes_text(report.usage_bytes)} of this text"),
-        ("memory", f"{bytes_text(peak)} at the peak, estimated {expected}"),
+        ("memory", f"{bytes_text(peak)} at the peak, {expected} expected at most"),
         ("took", seconds_text(seconds)),
         ("report", str(folder / "report.html")),
     ]

@@ -28,8 +28,6 @@ from zerokara.tokenizer.model_file import SPACE_MARK
 SENTENCE_BYTES = 4192
 """Longest training sentence: SentencePiece's default `max_sentence_length`, over which it drops a sentence."""
 PASSAGE_BYTES = 16 * 1024
-PASSAGE_OVERHEAD_BYTES = 250
-"""Memory of a passage in Python beside its text (bytes object, tuple, heap entry)."""
 HELD_OUT_SHARE, HELD_OUT_BYTES = 0.01, 1_000_000
 """Share and most bytes of the text of each source that are held out."""
 HELD_OUT_MIN_BYTES, OFFERED_BYTES = 20_000, 300_000

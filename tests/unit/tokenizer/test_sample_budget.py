@@ -49,11 +49,11 @@ def japanese(tmp_path_factory: pytest.TempPathFactory) -> list[InputFile]:
     return _corpus(tmp_path_factory.mktemp("ja") / "ja.jsonl", text, 70)
 
 
-# Not BPE on made-up Japanese: without the habits of real text its words give it other pairs than the plan counts on.
-@pytest.mark.parametrize(
-    ("language", "model_type"), [("english", "unigram"), ("english", "bpe"), ("japanese", "unigram")]
-)
-def test_the_estimate_is_right(language: str, model_type: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize("language", ["english", "japanese"])
+def test_no_training_takes_more_than_was_said(
+    language: str, model_type: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     files: list[InputFile] = request.getfixturevalue(language)
     config = TokenizerConfig(model_type=model_type, vocab_size=6000)
     made = sample_budget.estimate(config, files)
@@ -61,36 +61,12 @@ def test_the_estimate_is_right(language: str, model_type: Any, tmp_path: Path, r
     with open(files[0].path, encoding="utf-8") as file:
         sentences.write_text("".join(json.loads(line)["text"] + "\n" for line in file), "utf-8")
     _, peak = training.train(config, sentences, tmp_path, tmp_path / "training.log")
-    # 25 % is what a plan is good for (with real text of 5 MB and more it was within 20 %). The process itself, some
-    # 22 MB, is a third or more of so small a training, and another Python may differ in it by some megabytes.
-    assert made.peak_bytes == pytest.approx(peak, rel=0.25, abs=5_000_000)
-    assert made.peak_bytes > 1.3 * sample_budget.BASE_BYTES, "the text must be more than the tolerance"
-
-
-def test_spaces_lines_and_different_words_all_count(japanese: list[InputFile], english: list[InputFile]) -> None:
-    def needed(files: list[InputFile], **settings: Any) -> int:
-        config = TokenizerConfig(sample_bytes=1_500_000, **settings)
-        return sample_budget.estimate(config, files).peak_bytes - sample_budget.BASE_BYTES
-
-    least = needed(japanese)
-    assert needed(english) > 1.1 * least, "a space is three bytes to the trainer"
-    assert needed(japanese, model_type="bpe") > 1.5 * needed(english, model_type="bpe"), "unspaced lines are words"
-    assert needed(japanese, pre_segment="mecab") > 1.2 * least, "a line for each morpheme"
-
-
-def test_the_corpus_is_looked_at_and_not_read_whole(tmp_path: Path) -> None:
-    for i in range(40):
-        write_texts(tmp_path / f"{i:02}.jsonl", ["a text of some words"] * 50)
-    (tmp_path / "large.txt").write_text("words of a long text\n" * 700_000, "utf-8")
-    statistics = sample_budget.statistics_of(find_files([str(tmp_path)], "config.yaml:1"), "text", "line")
-    assert statistics.offered_bytes == pytest.approx(14_040_000, rel=0.1)
-    assert statistics.bytes < 12_000_000
-    assert statistics.spaces / statistics.bytes == pytest.approx(4 / 20, rel=0.01)
+    assert peak < made.peak_bytes < 8 * peak
 
 
 def test_auto_follows_the_free_memory_within_bounds(japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    peak = sample_budget.estimate(TokenizerConfig(sample_bytes=4_000_000), japanese).peak_bytes
+    peak = sample_budget.estimate(TokenizerConfig(sample_bytes=9_000_000), japanese).peak_bytes
     for free in (10**8, 10**9, 10**12):
         monkeypatch.setattr(sample_budget, "available_memory", lambda free=free: free)
         made = sample_budget.estimate(TokenizerConfig(), japanese)
@@ -98,21 +74,17 @@ def test_auto_follows_the_free_memory_within_bounds(japanese: list[InputFile], m
         assert made.peak_bytes == peak, "that of all the text that there is"
     assert sizes[0] == sample_budget.AUTO_LEAST_BYTES and sizes[-1] == sample_budget.AUTO_MOST_BYTES
     assert sizes == sorted(set(sizes))
-    assert sizes[1] == pytest.approx((0.5e9 - sample_budget.BASE_BYTES) / 16, rel=0.1)
+    assert sizes[1] == pytest.approx(
+        (0.5e9 - sample_budget.PROCESS_BYTES) / sample_budget.PEAK_BYTES["unigram"], rel=0.01
+    )
 
 
 def test_too_large_a_sample_is_told_what_fits(japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_budget, "available_memory", lambda: 50_000_000)
+    monkeypatch.setattr(sample_budget, "available_memory", lambda: 100_000_000)
     config = TokenizerConfig(sample_bytes=400_000_000)
     made = sample_budget.estimate(config, japanese)
     fault = fault_of(sample_budget.check, config, made)
     assert fault.key == "sample_bytes" and str(made.largest_bytes) in fault.remedy
-    assert 1_000_000 <= made.largest_bytes < 1_300_000
+    assert made.largest_bytes == (80_000_000 - sample_budget.PROCESS_BYTES) // sample_budget.PEAK_BYTES["unigram"]
     monkeypatch.setattr(sample_budget, "available_memory", lambda: 500_000_000)
     sample_budget.check(config, sample_budget.estimate(config, japanese))
-
-
-def test_many_tiny_documents_count_with_what_python_needs_for_them(tmp_path: Path) -> None:
-    (tmp_path / "tiny.txt").write_text("tiny\n" * 10_000, "utf-8")
-    made = sample_budget.estimate(TokenizerConfig(txt_document="line"), find_files([str(tmp_path)], "config.yaml:1"))
-    assert made.sampling_bytes > 10_000 * 250

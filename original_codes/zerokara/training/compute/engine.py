@@ -23,6 +23,8 @@ from zerokara.training.compute.torch_optimizers import Optimizer, Place
 
 Accept = Callable[[list[float]], bool]
 """Decides whether a step with these numbers may change the weights; every rank decides alike."""
+NORM_PIECE = 2**16
+"""Numbers whose norm is taken at once on a CPU: there torch's fp32 norm of 2^25 numbers is 0.2 % too small."""
 
 
 class Engine(Protocol):
@@ -102,7 +104,10 @@ class LoneEngine:
                 master.grad = None
             elif master.grad is None:  # it had no part in the loss
                 master.grad = torch.zeros_like(master)
-        norm = get_total_norm([master.grad for master in self._masters.values() if master.grad is not None])
+        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
+        if self._device.type == "cpu":
+            gradients = [piece for gradient in gradients for piece in gradient.view(-1).split(NORM_PIECE)]
+        norm = get_total_norm(gradients)
         norm_value, values = read_once(norm, numbers)
         if accept(values) and math.isfinite(norm_value):
             if 0 < self._clipping < norm_value:

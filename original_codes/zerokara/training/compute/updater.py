@@ -8,14 +8,10 @@ import: a plan names the engine, and checks DeepSpeed's template, before they ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
-from zerokara.config.loading import text_of
 from zerokara.config.pretrain_config import TrainingSettings
-from zerokara.errors import Fault, UserError, refuse
+from zerokara.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -24,14 +20,6 @@ if TYPE_CHECKING:
     from zerokara.training.compute.engine import Engine
 
 HIERARCHY_KEY = "zero_hpz_partition_size"
-_OWNED = (
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "fp16",
-    "zero_optimization.stage", "zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device",
-    "bf16.enabled", "data_types.grad_accum_dtype", "communication_data_type", "gradient_allreduce_op", "optimizer",
-    "scheduler", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "timers.throughput.enabled",
-    "steps_per_print", "tensorboard", "wandb",
-)  # fmt: skip
-"""DeepSpeed's keys that `settings_for` sets, or that config.yaml has its own for: a template may hold none."""
 
 
 def uses_deepspeed(config: TrainingSettings, data_parallel_size: int) -> bool:
@@ -65,6 +53,8 @@ def plan_lines(
     """Yield the engine that updates the weights, then what a user may want otherwise."""
     if not uses_deepspeed(config, data_parallel_size):
         yield "one process: nothing is sharded, and nothing sent"
+        if config.deepspeed_template != "auto":
+            yield "deepspeed_template has no effect in one process: DeepSpeed has no part in it"
         return
     yield f"DeepSpeed's ZeRO, stage {config.stage}, offload: {config.offload}"
     if config.zero_stage == 0:
@@ -90,11 +80,14 @@ def for_machines(
         UserError: the template states one that does not fit.
     """
     zero = ({"overlap_comm": True} if nodes > 1 else {}) | template.get("zero_optimization", {})
+    if config.offload == "none" and not zero.keys().isdisjoint(("offload_optimizer", "offload_param")):
+        rule = "its offload_optimizer and offload_param have no effect with offload: none"
+        raise UserError(config.fault("deepspeed_template", rule, "remove them, or set offload", ["offload"]))
     possible = config.stage == 3 and config.tensor_parallel_size == 1 and config.offload == "none"
     size = zero.get(HIERARCHY_KEY, num_processes // nodes if possible and nodes > 1 else 1)
     if size == 1:
         return {**template, "zero_optimization": zero}
-    if not possible or not isinstance(size, int) or size < 1 or num_processes % size:
+    if not possible or num_processes % size:
         rule = f"its {HIERARCHY_KEY}, {size}, must divide the {num_processes} processes, and needs zero_stage 3, "
         rule += "tensor_parallel_size 1 and offload none"
         raise UserError(config.fault("deepspeed_template", rule, "leave it out: over machines it is chosen"))
@@ -129,33 +122,6 @@ def settings_for(config: TrainingSettings, num_processes: int, template: dict[st
         "timers": {"throughput": {"enabled": False}},
     }
     return _merged(template, owned)
-
-
-def load_template(deepspeed_template: str) -> dict[str, Any]:
-    """Read the template of DeepSpeed's configuration that the setting names; `auto` is the project's own.
-
-    Raises:
-        UserError: it is missing, not JSON, or sets a key that config.yaml owns; names every such key.
-    """
-    is_ours = deepspeed_template == "auto"
-    path = Path(__file__).parents[3] / "ds_config_gpt_TEMPLATE.json" if is_ours else Path(deepspeed_template)
-    try:
-        text = text_of(path, "deepspeed_template")
-        template = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise UserError(Fault(where=f"{path}:{error.lineno}", rule=f"is not JSON: {error.msg}")) from error
-    if not isinstance(template, dict):
-        raise UserError(Fault(where=str(path), rule="must hold one JSON object"))
-    faults = []
-    for key in _OWNED:
-        found, at = [template], 0
-        for name in key.split("."):
-            found = [each[name] for each in found if isinstance(each, dict) and name in each]
-            at = text.find(f'"{name}"', at)
-        where, rule = f"{path}:{text.count(chr(10), 0, at) + 1}", "is set from config.yaml, or always the same"
-        faults += [Fault(where, rule, key, value, "remove it here") for value in found]
-    refuse(faults)
-    return template
 
 
 def _merged(template: dict[str, Any], owned: dict[str, Any]) -> dict[str, Any]:

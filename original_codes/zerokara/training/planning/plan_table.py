@@ -47,7 +47,8 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
     micro_steps = config.global_batch // (config.micro_batch * plan.data_parallel_size)
     batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
-    yield "processes", f"{processes}, ZeRO stage {config.stage}, {config.precision}, {batch}"
+    zero = f"ZeRO stage {config.stage}" if updater.uses_deepspeed(config, plan.data_parallel_size) else "without ZeRO"
+    yield "processes", f"{processes}, {zero}, {config.precision}, {batch}"
     yield from plan.memory.rows()
     standing, each = plan.max_checkpoints, plan.checkpoint_bytes
     checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"

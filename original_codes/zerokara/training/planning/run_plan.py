@@ -18,6 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from zerokara import resources
+from zerokara.config.deepspeed_template import load_template
 from zerokara.config.optim import ScheduleSettings
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import Origin
@@ -35,7 +36,7 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, open_splits
 from zerokara.training.compute import optimizers
-from zerokara.training.compute.updater import for_machines, load_template
+from zerokara.training.compute.updater import for_machines
 from zerokara.training.planning import recipe
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices

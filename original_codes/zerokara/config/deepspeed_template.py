@@ -1,0 +1,99 @@
+"""DeepSpeed's further settings: the JSON file that `deepspeed_template` names, whose keys are passed on as they stand.
+
+The keys are DeepSpeed 0.19's (its runtime/zero/config.py says what each does) that act in a run here. DeepSpeed itself
+would ignore a mistyped one, or end every process with a traceback once they have started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from zerokara.config.loading import load
+from zerokara.config.settings import Entry, NaturalInt, PositiveInt, Settings, Text, whole
+
+_OWN = "is set from config.yaml, or always the same"
+_COMPRESSED = "is not taken: what is sent in 8 bits depends on the number of GPUs, and so would the model"
+Bucket = Annotated[int, BeforeValidator(whole), Field(gt=0, le=2_000_000_000)]
+
+
+class OffloadKeys(Entry):
+    """What there is to say of an offload besides its device."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {"device": _OWN}
+    pin_memory: bool = False
+
+
+class ZeroKeys(Entry):
+    """``zero_optimization``."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "stage": _OWN,
+        **dict.fromkeys(("cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory"), _OWN),
+        **dict.fromkeys(("zero_quantized_weights", "zero_quantized_gradients"), _COMPRESSED),
+    }
+    contiguous_gradients: bool = True
+    reduce_scatter: bool = True
+    reduce_bucket_size: Bucket = 500_000_000
+    use_multi_rank_bucket_allreduce: bool = True
+    allgather_partitions: bool = True
+    allgather_bucket_size: NaturalInt = 500_000_000
+    overlap_comm: bool = False
+    round_robin_gradients: bool = False
+    sub_group_size: NaturalInt = 1_000_000_000
+    stage3_prefetch_bucket_size: NaturalInt = 50_000_000
+    stage3_param_persistence_threshold: NaturalInt = 100_000
+    stage3_model_persistence_threshold: NaturalInt = 0
+    stage3_max_live_parameters: NaturalInt = 1_000_000_000
+    stage3_max_reuse_distance: NaturalInt = 1_000_000_000
+    stage3_module_granularity_threshold: NaturalInt = 0
+    stage3_use_all_reduce_for_fetch_params: bool = False
+    stage3_allgather_sequential: bool = False
+    zero_hpz_partition_size: Annotated[int, Field(gt=0)] = 1
+    log_trace_cache_warnings: bool = False
+    enable_sanity_checks: bool = False
+    offload_optimizer: OffloadKeys = OffloadKeys()
+    offload_param: OffloadKeys = OffloadKeys()
+
+
+class ProfilerKeys(Entry):
+    """``flops_profiler``."""
+
+    enabled: bool = False
+    profile_step: PositiveInt = 1
+    module_depth: int = -1
+    top_modules: PositiveInt = 1
+    detailed: bool = True
+    output_file: Text | None = None
+
+
+class DeepSpeedTemplate(Settings):
+    """The file. Defaults are never used: only what the file gives is passed on."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (
+            "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+            "fp16", "bf16", "data_types", "torch_autocast", "communication_data_type", "gradient_allreduce_op",
+            "optimizer", "scheduler", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "timers",
+            "steps_per_print", "tensorboard", "wandb", "activation_checkpointing",
+        ),
+        _OWN,
+    )  # fmt: skip
+    zero_optimization: ZeroKeys = ZeroKeys()
+    wall_clock_breakdown: bool = False
+    memory_breakdown: bool = False
+    flops_profiler: ProfilerKeys = ProfilerKeys()
+
+
+def load_template(deepspeed_template: str) -> dict[str, Any]:
+    """Read the template of DeepSpeed's configuration that the setting names; `auto` is the project's own.
+
+    Raises:
+        UserError: it is missing, is no mapping, or has a key that is unknown, wrong, or owned by config.yaml.
+    """
+    is_ours = deepspeed_template == "auto"
+    path = Path(__file__).parents[2] / "ds_config_gpt_TEMPLATE.json" if is_ours else Path(deepspeed_template)
+    return load(DeepSpeedTemplate, path, named_by="deepspeed_template").model_dump(exclude_unset=True)
