@@ -46,8 +46,8 @@ checks() {
     part "types" $python -m mypy original_codes/zerokara
     printf '── %s\n' "tests"
 }
-part "analysers" optional requirements-analysers.lock 'sudachipy|sudachidict-small|python-mecab-ko|python-mecab-ko-dic'
-part "cleaning" optional requirements-clean.lock
+part "analysers" optional requirements/analysers.lock 'sudachipy|sudachidict-small|python-mecab-ko|python-mecab-ko-dic'
+part "cleaning" optional requirements/clean.lock
 # Where the environment forbids Python to keep what it compiles, each of the hundreds of starts would do it again.
 $python -m compileall -q original_codes
 kills=12 further=

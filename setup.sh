@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates .venv and installs exactly the files of requirements.lock and requirements-torch.lock into it: pip refuses any
+# Creates .venv and installs exactly the files of requirements/zerokara.lock and requirements/torch.lock into it: pip refuses any
 # file with another hash, wherever it comes from. Safe to run again at any time: it takes an instant if nothing has
 # changed, and resumes an interrupted installation.
 #
@@ -19,23 +19,23 @@ export PYTHONSAFEPATH=1 # a file of this folder is never taken for a Python pack
 started=$SECONDS
 stamp=.venv/zerokara_setup.stamp
 
-torch=$(grep -oE '^torch==[0-9.]+' requirements-torch.lock)
+torch=$(grep -oE '^torch==[0-9.]+' requirements/torch.lock)
 built='deepspeed|megatron-core' cuda='nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+|triton'
 pytorch=https://download.pytorch.org/whl
 
 fingerprint() { # of all that .venv is made from
     "$1" -c 'import sys; print(sys.version)'
-    cat requirements.lock requirements-torch*.lock setup.sh | sha256sum
+    cat requirements/zerokara.lock requirements/torch*.lock setup.sh | sha256sum
 }
 
-except() { # except NAMES: of requirements.lock all entries but those whose names are these (a regular expression)
-    awk -v names="^($1)==" '/^[a-z0-9]/ { on = $0 !~ names } on && !/^ *#/' requirements.lock
+except() { # except NAMES: of requirements/zerokara.lock all entries but those whose names are these (a regular expression)
+    awk -v names="^($1)==" '/^[a-z0-9]/ { on = $0 !~ names } on && !/^ *#/' requirements/zerokara.lock
 }
 
-if [[ ${1:-} == --lock ]]; then # all that torch needs, at the versions of requirements.lock but for CUDA's
+if [[ ${1:-} == --lock ]]; then # all that torch needs, at the versions of requirements/zerokara.lock but for CUDA's
     echo "$torch+${2:?which build, like cu126}" | uv pip compile - --universal --python-version 3.11 --generate-hashes \
         --no-annotate --quiet --constraints <(except "$cuda" | grep '^[a-z0-9]' | tr -d '\\') \
-        --index-strategy unsafe-best-match --extra-index-url "$pytorch/$2" --output-file "requirements-torch-$2.lock"
+        --index-strategy unsafe-best-match --extra-index-url "$pytorch/$2" --output-file "requirements/torch-$2.lock"
     exit
 fi
 
@@ -79,8 +79,8 @@ pip_install() { # on a terminal pip shows its downloads; in a log file it is qui
         2> >(grep --line-buffered -v 'is ignored: it is neither a file nor a directory' >&2)
 }
 
-entries() { # entries NAMES: of requirements.lock, with their hashes, those whose names are these (a regular expression)
-    awk -v names="^($1)==" '/^[a-z0-9]/ { on = $0 ~ names } on && !/^ *#/' requirements.lock
+entries() { # entries NAMES: of requirements/zerokara.lock, with their hashes, those whose names are these (a regular expression)
+    awk -v names="^($1)==" '/^[a-z0-9]/ { on = $0 ~ names } on && !/^ *#/' requirements/zerokara.lock
 }
 
 fitting_build() { # for the driver and all cards: cu126, cu129, or nothing for PyPI's, which is cu130
@@ -128,7 +128,7 @@ if [[ -n $build && ! $build =~ ^(cpu|cu1[0-9]+)$ ]]; then
 fi
 torch+=${build:++$build}
 [[ -z $build || $offered == *"+$build"* ]] || set -- "$@" --extra-index-url "$pytorch/$build"
-lock=requirements-torch-$build.lock
+lock=requirements/torch-$build.lock
 log "2/4: $torch (the largest download$([[ $torch == *+cpu ]] || echo ", with CUDA's packages some GB"))"
 # Packages without a wheel, for any Python or for the newest, and packages that only torch for CUDA needs.
 left_out=$built
@@ -136,10 +136,10 @@ if [[ $build == cu* ]]; then
     left_out+="|$cuda"
     [[ ! -f $lock ]] || pip_install "$@" --only-binary :all: --requirement "$lock"
 else
-    pip_install "$@" --only-binary :all: --requirement <(sed "s/^torch==[^ ]*/$torch/" requirements-torch.lock)
+    pip_install "$@" --only-binary :all: --requirement <(sed "s/^torch==[^ ]*/$torch/" requirements/torch.lock)
     is_for_cuda || left_out+="|$cuda"
 fi
-log "3/4: $(except "$left_out" | grep -c ==) packages of requirements.lock"
+log "3/4: $(except "$left_out" | grep -c ==) packages of requirements/zerokara.lock"
 pip_install "$@" --only-binary :all: --requirement <(except "$left_out")
 if [[ $build == cu* && ! -f $lock ]]; then # after what is locked, which pip then does not take from elsewhere
     log "NOT VERIFIED: no hash of $torch and of its CUDA packages is known here; they come as $pytorch has them"

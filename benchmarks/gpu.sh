@@ -23,7 +23,7 @@
 #
 # Any python serves that has the packages: .venv's, or else python3. An image that has torch (2.11 or later), transformers,
 # sentencepiece and pytest, and no network, lacks the rest. `benchmarks/gpu.sh wheels DIR` gathers it elsewhere, in the
-# versions of requirements.lock: 8 MB of wheels for x86-64 and Python 3.12.
+# versions of requirements/zerokara.lock: 8 MB of wheels for x86-64 and Python 3.12.
 #
 # Half an hour on a borrowed machine is three calls: first, then dense (a user's start and save; the 1.3B model writes
 # 16 GB for its checkpoint), then families and zero with --minutes 4 each in one call.

@@ -2,7 +2,7 @@
 
 With ``wheels FOLDER`` it gathers those that an image with torch lacks, for a machine without a network.
 
-First by name: what the steps import themselves, and all that these packages need in turn, which requirements.lock knows
+First by name: what the steps import themselves, and all that these packages need in turn, which requirements/zerokara.lock knows
 (``# via``). Then in fact: the modules are imported, in a process of their own. Standard library only.
 """
 
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-LOCK = Path(__file__).resolve().parents[1] / "requirements.lock"
+LOCK = Path(__file__).resolve().parents[1] / "requirements/zerokara.lock"
 ROOTS = (
     "backports-zstd", "deepspeed", "httpx2", "huggingface-hub", "megatron-core", "numpy", "orjson", "psutil",
     "pydantic", "pytest", "ruamel-yaml", "safetensors", "sentencepiece", "tensorboard", "transformers",
@@ -42,7 +42,7 @@ MODULES = (
 
 
 def locked() -> dict[str, tuple[str, set[str]]]:
-    """Version of each package of requirements.lock that this Python would get, and which packages need it."""
+    """Version of each package of requirements/zerokara.lock that this Python would get, and which packages need it."""
     found: dict[str, tuple[str, set[str]]] = {}
     name = ""
     for line in LOCK.read_text(encoding="utf-8").splitlines():
@@ -111,7 +111,7 @@ def main() -> None:
     if sys.argv[1:2] == ["wheels"]:
         gather(Path(sys.argv[2]))
         return
-    torch = re.findall(r"^torch==(\S+)", LOCK.with_name("requirements-torch.lock").read_text(encoding="utf-8"), re.M)[0]
+    torch = re.findall(r"^torch==(\S+)", LOCK.with_name("torch.lock").read_text(encoding="utf-8"), re.M)[0]
     wanted = {**needed(), "torch": torch}
     versions = {name: installed(name) for name in wanted}
     missing = [f"{name}=={version}" for name, version in wanted.items() if versions[name] is None]

@@ -6,7 +6,7 @@
 #   docs/build.sh serve    shows it at http://localhost:8000 while you write
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-lock=requirements-docs.lock env=.docs/venv
+lock=requirements/docs.lock env=.docs/venv
 if ! sha256sum --status --check "$env/lock.sha256" 2>/dev/null; then
     rm -rf "$env"
     "${PYTHON:-python3}" -m venv "$env"

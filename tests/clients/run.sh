@@ -18,7 +18,7 @@ installed() { # installed FOLDER LOCK: whether FOLDER was made from this LOCK; i
 }
 mark() { sha256sum "$2" >".clients/$1/lock.sha256"; }
 
-packages() { # packages FOLDER LOCK: exactly what the lock says, nothing that it needs (that is in requirements.lock)
+packages() { # packages FOLDER LOCK: exactly what the lock says, nothing that it needs (that is in requirements/zerokara.lock)
     installed "$@" && return
     rm -rf ".clients/$1"
     $python -m pip install --disable-pip-version-check --quiet --no-compile --require-hashes --no-deps \

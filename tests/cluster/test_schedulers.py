@@ -247,7 +247,7 @@ class TestSlurm:
         assert cleaning.written() == cleaned
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: requirements-ray.lock")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: requirements/ray.lock")
 class TestRay:
     @pytest.fixture
     def hosts(self, tmp_path: Path) -> Iterator[list[Host]]:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (ROOT, ROOT / "tests" / "clients")
+FOLDERS = (ROOT / "requirements", ROOT / "tests" / "clients")
 LOCKS = [
     path
     for folder in FOLDERS
-    for path in sorted(folder.glob("requirements*.lock"))
+    for path in sorted(folder.glob("*.lock"))
     if path.name != "requirements-javascript.lock"  # npm's: tests/clients/run.sh
 ]
 SHA256 = re.compile(r"--hash=sha256:[0-9a-f]{64}(?![0-9a-f])")
@@ -39,9 +39,9 @@ def test_every_requirement_has_one_version_and_a_hash(path: Path) -> None:
 
 
 def test_the_locks_hold_what_is_asked_for() -> None:
-    asked = entries((ROOT / "requirements.in").read_text(encoding="utf-8"))
-    locked = entries((ROOT / "requirements.lock").read_text(encoding="utf-8"))
-    locked |= entries((ROOT / "requirements-torch.lock").read_text(encoding="utf-8"))
+    asked = entries((ROOT / "requirements/zerokara.in").read_text(encoding="utf-8"))
+    locked = entries((ROOT / "requirements/zerokara.lock").read_text(encoding="utf-8"))
+    locked |= entries((ROOT / "requirements/torch.lock").read_text(encoding="utf-8"))
     pins = {re.sub(r"[._]", "-", name.lower()): entry.split()[0].partition("==")[2] for name, entry in asked.items()}
     assert pins == {name: locked[name].split()[0].partition("==")[2] for name in pins}
 
@@ -49,7 +49,7 @@ def test_the_locks_hold_what_is_asked_for() -> None:
 def test_what_is_installed_on_top_changes_nothing() -> None:
     locked, further = (
         {package: entry.split()[0] for package, entry in entries((ROOT / file).read_text(encoding="utf-8")).items()}
-        for file in ("requirements.lock", "requirements-ray.lock")
+        for file in ("requirements/zerokara.lock", "requirements/ray.lock")
     )
     shared = locked.keys() & further.keys()
     assert len(shared) > 10 and further.keys() - shared and "torch" not in further
@@ -57,12 +57,12 @@ def test_what_is_installed_on_top_changes_nothing() -> None:
 
 
 def test_torch_is_locked_in_both_builds_with_what_the_one_for_cuda_needs() -> None:
-    torch = (ROOT / "requirements-torch.lock").read_text(encoding="utf-8")
+    torch = (ROOT / "requirements/torch.lock").read_text(encoding="utf-8")
     hashes = SHA256.findall(torch)
     assert f"--hash=sha256:{CPU_BUILD}" in hashes and f"--hash=sha256:{CUDA_BUILD}" in hashes
     described = re.findall(r"^#    cp3\d+ (?:x86_64|aarch64) +([0-9a-f]{64})$", torch, re.MULTILINE)
     assert hashes[-8:] == [f"--hash=sha256:{each}" for each in described]
-    names = entries((ROOT / "requirements.lock").read_text(encoding="utf-8")).keys()
+    names = entries((ROOT / "requirements/zerokara.lock").read_text(encoding="utf-8")).keys()
     assert {"triton", "cuda-bindings", "nvidia-nccl-cu13", "nvidia-cudnn-cu13"} <= names and "torch" not in names
 
 
@@ -93,8 +93,9 @@ def run_setup(
 
     What pip was asked for lies in calls/.
     """
-    for name in ("setup.sh", "requirements.lock", "requirements-torch.lock"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "requirements").mkdir(exist_ok=True)
+    for name in ("setup.sh", "requirements/zerokara.lock", "requirements/torch.lock"):
+        shutil.copy(ROOT / name, tmp_path / name)
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     (tmp_path / "calls").mkdir()
@@ -124,7 +125,7 @@ def test_all_that_setup_installs_must_have_the_hash_that_is_locked(tmp_path: Pat
     torch, others, built = (entries(text) for *_, text in calls)
     assert torch.keys() == {"torch"} and torch["torch"].startswith(f"torch=={offered} ")
     assert built.keys() == {"deepspeed", "megatron-core"}
-    locked = entries((ROOT / "requirements.lock").read_text("utf-8")).keys()
+    locked = entries((ROOT / "requirements/zerokara.lock").read_text("utf-8")).keys()
     cuda = {name for name in locked if re.match("nvidia|cuda|triton", name)}
     assert len(cuda) > 15 and cuda & others.keys() == (set() if "cpu" in offered else cuda)
     assert torch.keys() | others.keys() | built.keys() | cuda == locked | {"torch"}
@@ -163,14 +164,15 @@ def test_torch_is_chosen_by_the_cards(tmp_path: Path, cards: str, variables: dic
 
 def test_a_lock_of_another_build_has_the_versions_that_are_locked_here(tmp_path: Path) -> None:
     wanted, command, *constraints = run_setup(tmp_path, "2.13.0", "--lock cu126").stdout.splitlines()
-    assert wanted == "torch==2.13.0+cu126" and command.endswith("--output-file requirements-torch-cu126.lock")
+    assert wanted == "torch==2.13.0+cu126" and command.endswith("--output-file requirements/torch-cu126.lock")
     assert "--generate-hashes" in command and "--extra-index-url https://download.pytorch.org/whl/cu126" in command
     names = {each.partition("==")[0] for each in constraints if "==" in each}
     assert {"sympy", "filelock"} <= names and not any(re.match("nvidia|cuda|triton", name) for name in names)
 
 
 def test_a_build_that_is_locked_is_verified_and_one_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "requirements-torch-cu126.lock").write_text("torch==2.13.0+cu126 --hash=sha256:00", encoding="utf-8")
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/torch-cu126.lock").write_text("torch==2.13.0+cu126 --hash=sha256:00", encoding="utf-8")
     done = run_setup(tmp_path, "2.13.0+cu126", cards="570.195.03, 9.0")
     first = (tmp_path / "calls" / "0").read_text(encoding="utf-8")
     assert done.returncode == 0 and "NOT VERIFIED" not in done.stdout and len(list((tmp_path / "calls").iterdir())) == 3

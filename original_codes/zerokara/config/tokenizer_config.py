@@ -68,7 +68,7 @@ class TokenizerConfig(Settings):
     pre_segment: Literal["none", "mecab", "sudachi", "kiwi", "mecab_ko"] = "none"
     """Learn only pieces within one morpheme (pre-segmentation), as an analyser finds them in the training text: `mecab`
     or `sudachi` for Japanese, `kiwi` or `mecab_ko` for Korean. Gives more tokens, but meaningful ones; the trained
-    tokenizer needs no analyser. To install them all: .venv/bin/pip install -r requirements-analysers.lock"""
+    tokenizer needs no analyser. To install them all: .venv/bin/pip install -r requirements/analysers.lock"""
     sample_bytes: PositiveInt | Auto = "auto"
     """Bytes of text to train on, sampled at random from all files; `auto` takes what the free memory allows."""
     seed: NaturalInt = 1234

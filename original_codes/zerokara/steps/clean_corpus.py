@@ -19,7 +19,7 @@ from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 
 STEP = "clean_corpus"
-_INSTALL = "install it: .venv/bin/pip install --require-hashes --no-deps -r requirements-{}.lock"
+_INSTALL = "install it: .venv/bin/pip install --require-hashes --no-deps -r requirements/{}.lock"
 
 
 def clean_corpus(config: CleanConfig, options: command.Options) -> None:

@@ -210,7 +210,7 @@ def test_the_extras_the_lock_and_the_messages_name_the_same_versions(root: Path)
     extras = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     named = {analyser.name: analyser.requirements.split() for analyser in ANALYSERS.values()}
     assert extras == named
-    lock = (root / "requirements-analysers.lock").read_text("utf-8").splitlines()
+    lock = (root / "requirements/analysers.lock").read_text("utf-8").splitlines()
     versions = {requirement.lower() for names in named.values() for requirement in names}
     assert versions <= {line.removesuffix(" \\") for line in lock}
 
