@@ -2,7 +2,7 @@
 
 With ``wheels FOLDER`` it gathers those that an image with torch lacks, for a machine without a network.
 
-First by name: what the steps import themselves, and all that these packages need in turn, which requirements/zerokara.lock knows
+First by name: what the steps import themselves, and all that these packages need in turn, which the lock file knows
 (``# via``). Then in fact: the modules are imported, in a process of their own. Standard library only.
 """
 

@@ -8,7 +8,7 @@ seeds. A configuration names raw text, tokenizer and token files, as steps 1 and
 that step 2 holds out are what all are measured with, by `recipe_score.py`, which says precisely how. The systems:
 
 SYSTEMS
---size is the one that `0_plan.py` recommends for the minutes, or config.yaml's.
+--size is the one that `plan.py` recommends for the minutes, or config.yaml's.
 
 The wall-clock is that of training steps, without the first two, in which compilers work: start, preparation,
 compilation and saving count for nobody. The speed of each system is measured first, in a short run, once for all seeds

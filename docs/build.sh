@@ -15,4 +15,4 @@ if ! sha256sum --status --check "$env/lock.sha256" 2>/dev/null; then
     sha256sum "$lock" >"$env/lock.sha256"
 fi
 export NO_MKDOCS_2_WARNING=1
-exec "$env/bin/mkdocs" "${1:-build}" --strict --site-dir site
+exec "$env/bin/mkdocs" "${1:-build}" --strict --config-file docs/site/mkdocs.yml --site-dir "$PWD/site"

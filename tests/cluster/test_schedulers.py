@@ -202,7 +202,7 @@ class TestSlurm:
         settings = {"train_tokens": 1500 * 8 * 32, "save_interval": 50, "max_epochs_per_source": 100}
         given = typed(output_model_dir=run, num_processes=1, **settings)
         options = ("--nodes=2", "--gpus-per-node=0", f"--output={log}", f"--chdir={ROOT}", "--export=ALL")
-        batch = ("sbatch", "--parsable", *options, "3_train.sbatch", "--config", data["config"], *given)
+        batch = ("sbatch", "--parsable", *options, "cluster/3_train.sbatch", "--config", data["config"], *given)
         show = ("scontrol", "show", "job", job := self.ask(hosts, tmp_path, *batch).strip())
         wait_for(lambda: "step 60/" in text(), tmp_path)
         self.ask(hosts, tmp_path, "scancel", "--batch", "--signal=USR1", job)
@@ -220,7 +220,7 @@ class TestSlurm:
         self, hosts: list[Host], settings: list[str], expected: dict[str, bytes], tmp_path: Path
     ) -> None:
         parts = Tokenizing(hosts[0], settings, tmp_path / "out", SLURM_CONF=f"{tmp_path}/slurm.conf")
-        sent = ("sbatch", "--array=0-5", f"--output={parts.logs}/%a.log", "2_tokenize.sbatch")
+        sent = ("sbatch", "--array=0-5", f"--output={parts.logs}/%a.log", "cluster/2_tokenize.sbatch")
         queue = ("squeue", "-h", "-t", "RUNNING,PENDING")
         parts.run(*sent)
         finished = parts.wait_for_shards()
@@ -271,7 +271,7 @@ class TestRay:
         self, hosts: list[Host], settings: list[str], expected: dict[str, bytes], tmp_path: Path
     ) -> None:
         parts = Tokenizing(hosts[0], settings, tmp_path / "out", RAY_ADDRESS="10.77.0.1:6379")
-        command = (sys.executable, "2_tokenize_ray.py", "6")
+        command = (sys.executable, "cluster/2_tokenize_ray.py", "6")
         killed = parts.start(*command)
         finished = parts.wait_for_shards()
         os.killpg(killed.pid, 9)

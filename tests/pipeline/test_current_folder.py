@@ -20,7 +20,7 @@ HOSTILE = (
 )
 SCRIPTS = (
     *("1_train_sentencepiece_tokenizer.py", "2_tokenize.sh", "3_train_node1.sh", "4_convert_to_HF.sh"),
-    *("0_plan.py", "5_generate.py", "6_upload.py", "8_evaluate.py", "count_tokens.py"),
+    *("plan.py", "5_generate.py", "6_upload.py", "8_evaluate.py", "count_tokens.py"),
 )
 
 

@@ -1,4 +1,4 @@
-"""python 0_plan.py: real steps measured, and real small runs."""
+"""python plan.py: real steps measured, and real small runs."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ def test_the_law_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         value = 1 + (run.shape.num_parameters() / 1e6) ** -0.3 + (run.tokens / 1e5) ** -0.4
         write_json(small.result_path(run), asdict(MeasuredRun(effective_parameters(run.shape), run.tokens, value)))
 
-    command = [warm.python(), str(ROOT / "0_plan.py"), "--config", str(config), "--tokens", "60000", "--fit", "1000"]
+    command = [warm.python(), str(ROOT / "plan.py"), "--config", str(config), "--tokens", "60000", "--fit", "1000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout

@@ -60,7 +60,7 @@ BORDERS = {
 TORCH_FREE = ("corpus/", "tokens/", "tokenizer/", "config/", "samples/", "examples/")
 """Rooms whose modules may be imported without waiting for torch: they import it inside functions, if at all."""
 
-SHIPPED_FOLDERS = (".ci", "benchmarks", "docs", "model_configs", "original_codes", "tests")
+SHIPPED_FOLDERS = (".ci", "benchmarks", "cluster", "docs", "model_configs", "original_codes", "requirements", "tests")
 
 
 def imported_names(tree: ast.AST) -> Iterator[str]:
@@ -246,6 +246,14 @@ def test_nothing_names_a_place_on_one_machine() -> None:
                 faults.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
     assert not faults, "\n".join(faults)
     assert place.search('open("/root/x")') and place.search(" /home/me/x") and not place.search("a/root/b")
+
+
+def test_the_top_level_can_be_looked_over() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout: what steps and tools made cannot be told apart")
+    names = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    entries = {name.partition("/")[0] for name in names.splitlines()}
+    assert len([entry for entry in entries if not entry.startswith(".")]) <= 32
 
 
 def test_every_text_file_is_opened_as_utf8() -> None:

@@ -50,7 +50,7 @@ def texts() -> list[str]:
 
 
 PAGES = sorted(
-    {*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")} - {ROOT / "CHANGELOG.md"}
+    {*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")} - {ROOT / "docs" / "CHANGELOG.md"}
 )  # which tells of earlier ones
 
 

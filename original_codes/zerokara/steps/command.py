@@ -26,7 +26,7 @@ COMMAND_NAME = "ZEROKARA_COMMAND"  # environment variable with the name by which
 FIT_MINUTES = 10.0  # default of --fit
 SCRIPTS = {
     "0_clean_corpus.py": "clean_config.yaml",
-    "0_plan.py": "config.yaml",
+    "plan.py": "config.yaml",
     "1_train_sentencepiece_tokenizer.py": "sentence_piece_config.yaml",
     "2_tokenize.sh": "config.yaml",
     "count_tokens.py": "config.yaml",

@@ -129,4 +129,4 @@ def _take_over(config: PretrainConfig, options: command.Options) -> None:
     summary(f"the model of {config.init_from}", rows, following)
 
 
-main = partial(command.run, "0_plan.py", plan, __doc__, **HELP)
+main = partial(command.run, "plan.py", plan, __doc__, **HELP)

@@ -1,4 +1,4 @@
-"""python 0_plan.py on a machine whose speed is known: what it advises is what its next command trains."""
+"""python plan.py on a machine whose speed is known: what it advises is what its next command trains."""
 
 import json
 import shlex
@@ -21,7 +21,7 @@ PLAN = ("--tokens", "20000", "--set", "lr=0.5", "--set", "seed=7")
 @pytest.fixture
 def config(tiny_data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Planner, "measure_speed", lambda self: Speed(1e-5, 1e-11))
-    monkeypatch.setenv(COMMAND_NAME, "0_plan.py")
+    monkeypatch.setenv(COMMAND_NAME, "plan.py")
     keys = ("input_jsonl", "input_tokenizer_file", "output_prefix", "seq_len")
     lines = [f"{key}: {tiny_data[key]}" for key in keys]
     path = tmp_path / "mine.yaml"
@@ -40,7 +40,7 @@ def test_the_next_command_writes_what_is_advised(config: Path, capsys: pytest.Ca
     """On a command line the numbers would soon be forgotten, and the run be another."""
     before = config.read_text(encoding="utf-8")
     _, words = advice(config, capsys, *PLAN)
-    assert words[1].endswith("0_plan.py") and words[-1] == "--write" and config.read_text(encoding="utf-8") == before
+    assert words[1].endswith("plan.py") and words[-1] == "--write" and config.read_text(encoding="utf-8") == before
     _, words = advice(config, capsys, *words[2:])
     assert COMMENT in config.read_text(encoding="utf-8") and "3_train_node1.sh" in words[1]
     assert [word for word in words if "=" in word] == ["seed=7"]

@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages that lie beside docs/ (README.md, its translations, CONTRIBUTING.md, …) become pages of the site.
+"""MkDocs hooks: README.md, which lies beside docs/, becomes the first page of the site.
 
 There and on GitHub the same links work: one to a page is made relative to the site, one to any other file of the
 repository must name a file that exists, and stands as plain text on the site, which does not hold the code.
@@ -14,14 +14,14 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = sorted(path.name for path in ROOT.glob("*.md"))
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 log = logging.getLogger("mkdocs.hooks")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages beside docs/; README.md is the landing page."""
+    """Add the pages beside docs/."""
     for name in OUTSIDE:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files

@@ -1,4 +1,4 @@
-"""Plan a run before it costs anything; `python 0_plan.py --help` explains it."""
+"""Plan a run before it costs anything; `python plan.py --help` explains it."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
 """Step 2 in parts, as tasks of the Ray cluster that runs (ray start), and then the merge on this machine.
 
-    .venv/bin/python 2_tokenize_ray.py 20 --config big.yaml    20 parts; what follows goes to step 2
+    .venv/bin/python cluster/2_tokenize_ray.py 20 --config big.yaml    20 parts; what follows goes to step 2
 
 Ray starts the part of a lost machine again on another. The same command again does what is left.
 """
@@ -15,7 +15,7 @@ if sys.version_info < (3, 11):  # noqa: UP036
 
 import ray
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @ray.remote(num_cpus=1, max_retries=10, scheduling_strategy="SPREAD")
