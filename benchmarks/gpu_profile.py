@@ -39,7 +39,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import language_model
 from zerokara.resources import network_environment
 from zerokara.training import loop, spawning, worker
-from zerokara.training.compute import updater
+from zerokara.training.compute import engine_choice
 from zerokara.training.guards import StepRecord
 from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, make_plan
@@ -90,7 +90,7 @@ def main() -> None:
         return train_step(engine, processes, loader, step, *others)
 
     loop.train_step = profiled
-    with spawning.rendezvous() as variables:
+    with spawning.local_rendezvous() as variables:
         os.environ.update(variables | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
         sys.exit(worker.main([str(plan.run_dir / PLAN_NAME), "train"]))
 
@@ -102,7 +102,7 @@ def foretold(plan: RunPlan, config: PretrainConfig) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "deepspeed", "megatron-core")},
-        "engine": next(updater.plan_lines(config, 1, 1, plan.template)),
+        "engine": next(engine_choice.plan_lines(config, 1, 1, plan.template)),
         "parameters": plan.shape.num_parameters(),
         "batch": f"{config.global_batch_size // config.micro_batch} × {config.micro_batch} × {config.seq_len}",
         "precision": plan.resolved.precision,

@@ -26,6 +26,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from zerokara.huggingface.families import TORCH_DTYPES
+from zerokara.model.layers import Kernels
+from zerokara.model.loss import Projection
 from zerokara.model.loss import cross_entropy as chunked_cross_entropy
 from zerokara.progress import bytes_text
 from zerokara.training.processes import joining
@@ -35,7 +37,8 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def chunked(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
     """Our loss, a few rows of logits at a time."""
-    return chunked_cross_entropy(hidden_ND[:, None], labels_N[None], None, False, weight_VD, weight_VD.size(0))
+    projection = Projection(weight_VD, weight_VD.size(0))
+    return chunked_cross_entropy(hidden_ND[:, None], labels_N[None], None, False, projection, Kernels())
 
 
 def all_logits(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ from zerokara.finetuning import worker
 from zerokara.training import trials
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, make_plan
-from zerokara.training.spawning import rendezvous
+from zerokara.training.spawning import local_rendezvous
 
 BASES = {"0.2M": (64, 3, 2, 4_000_000), "1M": (128, 4, 2, 3_000_000)}
 """Hidden size, layers, heads, and the tokens that the base model is trained on."""
@@ -175,7 +175,7 @@ def _finish(given: argparse.Namespace, run: dict[str, str]) -> None:
 
 def _in_fork(work: Callable[[], int], log: int) -> int:
     """Do `work` as the only training process, in a fork: everything is imported, which takes seconds otherwise."""
-    with rendezvous() as place:
+    with local_rendezvous() as place:
         if child := os.fork():
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         code = 1

@@ -23,7 +23,7 @@ from zerokara.config.loading import load  # noqa: E402
 from zerokara.config.pretrain_config import PretrainConfig  # noqa: E402
 from zerokara.model.shapes import ModelShape  # noqa: E402
 from zerokara.training.compute import optimizers  # noqa: E402
-from zerokara.training.compute.updater import HIERARCHY_KEY, for_machines, hierarchy_of  # noqa: E402
+from zerokara.training.compute.engine_choice import HIERARCHY_KEY, for_machines, hierarchy_of  # noqa: E402
 from zerokara.training.planning import memory  # noqa: E402
 from zerokara.training.planning.memory import MemoryForecast  # noqa: E402
 

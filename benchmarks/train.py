@@ -133,7 +133,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.model import compilation, parallel
     from zerokara.model.builder import build
     from zerokara.samples.objective import Batch, Causal
-    from zerokara.training.compute import updater
+    from zerokara.training.compute import engine_choice
     from zerokara.training.compute.engine import load_state
     from zerokara.training.guards import StepGuard
     from zerokara.training.loop import train_step
@@ -148,7 +148,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     init_process_group(task.device)
     parallel.start(settings.seed)
     model = build(task.shape)
-    engine = updater.open_engine(model, settings, {}, task.device)
+    engine = engine_choice.open_engine(model, settings, {}, task.device)
     load_state(engine, torch.load(task.weights).items())
     made = Causal(settings.lengths)
 

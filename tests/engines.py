@@ -15,7 +15,7 @@ from zerokara.model.builder import Model
 from zerokara.model.megatron_core import parallel_state
 from zerokara.model.shapes import ModelShape
 from zerokara.resources import network_environment
-from zerokara.training.compute import updater
+from zerokara.training.compute import engine_choice
 from zerokara.training.compute.engine import Engine
 from zerokara.training.processes.joining import init_process_group, local_device
 
@@ -60,8 +60,8 @@ def require_backend(backend: str) -> None:
 
 def engine_of(model: Model, settings: PretrainConfig, chosen_for: int = 1) -> Engine:
     """Open for a lone process the engine that a run of `chosen_for` data-parallel ranks has."""
-    uses = updater.uses_deepspeed(settings, chosen_for)
-    with mock.patch.object(updater, "uses_deepspeed", lambda *_: uses):
+    uses = engine_choice.uses_deepspeed(settings, chosen_for)
+    with mock.patch.object(engine_choice, "uses_deepspeed", lambda *_: uses):
         return open_with_weights(model, settings, load_template("auto"), local_device())
 
 
@@ -70,7 +70,7 @@ def open_with_weights(model: Model, settings: PretrainConfig, template: dict[str
     if deepspeed_groups := sys.modules.get("deepspeed.utils.groups"):  # it has the hierarchy of an engine before this
         deepspeed_groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     weights = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
-    engine = updater.open_engine(model, settings, template, device)
+    engine = engine_choice.open_engine(model, settings, template, device)
     for name, weight in weights:
         engine.optimizer.write(name, None, weight)
     engine.round_masters()

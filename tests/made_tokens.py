@@ -27,7 +27,7 @@ from zerokara.tokens.shard_tasks import Part
 from zerokara.tokens.shards import Job, ShardResult, ShardTask, write_shard
 
 RunTasks = Callable[[Job, Sequence[Iterator[ShardTask]], int], Generator[ShardResult, None, None]]
-"""Runs the tasks of all lanes, as `run_in_workers` does."""
+"""Runs the tasks of all input streams, as `run_in_workers` does."""
 
 
 def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:
@@ -41,9 +41,11 @@ def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.d
         write_index(file, np.array(lengths, dtype=np.int32), dtype, np.arange(len(lengths) + 1))
 
 
-def run_in_this_process(job: Job, lanes: Sequence[Iterator[ShardTask]], num_workers: int) -> Generator[ShardResult]:
+def run_in_this_process(
+    job: Job, input_streams: Sequence[Iterator[ShardTask]], num_workers: int
+) -> Generator[ShardResult]:
     """Do the tasks one after another, in the place of `run_in_workers`."""
-    for lane in lanes:
+    for lane in input_streams:
         for task in lane:
             yield write_shard(task, job)
 

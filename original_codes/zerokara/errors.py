@@ -145,7 +145,7 @@ class Stopped(KeyboardInterrupt):
     """A step was stopped as by Ctrl-C, and the same command would not resume it; the message tells how to resume."""
 
 
-def guarded(work: Callable[[], None], again: str = "") -> int:
+def guarded(work: Callable[[], None], resume_command: str = "") -> int:
     """Run `work` and turn its errors into messages and an exit code. An unexpected one keeps its traceback, redacted.
 
     `again` is the command that resumes interrupted work; it is not mentioned if it is empty.
@@ -153,7 +153,7 @@ def guarded(work: Callable[[], None], again: str = "") -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # characters that the encoding lacks are escaped
             stream.reconfigure(errors="backslashreplace")
-    code, message, resumed = 0, "", f"; to resume: {again}" if again else ""
+    code, message, resumed = 0, "", f"; to resume: {resume_command}" if resume_command else ""
     try:
         work()
     except UserError as error:

@@ -33,9 +33,9 @@ def test_the_documented_command_gives_ours(exports: Exports, tmp_path: Path, mon
     assert model.tokenizer.eos_token_id == 2 and "prefix_token_id=2" in command
     found = harness(command, tmp_path)
     assert found == pytest.approx(row.value, abs=1e-3)
-    reading = bits_per_byte.reading_of(model, settings)
-    assert isinstance(reading, bits_per_byte.Reading)
-    monkeypatch.setattr(bits_per_byte, "reading_of", lambda *_: replace(reading, start_id=9))
+    windowing = bits_per_byte.windowing_of(model, settings)
+    assert isinstance(windowing, bits_per_byte.Windowing)
+    monkeypatch.setattr(bits_per_byte, "windowing_of", lambda *_: replace(windowing, start_id=9))
     (other,) = next(bits_per_byte.measure_texts([text], [model], settings)).rows
     assert other.value is not None and abs(found - other.value) > 2e-3, "another start gives another number"
 

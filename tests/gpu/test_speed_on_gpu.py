@@ -1,6 +1,6 @@
 """On a GPU: FlashAttention runs, compiled layers and loss compute the same, and a run goes on after a stop."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,19 +10,13 @@ from gpu_device import DEVICE, DTYPE, REHEARSED
 from shapes import shape_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from zerokara.model import compilation, loss
+from zerokara.model import compilation
 from zerokara.model.builder import Decoder
 from zerokara.training.logbook import peak_flops
 
 pytestmark = pytest.mark.gpu
 
 BATCH, VOCAB = 4, 1000
-
-
-@pytest.fixture(autouse=True)
-def _eager_afterwards() -> Iterator[None]:
-    yield
-    loss.fused_softmax = None
 
 
 def a_model(dtype: torch.dtype) -> Decoder:
@@ -54,7 +48,7 @@ def test_compiled_equals_written() -> None:
     model = a_model(torch.float32)
     written, gradients = nats_and_gradients(model)
     assert compilation.start(model, a_batch(), log=print)
-    assert loss.fused_softmax is not None
+    assert model.kernels.softmax is not None
     compiled, compiled_gradients = nats_and_gradients(model)
     assert compiled == pytest.approx(written, rel=1e-5)
     for name, gradient in gradients.items():

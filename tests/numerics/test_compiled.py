@@ -31,7 +31,7 @@ from zerokara.model.experts import AuxiliaryLoss, statistics
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import document_offsets
 from zerokara.training.compute.engine import Engine, load_state, master_weights, optimizer_state
-from zerokara.training.compute.updater import HIERARCHY_KEY
+from zerokara.training.compute.engine_choice import HIERARCHY_KEY
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"activation_checkpointing": "selective"},
@@ -201,7 +201,7 @@ def train_compiled(config: PretrainConfig, compiled: bool, whole_layers: bool) -
         compilation.start(
             model, random_batch(shape, config.micro_batch, torch.Generator()), errors.append, whole_layers
         )
-        for fused in compilation.fused_functions():
+        for fused in compilation.fused_functions(model):
             name = fused.function.__name__.strip("_")
             calls[name] = fused._compiled = mock.Mock(wraps=fused._compiled)
         torch.compiler.set_stance("fail_on_recompile")

@@ -78,11 +78,14 @@ def train(config: PretrainConfig, kinds: list[str], twin: str = "") -> dict[str,
         number_format, optimizer, stage = kind.split()
         change = {"precision": number_format, "optimizer": optimizer, "zero_stage": int(stage), "lr": RATES[optimizer]}
         with TWINS[twin]():
-            found[kind] = losses_of(config.model_copy(update=change))
+            found[kind], num_updates = losses_of(config.model_copy(update=change))
+            # A number that no rank takes for its own is whatever lies there, perhaps none: a twin may skip every step.
+            assert twin or num_updates == STEPS - 1
     return found
 
 
-def losses_of(config: PretrainConfig) -> list[float]:
+def losses_of(config: PretrainConfig) -> tuple[list[float], int]:
+    """Loss and norm of the gradient in each step, and the number of updates."""
     shape = ModelShape.from_config(config, VOCABULARY)
     model = build(shape, seed=1, routing=config)
     template = load_template("auto")
@@ -101,8 +104,7 @@ def losses_of(config: PretrainConfig) -> list[float]:
         torch.distributed.all_reduce(nats, group=parallel.data_group())
         norm = engine.update(float(config.lr), accept=lambda _, step=step: step != SKIPPED)
         losses += [float(nats) / batch[1].numel(), norm]
-    assert engine.optimizer.num_updates == STEPS - 1
-    return losses
+    return losses, engine.optimizer.num_updates
 
 
 def settings_of(family: str) -> dict[str, Any]:
@@ -143,5 +145,6 @@ def test_two_processes_learn_what_one_learns(found: dict[str, Any], family: str)
 @pytest.mark.parametrize("twin", TWINS)
 def test_the_twins_are_caught(found: dict[str, Any], twin: str) -> None:
     numbers, one = found[f"twin {twin}"]["fp32 muon 2"], found["llama 1"]["fp32 muon 1"]
-    far = max(abs(math.log(number / other)) for number, other in zip(numbers, one, strict=True))
-    assert far > 1e-4 if twin else far < 1e-5
+    apart = [abs(math.log(number / other)) for number, other in zip(numbers, one, strict=True)]
+    # What is not a number is not near either.
+    assert not all(each < 1e-4 for each in apart) if twin else all(each < 1e-5 for each in apart)

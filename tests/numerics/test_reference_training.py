@@ -22,9 +22,9 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface.families import SpecialIds, stock_model_of
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import updater
+from zerokara.training.compute import engine_choice
 from zerokara.training.compute.engine import master_weights
-from zerokara.training.compute.updater import settings_for
+from zerokara.training.compute.engine_choice import settings_for
 from zerokara.training.planning.schedule import Schedule
 
 NUM_STEPS, BATCH, LENGTH, VOCAB = 20, 4, 48, 300
@@ -254,6 +254,6 @@ def test_precision_is_as_configured_or_nothing_starts(
     if zero_stage:  # the twin: DeepSpeed gets another precision than the configuration states
         other = "fp32" if precision == "bf16" else "bf16"
         wrong = settings_for(config_of(**stated, precision=other), 1, {})
-        monkeypatch.setattr(updater, "settings_for", lambda *_: wrong)
+        monkeypatch.setattr(engine_choice, "settings_for", lambda *_: wrong)
         with pytest.raises(AssertionError, match="precision"):
             engine_of(build(shape), settings, chosen_for=2)

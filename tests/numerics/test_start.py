@@ -19,7 +19,7 @@ from zerokara.config.deepspeed_template import load_template
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import initial_weights, parallel
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import updater
+from zerokara.training.compute import engine_choice
 from zerokara.training.compute.engine import Engine, load_state, master_weights
 from zerokara.training.processes.joining import keep_freed_memory
 
@@ -92,7 +92,7 @@ def start(config: PretrainConfig) -> dict[str, Any]:
     before = resident()
     with Draws() as draws:
         cpu = torch.device("cpu")
-        engine = updater.open_engine(build(shape, seed=None), config, template, cpu)
+        engine = engine_choice.open_engine(build(shape, seed=None), config, template, cpu)
         load_state(engine, initial_weights.drawn_by_all(shape, SEED, cpu))
     found = {"peak": resident("VmHWM") - before, "held": resident() - before}
     is_cut = config.stage == 3 or config.tensor_parallel_size > 1

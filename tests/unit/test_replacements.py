@@ -47,7 +47,7 @@ def assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
             yield "sys.modules", None
 
 
-OWN_PRIVATE = {"_origin", "_model"}
+OWN = {"_origin", "_model", "activate", "compiled"}
 """Attributes that objects of ours give each other."""
 
 
@@ -65,9 +65,9 @@ def replacements(tree: ast.AST) -> set[str]:
         text = ast.unparse(value.func if isinstance(value, ast.Call) else value) if value else ""
         makers = {"partial", *called} if isinstance(value, ast.Call) else functions.keys()
         is_method = isinstance(value, ast.Lambda) or text in makers
-        is_private = attribute.startswith("_") and attribute not in OWN_PRIVATE and root != "cls"
+        is_private = attribute.startswith("_") and root != "cls"
         is_theirs = root.split(".")[0] in foreign or is_method or is_private
-        if root not in ("", "self", *own) and is_theirs and whole != "os.environ":
+        if root not in ("", "self", *own) and is_theirs and attribute not in OWN and whole != "os.environ":
             found.add(attribute)
     return found
 

@@ -53,8 +53,6 @@ class ZeroKeys(Entry):
     stage3_use_all_reduce_for_fetch_params: bool = False
     stage3_allgather_sequential: bool = False
     zero_hpz_partition_size: Annotated[int, Field(gt=0)] = 1
-    log_trace_cache_warnings: bool = False
-    enable_sanity_checks: bool = False
     offload_optimizer: OffloadKeys = OffloadKeys()
     offload_param: OffloadKeys = OffloadKeys()
 
@@ -84,7 +82,6 @@ class DeepSpeedTemplate(Settings):
     )  # fmt: skip
     zero_optimization: ZeroKeys = ZeroKeys()
     wall_clock_breakdown: bool = False
-    memory_breakdown: bool = False
     flops_profiler: ProfilerKeys = ProfilerKeys()
 
 

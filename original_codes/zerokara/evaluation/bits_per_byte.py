@@ -58,7 +58,7 @@ _OTHER_QUANTITY = (
 
 
 @dataclass(frozen=True)
-class Reading:
+class Windowing:
     """Start, end and windows of the documents for one model."""
 
     start_id: int
@@ -106,15 +106,15 @@ def measure_model(
     model: LoadedModel, text: MeasuredText, config: EvaluateConfig, folder: Path | None = None
 ) -> Measured:
     """Measure one model on the documents of one text."""
-    reading = reading_of(model, config)
-    if isinstance(reading, str):
-        return Row(model.name, None, notes=(reading,)), None
-    is_less = config.context_length not in ("auto", reading.context_length)
+    windowing = windowing_of(model, config)
+    if isinstance(windowing, str):
+        return Row(model.name, None, notes=(windowing,)), None
+    is_less = config.context_length not in ("auto", windowing.context_length)
     notes = [
-        f"start: {reading.start} ({reading.start_reason})",
-        f"context {reading.context_length:,}{' (the model takes no more)' if is_less else ''}",
+        f"start: {windowing.start} ({windowing.start_reason})",
+        f"context {windowing.context_length:,}{' (the model takes no more)' if is_less else ''}",
     ]
-    details: dict[str, Any] = {"reading": asdict(reading)}
+    details: dict[str, Any] = {"reading": asdict(windowing)}
 
     def not_ranked(why: str) -> Measured:
         return Row(model.name, None, notes=(*notes, why), details=details), None
@@ -123,7 +123,7 @@ def measure_model(
         details["lost_documents"] = len(changed)
         rule = f"not ranked: the tokenizer loses text, {len(changed):,} of {len(text.documents):,} documents do not"
         return not_ranked(f"{rule} decode to themselves (the first is number {changed[0] + 1:,})")
-    losses = _losses(model, text, reading, config, folder)
+    losses = _losses(model, text, windowing, config, folder)
     if losses is None:
         return not_ranked(SEES_LATER_TOKENS)
     if wrong := len(text.documents) - losses.num_finite:
@@ -179,7 +179,7 @@ def section(text: MeasuredText, measured: Sequence[Measured], config: EvaluateCo
     )
 
 
-def reading_of(model: LoadedModel, config: EvaluateConfig) -> Reading | str:
+def windowing_of(model: LoadedModel, config: EvaluateConfig) -> Windowing | str:
     """Return how the model reads documents, or why it cannot."""
     if model.is_encoder_decoder:
         return _OTHER_QUANTITY
@@ -197,7 +197,7 @@ def reading_of(model: LoadedModel, config: EvaluateConfig) -> Reading | str:
     longest = model.context_length
     context = longest if config.context_length == "auto" else min(config.context_length, longest)
     stride = stride_of(context, config.min_context)
-    return Reading(start, str(tokenizer.convert_ids_to_tokens(start)), reason, end, context, stride)
+    return Windowing(start, str(tokenizer.convert_ids_to_tokens(start)), reason, end, context, stride)
 
 
 def encode(tokenizer: Any, documents: Sequence[str]) -> list[list[int]]:
@@ -209,15 +209,15 @@ def encode(tokenizer: Any, documents: Sequence[str]) -> list[list[int]]:
 def losses_of(
     model: LoadedModel,
     encoded: Sequence[Sequence[int]],
-    reading: Reading,
+    windowing: Windowing,
     batch_tokens: int,
     progress: Progress,
     num_bytes: int,
 ) -> Losses:
     """Nats of each encoded document, in batches of windows of like length; `progress` advances by `num_bytes`."""
-    tail = [] if reading.end_id is None else [reading.end_id]
-    tokens = [[reading.start_id, *ids, *tail] for ids in encoded]
-    size = reading.context_length, reading.stride
+    tail = [] if windowing.end_id is None else [windowing.end_id]
+    tokens = [[windowing.start_id, *ids, *tail] for ids in encoded]
+    size = windowing.context_length, windowing.stride
     all_windows = [window for number, ids in enumerate(tokens) for window in windows(len(ids), *size, number)]
     all_windows.sort(key=lambda window: window.num_inputs)
     nats = [np.zeros(len(ids)) for ids in tokens]
@@ -295,10 +295,10 @@ def _changed(model: LoadedModel, text: MeasuredText) -> list[int]:
 
 
 def _losses(
-    model: LoadedModel, text: MeasuredText, reading: Reading, config: EvaluateConfig, cached_in: Path | None
+    model: LoadedModel, text: MeasuredText, windowing: Windowing, config: EvaluateConfig, cached_in: Path | None
 ) -> Losses | None:
     """Nats of all documents; blocks measured before are read from the cache. None for a model that is not causal."""
-    how = [str(model.dtype), text.content, asdict(reading), BLOCK_BYTES, CACHE_FORMAT]
+    how = [str(model.dtype), text.content, asdict(windowing), BLOCK_BYTES, CACHE_FORMAT]
     folder = cache.folder_of(cached_in, model.content, *how)
     batch_tokens = min(MAX_BATCH_TOKENS, max(1, MAX_LOGITS // model.vocab_size))
     if config.batch_tokens != "auto":
@@ -314,7 +314,7 @@ def _losses(
         for index, (numbers, block) in enumerate(zip(blocks, cached, strict=True)):
             if block is None:
                 encoded = encode(model.tokenizer, [text.documents[number] for number in numbers])
-                block = losses_of(model, encoded, reading, batch_tokens, progress, sizes[index])
+                block = losses_of(model, encoded, windowing, batch_tokens, progress, sizes[index])
                 if block.num_finite == len(numbers):
                     cache.write(folder, index, asdict(block))
             losses.tokens += block.tokens

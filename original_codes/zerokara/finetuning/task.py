@@ -89,7 +89,7 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
     """Open the prepared examples."""
     files, encodes = ExampleFiles.read(config.output_prefix), config.traits.is_encoder_decoder
     train, valid = files.train, files.splits.get("valid")
-    reading = ExampleData(
+    training = ExampleData(
         train.prefix,
         config.lengths,
         encodes,
@@ -98,18 +98,18 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         num_valid_tokens=valid.counts.tokens if valid else 0,
         name=", ".join(config.train_data),
     )
-    packed, objective = reading.tokens(), Pairs(config.lengths, encoder.pad_id if encodes else None)
+    packed, objective = training.tokens(), Pairs(config.lengths, encoder.pad_id if encodes else None)
     return PlannedData(
-        reading=reading,
+        training=training,
         objective=objective,
-        validation_batches=lambda prefix, max_tokens: reading.validation_batches(prefix, objective, max_tokens),
+        validation_batches=lambda prefix, max_tokens: training.validation_batches(prefix, objective, max_tokens),
         sha256=train.sha256,
         valid_sha256=valid.sha256 if valid else "",
         train_prefix=train.prefix,
         valid_prefix=ExamplePaths(config.output_prefix).prefix("valid"),
         ids=IndexedTokens(train.prefix, EXAMPLES_STEP).tokens,
         num_train_tokens=packed.num_tokens,
-        num_valid_tokens=reading.num_valid_tokens,
+        num_valid_tokens=training.num_valid_tokens,
         examples=(train.num_examples, train.counts.learned_tokens, len(packed)),
         plan_rows=tuple(plan_rows(train, valid, packed)),
         run_files={facts.NAME: orjson.dumps(asdict(facts_of(config, files))).decode()}

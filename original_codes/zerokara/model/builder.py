@@ -54,7 +54,7 @@ def build(
             config.moe_z_loss_coeff = routing.router_z_loss_coef
             config.moe_expert_capacity_factor = routing.expert_capacity_factor
     model = _model_of(shape, config)
-    model.shape, model.sharding = shape, Sharding(shape.traits.gated)
+    model.shape, model.sharding, model.kernels = shape, Sharding(shape.traits.gated), layers.Kernels()
     layers.embed_without_waits(model.embedding.word_embeddings)
     if shape.moe_layers:
         model.auxiliary = AuxiliaryLoss()
@@ -65,7 +65,7 @@ def build(
         # is_model_parallel_parameter); megatron-core marks only parameters that it initializes itself.
         parameter.tensor_model_parallel = not model.sharding.is_replicated(name)
     for layer in model.all_layers():
-        layer.recomputes = activation_checkpointing
+        layer.recomputes, layer.mlp.kernels = activation_checkpointing, model.kernels
     return model.to(dtype)
 
 
@@ -153,7 +153,7 @@ def _config(shape: ModelShape) -> TransformerConfig:
         apply_rope_fusion=False,
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
-        # Weight gradients belong to the updater.
+        # Weight gradients belong to the engine.
         async_tensor_model_parallel_allreduce=False,
         persist_layer_norm=False,
         **_FAMILIES[shape.architecture],

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.model import layers as model_layers
 from zerokara.model import loss, parallel
 from zerokara.model.experts import experts_of
+from zerokara.model.layers import plain_activate
 from zerokara.model.megatron_core import rope_utils
 from zerokara.progress import seconds_text
 
@@ -77,17 +77,17 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
     """
     device = arguments[0].device
     layers = model.all_layers() if whole_layers else []
-    eager, warmed = [layer.forward for layer in layers], set[Any]()
+    kernels, warmed = model.kernels, set[Any]()
     for layer in layers:
-        layer.forward = _CompiledForward(layer, warmed)
+        layer.compiled = CompiledLayer(layer, warmed)
     if not whole_layers or device.type == "cuda":
-        loss.fused_softmax = [Fused(each) for each in loss.SOFTMAX]
+        kernels.softmax = [Fused(each) for each in loss.SOFTMAX]
     if not whole_layers:
-        model_layers.fused_activate = Fused(model_layers.plain_activate, num_differentiable=2)
+        kernels.activate = Fused(plain_activate, num_differentiable=2)
         rope_utils._apply_rotary_pos_emb_bshd = Fused(plain_rotate, num_differentiable=1)
     what = "the layers" if whole_layers else "the loss, activations and rotary positions"
     log(f"compiling {what} (torch.compile; cached in {_choose_cache_folder()} for the next start)")
-    started, loss.is_warming_up = time.monotonic(), True
+    started, kernels.is_warming_up = time.monotonic(), True
     try:
         for experts in experts_of(layers):
             experts.counts.reset(device)  # the compiler looks at where they are
@@ -97,28 +97,29 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
     except Exception as error:  # whatever else the compiler dislikes, training works without it
         if not whole_layers or is_out_of_memory(error):
             raise
-        for layer, forward in zip(layers, eager, strict=True):
-            layer.forward = forward
-        loss.fused_softmax = None
+        for layer in layers:
+            layer.compiled = None
+        kernels.softmax = None
         log(f"not compiled, the layers run eagerly: {_first_line(error)}")
         return False
     finally:
-        loss.is_warming_up = False
+        kernels.is_warming_up = False
     for layer in layers:
-        layer.forward.is_warming_up = False
+        layer.compiled.is_warming_up = False
     for experts in experts_of(layers):
         experts.counts.reset(device)
-    for fused in fused_functions():
+    functions = fused_functions(model)
+    for fused in functions:
         fused.stop_learning()
         if fused.error:
             log(f"not compiled, runs eagerly: {fused.function.__name__.strip('_')}: {_first_line(fused.error)}")
     log(f"compiled in {seconds_text(time.monotonic() - started)}")
-    return not any(fused.error for fused in fused_functions())
+    return not any(fused.error for fused in functions)
 
 
-def fused_functions() -> list[Fused]:
-    """The functions that are compiled by themselves."""
-    places = *(loss.fused_softmax or ()), model_layers.fused_activate, rope_utils._apply_rotary_pos_emb_bshd
+def fused_functions(model: Any) -> list[Fused]:
+    """Return the functions of a model that are compiled by themselves."""
+    places = *(model.kernels.softmax or ()), model.kernels.activate, rope_utils._apply_rotary_pos_emb_bshd
     return [place for place in places if isinstance(place, Fused)]
 
 
@@ -126,14 +127,14 @@ def _first_line(error: Exception | None) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
-class _CompiledForward:
-    """A layer's `forward`: compiled in training at the shape of the warm-up, eager otherwise."""
+class CompiledLayer:
+    """A layer's way forward: compiled in training at the shape of the warm-up, eager otherwise."""
 
     def __init__(self, layer: Any, warmed: set[Any]):
         """`warmed` are the kinds of layers that have been compiled: by their modules, as experts and attention are."""
-        self._eager, self._warmed, self._kind = layer.forward, warmed, tuple(type(each) for each in layer.modules())
+        self._eager, self._warmed, self._kind = layer.compute, warmed, tuple(type(each) for each in layer.modules())
         # The whole layer in one graph or not at all: a graph with breaks gains nothing.
-        self._compiled = torch.compile(layer.forward, fullgraph=True, dynamic=False)
+        self._compiled = torch.compile(layer.compute, fullgraph=True, dynamic=False)
         self._shape: torch.Size | None = None
         self.is_warming_up = True
 

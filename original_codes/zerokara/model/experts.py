@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm, linear
 
 from zerokara.model import parallel
-from zerokara.model.layers import activate, plain_activate
+from zerokara.model.layers import Kernels, plain_activate
 from zerokara.model.layout import sequence_first
 from zerokara.model.megatron_core import TransformerConfig
 
@@ -100,7 +100,7 @@ class MixtureOfExperts(torch.nn.Module):
         self.router = _Weight(self.num_experts, config.hidden_size)
         self.experts_fc1 = _Weight(self.num_experts, rows, config.hidden_size)
         self.experts_fc2 = _Weight(self.num_experts, config.hidden_size, config.moe_ffn_hidden_size)
-        self.auxiliary = AuxiliaryLoss()
+        self.auxiliary, self.kernels = AuxiliaryLoss(), Kernels()
         self.counts = RouterCounts(self.num_experts)
 
     def forward(self, hidden_SBD: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, None]:
@@ -173,7 +173,7 @@ class MixtureOfExperts(torch.nn.Module):
 
     def _one_by_one(self, sorted_MD: Tensor, ends_X: Tensor) -> Tensor:
         counts = ends_X.diff(prepend=ends_X.new_zeros(1)).tolist()
-        # Not `activate`: it would be compiled for each count of tokens.
+        # Not `kernels.activate`: it would be compiled for each count of tokens.
         act = partial(plain_activate, bias_R=None, activation=self._activation, gated=self._gated)
         parts = zip(sorted_MD.split(counts), self.experts_fc1.weight, self.experts_fc2.weight, strict=True)
         return torch.cat([linear(act(linear(part, fc1)), fc2) for part, fc1, fc2 in parts])
@@ -185,7 +185,7 @@ class MixtureOfExperts(torch.nn.Module):
             _GradientOfUsed.apply(part.weight, is_used_X) for part in (self.experts_fc1, self.experts_fc2)
         )
         inner_MR = grouped_mm(sorted_MD, fc1_XRD.transpose(1, 2), offs=ends_X)
-        inner_MF = activate(inner_MR, None, self._activation, self._gated)
+        inner_MF = self.kernels.activate(inner_MR, None, self._activation, self._gated)
         out_MD: Tensor = grouped_mm(inner_MF, fc2_XDF.transpose(1, 2), offs=ends_X)
         return out_MD
 

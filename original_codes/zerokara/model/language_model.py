@@ -19,15 +19,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
 from zerokara.model import attention, cpu_attention, layout, parallel
 from zerokara.model.attention import intra_document_mask, positions_in_documents
 from zerokara.model.experts import PADDING, AuxiliaryLoss
-from zerokara.model.layers import Layer
+from zerokara.model.layers import Kernels, Layer
 from zerokara.model.layout import sequence_first
-from zerokara.model.loss import cross_entropy
+from zerokara.model.loss import Projection, cross_entropy
 from zerokara.model.megatron_core import (
     GPTModel,
     T5Model,
@@ -47,6 +46,7 @@ class LanguageModel:
     shared_embedding_or_output_weight: Any
     shape: ModelShape
     sharding: Sharding
+    kernels: Kernels
     auxiliary: AuxiliaryLoss | None = None
     """The losses that layers add, in a model with experts."""
 
@@ -67,17 +67,16 @@ class LanguageModel:
         embedded: Tensor = self.embedding(ids_BS, position_ids=positions_BS)
         return embedded
 
-    def _output(self) -> tuple[Tensor, int, ProcessGroup | None]:
-        """Return this process's rows of the output projection, the size of the vocabulary, and who shares it if any."""
+    def _projection(self) -> Projection:
         tied, group = self.shape.tie_word_embeddings, parallel.tensor_group() if parallel.tensor_size() > 1 else None
         weight_VD = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
-        return weight_VD, self.shape.vocab_size, group
+        return Projection(weight_VD, self.shape.vocab_size, group)
 
     def _logits(self, hidden_SBD: Tensor, at_B: Tensor | None) -> Tensor:
         """Return logits [B, S, V], with `at_B` those of one position of each row, [B, 1, V]."""
         if at_B is not None:
             hidden_SBD = hidden_SBD[at_B, torch.arange(len(at_B), device=at_B.device)].unsqueeze(0)
-        tensor_group, (weight_VD, _, _) = parallel.tensor_group(), self._output()
+        tensor_group, weight_VD = parallel.tensor_group(), self._projection().weight_VD
         hidden_BSD = copy_to_tensor_model_parallel_region(hidden_SBD, group=tensor_group).transpose(0, 1)
         whole_BSV: Tensor = gather_from_tensor_model_parallel_region(linear(hidden_BSD, weight_VD), group=tensor_group)
         return whole_BSV
@@ -126,7 +125,7 @@ class Decoder(LanguageModel, GPTModel):
         hidden_SBD = sequence_first(hidden_SBD)
         if labels_BS is None:
             return self._logits(hidden_SBD, at_B)
-        return cross_entropy(hidden_SBD, labels_BS, mask_BS, per_token, *self._output())
+        return cross_entropy(hidden_SBD, labels_BS, mask_BS, per_token, self._projection(), self.kernels)
 
     def all_layers(self) -> list[Layer]:
         """The layers, in the order in which they are computed."""
@@ -190,7 +189,7 @@ class EncoderDecoder(LanguageModel, T5Model):
             hidden_TBD = hidden_TBD * self.shape.hidden_size**-0.5
         if labels_BT is None:
             return self._logits(hidden_TBD, at_B)
-        return cross_entropy(hidden_TBD, labels_BT, mask_BT, per_token, *self._output())
+        return cross_entropy(hidden_TBD, labels_BT, mask_BT, per_token, self._projection(), self.kernels)
 
     def all_layers(self) -> list[Layer]:
         """The layers, in the order in which they are computed."""

@@ -15,7 +15,8 @@ with a gate).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,9 +37,28 @@ from zerokara.model.megatron_core import (
 )
 
 Activation = Callable[[Tensor], Tensor]
+Softmax = Sequence[Callable[..., Tensor]]
 
-fused_activate: Callable[..., Tensor] | None = None
-"""`plain_activate` compiled, set by `compilation` where layers are not."""
+
+def plain_activate(inner: Tensor, bias_R: Tensor | None, activation: Activation, gated: bool) -> Tensor:
+    """Add the bias, [..., R], and activate, [..., F]; with a gate, the first half, which multiplies the other."""
+    if bias_R is not None:
+        inner = inner + bias_R
+    if not gated:
+        return activation(inner)
+    gate, up = inner.chunk(2, dim=-1)
+    return activation(gate) * up
+
+
+@dataclass
+class Kernels:
+    """The functions of one model that may be compiled by themselves: plain, until `compilation`."""
+
+    softmax: Softmax | None = None
+    """`loss.SOFTMAX` compiled: two kernels instead of eight passes over the logits."""
+    activate: Callable[..., Tensor] = plain_activate
+    is_warming_up: bool = False
+    """True while `compilation` shows the loss the sizes of training, though no other gradient is computed."""
 
 
 class _PlainProduct:
@@ -84,13 +104,19 @@ class Layer(TransformerLayer):
 
     recomputes: str = "off"
     """``activation_checkpointing``."""
+    compiled: Callable[..., Any] | None = None
+    """`compute` compiled (`compilation`)."""
 
     def __call__(self, hidden_states: Tensor, attention_mask: Any = None, context: Any = None, **named: Any) -> Any:
         """Pass by position what may need gradients: the hooks of torch's modules do not see keywords."""
         return super().__call__(hidden_states, attention_mask, context, **named)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Compute the layer, with ``full`` again in the backward pass."""
+        """Compute the layer."""
+        return (self.compiled or self.compute)(*arguments, **named)
+
+    def compute(self, *arguments: Any, **named: Any) -> Any:
+        """Compute the layer by its written code, with ``full`` again in the backward pass."""
         return self._run(super().forward, self.recomputes == "full", *arguments, **named)
 
     def _forward_mlp(self, *arguments: Any, **named: Any) -> Any:
@@ -111,11 +137,12 @@ class FeedForward(MLP):
     def __init__(self, config: TransformerConfig):
         submodules = MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=self.last_linear)
         super().__init__(config, submodules, ffn_hidden_size=config.ffn_hidden_size, tp_group=parallel.tensor_group())
+        self.kernels = Kernels()
 
     def forward(self, hidden_SBD: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return [S, B, D], and the bias that is still to be added to it, or None; padding is computed as the rest."""
         inner_SBR, bias_R = self.linear_fc1(hidden_SBD)
-        inner_SBF = activate(inner_SBR, bias_R, self.config.activation_func, self.config.gated_linear_unit)
+        inner_SBF = self.kernels.activate(inner_SBR, bias_R, self.config.activation_func, self.config.gated_linear_unit)
         out_SBD, bias_D = self.linear_fc2(inner_SBF)
         return out_SBD, bias_D
 
@@ -124,21 +151,6 @@ class NormedFeedForward(FeedForward):
     """With its output normalized."""
 
     last_linear = NormedRowLinear
-
-
-def plain_activate(inner: Tensor, bias_R: Tensor | None, activation: Activation, gated: bool) -> Tensor:
-    """Add the bias, [..., R], and activate, [..., F]; with a gate, the first half, which multiplies the other."""
-    if bias_R is not None:
-        inner = inner + bias_R
-    if not gated:
-        return activation(inner)
-    gate, up = inner.chunk(2, dim=-1)
-    return activation(gate) * up
-
-
-def activate(inner: Tensor, bias_R: Tensor | None, activation: Activation, gated: bool) -> Tensor:
-    """`plain_activate`, compiled where it is."""
-    return (fused_activate or plain_activate)(inner, bias_R, activation, gated)
 
 
 def multiply_in_float8(model: torch.nn.Module) -> None:

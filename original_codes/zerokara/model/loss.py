@@ -16,21 +16,27 @@ rank holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
+from zerokara.model.layers import Kernels, Softmax
 from zerokara.model.loss_chunks import block_rows, chunk_rows
 
-fused_softmax: Sequence[Callable[..., Tensor]] | None = None
-"""`SOFTMAX` compiled, set by `compilation`: two kernels instead of eight passes over the logits."""
-is_warming_up = False
-"""True while `compilation` shows it the sizes of training, though no other gradient is computed."""
+
+class Projection(NamedTuple):
+    """The output projection, as this process holds it."""
+
+    weight_VD: Tensor
+    vocab_size: int
+    """Rows of the whole vocabulary that are no padding."""
+    group: ProcessGroup | None = None
+    """The tensor-parallel ranks that share the vocabulary: each has as many rows, in the order of the ranks."""
 
 
 def cross_entropy(
@@ -38,27 +44,28 @@ def cross_entropy(
     labels_BS: Tensor,
     mask_BS: Tensor | None,
     per_token: bool,
-    weight_VD: Tensor,
-    vocab_size: int,
-    group: ProcessGroup | None = None,
+    projection: Projection,
+    kernels: Kernels,
 ) -> Tensor:
-    """Nats summed over the tokens whose `mask_BS` is 1 (None: all), a scalar in fp32; rows from `vocab_size` never win.
+    """Nats summed over the tokens whose `mask_BS` is 1 (None: all), a scalar in fp32; padding rows never win.
 
     `per_token` gives those of each token, [B, S] in fp32, whatever its mask, without gradients, in the same chunks.
 
-    With a tensor-parallel `group`, whose ranks have equal `hidden_SBD` and `labels_BS`, the weight is this rank's rows
-    of the vocabulary, in the order of the ranks; each rank gets the loss, and the gradient of `hidden_SBD`, of the
-    whole.
+    Ranks that share a projection have equal `hidden_SBD` and `labels_BS`; each gets the loss, and the gradient of
+    `hidden_SBD`, of the whole.
     """
     hidden_ND, labels_N = hidden_SBD.transpose(0, 1).flatten(0, 1), labels_BS.flatten()
-    arguments = hidden_ND, weight_VD, labels_N, vocab_size, group
+    arguments = hidden_ND, labels_N, projection, kernels.softmax
     if per_token:
         with torch.no_grad():
             return torch.cat([nats_C for _, nats_C, _ in _chunks(*arguments, needs_gradient=False)]).view_as(labels_BS)
     # Asked here: inside a Function gradients are always off, and a parameter requires one during validation too.
-    differentiates = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
+    differentiates = torch.is_grad_enabled() and (hidden_ND.requires_grad or projection.weight_VD.requires_grad)
     mask_N = None if mask_BS is None else mask_BS.flatten()
-    return _ChunkedCrossEntropy.apply(*arguments, mask_N, differentiates or is_warming_up)
+    needs_gradient = differentiates or kernels.is_warming_up
+    # The weight by itself: torch looks for what it differentiates by among the arguments, and not inside of them.
+    weight_VD = projection.weight_VD
+    return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, *arguments[1:], mask_N, needs_gradient)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -68,16 +75,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         labels_N: Tensor,
-        vocab_size: int,
-        group: ProcessGroup | None,
+        projection: Projection,
+        softmax: Softmax | None,
         mask_N: Tensor | None,
         needs_gradient: bool,
     ) -> Tensor:
+        projection = projection._replace(weight_VD=weight_VD)
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND if needs_gradient else hidden_ND[:0])
         # The sum over chunks is kept in fp32: in bf16 each addition would round.
         grad_weight_VD = torch.zeros_like(weight_VD if needs_gradient else weight_VD[:0], dtype=torch.float32)
-        for chunk, nats_C, grad_CV in _chunks(hidden_ND, weight_VD, labels_N, vocab_size, group, needs_gradient):
+        for chunk, nats_C, grad_CV in _chunks(hidden_ND, labels_N, projection, softmax, needs_gradient):
             hidden_CD = hidden_ND[chunk]
             if mask_N is not None:  # the gradients' as well, here on rows of D, not of V, numbers
                 nats_C, hidden_CD = nats_C * mask_N[chunk], hidden_CD * mask_N[chunk, None].to(hidden_CD.dtype)
@@ -89,8 +97,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if needs_gradient:
             if mask_N is not None:
                 grad_hidden_ND.mul_(mask_N[:, None])
-            if group:
-                torch.distributed.all_reduce(grad_hidden_ND, group=group)
+            if projection.group:
+                torch.distributed.all_reduce(grad_hidden_ND, group=projection.group)
             ctx.save_for_backward(grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype))
         return total
 
@@ -102,29 +110,24 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _chunks(
-    hidden_ND: Tensor,
-    weight_VD: Tensor,
-    labels_N: Tensor,
-    vocab_size: int,
-    group: ProcessGroup | None,
-    needs_gradient: bool,
+    hidden_ND: Tensor, labels_N: Tensor, projection: Projection, softmax: Softmax | None, needs_gradient: bool
 ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
     """Yield each chunk, its nats [C] and the gradient of its logits [C, V], to which this keeps no reference."""
-    rows = chunk_rows(hidden_ND.device.type, len(hidden_ND), len(weight_VD))
+    num_rows = len(projection.weight_VD)
+    rows = chunk_rows(hidden_ND.device.type, len(hidden_ND), num_rows)
     # One buffer for all chunks: on a CPU fresh memory costs as much as what is computed in it.
-    buffer_CV = None if fused_softmax else hidden_ND.new_empty(rows, len(weight_VD))
+    buffer_CV = None if softmax else hidden_ND.new_empty(rows, num_rows)
     for start in range(0, len(hidden_ND), rows):
         chunk = slice(start, start + rows)
-        inputs = hidden_ND[chunk], weight_VD, labels_N[chunk], vocab_size, group
+        inputs = hidden_ND[chunk], labels_N[chunk], projection, softmax
         yield chunk, *_nats_and_gradient(*inputs, buffer_CV, needs_gradient)
 
 
 def _nats_and_gradient(
     hidden_CD: Tensor,
-    weight_VD: Tensor,
     labels_C: Tensor,
-    vocab_size: int,
-    group: ProcessGroup | None,
+    projection: Projection,
+    compiled: Softmax | None,
     buffer_CV: Tensor | None,
     needs_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
@@ -133,6 +136,7 @@ def _nats_and_gradient(
     The gradient is [C, V] in the dtype of the hidden states: within `buffer_CV` (C rows or more), or without one by the
     compiled softmax.
     """
+    weight_VD, vocab_size, group = projection
     num_rows = weight_VD.size(0)
     first_row = group.rank() * num_rows if group else 0
     num_real = min(max(vocab_size - first_row, 0), num_rows)  # rows of this rank that are no padding
@@ -141,7 +145,7 @@ def _nats_and_gradient(
     labels_C1 = rows_C.where(is_local_C, 0)[:, None]
     logits_CV = torch.mm(hidden_CD, weight_VD.t(), out=None if buffer_CV is None else buffer_CV[: len(hidden_CD)])
     label_logits_C = logits_CV.gather(1, labels_C1).squeeze(1).float()
-    log_sums, softmax = fused_softmax or (softmax_in_place, None)
+    log_sums, softmax = compiled or (softmax_in_place, None)
     own_log_sum_C = log_sums(logits_CV, num_real) if num_real else torch.full_like(label_logits_C, float("-inf"))
     log_sum_C = own_log_sum_C
     if group:

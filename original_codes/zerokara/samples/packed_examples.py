@@ -226,5 +226,5 @@ class ExampleData:
         return {**lengths, "packing": bin_packing.VERSION}
 
 
-Reading = DataPlan | ExampleData
+TrainingData = DataPlan | ExampleData
 """The training samples of a run and their order: of a corpus, or of the examples of a task."""

@@ -80,7 +80,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
         if not found.total(CLEAN, "documents"):
             rows.append(("warning", "nothing stays of the corpus; the report says which rules dropped what"))
         if config.report_only:
-            summary("clean: the report is done", rows, f"{command.again(options.argv)} --set report_only=false")
+            summary("clean: the report is done", rows, f"{options.resume_command} --set report_only=false")
             return
         executors.move_into_place(folder, plan)
         made = {"clean": [path for path in plan.outputs if path.exists()], "report": reports}

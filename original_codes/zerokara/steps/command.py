@@ -63,7 +63,7 @@ class Options:
     temperature: float | None = None
     seed: int | None = None
     argv: Sequence[str] = ()  # the command line itself
-    again: str = "the same command"  # resumes this one
+    resume_command: str = "the same command"  # resumes this one
 
 
 def _positive(kind: type[int] | type[float], or_zero: bool = False) -> Callable[[str], float]:
@@ -126,7 +126,7 @@ def parse(script: str, doc: str | None, argv: Sequence[str], **flags: str) -> Op
         if help_:  # else it would have no effect here
             option = name if name == "prompt" else f"--{name.replace('_', '-')}"
             parser.add_argument(option, help=help_, **_FLAGS[name])
-    return Options(**vars(parser.parse_args(argv)), argv=argv, again=again(argv))
+    return Options(**vars(parser.parse_args(argv)), argv=argv, resume_command=resume_command(argv))
 
 
 def run(script: str, work: Callable[[Any, Options], None], doc: str | None, argv: Sequence[str], **flags: str) -> int:
@@ -139,10 +139,10 @@ def run(script: str, work: Callable[[Any, Options], None], doc: str | None, argv
             signal.signal(signal.SIGINT, signal.default_int_handler)
         work(load(config_class, path, options.overrides), options)
 
-    return guarded(begin, options.again)
+    return guarded(begin, options.resume_command)
 
 
-def again(argv: Sequence[str], without: Sequence[str] = ()) -> str:
+def resume_command(argv: Sequence[str], without: Sequence[str] = ()) -> str:
     """Return the command that was typed, without some flags; "the same command" if it is not known."""
     script, module = _called(), getattr(sys.modules["__main__"], "__spec__", None)
     if script is not None:

@@ -28,7 +28,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     if config.is_mixture:
         train_tokens, epochs = course.num_tokens, "as in the table above"
         refuse(schedule.epochs_faults(config, plan.consumption.sources))
-        log("\n".join(schedule.table_lines(plan.data.reading, course, plan.consumption)))
+        log("\n".join(schedule.table_lines(plan.data.training, course, plan.consumption)))
     length = f"auto: {train_tokens:,} tokens, {epochs}"
     if config.train_tokens != "auto":
         length = f"{config.train_tokens:,} tokens: {config.train_tokens / epoch_tokens:.3f} epochs of {epoch_tokens:,}"

@@ -94,7 +94,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         fit.draw(plot_path, law, runs)
         rows += [("expect", f"{chosen.prediction} bits per byte of held-out text"), ("plot", str(plot_path))]
     else:
-        offer = command.again([*options.argv, "--fit"], without=["--write"])
+        offer = command.resume_command([*options.argv, "--fit"], without=["--write"])
         offer = f"small models trained on this corpus for {command.FIT_MINUTES:g} minutes predict them: {offer}"
         try:
             of_slot = Speed(*(len(free) * each for each in astuple(speed)))
@@ -109,7 +109,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     kept = [each for each in options.overrides if each.partition("=")[0].strip() not in values]
     following = command.next_command("3_train_node1.sh", replace(options, overrides=kept), config)
     # Numbers on a command line are soon forgotten, and the run would be another.
-    summary("plan", rows, following if is_written else command.again([*options.argv, "--write"]))
+    summary("plan", rows, following if is_written else command.resume_command([*options.argv, "--write"]))
 
 
 def _take_over(config: PretrainConfig, options: command.Options) -> None:
@@ -125,7 +125,7 @@ def _take_over(config: PretrainConfig, options: command.Options) -> None:
     if options.write:
         rows.append(("config", write_values(options.config_path, values, options.dry_run)))
     else:
-        following = command.again([*options.argv, "--write"])
+        following = command.resume_command([*options.argv, "--write"])
     summary(f"the model of {config.init_from}", rows, following)
 
 

@@ -19,11 +19,11 @@ from zerokara.tokenizer.compatibility import notes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, open_encoder
 from zerokara.tokens import work_folder
-from zerokara.tokens.accounts import SourceTally, check_bad_fraction
 from zerokara.tokens.encode import encode_corpus, manifest_facts, start_fork_server, summary_rows
 from zerokara.tokens.estimate import prepare
 from zerokara.tokens.indexed import TokenPaths, bin_path
 from zerokara.tokens.shard_tasks import WHOLE, Part, num_workers
+from zerokara.tokens.statistics import SourceTally, check_bad_fraction
 
 
 def tokenize(config: PretrainConfig, options: command.Options) -> None:

@@ -31,7 +31,7 @@ HELP = {
 def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = run_plan.PRETRAINING) -> None:
     """Do what the options ask for: train, or evaluate a checkpoint, or prove that the run would resume."""
     # A second --redo would set the new run aside itself.
-    options = replace(options, again=command.again(options.argv, without=("--redo",)))
+    options = replace(options, resume_command=command.resume_command(options.argv, without=("--redo",)))
     preflight.check(config, preflight.of_run(config))
     if options.verify_resume:
         earlier = run_folder.look(config)
@@ -42,15 +42,15 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
     elif options.evaluate is not None:
         launching.evaluate(config, task, options.evaluate)
     else:
-        machines = Machines.of(config, options.join, options.host, command.again(options.argv))
-        commands = launching.Commands(options.again, _next(config, options))
+        machines = Machines.of(config, options.join, options.host, command.resume_command(options.argv))
+        commands = launching.Commands(options.resume_command, _next(config, options))
         try:
             _train(config, task, options, machines, commands)
         except UserError as error:
             if not options.dry_run and not machines.is_first:
-                from zerokara.training.nodes import meeting  # it imports torch
+                from zerokara.training.nodes import rendezvous  # it imports torch
 
-                meeting.report_faults(machines, error.faults)
+                rendezvous.report_faults(machines, error.faults)
             raise
 
 
@@ -81,7 +81,7 @@ def _train(
 def _next(config: RunConfig, options: command.Options) -> str:
     """The command that comes after this step."""
     if config.traits.no_class:  # step 4 would refuse it
-        return f"{options.again} --evaluate"
+        return f"{options.resume_command} --evaluate"
     run_dir = str(Path(config.output_model_dir))
     made = {"input_model_dir": run_dir, "output_tokenizer_and_model_dir": f"{run_dir}_hf"}
     return command.next_command("4_convert_to_HF.sh", options, config, made)

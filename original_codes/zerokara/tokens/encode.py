@@ -1,8 +1,8 @@
 """Corpus → token files: cut into tasks, encode in worker processes, merge in corpus order.
 
-The step deals, by a pool of the standard library: it takes tasks from several lanes at once, of which each unpacks a
-file in a thread, and keeps a few more tasks under way than there are workers. Workers are forked by multiprocessing's
-fork server, a process without threads that has imported what they need: they start within milliseconds.
+The step deals, by a pool of the standard library: it takes tasks from several input streams at once, of which each
+unpacks a file in a thread, and keeps a few more tasks under way than there are workers. multiprocessing's fork server
+forks the workers. It is a process without threads that has imported what they need: they start within milliseconds.
 
 The result depends on the corpus, the tokenizer and the settings, never on the number of workers, nor on how often the
 work was interrupted. Everything is written in a work folder beside the output; the final names appear at the end. The
@@ -37,10 +37,10 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice
 from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokens import merge, shards, work_folder
-from zerokara.tokens.accounts import SourceTally, check_sources, count_sources, total, write_quarantine
 from zerokara.tokens.indexed import TokenPaths, dtype_for
-from zerokara.tokens.shard_tasks import WHOLE, Part, expected, lanes, num_workers, usual_task_bytes
+from zerokara.tokens.shard_tasks import WHOLE, Part, expected, input_streams, num_workers, usual_task_bytes
 from zerokara.tokens.shards import Job, ShardResult, ShardTask, begin_worker, write_shard
+from zerokara.tokens.statistics import SourceTally, check_sources, count_sources, total, write_quarantine
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = [shards.__name__, "gigatoken"]
@@ -152,7 +152,7 @@ def encode(
         size = sum(result.text_bytes for result in finished.values())
         log(f"  resuming: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
     job = Job(choice.encoder, folder, config.text_field, config.txt_document, choice.name, is_synced=part.of > 1)
-    todo, left = lanes(files, plan.task_bytes, config.txt_document, part, finished)
+    todo, left = input_streams(files, plan.task_bytes, config.txt_document, part, finished)
     results, made, started = dict(finished), ShardResult(""), time.monotonic()
     before = sum(result.disk_bytes for result in finished.values()) if part == WHOLE else 0
     with (
@@ -188,9 +188,9 @@ def start_fork_server() -> None:
 
 
 def run_in_workers(
-    job: Job, lanes: Iterable[Iterator[ShardTask]], num_workers: int
+    job: Job, input_streams: Iterable[Iterator[ShardTask]], num_workers: int
 ) -> Generator[ShardResult, None, None]:
-    """Run the tasks of all lanes; yield results as they come, in no fixed order.
+    """Run the tasks of all input streams; yield results as they come, in no fixed order.
 
     Close the generator to end the workers early (`contextlib.closing`).
 
@@ -203,7 +203,7 @@ def run_in_workers(
     others, workers = set(multiprocessing.active_children()), set[BaseProcess]()
     pool = ProcessPoolExecutor(num_workers, _CONTEXT, begin_worker, (job,))
     threads = ThreadPoolExecutor(OPEN_LANES)
-    waiting, opened = iter(lanes), list[Iterator[ShardTask]]()
+    waiting, opened = iter(input_streams), list[Iterator[ShardTask]]()
     asked: dict[Future[Any], Iterator[ShardTask]] = {}
     under_way: dict[Future[Any], ShardTask] = {}
     try:

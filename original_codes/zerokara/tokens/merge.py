@@ -39,10 +39,10 @@ from zerokara.durable import sync_folder, write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import Progress, log, plural
 from zerokara.resources import available_cores
-from zerokara.tokens.accounts import SourceTally, SplitTally
 from zerokara.tokens.indexed import DOCUMENT_BYTES, HEADER, TokenPaths, bin_path, header_bytes, idx_path, index_part
 from zerokara.tokens.shard_tasks import WHOLE, Part
 from zerokara.tokens.shards import ShardResult, ShardTask, shard_path
+from zerokara.tokens.statistics import SourceTally, SplitTally
 
 CHECKPOINT_BYTES = 256 * 1024 * 1024
 """Ids that a thread copies before they are synced and their shards deleted."""

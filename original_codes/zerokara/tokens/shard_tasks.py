@@ -55,7 +55,7 @@ def usual_task_bytes(config: DataSettings, corpus_bytes: int) -> int:
     return min(max(corpus_bytes // (num_workers(config) * TASKS_A_WORKER), MIN_TASK_BYTES), MAX_TASK_BYTES)
 
 
-def lanes(
+def input_streams(
     files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument, part: Part, done: Mapping[str, ShardResult]
 ) -> tuple[list[Iterator[ShardTask]], int]:
     """Tasks of a part that are not done, and bytes of the corpus that they take (of blocks of parts an estimate).
@@ -70,13 +70,13 @@ def lanes(
     if len(streams) >= part.of:
         streams, of_each = streams[part.number :: part.of], WHOLE
     mine = [task for task in known[part.number :: part.of] if task.name not in done]
-    left, lanes = sum(held.disk_bytes for task in mine for held in task.parts), [iter(mine)]
+    left, input_streams = sum(held.disk_bytes for task in mine for held in task.parts), [iter(mine)]
     for index, file in streams:
         *finished, last = _blocks_done(index, done)
         if last not in done:
-            lanes.append(_block_tasks(index, file, task_bytes, of_each, done))
+            input_streams.append(_block_tasks(index, file, task_bytes, of_each, done))
             left += (file.bytes - sum(done[name].disk_bytes for name in finished)) // of_each.of
-    return lanes, left
+    return input_streams, left
 
 
 def expected(

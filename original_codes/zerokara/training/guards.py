@@ -21,7 +21,7 @@ from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.samples.batches import Batches
-from zerokara.samples.packed_examples import Reading
+from zerokara.samples.packed_examples import TrainingData
 from zerokara.training.run import to_device
 
 WINDOW_STEPS = 100
@@ -105,7 +105,7 @@ class StepGuard:
 
 
 def find_bad_samples(
-    module: torch.nn.Module, batches: Batches, reading: Reading, consumed: int
+    module: torch.nn.Module, batches: Batches, training: TrainingData, consumed: int
 ) -> list[dict[str, Any]]:
     """Return the sequences of the batch at `consumed` whose loss is not finite, or else those of the highest loss.
 
@@ -128,8 +128,8 @@ def find_bad_samples(
     found = []
     for index, loss, sample in zip(chosen.tolist(), losses[chosen].tolist(), samples.tolist(), strict=True):
         documents: list[dict[str, Any]] = []
-        for source_index, number in reading.documents_in(sample):
-            source = reading.sources[source_index].name
+        for source_index, number in training.documents_in(sample):
+            source = training.sources[source_index].name
             if documents and documents[-1]["source"] == source and documents[-1]["last"] == number - 1:
                 documents[-1]["last"] = number
             else:  # packed examples need not be consecutive

@@ -89,18 +89,18 @@ def train(start: Start, machines: Machines, commands: Commands, sets_aside: bool
         RunError: the training failed.
         Stopped, KeyboardInterrupt: the run was asked to stop before its end.
     """
-    plan, owns_run_dir, meeting = start.plan, True, None
+    plan, owns_run_dir, rendezvous = start.plan, True, None
     with contextlib.ExitStack() as stack:
         if machines.number > 1:
-            from zerokara.training.nodes.meeting import check_consistent, meet
+            from zerokara.training.nodes.rendezvous import check_consistent, join_rendezvous
 
             # Before the first machine knows the micro batch, it may have tried several, and compiled for each.
-            meeting = stack.enter_context(meet(machines))
+            rendezvous = stack.enter_context(join_rendezvous(machines))
             if machines.is_first:
-                meeting.publish("micro_batch", trials.with_micro_batch(plan, start.resumed).resolved.micro_batch)
-            plan = plan.with_settings(micro_batch_size=meeting.wait_for("micro_batch", seconds=TRIAL_SECONDS))
-            plan = check_consistent(meeting, plan)
-            owns_run_dir = meeting.owns_run_dir(plan.run_dir)
+                rendezvous.publish("micro_batch", trials.with_micro_batch(plan, start.resumed).resolved.micro_batch)
+            plan = plan.with_settings(micro_batch_size=rendezvous.wait_for("micro_batch", seconds=TRIAL_SECONDS))
+            plan = check_consistent(rendezvous, plan)
+            owns_run_dir = rendezvous.owns_run_dir(plan.run_dir)
             if owns_run_dir and not machines.is_first:
                 stack.enter_context(run_folder.command_lock(plan.requested))
         else:
@@ -109,12 +109,12 @@ def train(start: Start, machines: Machines, commands: Commands, sets_aside: bool
             if sets_aside:  # the last thing before the start: a refusal above has cost nothing
                 run_folder.set_aside(plan.run_dir)
             run_folder.claim(plan, list(plan_table.rows(plan, in_full=True)))
-        if meeting:
-            meeting.gather("claimed")
+        if rendezvous:
+            rendezvous.gather("claimed")
         count = plural(plan.num_processes, "process", "processes")
         print(f"starting {count}; importing torch takes seconds", flush=True)
         try:
-            code = spawn(plan, "train", meeting=meeting, path=plan.run_dir / PLAN_NAME if owns_run_dir else None)
+            code = spawn(plan, "train", rendezvous=rendezvous, path=plan.run_dir / PLAN_NAME if owns_run_dir else None)
         except KeyboardInterrupt:
             raise Stopped(f"to resume: {commands.resume}") from None
         newest = _newest_at_end(plan, code, commands)

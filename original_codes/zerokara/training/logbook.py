@@ -75,7 +75,7 @@ class Logbook:
 
     def __init__(self, plan: RunPlan, samples: Callable[[int], int], state: TrainingState, processes: Processes):
         """Open the records of a start that begins at `state`; `samples` gives the sequences read after a step."""
-        self._plan, self._samples, self._order = plan, samples, plan.data.reading.order()
+        self._plan, self._samples, self._order = plan, samples, plan.data.training.order()
         self._device, self._log = processes.device, processes.log
         self._started = time.monotonic() - state.seconds
         self._window: list[StepRecord] = []
@@ -213,7 +213,7 @@ class Logbook:
     def log_stages(self, step: int, resumed: bool = False) -> None:
         """Log which stages begin in the step after `step`, and for a resumed run the stage that it is in."""
         next_samples = range(self._samples(step), self._samples(step + 1))
-        for message in stage_messages(self._plan.data.reading, self._order, next_samples, resumed):
+        for message in stage_messages(self._plan.data.training, self._order, next_samples, resumed):
             self._log(f"step {step + 1}  {message}")
 
     def flush(self) -> None:

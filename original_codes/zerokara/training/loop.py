@@ -165,7 +165,7 @@ class Trainer:
         self.logbook.add(record)
         if record.skip_reason:
             consumed = run.samples(step - 1)
-            found = find_bad_samples(run.engine.module, run.batches, run.plan.data.reading, consumed)
+            found = find_bad_samples(run.engine.module, run.batches, run.plan.data.training, consumed)
             self.logbook.log_skipped(record, found)
             self.guard.check_skipped_in_row(step, record.skip_reason)
         if is_last or step % config.log_interval == 0 or step == 1:

@@ -27,7 +27,7 @@ from zerokara.model.builder import Model
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch
-from zerokara.training.compute import optimizers, updater
+from zerokara.training.compute import engine_choice, optimizers
 from zerokara.training.compute.engine import Engine, load_state
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining
@@ -182,7 +182,7 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
     """Open a plan: at the checkpoint `newest`, or else at its first step."""
     config, device, log = plan.resolved, processes.device, processes.log
     model = build_model(plan)
-    engine = updater.open_engine(model, config, plan.template, device)
+    engine = engine_choice.open_engine(model, config, plan.template, device)
     joining.set_timeouts()  # of those that DeepSpeed has made, too
     state = state_of(plan, 0, step=0, seconds=0.0, facts={"init_from": config.init_from} if config.init_from else {})
     if newest is not None:
@@ -211,8 +211,11 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
         layers.multiply_in_float8(model)
     dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
     flash_attention.start(plan.shape.head_dim, dtype, device, log)
-    share, reading = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size()), plan.data.reading
-    batches = Batches(reading.tokens(), reading.order(), share, plan.data.objective, parallel.data_rank())
+    share, training = (
+        BatchLayout(config.global_batch, config.micro_batch, parallel.data_size()),
+        plan.data.training,
+    )
+    batches = Batches(training.tokens(), training.order(), share, plan.data.objective, parallel.data_rank())
     whole_layers = compilation.reason_against(config.compile, device.type) is None
     if whole_layers or compilation.compiles_functions(config.compile, device.type):
         first = next(batches.at(0))  # any would do; where a run resumes there may be none

@@ -17,11 +17,11 @@ from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 from zerokara.training.processes import supervision
 
 if TYPE_CHECKING:  # it imports torch
-    from zerokara.training.nodes.meeting import Meeting
+    from zerokara.training.nodes.rendezvous import Rendezvous
 
 
-def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path | None = None) -> int:
-    """Run the training processes, which do `work` (`worker.main`), here or on each of the machines of a `meeting`.
+def spawn(plan: RunPlan, *work: str, rendezvous: Rendezvous | None = None, path: Path | None = None) -> int:
+    """Run the training processes, which do `work` (`worker.main`), here or on each of the machines of a `rendezvous`.
 
     `path` is the file of the plan, where the run folder has one; otherwise a temporary one is written.
 
@@ -33,14 +33,14 @@ def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path 
         KeyboardInterrupt: they were asked to stop, and have saved.
     """
     network = network_environment()
-    if meeting:
-        network = network_environment(meeting.address) | {supervision.FOLDER_NAME: str(meeting.folder_owner)}
+    if rendezvous:
+        network = network_environment(rendezvous.address) | {supervision.FOLDER_NAME: str(rendezvous.folder_owner)}
     oom_kills_before = supervision.num_oom_kills()
     with contextlib.ExitStack() as stack:
         if path is None:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
             plan.write(path)
-        place, own = stack.enter_context(rendezvous()), plan.devices.process_environment(plan.processes_per_node)
+        place, own = stack.enter_context(local_rendezvous()), plan.devices.process_environment(plan.processes_per_node)
         # The environment of this process, too: libraries read some variables when they are loaded.
         stack.callback(os.environ.update, dict(os.environ))
         stack.callback(os.environ.clear)
@@ -50,16 +50,16 @@ def spawn(plan: RunPlan, *work: str, meeting: Meeting | None = None, path: Path 
         is_forked = "torch" not in sys.modules
         from zerokara.training.nodes import agent
 
-        code = agent.run(plan, [str(path), *work], is_forked, meeting)
+        code = agent.run(plan, [str(path), *work], is_forked, rendezvous)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
-    if code == -signal.SIGKILL and meeting is None:
+    if code == -signal.SIGKILL and rendezvous is None:
         print(f"failed: {supervision.kill_message(oom_kills_before)}", file=sys.stderr)
     return code
 
 
 @contextlib.contextmanager
-def rendezvous() -> Iterator[dict[str, str]]:
+def local_rendezvous() -> Iterator[dict[str, str]]:
     """Keep the rendezvous of this machine's processes as long as the block lasts; yield it for their environment.
 
     torch's usual one is a TCP port, which every user of the machine can reach, and change what is agreed there. This is

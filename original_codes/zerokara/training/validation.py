@@ -60,8 +60,8 @@ class LossValidation:
 
     def __init__(self, plan: RunPlan, device: torch.device, prefix: Path | None = None):
         """`prefix` is of other token files than the validation's: those of a test, which are one source."""
-        config, encoder, reading = plan.resolved, plan.encoder, plan.data.reading
-        sources = *reading.sources, *reading.held_out
+        config, encoder, training = plan.resolved, plan.encoder, plan.data.training
+        sources = *training.sources, *training.held_out
         self._device, self._micro_batch_size = device, config.micro_batch
         self._positions = [number for number, source in enumerate(sources) if source.num_valid_tokens or prefix]
         names = [sources[number].name for number in self._positions]

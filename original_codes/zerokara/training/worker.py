@@ -85,7 +85,7 @@ def main(arguments: Sequence[str], task: RunTask = PRETRAINING, work: Mapping[st
         # NCCL asks for it. After a failure it could wait for the others: the process just ends.
         torch.distributed.destroy_process_group()
 
-    return guarded(run, again="")
+    return guarded(run, resume_command="")
 
 
 def _explained(error: RuntimeError | MemoryError, forecast: MemoryForecast) -> tuple[int, str]:

@@ -20,7 +20,7 @@ from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation import models as models_module
-from zerokara.evaluation.bits_per_byte import Reading, measure_texts, reading_of
+from zerokara.evaluation.bits_per_byte import Windowing, measure_texts, windowing_of
 from zerokara.evaluation.inputs import MeasuredText, TaskData, check_folder
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
@@ -101,9 +101,9 @@ def test_start_and_context_are_declared(models: dict[str, LoadedModel]) -> None:
     assert {start for start, _ in notes} == {"start: <|endoftext|> (end of the document before)"}
     contexts = [context for _, context in notes]
     assert contexts == ["context 8", f"context {CONTEXT} (the model takes no more)", f"context {CONTEXT}"]
-    reading = reading_of(models["llama"], EvaluateConfig())
+    windowing = windowing_of(models["llama"], EvaluateConfig())
     bos = "bos, which the tokenizer puts before text"
-    assert reading == Reading(1, "<s>", bos, 2, CONTEXT, CONTEXT // 2)
+    assert windowing == Windowing(1, "<s>", bos, 2, CONTEXT, CONTEXT // 2)
 
 
 def test_documents_end_with_the_token_that_config_json_names_and_in_an_export_they_begin_after_it(
@@ -113,16 +113,16 @@ def test_documents_end_with_the_token_that_config_json_names_and_in_an_export_th
         folder = shutil.copytree(folders["llama"], tmp_path / str(ids))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": ids}), encoding="utf-8")
-        reading = reading_of(open_models([folder], "cpu")[0], EvaluateConfig())
-        assert (reading.end_id, reading.start_id) == (5, 1)
+        windowing = windowing_of(open_models([folder], "cpu")[0], EvaluateConfig())
+        assert (windowing.end_id, windowing.start_id) == (5, 1)
     (folder / "manifest.json").write_text("{}", encoding="utf-8")
-    assert reading_of(open_models([folder], "cpu")[0], EvaluateConfig()).start_id == 1
+    assert windowing_of(open_models([folder], "cpu")[0], EvaluateConfig()).start_id == 1
     manifest.write(folder / "manifest.json", manifest.StepSpec(exported_folder.STEP, {}, {}), {}, {}, 0.0)
-    reading = reading_of(open_models([folder], "cpu")[0], EvaluateConfig())
-    assert (reading.end_id, reading.start_id) == (5, 5)
+    windowing = windowing_of(open_models([folder], "cpu")[0], EvaluateConfig())
+    assert (windowing.end_id, windowing.start_id) == (5, 5)
     del config["eos_token_id"]
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert reading_of(open_models([folder], "cpu")[0], EvaluateConfig()).end_id == 2
+    assert windowing_of(open_models([folder], "cpu")[0], EvaluateConfig()).end_id == 2
 
 
 def test_a_lossy_tokenizer_and_an_encoder_decoder_are_named_and_not_ranked(models: dict[str, LoadedModel]) -> None:

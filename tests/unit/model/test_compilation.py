@@ -10,7 +10,7 @@ import torch
 from drawn_models import build
 from shapes import shape_of
 
-from zerokara.model import compilation, layers, loss
+from zerokara.model import compilation
 from zerokara.model.builder import Decoder
 from zerokara.model.compilation import Fused
 from zerokara.model.megatron_core import rope_utils
@@ -19,8 +19,6 @@ from zerokara.model.megatron_core import rope_utils
 @pytest.fixture(autouse=True)
 def _no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(loss, "fused_softmax", None)
-    monkeypatch.setattr(layers, "fused_activate", None)
     monkeypatch.setattr(rope_utils, "_apply_rotary_pos_emb_bshd", compilation.plain_rotate)
 
 

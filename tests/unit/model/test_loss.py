@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy as plain_cross_entropy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from zerokara.model import loss, loss_chunks
-from zerokara.model.loss import cross_entropy
+from zerokara.model.layers import Kernels
+from zerokara.model.loss import Projection, cross_entropy
 from zerokara.model.loss_chunks import loss_bytes
 
 ROWS, VOCAB_SIZE, HIDDEN_SIZE, TOKENS, RANKS = 384, 130, 8, 20, 4
@@ -50,14 +51,15 @@ def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return hidden, weight, labels, (torch.rand(TOKENS, generator=chance) < 0.7).float()
 
 
-def computed(weight: Tensor, group: Any = None) -> tuple[float, Tensor, Tensor, Tensor]:
+def computed(weight: Tensor, group: Any = None, softmax: Any = None) -> tuple[float, Tensor, Tensor, Tensor]:
     """The summed nats, their gradients, and the nats of each token."""
     hidden, _, labels, mask = inputs()
     hidden.requires_grad_()
     weight = weight.clone().requires_grad_()
-    nats = cross_entropy(hidden[:, None], labels[None], mask[None], False, weight, VOCAB_SIZE, group)
+    projection, kernels = Projection(weight, VOCAB_SIZE, group), Kernels(softmax)
+    nats = cross_entropy(hidden[:, None], labels[None], mask[None], False, projection, kernels)
     (nats * 0.5).backward()
-    (each,) = cross_entropy(hidden[:, None], labels[None], None, True, weight, VOCAB_SIZE, group)
+    (each,) = cross_entropy(hidden[:, None], labels[None], None, True, projection, kernels)
     assert hidden.grad is not None and weight.grad is not None and not each.requires_grad
     return nats.item(), hidden.grad, weight.grad, each
 
@@ -69,14 +71,14 @@ def test_loss_and_gradients_are_torchs(
     monkeypatch: pytest.MonkeyPatch, ranks: list[Any], chunk_bytes: int, is_shared: bool, is_fused: bool
 ) -> None:
     monkeypatch.setitem(loss_chunks.CHUNK_BYTES, "cpu", chunk_bytes // (RANKS if is_shared else 1))
-    monkeypatch.setattr(loss, "fused_softmax", loss.SOFTMAX if is_fused else None)
     hidden, weight, labels, mask = inputs()
     parts = hidden.requires_grad_(), weight.requires_grad_()
     each = plain_cross_entropy((hidden @ weight.t())[:, :VOCAB_SIZE], labels, reduction="none")
     of_hidden, of_weight = torch.autograd.grad((each * mask).sum() * 0.5, parts)
     shards = list(weight.detach().chunk(RANKS)) if is_shared else [weight.detach()]
     with ThreadPoolExecutor(RANKS) as pool:
-        found = list(pool.map(computed, shards, ranks if is_shared else [None]))
+        softmax = [loss.SOFTMAX if is_fused else None] * RANKS
+        found = list(pool.map(computed, shards, ranks if is_shared else [None], softmax))
     for number, (nats, grad_hidden, _, each_found) in enumerate(found):
         rounding.assert_same_tensor(each_found, each.detach(), f"rank {number}")
         rounding.assert_same_loss(nats, (each * mask).sum().item())
@@ -86,14 +88,14 @@ def test_loss_and_gradients_are_torchs(
     assert got[:VOCAB_SIZE].abs().max() > 0.1 and not got[VOCAB_SIZE:].any()
 
 
-def test_a_padding_row_that_takes_part_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_padding_row_that_takes_part_is_noticed() -> None:
     weight, right = inputs()[1], computed(inputs()[1])[0]
     broken = lambda logits, real: loss.log_sum_of_exponentials(logits, real + 1)  # noqa: E731
-    monkeypatch.setattr(loss, "fused_softmax", (broken, loss.softmax_of_real))
-    assert rounding.times_tolerance([computed(weight)[0]], [right]) > rounding.BROKEN
+    found = computed(weight, softmax=(broken, loss.softmax_of_real))[0]
+    assert rounding.times_tolerance([found], [right]) > rounding.BROKEN
 
 
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch, is_fused: bool) -> None:
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Callable, Callable]:
     """Stand in, without temporaries, for kernels of a GPU: the compiled softmax, and a product added in fp32."""
 
     def kernel(result: Tensor, value: Callable[[], Tensor]) -> Tensor:
@@ -106,9 +108,9 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, is_fused: bool) -> None:
 
     log_sums: Callable = lambda x, real: kernel(torch.empty(len(x)), lambda: loss.SOFTMAX[0](x, real))  # noqa: E731
     softmax: Callable = lambda x, *rest: kernel(torch.empty_like(x), lambda: loss.SOFTMAX[1](x, *rest))  # noqa: E731
-    monkeypatch.setattr(loss, "fused_softmax", (log_sums, softmax) if is_fused else None)
     monkeypatch.setattr(loss, "adds_in_fp32", lambda *_: True)
     monkeypatch.setattr(torch, "addmm", add)
+    return log_sums, softmax
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -120,15 +122,15 @@ def test_what_the_loss_takes_is_forecast_and_no_chunk_makes_a_gradient_of_the_we
     """A matrix of that size for each chunk would be written, read and rounded."""
     monkeypatch.setattr(loss_chunks, "CHUNK_BYTES", {"cpu": 0, "cuda": 0})
     monkeypatch.setattr(loss_chunks, "LEAST_ROWS", {"cpu": 128, "cuda": 128})
-    if device != "cpu":
-        on_a_gpu(monkeypatch, device != "cuda")
+    softmax = on_a_gpu(monkeypatch) if device != "cpu" else None
+    kernels = Kernels(softmax if "compiled" in device else None)
     tokens, rows = 8 * 128, 1152
     monkeypatch.setattr(loss_chunks, "BLOCK_BYTES", 4 * rows * (48 if device == "cpu" else 128))
     hidden, weight = (torch.randn(size, hidden_size, dtype=dtype).requires_grad_() for size in (tokens, rows))
     hidden_SBD = hidden.view(-1, 2, hidden_size) if device == "cpu" else hidden.view(2, -1, hidden_size).transpose(0, 1)
     labels = torch.randint(0, rows, (2, tokens // 2))
     with Dispatched() as seen:
-        cross_entropy(hidden_SBD, labels, None, False, weight, rows)
+        cross_entropy(hidden_SBD, labels, None, False, Projection(weight, rows), kernels)
     expected = loss_bytes(device[:4].strip(","), tokens, rows, hidden_size, dtype.itemsize, "compiled" in device)
     assert seen.peak_bytes == pytest.approx(expected, rel=0.02)
     kept = 1 if dtype == torch.float32 else 2  # the sum over chunks, and in the dtype of the weight
@@ -145,7 +147,7 @@ def test_blocks_that_stay_in_the_cache_change_no_bit(monkeypatch: pytest.MonkeyP
     found = []
     for block in (2**30, 4 * 300 * 7):
         monkeypatch.setattr(loss_chunks, "BLOCK_BYTES", block)
-        nats = cross_entropy(hidden, labels, mask.float(), False, weight, 290)
+        nats = cross_entropy(hidden, labels, mask.float(), False, Projection(weight, 290), Kernels())
         found.append([nats, *torch.autograd.grad(nats, (hidden, weight))])
     assert loss_chunks.block_rows("cpu", 100, 300) == 7 and all(map(torch.equal, *found))
 
@@ -156,25 +158,26 @@ def test_chunks_are_large_enough_for_full_products() -> None:
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
-def test_without_a_gradient_none_is_computed(monkeypatch: pytest.MonkeyPatch, is_fused: bool) -> None:
+def test_without_a_gradient_none_is_computed(is_fused: bool) -> None:
     """A parameter requires a gradient during validation too; two thirds of the work would be for nothing."""
     hidden, weight, labels, _ = inputs()
-    monkeypatch.setattr(loss, "fused_softmax", loss.SOFTMAX if is_fused else None)
-    arguments = hidden[:, None], labels[None], None, False, weight.requires_grad_(), VOCAB_SIZE
-    expected = cross_entropy(*arguments)
+    arguments = hidden[:, None], labels[None], None, False, Projection(weight.requires_grad_(), VOCAB_SIZE)
+    expected = cross_entropy(*arguments, Kernels(loss.SOFTMAX if is_fused else None))
     failing = lambda *_: pytest.fail("a gradient of the logits was made")  # noqa: E731
-    monkeypatch.setattr(loss, "fused_softmax", (loss.SOFTMAX[0], failing) if is_fused else None)
+    kernels = Kernels((loss.SOFTMAX[0], failing) if is_fused else None)
     with torch.no_grad():
-        assert torch.equal(cross_entropy(*arguments), expected)
+        assert torch.equal(cross_entropy(*arguments, kernels), expected)
         with Dispatched() as seen:
-            cross_entropy(*arguments)
+            cross_entropy(*arguments, kernels)
     assert not [size for _, size in seen.made if size in (weight.shape, hidden.shape)]
     assert sum(size == (TOKENS, ROWS) for _, size in seen.made) == 1 or is_fused, "the logits alone"
 
 
 def test_a_second_backward_pass_is_refused() -> None:
     hidden, weight, labels, _ = inputs()
-    nats = cross_entropy(hidden.requires_grad_()[:, None], labels[None], None, False, weight, VOCAB_SIZE)
+    nats = cross_entropy(
+        hidden.requires_grad_()[:, None], labels[None], None, False, Projection(weight, VOCAB_SIZE), Kernels()
+    )
     nats.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         nats.backward()

@@ -147,12 +147,12 @@ def test_the_scripts_are_named_as_the_user_called_this_one(path: str, monkeypatc
     assert command.parse(UPLOAD, "", shlex.split(text)[2:]).dry_run
     words = shlex.split(command.next_command(UPLOAD, options, config))
     assert words == ["python", str(Path(path).parent / "6_upload.py"), "--set", "dtype=fp32"]
-    assert shlex.split(options.again) == ["bash", path, "--set", "dtype=fp32"]
+    assert shlex.split(options.resume_command) == ["bash", path, "--set", "dtype=fp32"]
     monkeypatch.delenv(command.COMMAND_NAME)
     monkeypatch.setattr(sys, "argv", ["6_upload.py"])
-    assert command.again(["--config", "a b.yaml"]) == "python 6_upload.py --config 'a b.yaml'"
+    assert command.resume_command(["--config", "a b.yaml"]) == "python 6_upload.py --config 'a b.yaml'"
     monkeypatch.setattr(sys, "argv", ["-m"])
-    assert command.again([]) == "the same command"
+    assert command.resume_command([]) == "the same command"
 
 
 def test_a_stop_tells_the_command_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +165,7 @@ def test_a_stop_tells_the_command_typed(monkeypatch: pytest.MonkeyPatch, capsys:
     assert command.run(TRAIN, stop, "", argv) == 130
     config, _ = pasted(TRAIN, capsys.readouterr().err.partition("to resume: ")[2])
     assert config.output_model_dir == "it's"
-    assert shlex.split(command.again(["--redo", *argv], without=("--redo",)))[2:] == argv
+    assert shlex.split(command.resume_command(["--redo", *argv], without=("--redo",)))[2:] == argv
 
 
 def test_no_option_is_guessed_from_its_beginning() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile
-from zerokara.tokens.accounts import SourceTally, count_sources
-from zerokara.tokens.shard_tasks import WHOLE, expected, lanes
+from zerokara.tokens.shard_tasks import WHOLE, expected, input_streams
 from zerokara.tokens.shards import Job, ShardResult, shard_path, write_shard
+from zerokara.tokens.statistics import SourceTally, count_sources
 from zerokara.tokens.work_folder import RESULT
 
 SENTENCE = "the sea ice melts in spring and 春 の 海 終日 のたり かな ¡olé! don't stop, <s> </s> ends here"
@@ -76,7 +76,7 @@ def tally_of(tmp_path: Path) -> Callable[[Sequence[InputFile], int], SourceTally
 
     def count(files: Sequence[InputFile], task_bytes: int) -> SourceTally:
         job, results = Job(OneIdADocument(), tmp_path, "text", "line"), dict[str, ShardResult]()
-        for lane in lanes(files, task_bytes, "line", WHOLE, {})[0]:
+        for lane in input_streams(files, task_bytes, "line", WHOLE, {})[0]:
             for task in lane:
                 result = write_shard(task, job)
                 results[task.name] = RESULT.validate_json(shard_path(tmp_path, task.name, "json").read_bytes())

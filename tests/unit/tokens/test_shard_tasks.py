@@ -1,4 +1,4 @@
-"""How the corpus is cut into tasks, and which of them a part does; test_accounts has that no cutting loses a line."""
+"""How the corpus is cut into tasks, and which of them a part does; test_statistics has that no cutting loses a line."""
 
 import gzip
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import Range
 from zerokara.tokens import shard_tasks
-from zerokara.tokens.shard_tasks import WHOLE, Part, expected, lanes, num_workers
+from zerokara.tokens.shard_tasks import WHOLE, Part, expected, input_streams, num_workers
 from zerokara.tokens.shards import ShardTask
 
 
 def _all(files: Sequence[InputFile], size: int, part: Part = WHOLE) -> list[ShardTask]:
-    return [task for lane in lanes(files, size, "line", part, {})[0] for task in lane]
+    return [task for lane in input_streams(files, size, "line", part, {})[0] for task in lane]
 
 
 def _packed(folder: Path, *names: str) -> list[InputFile]:
@@ -44,7 +44,7 @@ def test_packed_files_are_read_whole_where_small_or_of_many(tmp_path: Path, monk
     assert [part.end for task in whole for part in task.parts if isinstance(part, Range)] == [None, None]
     assert len(_all(files, 1000)) > 2
     (tmp_path / "one.txt.gz").write_bytes(files[0].path.read_bytes())
-    one = lanes(find_files([str(tmp_path / "one.txt.gz")], ""), 1000, "file", WHOLE, {})[0]
+    one = input_streams(find_files([str(tmp_path / "one.txt.gz")], ""), 1000, "file", WHOLE, {})[0]
     assert [type(part) for lane in one for task in lane for part in task.parts] == [Range], "one document"
     monkeypatch.setattr(shard_tasks, "MANY_FILES", 1)
     assert len(_all(files, 1000)) == 2

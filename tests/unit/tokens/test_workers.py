@@ -18,14 +18,14 @@ from zerokara.corpus.find import find_files
 from zerokara.errors import RunError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.encode import run_in_workers
-from zerokara.tokens.shard_tasks import WHOLE, lanes
+from zerokara.tokens.shard_tasks import WHOLE, input_streams
 from zerokara.tokens.shards import Job
 
 
 def _run(tmp_path: Path, encoder: Any, task_bytes: int = 5, workers: int = 2) -> list[Any]:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("a line\n", encoding="utf-8")
-    todo, _ = lanes(find_files([str(tmp_path)], ""), task_bytes, "line", WHOLE, {})
+    todo, _ = input_streams(find_files([str(tmp_path)], ""), task_bytes, "line", WHOLE, {})
     with closing(run_in_workers(Job(encoder, tmp_path, "text", "line"), todo, workers)) as results:
         return list(results)
 
@@ -63,11 +63,11 @@ from pathlib import Path
 from failing_encoder import FailingEncoder
 from zerokara.corpus.find import find_files
 from zerokara.tokens.shards import Job
-from zerokara.tokens.shard_tasks import WHOLE, lanes
+from zerokara.tokens.shard_tasks import WHOLE, input_streams
 from zerokara.tokens.encode import run_in_workers
 
 folder, action = Path(sys.argv[1]), sys.argv[2]
-todo, _ = lanes(find_files([str(folder / "x.txt")], ""), 9000, "line", WHOLE, {})
+todo, _ = input_streams(find_files([str(folder / "x.txt")], ""), 9000, "line", WHOLE, {})
 for result in run_in_workers(Job(FailingEncoder(action), folder, "text", "line"), todo, 2):
     print("begun", flush=True)
 """

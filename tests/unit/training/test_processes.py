@@ -226,22 +226,22 @@ def test_processes_share_the_store_which_outlives_the_one_that_made_it(monkeypat
     """And opens no port. A process without a rendezvous is left to torch."""
     before, stores = listening(), []
     for _ in range(2):
-        joining.rendezvous.cache_clear()
+        joining.rendezvous_store.cache_clear()
         monkeypatch.delenv(supervision.RENDEZVOUS_NAME, raising=False)
-        assert joining.rendezvous() is None
-    with spawning.rendezvous() as environment:
+        assert joining.rendezvous_store() is None
+    with spawning.local_rendezvous() as environment:
         monkeypatch.setenv(supervision.RENDEZVOUS_NAME, environment[supervision.RENDEZVOUS_NAME])
         for _ in range(2):
-            joining.rendezvous.cache_clear()
-            stores.append(joining.rendezvous())
-    joining.rendezvous.cache_clear()
+            joining.rendezvous_store.cache_clear()
+            stores.append(joining.rendezvous_store())
+    joining.rendezvous_store.cache_clear()
     one, other = stores
     one.set("word", "said")
     assert other.get("word") == b"said" and one is not other and listening() == before
 
 
 def test_another_user_cannot_open_it() -> None:
-    with spawning.rendezvous() as environment:
+    with spawning.local_rendezvous() as environment:
         path = environment[supervision.RENDEZVOUS_NAME]
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         assert subprocess.run(["cat", path], capture_output=True).returncode == 0

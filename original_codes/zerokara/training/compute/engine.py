@@ -1,6 +1,6 @@
 """The contract of the engines, that of a lone process, and the training state in and out by name.
 
-`updater` says which engine serves a run; `zero` holds DeepSpeed's. The state is unsharded and in fp32, whatever
+`engine_choice` says which engine serves a run; `zero` holds DeepSpeed's. The state is unsharded and in fp32, whatever
 optimizer, ZeRO stage and number of processes are: a checkpoint knows nothing of these, and a run resumes with another
 stage or number of processes.
 """
@@ -72,7 +72,7 @@ class LoneEngine:
     """
 
     def __init__(self, model: Model, config: TrainingSettings, device: torch.device):
-        """See `updater.open_engine`."""
+        """See `engine_choice.open_engine`."""
         self.model, self._device, self._clipping = model, device, config.gradient_clipping
         self.module: torch.nn.Module = model
         in_bf16 = config.number_format == "bf16"

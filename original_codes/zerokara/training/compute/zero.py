@@ -67,7 +67,7 @@ class ZeroEngine:
     """An `engine.Engine`: DeepSpeed's ZeRO."""
 
     def __init__(self, model: Model, config: TrainingSettings, settings: dict[str, Any], device: torch.device):
-        """See `updater.open_engine`; `settings` are DeepSpeed's. The process groups must exist."""
+        """See `engine_choice.open_engine`; `settings` are DeepSpeed's. The process groups must exist."""
         deepspeed.logger.setLevel(logging.ERROR)
         # torch 2.13 renames collectives that DeepSpeed 0.19.8 still calls by their old names; nobody here can act on it
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")

@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from zerokara.errors import INTERRUPTED, RunError
-from zerokara.training.nodes.meeting import LostFirstMachine, Meeting
+from zerokara.training.nodes.rendezvous import LostFirstMachine, Rendezvous
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
 
@@ -93,7 +93,7 @@ class Heartbeat:
                 self._beats[self._index] = own, time.monotonic()
 
 
-class _Rendezvous(DynamicRendezvousHandler):
+class _Handler(DynamicRendezvousHandler):
     """torch's own, whose look for new machines does not keep the agent waiting on a cut link."""
 
     num_waiting = 0
@@ -113,9 +113,9 @@ class NodeAgent(LocalElasticAgent):
     _pcontext: Any  # torch's own: the processes of this machine
     _heartbeat: Heartbeat | None = None
 
-    def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, meeting: Meeting | None):
+    def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, rendezvous: Rendezvous | None):
         super().__init__(spec, logs, "fork", log_line_prefix_template="[${rank}] ")
-        self._meeting = meeting
+        self._joined = rendezvous
         self.forwarding = supervision.SignalForwarding()
 
     def first_failure(self) -> tuple[int, str]:
@@ -129,14 +129,14 @@ class NodeAgent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
-        if self._meeting is None:
+        if self._joined is None:
             return
         rank, count, handler = worker_group.group_rank, worker_group.group_world_size, worker_group.spec.rdzv_handler
-        assert rank is not None and count is not None and isinstance(handler, _Rendezvous)
-        self._store.set(f"host/{rank}", f"{socket.gethostname()} ({self._meeting.address})")
+        assert rank is not None and count is not None and isinstance(handler, _Handler)
+        self._store.set(f"host/{rank}", f"{socket.gethostname()} ({self._joined.address})")
         hosts = {index: self._store.get(f"host/{index}").decode() for index in range(count) if index != rank}
         start = self._store.compare_set("start", "", str(time.time_ns())).decode()
-        host, port = self._meeting.endpoint
+        host, port = self._joined.endpoint
         os.environ[supervision.RENDEZVOUS_NAME] = f"{host} {port} {start}"
         handler.num_waiting = 0  # who waited is in now
         self._heartbeat = Heartbeat(self._store.clone(), rank, hosts, handler.update)
@@ -180,7 +180,7 @@ class NodeAgent(LocalElasticAgent):
         failed = [(code == supervision.LOST_CONNECTION, rank, code) for rank, code in enumerate(codes) if code]
         has_lost, local_rank, code = min(failed)
         text = ""
-        if self._meeting is not None and code != INTERRUPTED:
+        if self._joined is not None and code != INTERRUPTED:
             log = Path(self._pcontext.stderrs[local_rank])
             rank = self._worker_group.workers[local_rank].global_rank
             tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
@@ -201,16 +201,16 @@ class NodeAgent(LocalElasticAgent):
     def _lost(self) -> RunError | None:
         """Return the error of the heartbeat; the first machine does not wait for a lost one to leave."""
         lost = self._heartbeat.lost() if self._heartbeat is not None else None
-        if lost and self._meeting is not None and self._meeting.index == 0:
-            self._meeting.store.add("departed", 1)
+        if lost and self._joined is not None and self._joined.index == 0:
+            self._joined.store.add("departed", 1)
         return lost
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:
         return Event(state, source)  # torch's own has the host's full name, for which it waits where no DNS answers
 
 
-def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, meeting: Meeting | None) -> int:
-    """Run this machine's processes of a plan, alone or as one of a meeting: forked, or in new interpreters.
+def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, rendezvous: Rendezvous | None) -> int:
+    """Run this machine's processes of a plan, alone or as one of a rendezvous: forked, or in new interpreters.
 
     Returns the exit code of the one that failed first, 0 where none did, 130 where a stop was asked for here.
 
@@ -218,7 +218,7 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, meeting: Meeti
         RunError: the first machine is lost; or too few machines are left, and none came back within `RETURN_SECONDS`.
     """
     os.environ |= {
-        # Not needed: the processes use the store of the meeting. torch would open a port for a second one.
+        # Not needed: the processes use the store of the rendezvous. torch would open a port for a second one.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         # Requests to stop are passed on by `SignalForwarding`; torch's handlers would kill after half a minute.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",
@@ -226,33 +226,33 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, meeting: Meeti
     for name in [each for each in logging.root.manager.loggerDict if each.startswith("torch.")]:
         if "elastic" in name or "multiprocessing" in name:
             logging.getLogger(name).setLevel(logging.CRITICAL)  # this module logs it
-    handler: StaticTCPRendezvous | _Rendezvous
-    if meeting is None:
+    handler: StaticTCPRendezvous | _Handler
+    if rendezvous is None:
         handler, logs = StaticTCPRendezvous("localhost", 0, 0, 1, _NAME, 0), DefaultLogsSpecs(os.devnull)
         handler._store = HashStore()  # torch would open a port for one
     else:
         # Two connections: the threads may hang in theirs.
-        own, of_threads = (PrefixStore("elastic", meeting.store.clone()) for _ in range(2))  # type: ignore[attr-defined]
-        handler = _Rendezvous.from_backend(
+        own, of_threads = (PrefixStore("elastic", rendezvous.store.clone()) for _ in range(2))  # type: ignore[attr-defined]
+        handler = _Handler.from_backend(
             _NAME,
             own,
             C10dRendezvousBackend(of_threads, _NAME),
-            meeting.min_count,
-            meeting.count,
+            rendezvous.min_count,
+            rendezvous.count,
             # torch sorts the machines by this text: the first one gets the first ranks.
-            local_addr=f"{meeting.index:06} {meeting.address}",
+            local_addr=f"{rendezvous.index:06} {rendezvous.address}",
             timeout=RendezvousTimeout(join=timedelta(seconds=RETURN_SECONDS), last_call=timedelta(seconds=5)),
             keep_alive_interval=2,
             keep_alive_max_attempt=5,
         )
         log_dir = plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}"
         logs = DefaultLogsSpecs(str(log_dir), redirects=Std.ALL, tee=Std.ALL)
-    module, restarts = plan.task.worker, plan.requested.max_restarts if meeting else 0
+    module, restarts = plan.task.worker, plan.requested.max_restarts if rendezvous else 0
     entrypoint = supervision.forked if is_forked else sys.executable
     command = (module, *arguments) if is_forked else ("-u", "-m", module, *arguments)
     count = plan.processes_per_node
     spec = WorkerSpec(_NAME, count, handler, entrypoint=entrypoint, args=command, max_restarts=restarts)
-    agent = NodeAgent(spec, logs, meeting)
+    agent = NodeAgent(spec, logs, rendezvous)
     code, text = 0, ""
     with agent.forwarding:
         try:

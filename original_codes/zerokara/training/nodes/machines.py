@@ -62,10 +62,10 @@ class Machines:
     endpoint: Endpoint | None = None  # None where there is one machine
     is_first: bool = True  # holds the store at which they meet
     command_to_join: str = ""  # for each of the others; empty where they know it already
-    has_met: bool = False  # True once this machine has gone to the meeting
+    has_met: bool = False  # True once this machine has joined the rendezvous
 
     @classmethod
-    def of(cls, config: MachineSettings, join: str | None, host: str | None, again: str) -> Machines:
+    def of(cls, config: MachineSettings, join: str | None, host: str | None, resume_command: str) -> Machines:
         """Find out the role of this machine; `again` is the command that was typed here.
 
         Raises:
@@ -96,7 +96,7 @@ class Machines:
             rule = f"this machine has no default route to tell its address by; it has {', '.join(own_addresses())}"
             remedy = f"name the one that the other machines reach: {HOST} 10.0.0.1"
             raise UserError(Fault(HOST, rule, remedy=remedy)) from None
-        typed = re.sub(rf" {HOST}[ =]\S+", "", again)
+        typed = re.sub(rf" {HOST}[ =]\S+", "", resume_command)
         return cls(number, min_number, endpoint, command_to_join=f"{typed} {JOIN} {endpoint}")
 
 

@@ -69,7 +69,7 @@ def identity_of(plan: RunPlan) -> dict[str, Any]:
         "order": config.order,
         "tokenizer_sha256": plan.encoder.sha256,
         "data_sha256": plan.data.sha256,
-        "curriculum": plan.data.reading.identity(),
+        "curriculum": plan.data.training.identity(),
         "intra_document_masking": config.intra_document_masking,
     }
 
@@ -128,7 +128,7 @@ def course_changes(plan: RunPlan, earlier: EarlierRun) -> list[str]:
     before = {key: value for key, value in was.items() if key in LENGTH_AND_RATE}
     batch = max(1, was["global_batch_size"] * was["seq_len"] // config.seq_len)  # sequences may grow
     course = config.model_copy(update={**before, "global_batch_size": batch})
-    step, extent = earlier.state.step if earlier.state else 0, extent_of(plan.data.reading)
+    step, extent = earlier.state.step if earlier.state else 0, extent_of(plan.data.training)
     return list(schedule.differences(Schedule.from_config(course, *extent), plan.schedule, step))
 
 

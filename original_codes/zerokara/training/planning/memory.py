@@ -24,7 +24,7 @@ from zerokara.model.loss_chunks import loss_bytes
 from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, partition_of
 from zerokara.progress import bytes_text, plural
 from zerokara.training.compute import optimizers
-from zerokara.training.compute.updater import hierarchy_of, uses_deepspeed
+from zerokara.training.compute.engine_choice import hierarchy_of, uses_deepspeed
 
 ACTIVATION_MARGIN = 4.5
 """Activations of eager layers over `min_activation_bytes`, counted on a CPU: 1.6 (gpt2) to 4.6 (qwen3 in bf16). Only

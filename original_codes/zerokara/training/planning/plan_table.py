@@ -9,7 +9,7 @@ from zerokara.config.settings import resolved
 from zerokara.durable import beside
 from zerokara.progress import bytes_text, count_text, log, plural
 from zerokara.resources import free_bytes
-from zerokara.training.compute import updater
+from zerokara.training.compute import engine_choice
 from zerokara.training.planning import recipe
 from zerokara.training.planning.run_plan import RunPlan, baseline_text
 from zerokara.training.planning.schedule import stage_title, table_lines
@@ -18,17 +18,17 @@ from zerokara.training.planning.schedule import stage_title, table_lines
 def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     """Yield what the run will do and what it needs, by name, with notes on what may not be meant."""
     config, shape, course, lengths = plan.resolved, plan.shape, plan.schedule, plan.data.objective.lengths
-    engine, *advice = updater.plan_lines(config, plan.data_parallel_size, plan.nodes, plan.template)
+    engine, *advice = engine_choice.plan_lines(config, plan.data_parallel_size, plan.nodes, plan.template)
     yield "device", plan.devices.text(plan.processes_per_node)
     samples = f"sequences of {lengths.input} tokens"
     if lengths.num_noise_tokens:
         samples = f"samples of {lengths.raw} tokens with {lengths.num_spans} masked spans: encoder input "
         samples += f"{lengths.input} tokens, decoder target {lengths.target} tokens"
     yield "model", f"{config.architecture}, {shape.size_text}, {samples}"
-    reading, train, valid = plan.data.reading, plan.data.num_train_tokens, plan.data.num_valid_tokens
-    order = f"{len(reading.stages)} stages" if reading.stages[1:] else f"{reading.kind} order"
-    if len(reading.stages) == 1:
-        order = f"mixed: {stage_title(reading, 0)}"
+    training, train, valid = plan.data.training, plan.data.num_train_tokens, plan.data.num_valid_tokens
+    order = f"{len(training.stages)} stages" if training.stages[1:] else f"{training.kind} order"
+    if len(training.stages) == 1:
+        order = f"mixed: {stage_title(training, 0)}"
     order += ", intra-document masking" if config.intra_document_masking else ""
     yield "data", f"{count_text(train)} training tokens, {count_text(valid)} validation tokens, {order}"
     yield from plan.data.plan_rows
@@ -47,7 +47,11 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
     micro_steps = config.global_batch // (config.micro_batch * plan.data_parallel_size)
     batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
-    zero = f"ZeRO stage {config.stage}" if updater.uses_deepspeed(config, plan.data_parallel_size) else "without ZeRO"
+    zero = (
+        f"ZeRO stage {config.stage}"
+        if engine_choice.uses_deepspeed(config, plan.data_parallel_size)
+        else "without ZeRO"
+    )
     yield "processes", f"{processes}, {zero}, {config.precision}, {batch}"
     yield from plan.memory.rows()
     standing, each = plan.max_checkpoints, plan.checkpoint_bytes
@@ -74,6 +78,6 @@ def show(plan: RunPlan, lines: Sequence[str], verbose: bool) -> None:
     for name, value in rows(plan, verbose):
         print(f"  {name:<12}  {value}")
     is_mixed = plan.consumption.stages or plan.consumption.sources[1:]
-    table = table_lines(plan.data.reading, plan.schedule, plan.consumption) if is_mixed or verbose else ()
+    table = table_lines(plan.data.training, plan.schedule, plan.consumption) if is_mixed or verbose else ()
     for line in [*table, *lines]:
         print(f"  {line}")

@@ -30,13 +30,13 @@ from zerokara.resources import free_bytes
 from zerokara.samples.batches import unigram_entropy
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Objective, beginnings, objective
-from zerokara.samples.packed_examples import Pairs, Reading
+from zerokara.samples.packed_examples import Pairs, TrainingData
 from zerokara.samples.validation_batches import ValidationBatches, validation_batches
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, open_splits
 from zerokara.training.compute import optimizers
-from zerokara.training.compute.updater import for_machines
+from zerokara.training.compute.engine_choice import for_machines
 from zerokara.training.planning import recipe
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
@@ -54,7 +54,7 @@ _COUNTED_DOCUMENTS = 100_000  # whose lengths are looked at
 class PlannedData:
     """The data of a run."""
 
-    reading: Reading  # the training samples and their order
+    training: TrainingData  # the training samples and their order
     objective: Objective | Pairs  # turns samples into model inputs and targets
     validation_batches: Callable[[Path, int | None], ValidationBatches]
     """Opens the batches of token files, given their prefix and a maximum number of tokens."""
@@ -72,7 +72,7 @@ class PlannedData:
     @cached_property
     def unigram_entropy(self) -> float:
         """Nats per token of a model that knows only the frequency of each predicted token: the baseline of the loss."""
-        return unigram_entropy(self.reading.tokens(), self.objective)
+        return unigram_entropy(self.training.tokens(), self.objective)
 
 
 def baseline_text(unigram_entropy: float) -> str:
@@ -105,14 +105,14 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     """
     paths = TokenPaths(config.output_prefix)
     tokens = check_belongs(config.output_prefix, encoder.sha256)
-    reading = DataPlan.from_config(config, config, config.lengths, config.seed)
+    training = DataPlan.from_config(config, config, config.lengths, config.seed)
     turns = objective(config, encoder, config.seed, config.intra_document_masking)
-    parts = [source.num_valid_tokens for source in (*reading.sources, *reading.held_out) if source.num_valid_tokens]
+    parts = [source.num_valid_tokens for source in (*training.sources, *training.held_out) if source.num_valid_tokens]
     # The manifest of step 2 has the hashes of both .bin, training first: known without reading gigabytes.
     hashes = [one.sha256 for each in tokens.outputs.values() for one in each if one.path.endswith(".bin")]
     train, valid = open_splits(config.output_prefix)
     return PlannedData(
-        reading=reading,
+        training=training,
         objective=turns,
         validation_batches=lambda at, most: validation_batches(at, turns, encoder.eos_id, most, parts),
         sha256=hashes[0],
@@ -120,7 +120,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         train_prefix=paths.train,
         valid_prefix=paths.valid,
         ids=train.tokens,
-        num_train_tokens=reading.tokens(where=config.where("seq_len")).num_tokens,
+        num_train_tokens=training.tokens(where=config.where("seq_len")).num_tokens,
         num_valid_tokens=len(valid.tokens) if valid is not None else 0,
         plan_rows=tuple(length_notes(config.seq_len, train)),
     )
@@ -169,12 +169,12 @@ class RunPlan:
     @cached_property
     def schedule(self) -> Schedule:
         """Length and learning rate."""
-        return Schedule.from_config(self.resolved, *extent_of(self.data.reading))
+        return Schedule.from_config(self.resolved, *extent_of(self.data.training))
 
     @cached_property
     def consumption(self) -> Consumption:
         """Tokens and epochs that the run takes of each source."""
-        return consumption(self.data.reading, self.schedule)
+        return consumption(self.data.training, self.schedule)
 
     @property
     def template(self) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def make_plan(
     shape = ModelShape.from_config(requested, encoder.vocab_size)
     if kept:  # its first start; 1.0.0 recorded the newest alone
         kept = kept.get("initial_settings", kept["requested"])
-    extent, examples = extent_of(data.reading), data.examples
+    extent, examples = extent_of(data.training), data.examples
     requested, reasons = recipe.resolve(requested, shape, lambda config: num_samples(config, *extent), kept, examples)
     if requested.sample_prompts == "auto":
         requested = requested.model_copy(update={"sample_prompts": _held_out_beginnings(data, encoder)})

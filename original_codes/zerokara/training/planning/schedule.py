@@ -21,7 +21,7 @@ from zerokara.config.settings import resolved
 from zerokara.errors import Fault, UserError
 from zerokara.progress import count_text, plural, seconds_text
 from zerokara.samples.order import MixedOrder, SampleOrder
-from zerokara.samples.packed_examples import Reading
+from zerokara.samples.packed_examples import TrainingData
 
 STARTED_NAME = "ZEROKARA_STARTED"
 """Environment variable with the start of the launching process, in seconds since 1970."""
@@ -230,18 +230,22 @@ class Consumption:
     """False if `used_tokens` are shares of a partial epoch."""
 
 
-def extent_of(reading: Reading) -> tuple[int, int, list[int | None]]:
+def extent_of(training: TrainingData) -> tuple[int, int, list[int | None]]:
     """Return the tokens of a sample, the samples of an epoch, and those of each stage: the length depends on them."""
-    return reading.lengths.raw, reading.samples_per_epoch, [stage.num_samples for stage in reading.stages]
+    return (
+        training.lengths.raw,
+        training.samples_per_epoch,
+        [stage.num_samples for stage in training.stages],
+    )
 
 
-def consumption(reading: Reading, schedule: Schedule) -> Consumption:
+def consumption(training: TrainingData, schedule: Schedule) -> Consumption:
     """Count the tokens that a run takes of each source."""
-    num_samples, order = schedule.num_steps * schedule.config.global_batch, reading.order()
+    num_samples, order = schedule.num_steps * schedule.config.global_batch, training.order()
     if not isinstance(order, MixedOrder):
-        return _of_stream(reading, order, num_samples)
-    stages = tuple(_uses(reading, counts) for counts in order.counts_by_stage(num_samples))
-    return Consumption(stages if len(stages) > 1 else (), _uses(reading, order.counts(num_samples)))
+        return _of_stream(training, order, num_samples)
+    stages = tuple(_uses(training, counts) for counts in order.counts_by_stage(num_samples))
+    return Consumption(stages if len(stages) > 1 else (), _uses(training, order.counts(num_samples)))
 
 
 def epochs_faults(config: RunConfig, sources: tuple[SourceUse, ...]) -> Iterator[Fault]:
@@ -258,27 +262,27 @@ def epochs_faults(config: RunConfig, sources: tuple[SourceUse, ...]) -> Iterator
             yield config.fault("max_epochs_per_source", rule, remedy, reads)
 
 
-def _uses(reading: Reading, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
+def _uses(training: TrainingData, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
     return tuple(
-        SourceUse(source.name, source.num_tokens, taken * reading.lengths.raw, taken / there if there else 0.0)
-        for source, taken, there in zip(reading.sources, samples_taken, reading.samples_per_part, strict=True)
+        SourceUse(source.name, source.num_tokens, taken * training.lengths.raw, taken / there if there else 0.0)
+        for source, taken, there in zip(training.sources, samples_taken, training.samples_per_part, strict=True)
     )
 
 
-def _of_stream(reading: Reading, order: SampleOrder, num_samples: int) -> Consumption:
+def _of_stream(training: TrainingData, order: SampleOrder, num_samples: int) -> Consumption:
     epochs, rest = divmod(num_samples, order.num_samples)
-    is_exact = not rest or order.kind == "sequential" or len(reading.sources) == 1
+    is_exact = not rest or order.kind == "sequential" or len(training.sources) == 1
     uses = []
-    for source in reading.sources:
+    for source in training.sources:
         # Of the tokens of a whole epoch, and of its first `rest` samples.
-        ends = (min(source.end_token, samples * reading.lengths.raw) for samples in (order.num_samples, rest))
+        ends = (min(source.end_token, samples * training.lengths.raw) for samples in (order.num_samples, rest))
         whole, first = (max(0, end - source.first_token) for end in ends)
         taken = epochs * whole + (first if is_exact else round(whole * rest / order.num_samples))
         uses.append(SourceUse(source.name, source.num_tokens, taken, taken / whole if whole else 0.0))
     return Consumption((), tuple(uses), is_exact)
 
 
-def table_lines(reading: Reading, schedule: Schedule, table: Consumption) -> Iterator[str]:
+def table_lines(training: TrainingData, schedule: Schedule, table: Consumption) -> Iterator[str]:
     """Yield the table, for display, with a remedy for a stage that the run never reaches."""
 
     def row(use: SourceUse) -> str:
@@ -288,29 +292,29 @@ def table_lines(reading: Reading, schedule: Schedule, table: Consumption) -> Ite
     yield _ROW.format("source", "tokens", "tokens used", "epochs")
     first_token = 0
     for number, sources in enumerate(table.stages):
-        yield f"stage {number + 1} of {len(table.stages)}: {stage_title(reading, number)}"
+        yield f"stage {number + 1} of {len(table.stages)}: {stage_title(training, number)}"
         yield from (row(use) for use in sources if use.used_tokens)
         if first_token >= schedule.num_tokens:
             yield (
                 f"  warning: never reached: it begins after {first_token:,} tokens, and the run ends after "
                 f"{schedule.num_tokens:,}; raise train_tokens, epochs or max_steps, or shorten what comes before"
             )
-        first_token += (reading.stages[number].num_samples or 0) * reading.lengths.raw
+        first_token += (training.stages[number].num_samples or 0) * training.lengths.raw
     if table.stages:
         yield "total"
     yield from map(row, table.sources)
 
 
-def stage_title(reading: Reading, number: int) -> str:
+def stage_title(training: TrainingData, number: int) -> str:
     """Return name, order and mixture of a stage, for display."""
-    stage = reading.stages[number]
+    stage = training.stages[number]
     shares = [f"{weight / sum(stage.weights):.3g}" for weight in stage.weights]
     mixed = f", sources {' : '.join(shares)}" if len(shares) > 1 else ""
     return f"{stage.name + ', ' if stage.name else ''}{stage.kind}{mixed}"
 
 
 def stage_messages(
-    reading: Reading, order: SampleOrder | MixedOrder, positions: range, resumed: bool = False
+    training: TrainingData, order: SampleOrder | MixedOrder, positions: range, resumed: bool = False
 ) -> Iterator[str]:
     """Yield a message for each stage that begins within a step, and after a resume for the current one."""
     if not isinstance(order, MixedOrder) or len(order.firsts) == 1:
@@ -320,4 +324,4 @@ def stage_messages(
         begins = first in positions
         if begins or (resumed and number == current):
             verb = "begins" if begins else "continues"
-            yield f"stage {number + 1} of {len(order.firsts)} {verb}: {stage_title(reading, number)}"
+            yield f"stage {number + 1} of {len(order.firsts)} {verb}: {stage_title(training, number)}"

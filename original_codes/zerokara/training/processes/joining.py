@@ -150,7 +150,7 @@ def init_process_group(device: torch.device) -> None:
     is_cuda, count = device.type == "cuda", int(os.environ["WORLD_SIZE"])
     torch.distributed.init_process_group(
         "nccl" if is_cuda else "gloo",
-        store=HashStore() if count == 1 else rendezvous(),
+        store=HashStore() if count == 1 else rendezvous_store(),
         timeout=TIMEOUT,
         rank=0 if count == 1 else int(os.environ["RANK"]),
         world_size=count,
@@ -159,7 +159,7 @@ def init_process_group(device: torch.device) -> None:
 
 
 @functools.cache
-def rendezvous() -> Store | None:
+def rendezvous_store() -> Store | None:
     """Open the store at which the processes of a run meet; None where the launching process named none.
 
     A file stays open from here on and outlives the process that made it: should that one be killed, the training

@@ -21,7 +21,7 @@ RENDEZVOUS_NAME = "ZEROKARA_RENDEZVOUS"
 """Environment variable with the rendezvous of the training processes: the path of a file on one machine; on several the
 host and port of their store, and a text that tells this start of the processes from others."""
 FOLDER_NAME = "ZEROKARA_RUN_FOLDER"
-"""Environment variable with the number of the machine that owns the run folder, found by `nodes.meeting`; it stays
+"""Environment variable with the number of the machine that owns the run folder, found by `nodes.rendezvous`; it stays
 right where machines are lost or come back."""
 OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""

@@ -11,10 +11,10 @@ from configs import config_of
 from torch.distributed import HashStore
 
 from zerokara.errors import UserError
-from zerokara.training.nodes import agent, machines, meeting
+from zerokara.training.nodes import agent, machines, rendezvous
 from zerokara.training.nodes.agent import Heartbeat
 from zerokara.training.nodes.machines import Endpoint, Machines
-from zerokara.training.nodes.meeting import LostFirstMachine, meet
+from zerokara.training.nodes.rendezvous import LostFirstMachine, join_rendezvous
 
 AGAIN = "bash 3_train_node1.sh --set nodes=2"
 
@@ -39,14 +39,20 @@ def test_the_first_prints_the_line_for_the_others() -> None:
 def test_the_first_listens_at_an_address_of_its_own_and_a_free_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for host in ("192.0.2.7", f"127.0.0.1:{taken.getsockname()[1]}"):
-            with pytest.raises(UserError, match=r"--host.*127\.0\.0\.1"), meet(machines_of(nodes=2, host=host)):
+            with (
+                pytest.raises(UserError, match=r"--host.*127\.0\.0\.1"),
+                join_rendezvous(machines_of(nodes=2, host=host)),
+            ):
                 pass
 
 
 def test_a_first_machine_that_is_not_there_is_looked_for_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(rendezvous, "CONNECT_SECONDS", 1.0)
     before = time.process_time()
-    with pytest.raises(UserError, match=r"--join.*127\.0\.0\.1:1:.*firewall"), meet(machines_of(join="127.0.0.1:1")):
+    with (
+        pytest.raises(UserError, match=r"--join.*127\.0\.0\.1:1:.*firewall"),
+        join_rendezvous(machines_of(join="127.0.0.1:1")),
+    ):
         pass
     assert time.process_time() - before < 0.5
 
@@ -150,8 +156,8 @@ BETA = {**GOOD, "host": "beta", "address": "10.0.0.2"}
     ],
 )
 def test_a_difference_is_named_with_machine_and_remedy(key: str, value: Any, words: tuple[str, ...]) -> None:
-    assert not list(meeting.faults([GOOD, BETA]))
-    (fault,) = meeting.faults([GOOD, {**BETA, key: value}])
+    assert not list(rendezvous.faults([GOOD, BETA]))
+    (fault,) = rendezvous.faults([GOOD, {**BETA, key: value}])
     assert fault.where == "machine 1, beta (10.0.0.2)"
     assert all(word in str(fault) for word in words), str(fault)
 
@@ -160,10 +166,10 @@ def test_every_fault_is_named_at_once() -> None:
     broken = {**BETA, "precision": "fp32", "tokenizer": "x"}
     own = {key: GOOD[key] for key in ("host", "free_bytes", "clock")}
     own |= {"address": "10.0.0.3", "faults": ["config.yaml:3: -1: lr must be positive"]}
-    found = list(meeting.faults([GOOD, broken, own]))
+    found = list(rendezvous.faults([GOOD, broken, own]))
     assert len(found) == 3
     assert "10.0.0.3" in found[2].where and "lr must be positive" in found[2].rule
-    assert len(list(meeting.faults([own, GOOD, BETA]))) == 1
+    assert len(list(rendezvous.faults([own, GOOD, BETA]))) == 1
 
 
 @pytest.mark.parametrize(
@@ -173,22 +179,22 @@ def test_every_fault_is_named_at_once() -> None:
 def test_clocks(seconds: float, waited: float, words: str) -> None:
     """A busy machine sees the moment between two looks that lie far apart, and is not accused."""
     beta = {**BETA, "clock": [1e9 + seconds, 1e9 + seconds + waited]}
-    found = list(map(str, meeting.faults([GOOD, beta])))
+    found = list(map(str, rendezvous.faults([GOOD, beta])))
     assert len(found) == bool(words) and words in "".join(found)
     for first, other in (([0.0, 30.0], [25.0, 31.0]), ([29.0, 30.0], [0.0, 31.0])):
-        assert not list(meeting.faults([{**GOOD, "clock": first}, {**BETA, "clock": other}]))
+        assert not list(rendezvous.faults([{**GOOD, "clock": first}, {**BETA, "clock": other}]))
 
 
 def test_a_copy_with_other_bytes_is_seen_by_its_sample(tmp_path: Path) -> None:
     path = tmp_path / "train.bin"
     content = bytearray(range(256)) * 100_000
     path.write_bytes(content)
-    whole = meeting._sampled(path)
-    assert meeting._sampled(path) == whole
+    whole = rendezvous._sampled(path)
+    assert rendezvous._sampled(path) == whole
     half = len(content) // 2
     for copy in (content[:half] + bytes(half), content[:-1], b""):  # the first broke off, of full size
         path.write_bytes(copy)
-        assert meeting._sampled(path) != whole
+        assert rendezvous._sampled(path) != whole
 
 
 NOTHING = lambda: None  # noqa: E731

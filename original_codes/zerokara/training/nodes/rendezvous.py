@@ -1,4 +1,4 @@
-"""The meeting of the machines that train together: who is there, and a check that all have the same code and data.
+"""The rendezvous of the machines that train together: who is there, and a check that all have the same code and data.
 
 The first machine holds a store (torch's TCPStore), which the others find at its address; the machines agree on
 everything through it, torchrun's own rendezvous included. Whoever reaches its port can read and change it, and the
@@ -66,7 +66,7 @@ COMPARED = {
 
 
 class LostFirstMachine(RunError):
-    """The first machine, which holds the meeting, is gone or out of reach."""
+    """The first machine, which holds the rendezvous, is gone or out of reach."""
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -78,8 +78,8 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 @dataclass
-class Meeting:
-    """The meeting, as one of the machines sees it."""
+class Rendezvous:
+    """The rendezvous, as one of the machines sees it."""
 
     store: Store
     endpoint: Endpoint
@@ -137,7 +137,7 @@ class Meeting:
 
 
 @contextlib.contextmanager
-def meet(machines: Machines) -> Iterator[Meeting]:
+def join_rendezvous(machines: Machines) -> Iterator[Rendezvous]:
     """Meet the other machines, as long as the block lasts; log how they find this one, and how many it waits for.
 
     Raises:
@@ -156,7 +156,7 @@ def meet(machines: Machines) -> Iterator[Meeting]:
         print(f"looking for the first machine at {endpoint}", flush=True)
         server = _connected(endpoint)
     store, leaves = PrefixStore("zerokara", server), True
-    meeting = Meeting(store, endpoint, address_towards(endpoint.host), 0, machines.min_number)
+    rendezvous = Rendezvous(store, endpoint, address_towards(endpoint.host), 0, machines.min_number)
     try:
         if machines.is_first:
             count = 1
@@ -165,16 +165,16 @@ def meet(machines: Machines) -> Iterator[Meeting]:
                 if not wait_until(lambda: store.add("arrived", 0) >= count, seconds):  # noqa: B023  # called at once
                     break
                 count = 1 + store.add("arrived", 0)
-            meeting.publish("count", min(count, machines.number))
+            rendezvous.publish("count", min(count, machines.number))
         else:
-            meeting.index = store.add("arrived", 1)
-        meeting.count = meeting.wait_for("count", seconds=float("inf"))
-        if meeting.index >= meeting.count:
+            rendezvous.index = store.add("arrived", 1)
+        rendezvous.count = rendezvous.wait_for("count", seconds=float("inf"))
+        if rendezvous.index >= rendezvous.count:
             raise RunError("the run has started without this machine; it may join the next start")
         before = time.time()
-        meeting.gather("here")  # the moment at which the last machine publishes it lies between both clocks of each
-        meeting.clock = before, time.time()
-        yield meeting
+        rendezvous.gather("here")  # the moment at which the last machine publishes it lies between both clocks of each
+        rendezvous.clock = before, time.time()
+        yield rendezvous
     except DistNetworkError as error:
         raise LostFirstMachine(f"the first machine, {endpoint}, has ended; see what it printed") from error
     except LostFirstMachine:
@@ -225,14 +225,14 @@ def _connected(endpoint: Endpoint) -> TCPStore:
         time.sleep(_POLL_SECONDS)  # a refusal comes at once
 
 
-def check_consistent(meeting: Meeting, plan: RunPlan) -> RunPlan:
+def check_consistent(rendezvous: Rendezvous, plan: RunPlan) -> RunPlan:
     """Compare the reports of the machines; print them, and return the plan for the machines that arrived.
 
     Raises:
         UserError: they must not start together; holds every fault of all.
         RunError: a machine has given up.
     """
-    plan = plan.on_processes(meeting.count * plan.processes_per_node, meeting.count)
+    plan = plan.on_processes(rendezvous.count * plan.processes_per_node, rendezvous.count)
     root, code = Path(__file__).resolve().parents[2], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
@@ -242,7 +242,7 @@ def check_consistent(meeting: Meeting, plan: RunPlan) -> RunPlan:
     tokens = {"train": plan.data.sha256[:12], "valid": plan.data.valid_sha256[:12]}
     tokens |= {name: _sampled(path) for name, path in files.items() if path.exists()}
     settings = plan.requested.model_dump(mode="json") | {"deepspeed_template": plan.requested_template}
-    own = _machine(meeting, plan.run_dir) | {
+    own = _machine(rendezvous, plan.run_dir) | {
         "code": code.hexdigest(),
         "packages": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "settings": {key: value for key, value in settings.items() if key not in PLACES},
@@ -253,8 +253,10 @@ def check_consistent(meeting: Meeting, plan: RunPlan) -> RunPlan:
         "devices": plan.devices.text(plan.processes_per_node),
         "precision": plan.resolved.precision,
     }
-    reports = meeting.gather("report", own)
-    print(f"{meeting.count} machines are here:", *map(_line, range(meeting.count), reports), sep="\n  ", flush=True)
+    reports = rendezvous.gather("report", own)
+    print(
+        f"{rendezvous.count} machines are here:", *map(_line, range(rendezvous.count), reports), sep="\n  ", flush=True
+    )
     refuse(faults(reports))
     return plan
 
@@ -262,13 +264,13 @@ def check_consistent(meeting: Meeting, plan: RunPlan) -> RunPlan:
 def report_faults(machines: Machines, faults: Sequence[Fault]) -> None:
     """Report to the others why this machine cannot take part, so that all print it; do nothing once they have met."""
     if not machines.has_met:
-        with contextlib.suppress(UserError, RunError), meet(machines) as meeting:
-            meeting.gather("report", _machine(meeting, Path.cwd()) | {"faults": [str(each) for each in faults]})
+        with contextlib.suppress(UserError, RunError), join_rendezvous(machines) as rendezvous:
+            rendezvous.gather("report", _machine(rendezvous, Path.cwd()) | {"faults": [str(each) for each in faults]})
 
 
-def _machine(meeting: Meeting, folder: Path) -> dict[str, Any]:
+def _machine(rendezvous: Rendezvous, folder: Path) -> dict[str, Any]:
     free = free_bytes(folder)
-    return {"host": socket.gethostname(), "address": meeting.address, "free_bytes": free, "clock": meeting.clock}
+    return {"host": socket.gethostname(), "address": rendezvous.address, "free_bytes": free, "clock": rendezvous.clock}
 
 
 def faults(reports: Sequence[dict[str, Any]]) -> Iterator[Fault]:

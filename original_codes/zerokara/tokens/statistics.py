@@ -1,4 +1,4 @@
-"""Accounts of every document, source by source: counts, the quarantine, and the check of `max_bad_fraction`.
+"""Statistics of every document, source by source: counts, the quarantine, and the check of `max_bad_fraction`.
 
 Documents: what came in = train + valid + skipped, where every row of a damaged row group is one that was skipped.
 

@@ -1,6 +1,6 @@
-"""What became of every document and byte: the accounts close, for any cutting, and decide on `max_bad_fraction`.
+"""What became of every document and byte: the counts close, for any cutting, and decide on `max_bad_fraction`.
 
-`ZEROKARA_FUZZ_FILES=1000 pytest tests/unit/tokens/test_accounts.py -s` damages a thousand files instead of a few.
+`ZEROKARA_FUZZ_FILES=1000 pytest tests/unit/tokens/test_statistics.py -s` damages a thousand files instead of a few.
 """
 
 import gzip
@@ -30,9 +30,9 @@ from zerokara.corpus.read import Range, read
 from zerokara.errors import UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
-from zerokara.tokens.accounts import SourceTally, check_bad_fraction, total
 from zerokara.tokens.encode import run_in_workers
 from zerokara.tokens.indexed import TokenPaths
+from zerokara.tokens.statistics import SourceTally, check_bad_fraction, total
 
 zstd: ModuleType = zstd_module()
 MakeConfig = Callable[..., PretrainConfig]
@@ -181,7 +181,7 @@ def test_workers_tasks_and_resuming_change_no_count(make_config: MakeConfig, cor
     assert len(tally.damaged) == 4
 
 
-def test_the_step_names_the_damaged_files_and_keeps_the_accounts(
+def test_the_step_names_the_damaged_files_and_keeps_the_counts(
     make_config: MakeConfig, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"input_jsonl": _mixed(tmp_path, corpus)}

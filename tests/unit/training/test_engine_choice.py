@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from configs import config_of, fault_of
 
-from zerokara.training.compute import updater
-from zerokara.training.compute.updater import HIERARCHY_KEY
+from zerokara.training.compute import engine_choice
+from zerokara.training.compute.engine_choice import HIERARCHY_KEY
 
 TEMPLATE = {"zero_optimization": {"overlap_comm": True}, "wall_clock_breakdown": False}
 
@@ -15,7 +15,7 @@ def plan_lines(
     zero_stage: int | str, ranks: int, template: dict, nodes: int = 1, global_batch: int = 64, **others: Any
 ) -> list[str]:
     config = config_of(zero_stage=zero_stage, global_batch_size=global_batch, micro_batch_size=1, **others)
-    return list(updater.plan_lines(config, ranks, nodes, template))
+    return list(engine_choice.plan_lines(config, ranks, nodes, template))
 
 
 def test_the_plan_names_the_engine() -> None:
@@ -39,15 +39,15 @@ def test_what_crosses_machines_is_said() -> None:
 def test_over_machines_sums_overlap_and_stage_3_is_hierarchical() -> None:
     template = {"zero_optimization": {"reduce_bucket_size": 5}}
     stage_3 = config_of(zero_stage=3)
-    zero = updater.for_machines(template, stage_3, 16, 2)["zero_optimization"]
+    zero = engine_choice.for_machines(template, stage_3, 16, 2)["zero_optimization"]
     flat = {"overlap_comm": True, "reduce_bucket_size": 5}
     assert zero == {**flat, HIERARCHY_KEY: 8} and HIERARCHY_KEY not in template["zero_optimization"]
-    assert updater.for_machines(template, stage_3, 8, 1) == template, "one machine"
+    assert engine_choice.for_machines(template, stage_3, 8, 1) == template, "one machine"
     cut = config_of(zero_stage=3, tensor_parallel_size=2)
     for config, processes in ((stage_3, 2), (config_of(zero_stage=2), 16), (cut, 16)):  # one process on each, or flat
-        assert updater.for_machines(template, config, processes, 2)["zero_optimization"] == flat
+        assert engine_choice.for_machines(template, config, processes, 2)["zero_optimization"] == flat
     stated = {"zero_optimization": {"overlap_comm": False, HIERARCHY_KEY: 1}}
-    assert updater.for_machines(stated, stage_3, 16, 2) == stated, "the user's own"
+    assert engine_choice.for_machines(stated, stage_3, 16, 2) == stated, "the user's own"
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_over_machines_sums_overlap_and_stage_3_is_hierarchical() -> None:
 )
 def test_a_hierarchy_of_the_users_own_must_fit(size: int, settings: dict) -> None:
     template = {"zero_optimization": {HIERARCHY_KEY: size}}
-    fault = fault_of(updater.for_machines, template, config_of(**settings), 8, 1)
+    fault = fault_of(engine_choice.for_machines, template, config_of(**settings), 8, 1)
     assert fault.key == "deepspeed_template" and f"{HIERARCHY_KEY}, {size}, must divide the 8 processes" in fault.rule
     away = {"zero_optimization": {"offload_optimizer": {"pin_memory": True}}}
-    assert fault_of(updater.for_machines, away, config_of(), 8, 1).key == "deepspeed_template"
-    assert updater.for_machines(away, config_of(zero_stage=1, offload="optimizer"), 8, 1) == away
+    assert fault_of(engine_choice.for_machines, away, config_of(), 8, 1).key == "deepspeed_template"
+    assert engine_choice.for_machines(away, config_of(zero_stage=1, offload="optimizer"), 8, 1) == away
     fitting = {"zero_optimization": {HIERARCHY_KEY: 4}}
-    assert updater.for_machines(fitting, config_of(zero_stage=3), 8, 1) == fitting
+    assert engine_choice.for_machines(fitting, config_of(zero_stage=3), 8, 1) == fitting
