@@ -208,7 +208,7 @@ def test_the_baseline_of_a_large_corpus_is_of_samples_from_all_of_it(
     monkeypatch.setattr(batches, "SAMPLE_TOKENS", 10 * data.objective.lengths.raw)
     monkeypatch.setattr(PackedTokens, "many", lambda _, indices: seen.extend(indices) or np.array([[1, 7], [1, 8]]))
     assert data.unigram_entropy == pytest.approx(np.log(2))
-    assert len(seen) == 10 and np.ptp(np.diff(seen)) <= 1 and seen[-1] > 0.8 * data.reading.samples_per_epoch
+    assert len(seen) == 10 and np.ptp(np.diff(seen)) <= 1 and seen[-1] > 0.8 * data.training.samples_per_epoch
 
 
 @pytest.mark.parametrize("settings", [(), T5])

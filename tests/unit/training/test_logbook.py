@@ -46,7 +46,7 @@ def logbook(
     stages = (MixedStage((1, 3), None, "shuffle"),) if mixed else ()
     reading = DataPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages)
     schedule = Schedule.from_config(config, config.lengths.raw, samples_per_epoch=160)
-    data, processes = SimpleNamespace(reading=reading), Processes(torch.device("cpu"), rank)
+    data, processes = SimpleNamespace(training=reading), Processes(torch.device("cpu"), rank)
     plan: Any = SimpleNamespace(resolved=config, run_dir=run_dir, data=data, schedule=schedule)
     return Logbook(plan, lambda step: state.samples + (step - state.step) * 8, state, processes)
 

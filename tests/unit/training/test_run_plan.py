@@ -232,7 +232,7 @@ def test_its_file_gives_the_training_processes_the_same_plan(make: Make, tmp_pat
     assert plan.reasons and read.resolved.where("seq_len") == plan.resolved.where("seq_len")
     assert (read.shape, read.schedule, read.consumption) == (plan.shape, plan.schedule, plan.consumption)
     assert (read.num_processes, read.nodes, read.template) == (plan.num_processes, plan.nodes, plan.template)
-    assert read.data.reading.identity() == plan.data.reading.identity()
+    assert read.data.training.identity() == plan.data.training.identity()
     read.write(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
     for replaced in ("data_sha256", "tokenizer_sha256"):
