@@ -106,7 +106,7 @@ class LoneEngine:
                 master.grad = torch.zeros_like(master)
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
         if self._device.type == "cpu":
-            gradients = [piece for gradient in gradients for piece in gradient.view(-1).split(NORM_PIECE)]
+            gradients = [piece for gradient in gradients for piece in gradient.flatten().split(NORM_PIECE)]
         norm = get_total_norm(gradients)
         norm_value, values = read_once(norm, numbers)
         if accept(values) and math.isfinite(norm_value):
