@@ -22,7 +22,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     (train, valid), lengths = open_splits(config.output_prefix), config.lengths
     paths = TokenPaths(config.output_prefix)
     earlier = run_folder.look(config)
-    plan = run_plan.make_plan(config, kept=earlier.plan if earlier else None)
+    plan = run_plan.make_plan(config, initial_settings=earlier.initial_settings if earlier else None)
     course, epoch_tokens = plan.schedule, lengths.samples_in(len(train.tokens)) * lengths.raw
     train_tokens, epochs = round(config.epochs * epoch_tokens), f"{config.epochs:g} epochs of {epoch_tokens:,}"
     if config.is_mixture:

@@ -7,6 +7,7 @@ It checks everything, plans the run once, and starts the training processes, whi
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from zerokara.steps import command, preflight
 from zerokara.training import launching, resume_proof, trials
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import plan_table, run_folder, run_plan
+from zerokara.training.planning.earlier_run import EarlierRun
 
 HELP = {
     "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",
@@ -29,53 +31,65 @@ HELP = {
 
 
 def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = run_plan.PRETRAINING) -> None:
-    """Do what the options ask for: train, or evaluate a checkpoint, or prove that the run would resume."""
+    """Look at the run folder, plan, check and train; a dry run tries a few steps.
+
+    With other options: evaluate a checkpoint, or prove that the run would resume.
+    """
     # A second --redo would set the new run aside itself.
     options = replace(options, resume_command=command.resume_command(options.argv, without=("--redo",)))
     preflight.check(config, preflight.of_run(config))
-    if options.verify_resume:
-        earlier = run_folder.look(config)
-        plan = run_plan.make_plan(config, kept=earlier.plan if earlier else None, task=task)
-        plan = trials.on_this_machine(plan, earlier)
-        launching.check_fits(plan, starts=True)
-        resume_proof.prove(plan, options.verify_resume)
-    elif options.evaluate is not None:
-        launching.evaluate(config, task, options.evaluate)
-    else:
+    trains = not options.verify_resume and options.evaluate is None
+    machines = Machines()
+    if trains:
         machines = Machines.of(config, options.join, options.host, command.resume_command(options.argv))
-        commands = launching.Commands(options.resume_command, _next(config, options))
-        try:
-            _train(config, task, options, machines, commands)
-        except UserError as error:
-            if not options.dry_run and not machines.is_first:
-                from zerokara.training.nodes import rendezvous  # it imports torch
-
-                rendezvous.report_faults(machines, error.faults)
-            raise
+    with contextlib.ExitStack() as stack:
+        if not (options.dry_run or machines.is_first):
+            stack.enter_context(_reported_to_first(machines))
+        if trains and machines.is_first:  # another machine may share the first one's folder, which is locked there
+            stack.enter_context(run_folder.command_lock(config))
+        earlier = run_folder.look(config)
+        initial = earlier.initial_settings if earlier and not options.redo else None
+        plan = run_plan.make_plan(config, initial_settings=initial, nodes=machines.number, task=task)
+        if options.verify_resume:
+            plan = trials.on_this_machine(plan, earlier)
+            launching.check_fits(plan, starts=True)
+            resume_proof.prove(plan, options.verify_resume)
+        elif options.evaluate is not None:
+            launching.evaluate(plan, earlier, options.evaluate)
+        else:
+            _train(plan, earlier, options, machines, launching.Commands(options.resume_command, _next(config, options)))
 
 
 def _train(
-    config: RunConfig,
-    task: run_plan.RunTask,
+    plan: run_plan.RunPlan,
+    earlier: EarlierRun | None,
     options: command.Options,
     machines: Machines,
     commands: launching.Commands,
 ) -> None:
-    """Look at the run folder, plan a start and check it, show the plan, and train; a dry run only tries a few steps."""
-    with contextlib.ExitStack() as stack:
-        if machines.is_first:  # where another machine shares the first one's folder, that command is at work there
-            stack.enter_context(run_folder.command_lock(config))
-        earlier = run_folder.look(config)
-        start = launching.plan_start(config, task, earlier, options.redo, machines.number, commands)
-        if start.is_finished:
-            print(f"{task.title}: {start.plan.run_dir} is complete already; --redo sets it aside and trains again")
-            print(f"next: {commands.convert}")
-            return
-        plan_table.show(start.plan, start.notes, options.verbose)
-        if options.dry_run:
-            launching.try_run(start.plan, machines)
-        else:
-            launching.train(start, machines, commands, sets_aside=options.redo and earlier is not None)
+    """Check a start, show its plan, and train."""
+    start = launching.check_start(plan, earlier, options.redo, commands)
+    if start.is_finished:
+        print(f"{plan.task.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
+        print(f"next: {commands.convert}")
+        return
+    plan_table.show(start.plan, start.notes, options.verbose)
+    if options.dry_run:
+        launching.try_run(start.plan, machines)
+    else:
+        launching.train(start, machines, commands, sets_aside=options.redo and earlier is not None)
+
+
+@contextlib.contextmanager
+def _reported_to_first(machines: Machines) -> Iterator[None]:
+    """Tell the first machine, too, why this one does not start."""
+    try:
+        yield
+    except UserError as error:
+        from zerokara.training.nodes import rendezvous  # it imports torch
+
+        rendezvous.report_faults(machines, error.faults)
+        raise
 
 
 def _next(config: RunConfig, options: command.Options) -> str:

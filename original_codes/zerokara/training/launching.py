@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerokara import checkpoint, resources
-from zerokara.config.pretrain_config import RunConfig
-from zerokara.errors import RunError, Stopped, refuse
+from zerokara.errors import Fault, RunError, Stopped, refuse
 from zerokara.progress import count_text, log, plural, seconds_text, summary
 from zerokara.training import trials
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning import earlier_run, plan_table, run_folder, run_plan, schedule
+from zerokara.training.planning import earlier_run, plan_table, run_folder, schedule
 from zerokara.training.planning.earlier_run import EarlierRun
-from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, RunTask
+from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 from zerokara.training.spawning import spawn
 
 TRIAL_SECONDS = 3600.0
@@ -46,39 +45,27 @@ class Start:
     """Lines for the user, below the plan."""
 
 
-def plan_start(
-    config: RunConfig, task: RunTask, earlier: EarlierRun | None, redo: bool, nodes: int, commands: Commands
-) -> Start:
-    """Plan a start and check it, the cheapest first; `earlier` is what the run folder holds.
+def check_start(plan: RunPlan, earlier: EarlierRun | None, redo: bool, commands: Commands) -> Start:
+    """Check a start, the cheapest first; `earlier` is what the run folder holds.
 
     Raises:
-        UserError: the settings, the data or the run folder do not fit; the limits leave no time, the disk or the memory
-            no room; or a source would be read too often.
+        UserError: the plan does not fit the run in the folder; the limits leave no time, the disk or the memory no
+            room; a source would be read too often; or the model to start from does not fit.
     """
-    resumed, notes, trained_seconds = None if redo else earlier, list[str](), 0.0
-    plan = run_plan.make_plan(config, kept=resumed.plan if resumed else None, nodes=nodes, task=task)
-    if earlier and redo:
-        refuse(earlier_run.redo_faults(plan))
-        notes += redo_notes(plan, earlier)
+    notes, faults, resumed = list[str](), list[Fault](), None if redo else earlier
     if resumed:
-        refuse(earlier_run.resume_faults(plan, resumed))
-        changes = earlier_run.changed_settings(plan, resumed)
-        if earlier_run.is_finished(plan, resumed):
-            refuse(earlier_run.finished_faults(plan, resumed, changes))
+        resumption = earlier_run.resumption(plan, resumed, commands.resume)
+        faults += resumption.faults
+        if resumption.is_finished and not faults:
             return Start(plan, resumed, is_finished=True)
-        course = earlier_run.course_changes(plan, resumed)
-        refuse(earlier_run.forgotten_faults(plan, resumed, course, commands.resume))
-        changed = [*earlier_run.change_lines(changes), *course]
-        notes += [f"changed since this run's last start: {each}" for each in changed]
-        trained_seconds = resumed.state.seconds if resumed.state else 0.0
-    refuse([
-        *schedule.hours_faults(plan.requested, plan.checkpoint_bytes, trained_seconds, commands.convert),
-        *schedule.epochs_faults(plan.requested, plan.consumption.sources),
-        *plan.faults(len(resumed.steps) if resumed else 0),
-    ])  # fmt: skip
+        notes += [f"changed since this run's last start: {line}" for line in resumption.lines]
+    elif earlier:
+        faults += earlier_run.redo_faults(plan)
+        notes += redo_notes(plan, earlier)
+    steps, seconds = (resumed.steps, resumed.seconds) if resumed else ((), 0.0)
+    refuse(faults or plan.faults(len(steps), seconds, commands.convert))
     plan = trials.on_this_machine(plan, resumed)
-    starts_anew = not (resumed and resumed.steps)
-    return Start(plan, resumed, notes=(*notes, *check_fits(plan, starts_anew)))
+    return Start(plan, resumed, notes=(*notes, *check_fits(plan, starts=not steps)))
 
 
 def train(start: Start, machines: Machines, commands: Commands, sets_aside: bool) -> None:
@@ -190,20 +177,18 @@ def _newest_at_end(plan: RunPlan, code: int, commands: Commands) -> Path:
     raise Stopped(f"to resume: {commands.resume}")
 
 
-def evaluate(config: RunConfig, task: RunTask, name: str) -> None:
+def evaluate(plan: RunPlan, earlier: EarlierRun | None, name: str) -> None:
     """Evaluate the checkpoint `name` (`run_folder.find_checkpoint`) in training processes.
 
     Raises:
         UserError: there is no such checkpoint, or it is another run's.
         RunError: the evaluation failed.
     """
-    earlier = run_folder.look(config)
-    plan = run_plan.make_plan(config, kept=earlier.plan if earlier else None, task=task)
     refuse(earlier_run.resume_faults(plan, earlier) if earlier else [])
     folder = run_folder.find_checkpoint(plan, name)
     plan = trials.on_this_machine(plan, earlier)
     tokens, processes = count_text(plan.data.num_valid_tokens), plural(plan.num_processes, "process", "processes")
-    log(f"{task.title}, evaluate: {folder} on {tokens} tokens, {processes}")
+    log(f"{plan.task.title}, evaluate: {folder} on {tokens} tokens, {processes}")
     print(f"  {plan.devices.text(plan.num_processes)}")
     if code := spawn(plan, "evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")

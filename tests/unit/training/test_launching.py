@@ -12,6 +12,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import refuse
 from zerokara.training.planning import earlier_run, run_folder
+from zerokara.training.planning.earlier_run import Resumption
 from zerokara.training.planning.run_plan import RunPlan, make_plan
 
 
@@ -19,7 +20,7 @@ class Starts:
     """Starts of one run, each of which trains a step."""
 
     def __init__(self, path: Path, settings: dict[str, object]):
-        self.path, self.settings, self.changes = path, settings, list[str]()
+        self.path, self.settings, self.resumption = path, settings, Resumption([])
 
     def plan(self, *typed: str, config: str = "config.yaml") -> RunPlan:
         """Plan a start with its file and `--set typed`, and check it as step 3 does."""
@@ -27,10 +28,10 @@ class Starts:
         path.write_text("".join(f"{key}: {value}\n" for key, value in self.settings.items()), encoding="utf-8")
         requested = load(PretrainConfig, path, typed)
         earlier = run_folder.look(requested)
-        plan = make_plan(requested, kept=earlier.plan if earlier else None)
+        plan = make_plan(requested, initial_settings=earlier.initial_settings if earlier else None)
         if earlier:
-            self.changes = earlier_run.course_changes(plan, earlier)
-            refuse(earlier_run.forgotten_faults(plan, earlier, self.changes, "bash 3.sh"))
+            self.resumption = earlier_run.resumption(plan, earlier, "bash 3.sh")
+            refuse(self.resumption.faults)
         return plan
 
     def start(self, *typed: str) -> RunPlan:
@@ -91,9 +92,7 @@ def test_what_was_tried_is_not_kept_and_the_first_start_is(run: Starts) -> None:
     back = run.plan("lr=auto")
     assert (back.requested.weight_decay, back.requested.lr) == (0.25, first.requested.lr)
     assert back.reasons["lr"] == back.reasons["weight_decay"].partition(";")[0] == "as the run began"
-    earlier = run_folder.look(back.requested)
-    assert earlier is not None
-    assert earlier_run.changed_settings(back, earlier)["weight_decay"] == (0.5, 0.25)
+    assert run.resumption.changed["weight_decay"] == (0.5, 0.25)
     run.start(f"lr={0.00011}")
     assert run.plan("lr=auto").requested.lr == first.requested.lr
 
@@ -123,13 +122,8 @@ def test_a_finished_run_stays_finished_where_its_last_start_tried_something(run:
     last = saved(plan.run_dir, 40, shape=plan.shape.as_json())
 
     def complete(*typed: str) -> bool:
-        planned = run.plan(*typed)
-        earlier = run_folder.look(planned.requested)
-        assert earlier is not None
-        is_finished = earlier_run.is_finished(planned, earlier)
-        changes = earlier_run.changed_settings(planned, earlier)
-        refuse(earlier_run.finished_faults(planned, earlier, changes) if is_finished else [])
-        return is_finished
+        run.plan(*typed)
+        return run.resumption.is_finished
 
     assert complete("max_steps=40") and not complete("max_steps=80")
     assert "weight_decay" in fault_of(complete, "max_steps=40", "weight_decay=0.7").rule
@@ -143,7 +137,7 @@ def test_a_finished_run_stays_finished_where_its_last_start_tried_something(run:
 def test_what_is_typed_is_announced_and_asked_about_no_more(run: Starts) -> None:
     run.start()
     longer = run.start("train_tokens=20000000", "max_epochs_per_source=9999")
-    assert any(f"{longer.schedule.num_steps:,} steps, not" in change for change in run.changes)
-    assert any("a learning rate of" in change for change in run.changes)
+    assert any(f"{longer.schedule.num_steps:,} steps, not" in change for change in run.resumption.course)
+    assert any("a learning rate of" in change for change in run.resumption.course)
     run.start("train_tokens=20000000", "max_epochs_per_source=9999", "optimizer=adamw")  # whose rate is another
-    assert run.changes
+    assert run.resumption.course

@@ -140,21 +140,21 @@ def test_a_run_keeps_what_it_began_with(planned: Callable[..., RunPlan]) -> None
     assert run_folder.look(first.requested) is None  # nothing is trained yet: the next start begins
     (first.run_dir / run_folder.METRICS_NAME).write_text('{"step": 1, "loss": 2.0}\n', encoding="utf-8")
     earlier = run_folder.look(first.requested)
-    kept = earlier.plan
+    initial = earlier.initial_settings
     longer = planned("train_tokens=400000000")
     assert longer.resolved.global_batch_size != first.resolved.global_batch_size
-    resumed = planned("train_tokens=400000000", kept=kept)
+    resumed = planned("train_tokens=400000000", initial_settings=initial)
     assert {key: getattr(resumed.resolved, key) for key in recipe.RULES} == {
         key: getattr(first.resolved, key) for key in recipe.RULES
     }
     assert all("as the run began" in reason for reason in resumed.reasons.values())
-    assert [*earlier_run.changed_settings(resumed, earlier)] == ["train_tokens"]
-    other = planned("optimizer=adamw", kept=kept)
+    assert [*earlier_run.resumption(resumed, earlier, "").changed] == ["train_tokens"]
+    other = planned("optimizer=adamw", initial_settings=initial)
     assert other.resolved.lr != first.resolved.lr  # Muon's rate is none of AdamW's
-    written = planned("lr=0.001", kept=kept)
+    written = planned("lr=0.001", initial_settings=initial)
     assert written.resolved.lr == 0.001 and written.resolved.weight_decay == first.resolved.weight_decay
     run_folder.claim(written)  # what was tried for one start is not kept
-    back = planned(kept=run_folder.look(first.requested).plan)
+    back = planned(initial_settings=run_folder.look(first.requested).initial_settings)
     assert back.resolved.lr == first.resolved.lr and back.reasons["lr"] == "as the run began"
 
 

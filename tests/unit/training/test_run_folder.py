@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,14 @@ def begin(plan: RunPlan) -> Path:
     return plan.run_dir
 
 
-def changes(plan: RunPlan) -> dict[str, tuple[Any, Any]]:
+def changes(plan: RunPlan) -> Mapping[str, tuple[Any, Any]]:
     """Check that a plan goes on with the run in its folder, and return the settings that have changed."""
     earlier = run_folder.look(plan.requested)
-    refuse(earlier_run.resume_faults(plan, earlier) if earlier else [])
-    return earlier_run.changed_settings(plan, earlier) if earlier else {}
+    if earlier is None:
+        return {}
+    resumption = earlier_run.resumption(plan, earlier, "bash 3.sh")
+    refuse(resumption.faults)
+    return resumption.changed
 
 
 def assert_another_run(plan: RunPlan, *facts: str) -> None:
@@ -110,7 +113,8 @@ def test_sequences_may_grow_and_rotary_positions_change_with_them(plan_of: Plan,
     ]  # fmt: skip
     kept = run_folder.look(grown.requested)
     assert kept is not None
-    auto = plan_of(f"stages={stages}", "seq_len=128", "global_batch_size=auto", "micro_batch_size=1", kept=kept.plan)
+    overrides = (f"stages={stages}", "seq_len=128", "global_batch_size=auto", "micro_batch_size=1")
+    auto = plan_of(*overrides, initial_settings=kept.initial_settings)
     assert auto.resolved.global_batch == 2 and changes(auto)
 
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerokara.checkpoint import TrainingState
 from zerokara.config.machine import MonitoringSettings
@@ -59,6 +59,35 @@ class EarlierRun:
     """Content of the `RunPlan` of its newest start."""
     ended_at: int | None  # the last step, once the run has ended and while the checkpoint of its end is there
 
+    @property
+    def initial_settings(self) -> Mapping[str, Any]:
+        """Settings of the run's first start, as JSON; version 1.0.0 recorded those of the newest alone."""
+        settings: Mapping[str, Any] = self.plan.get("initial_settings", self.plan["requested"])
+        return settings
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far."""
+        return self.state.seconds if self.state else 0.0
+
+
+class Resumption(NamedTuple):
+    """How a plan goes on with an earlier run."""
+
+    faults: list[Fault]
+    """Why it cannot."""
+    is_finished: bool = False
+    """True where the plan ends no later than the run has ended."""
+    changed: Mapping[str, tuple[Any, Any]] = {}
+    """Settings that differ from the last start's, each with its value then and now."""
+    course: Sequence[str] = ()
+    """How length and learning rate of the rest of the run differ."""
+
+    @property
+    def lines(self) -> list[str]:
+        """All changes, for display: ``lr: 0.01 → 0.02``."""
+        return [*_texts(self.changed), *self.course]
+
 
 def identity_of(plan: RunPlan) -> dict[str, Any]:
     """Return what must not change during a run, as JSON: model shape, data, tokenizer, and the order of the samples."""
@@ -97,32 +126,28 @@ def resume_faults(plan: RunPlan, earlier: EarlierRun) -> list[Fault]:
     return [config.fault("output_model_dir", rule, remedy)]
 
 
-def changed_settings(plan: RunPlan, earlier: EarlierRun) -> dict[str, tuple[Any, Any]]:
-    """Return each setting that has changed since a run's last start, with its value then and now."""
+def resumption(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Resumption:
+    """Compare a plan with the run that lies in its folder; `resume_command` is the command of this start."""
+    if faults := resume_faults(plan, earlier):
+        return Resumption(faults)
     before, now = earlier.plan["requested"], plan.requested.model_dump(mode="json", exclude={*_UNREPORTED})
-    return {key: (before[key], value) for key, value in now.items() if before.get(key, value) != value}
+    changed = {key: (before[key], value) for key, value in now.items() if before.get(key, value) != value}
+    if earlier.ended_at is not None and plan.schedule.num_steps <= earlier.ended_at:
+        # What the last start tried by --set was for that start.
+        tried = {key for key in earlier.plan["origin"]["overridden"] if not plan.requested.typed(key)}
+        if effective := _texts({key: values for key, values in changed.items() if key not in tried | WITHOUT_EFFECT}):
+            rule = f"holds a finished run of other settings: {'; '.join(effective)}"
+            faults = [plan.requested.fault("output_model_dir", rule, "use --redo to set it aside and train again")]
+        return Resumption(faults, is_finished=True)
+    course = _course_changes(plan, earlier)
+    return Resumption(list(_forgotten_faults(plan, earlier, course, resume_command)), False, changed, course)
 
 
-def is_finished(plan: RunPlan, earlier: EarlierRun) -> bool:
-    """Tell whether a run has ended where a plan would end it; one that is to be longer has not."""
-    return earlier.ended_at is not None and plan.schedule.num_steps <= earlier.ended_at
+def _texts(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    return [f"{key}: {before} → {now}" for key, (before, now) in changed.items()]
 
 
-def finished_faults(plan: RunPlan, earlier: EarlierRun, changes: Mapping[str, tuple[Any, Any]]) -> Iterator[Fault]:
-    """Yield a fault where a finished run was trained with other settings, of those that `changes` names."""
-    # What the last start tried by --set was for that start.
-    tried = {key for key in earlier.plan["origin"]["overridden"] if not plan.requested.typed(key)}
-    if effective := change_lines({key: each for key, each in changes.items() if key not in tried | WITHOUT_EFFECT}):
-        rule = f"holds a finished run of other settings: {'; '.join(effective)}"
-        yield plan.requested.fault("output_model_dir", rule, "use --redo to set it aside and train again")
-
-
-def change_lines(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
-    """Return a line for each changed setting: ``lr: 0.01 → 0.02``."""
-    return [f"{key}: {before} → {now}" for key, (before, now) in changes.items()]
-
-
-def course_changes(plan: RunPlan, earlier: EarlierRun) -> list[str]:
+def _course_changes(plan: RunPlan, earlier: EarlierRun) -> list[str]:
     """Return in what length and learning rate of the rest of a run differ from its last start's plan."""
     config, was = plan.requested, earlier.plan["requested"]
     before = {key: value for key, value in was.items() if key in LENGTH_AND_RATE}
@@ -132,17 +157,15 @@ def course_changes(plan: RunPlan, earlier: EarlierRun) -> list[str]:
     return list(schedule.differences(Schedule.from_config(course, *extent), plan.schedule, step))
 
 
-def forgotten_faults(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str], resume: str) -> Iterator[Fault]:
+def _forgotten_faults(
+    plan: RunPlan, earlier: EarlierRun, changes: Sequence[str], resume_command: str
+) -> Iterator[Fault]:
     """Yield a fault where the course `changes` by settings that this start has not typed, and nobody in the file.
 
-    Its remedy is the command that goes on as before, and the one that changes the run; `resume` is that of this start.
+    Its remedy is the command that goes on as before, and the one that changes the run.
     """
-    config, origin, last, was = (
-        plan.requested,
-        plan.requested._origin,
-        earlier.plan["origin"],
-        earlier.plan["requested"],
-    )
+    config, origin = plan.requested, plan.requested._origin
+    last, was = earlier.plan["origin"], earlier.plan["requested"]
     # A file that was changed has been typed; what another one says was not: --config may have been forgotten.
     values, tried = last.get("values", origin.values), {*last["overridden"]}
     in_file = {key for key in LENGTH_AND_RATE if key in was and values.get(key) != origin.values.get(key)}
@@ -158,7 +181,7 @@ def forgotten_faults(plan: RunPlan, earlier: EarlierRun, changes: Sequence[str],
         for settings in ({key: was[key] for key in lost}, {key: now[key] for key in deciding})
     )
     rule = f"would go on with {'; '.join(changes)}: the last start had {was_typed}, this one has not"
-    remedy = f"to go on as before:\n  {resume} {was_typed}\nto change the run:\n  {resume} {new}"
+    remedy = f"to go on as before:\n  {resume_command} {was_typed}\nto change the run:\n  {resume_command} {new}"
     yield Fault(str(plan.run_dir), rule, remedy=remedy)
 
 

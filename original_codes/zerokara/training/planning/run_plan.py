@@ -40,7 +40,15 @@ from zerokara.training.compute.engine_choice import for_machines
 from zerokara.training.planning import recipe
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
-from zerokara.training.planning.schedule import Consumption, Schedule, consumption, extent_of, num_samples
+from zerokara.training.planning.schedule import (
+    Consumption,
+    Schedule,
+    consumption,
+    epochs_faults,
+    extent_of,
+    hours_faults,
+    num_samples,
+)
 
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""
@@ -224,8 +232,15 @@ class RunPlan:
             standing += num_steps // math.lcm(config.keep_every, interval)
         return min(-(-num_steps // interval), standing)
 
-    def faults(self, existing_checkpoints: int = 0) -> Iterator[Fault]:
-        """Check that the ids of the data are the tokenizer's, and that the disk has space for the checkpoints."""
+    def faults(
+        self, existing_checkpoints: int = 0, trained_seconds: float = 0.0, convert_command: str = ""
+    ) -> Iterator[Fault]:
+        """Check the ids of the data, the space on the disk, and the limits of time and epochs.
+
+        `existing_checkpoints` and `trained_seconds` are those of earlier starts; `convert_command` converts the newest.
+        """
+        yield from hours_faults(self.requested, self.checkpoint_bytes, trained_seconds, convert_command)
+        yield from epochs_faults(self.requested, self.consumption.sources)
         config, each, standing = self.resolved, self.checkpoint_bytes, self.max_checkpoints
         needed, free = max(0, standing - existing_checkpoints) * each, free_bytes(self.run_dir)
         if needed > free:
@@ -325,14 +340,14 @@ def _held_out_beginnings(data: PlannedData, encoder: Encoder) -> tuple[str, ...]
 def make_plan(
     requested: RunConfig,
     num_processes: int | None = None,
-    kept: Mapping[str, Any] | None = None,
+    initial_settings: Mapping[str, Any] | None = None,
     nodes: int = 1,
     task: RunTask = PRETRAINING,
 ) -> RunPlan:
     """Plan a run from its configuration, the tokenizer and the token files.
 
     `num_processes` counts those of all `nodes`, by default the configured ones, for `auto` 1 on each until
-    `RunPlan.on_processes`. `kept` is the plan of this run's last start (`run_folder.look`), as JSON.
+    `RunPlan.on_processes`. `initial_settings` are those of a run that is resumed (`EarlierRun`).
 
     Raises:
         UserError: the DeepSpeed template, the tokenizer or the data is missing or wrong; the processes cannot share the
@@ -344,17 +359,17 @@ def make_plan(
     encoder = open_encoder(requested.input_tokenizer_file, requested.end_of_document)
     data = task.data_of(requested, encoder)
     shape = ModelShape.from_config(requested, encoder.vocab_size)
-    if kept:  # its first start; 1.0.0 recorded the newest alone
-        kept = kept.get("initial_settings", kept["requested"])
-    extent, examples = extent_of(data.training), data.examples
-    requested, reasons = recipe.resolve(requested, shape, lambda config: num_samples(config, *extent), kept, examples)
+    extent = extent_of(data.training)
+    requested, reasons = recipe.resolve(
+        requested, shape, lambda config: num_samples(config, *extent), initial_settings, data.examples
+    )
     if requested.sample_prompts == "auto":
         requested = requested.model_copy(update={"sample_prompts": _held_out_beginnings(data, encoder)})
         reasons["sample_prompts"] = "beginnings of held-out documents"
     if requested.model_size and "auto" not in (requested.num_layers, requested.hidden_size, requested.num_attn_heads):
         reasons["model_size"] = "describes nothing: num_layers, hidden_size and num_attn_heads are numbers"
     refuse(requested.batch_faults(num_processes))
-    initial, machines = kept or requested.model_dump(mode="json"), (num_processes, nodes, Devices())
+    initial, machines = initial_settings or requested.model_dump(mode="json"), (num_processes, nodes, Devices())
     plan = RunPlan(requested, requested, encoder, data, template, *machines, reasons, initial, task)
     if plan.shape.padded_vocab_size % requested.tensor_parallel_size:
         rows = f"{plan.shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
