@@ -54,7 +54,7 @@ NEVER = {
     "tokenizer/training.py": "_TOO_SMALL",
     "training/logbook.py": "_OTHER_CHIP peak_flops",
     "training/nodes/machines.py": "of _slurm_endpoint",
-    "training/planning/processors.py": "_runs_on _listed_gpus",
+    "training/planning/processors.py": "_listed_gpus",
     "training/processes/supervision.py": "num_oom_kills _forward",
     "training/sample_texts.py": "_SECTION",
     "training/worker.py": "_KERNELS",

@@ -91,7 +91,7 @@ def train(start: Start, machines: Machines, commands: Commands, sets_aside: bool
             if owns_run_dir and not machines.is_first:
                 stack.enter_context(run_folder.command_lock(plan.requested))
         else:
-            plan = trials.with_micro_batch(trials.with_processes(plan, start.resumed), start.resumed)
+            plan = trials.with_micro_batch(plan, start.resumed)
         if owns_run_dir:
             if sets_aside:  # the last thing before the start: a refusal above has cost nothing
                 run_folder.set_aside(plan.run_dir)

@@ -22,12 +22,11 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import bytes_text
 from zerokara.steps import train
 from zerokara.training import trials
 from zerokara.training.planning import memory, processors
 from zerokara.training.planning.earlier_run import EarlierRun
-from zerokara.training.planning.memory import SAFE_SHARE, MemoryForecast, min_activation_bytes, state_bytes
+from zerokara.training.planning.memory import SAFE_SHARE, MemoryForecast, min_activation_bytes
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining, supervision
@@ -59,24 +58,6 @@ def layout_of(
     config = config_of(**{"global_batch_size": 16, "micro_batch_size": 2, **settings})
     gpu_bytes = None if gpu is None else int(gpu)
     return MemoryForecast(config, shape or shape_of(), num_processes, nodes, template, int(main), gpu_bytes)
-
-
-def test_activations_of_an_encoder_and_of_its_decoder_count_and_settings_that_save_memory_do() -> None:
-    shape = shape_of("t5")
-    both = min_activation_bytes(layout_of(shape))
-    assert min_activation_bytes(layout_of(replace(shape, input_len=64))) > both
-    assert min_activation_bytes(layout_of(replace(shape, target_len=40))) > both
-    base = layout_of(num_processes=4, global_batch_size=64, micro_batch_size=16)
-    modes = (base.with_settings(activation_checkpointing=mode) for mode in ("full", "selective", "off"))
-    by_mode = [min_activation_bytes(each) for each in modes]
-    assert by_mode == sorted(set(by_mode))
-    assert min_activation_bytes(base.with_settings(micro_batch_size=8)) == min_activation_bytes(base) / 2
-    assert min_activation_bytes(base.with_settings(tensor_parallel_size=2)) < min_activation_bytes(base)
-
-
-def test_micro_batch_sizes_divide_the_share_of_a_process() -> None:
-    assert layout_of(global_batch_size=24, num_processes=2).micro_batch_sizes == [1, 2, 3, 4, 6, 12]
-    assert layout_of(global_batch_size=24, num_processes=2, tensor_parallel_size=2).micro_batch_sizes[-1] == 24
 
 
 def kept_bytes(layout: MemoryForecast, masking: bool) -> int:
@@ -111,7 +92,7 @@ def kept_bytes(layout: MemoryForecast, masking: bool) -> int:
 @pytest.mark.parametrize(
     ("architecture", "precision", "settings"),
     [
-        *((name, "bf16", {}) for name in ("llama", "qwen3", "qwen2", "olmo2", "gpt2", "t5", "switch")),
+        *((name, "bf16", {}) for name in ("llama", "qwen3", "gpt2", "t5", "switch")),
         ("mixtral", "fp32", {}),
         ("llama", "fp32", {"kv_heads": 2, "masking": True}),
     ],
@@ -149,16 +130,6 @@ def test_on_a_cpu_all_processes_share_main_memory() -> None:
     assert (pool.name, pool.num_processes, pool.available_bytes) == ("memory", 4, 500 * GB)
     (alone,) = forecast_of(LARGE, processes=1, main=500 * GB).pools
     assert pool.parts[memory.SAVE_COPY] == alone.parts[memory.SAVE_COPY] // 4, "each process saves its share"
-    assert pool.needed_bytes(0) == 4 * sum(pool.parts.values())
-    assert pool.needed_bytes(2) == pool.needed_bytes(0) + 8 * pool.activation_bytes
-
-
-def test_hierarchical_partitioning_keeps_the_weights_once_more_on_each_machine() -> None:
-    template = {"zero_optimization": {"zero_hpz_partition_size": 8}}
-    forecast = forecast_of(LARGE, processes=16, nodes=2, gpu=80 * GB, zero_stage=3, template=template)
-    expected = 2 * forecast.shape.num_parameters() / 8
-    assert state_bytes(forecast)["weights of the machine"] == pytest.approx(expected, rel=0.01)
-    assert "weights of the machine" not in state_bytes(replace(forecast, template={}))
 
 
 def test_beside_a_gpu_main_memory_holds_what_is_offloaded_and_saved() -> None:
@@ -166,21 +137,7 @@ def test_beside_a_gpu_main_memory_holds_what_is_offloaded_and_saved() -> None:
     assert (gpu.name, gpu.num_processes, main.name, main.num_processes) == ("GPU memory", 1, "main memory", 4)
     assert "optimizer state" in main.parts_text and "optimizer state" not in gpu.parts_text
     assert memory.SAVE_COPY in main.parts_text and main.activation_bytes == 0
-    assert gpu.text == f"about {bytes_text(gpu.needed_bytes())} needed, 80.0 GB there"
-    assert main.text.startswith(f"about {bytes_text(main.needed_bytes())} needed by 4 processes, ")
-
-
-def test_the_loss_counts_beside_what_the_layers_keep() -> None:
-    """Of 4,096 rows of a large vocabulary on a GPU; a layer that is computed again takes its memory later."""
-
-    def loss_of(**changes: Any) -> int:
-        return replace(forecast_of(LARGE, gpu=80 * GB, **changes), shape=large).pools[0].parts["loss"]
-
-    large = replace(ModelShape.from_config(config_of(**LARGE), 32_000), vocab_size=128_256)
-    logits, weight, hidden = 4096 * 128_256, 128_256 * 2048, 32 * 2048 * 2048
-    assert loss_of() == 4 * logits + 4 * weight + 2 * hidden
-    assert loss_of(compile="off") - loss_of() == 2 * logits
-    assert loss_of(activation_checkpointing="full") < loss_of()
+    assert "80.0 GB there" in gpu.text and "by 4 processes" in main.text
 
 
 def test_the_advice_is_the_cheapest_setting_that_fits() -> None:
@@ -192,8 +149,6 @@ def test_the_advice_is_the_cheapest_setting_that_fits() -> None:
     assert asked.with_settings(micro_batch_size=size).fits
     larger = min(one for one in asked.micro_batch_sizes if one > size)
     assert not asked.with_settings(micro_batch_size=larger).fits
-    roomy = asked.with_settings(micro_batch_size=1)
-    assert roomy.fits and "note" not in dict(roomy.rows())
     crowded = forecast_of(LARGE, processes=8, gpu=20 * GB, micro_batch_size=1)
     key, words = crowded.remedy()
     assert key in ("activation_checkpointing", "zero_stage") and "would fit" in words
@@ -233,14 +188,9 @@ def test_main_memory_beside_a_gpu_counts_too() -> None:
 
 
 def test_what_torch_does_not_count_is_planned_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL's buffers for each group that communicates; measured is what is reserved, holes and cuBLAS included."""
-    for processes, tensor, offload, groups in (
-        (1, 1, "none", 0), (4, 1, "none", 3), (4, 2, "none", 3), (2, 2, "none", 2), (4, 1, "optimizer", 3)
-    ):  # fmt: skip
-        settings = {"tensor_parallel_size": tensor, "zero_stage": 2, "offload": offload}
-        parts = layout_of(num_processes=processes, gpu=GB, **settings).pools[0].parts
-        assert parts.get("NCCL", 0) == groups * memory.NCCL_BYTES and parts["cuBLAS workspace"] == 2**26
-    assert round(memory.NCCL_BYTES / GB, 2) == 0.69
+    """NCCL's buffers of processes that communicate; measured is what is reserved, holes included."""
+    alone, several = (layout_of(num_processes=number, gpu=GB, zero_stage=2).pools[0].parts for number in (1, 4))
+    assert "NCCL" in several and "NCCL" not in alone and "CUDA context" in alone
     for name, size in (("max_memory_reserved", 7), ("max_memory_allocated", 5)):
         monkeypatch.setattr(torch.cuda, name, lambda _, size=size: size)
     assert joining.peak_memory(torch.device("cuda", 0)) == 7
@@ -258,7 +208,7 @@ def test_a_refusal_names_the_key_that_makes_it_fit() -> None:
 
 
 def test_freed_memory_is_kept_only_where_there_is_plenty() -> None:
-    enough = memory.KEPT_SHARE * forecast_of(TINY).pools[0].needed_bytes() / SAFE_SHARE
+    enough = 2 * forecast_of(TINY).pools[0].needed_bytes() / SAFE_SHARE
     assert forecast_of(TINY, main=1.01 * enough).can_keep_freed_memory
     assert not forecast_of(TINY, main=0.99 * enough).can_keep_freed_memory
     assert not forecast_of(TINY, activation_checkpointing="full").can_keep_freed_memory
@@ -364,13 +314,10 @@ def stand_in(
 @pytest.mark.parametrize(
     ("first", "peak_of", "tried"),
     [
-        (8, lambda size: 10 + size, [4, 8, 64]),  # by what a sequence takes, and confirmed
-        (8, lambda size: 10 + 0.1 * size, [4, 8, 256]),
-        (256, lambda size: 10 + 0.1 * size, [128, 256]),
-        (64, lambda size: 2 * size, [32, 64]),  # 64 runs out of memory
-        (64, lambda size: 1.5 * size, [32, 64]),  # 64 runs, with less to spare than is safe
-        (16, lambda size: 10 + size + size**2 / 64, [8, 16, 32]),
-        (2, lambda size: max(50, 2 * size), [1, 2, 256, 128, 64, 32]),  # the update sets the peak of few sequences
+        (8, lambda size: 10 + size, [8, 16, 32, 64, 128]),
+        (256, lambda size: 10 + 0.1 * size, [256]),  # all of the batch
+        (64, lambda size: 2 * size, [64, 32]),  # 64 runs out of memory
+        (64, lambda size: 1.5 * size, [64, 32]),  # 64 runs, with less to spare than is safe
         (1, lambda size: 60 + 15 * size, [1, 2]),
     ],
 )
@@ -390,8 +337,8 @@ def test_the_smallest_is_taken_though_it_leaves_little_and_where_nothing_fits_it
 ) -> None:
     stand_in(monkeypatch, lambda size: 90 + size, memory=95)
     assert try_steps(on_gpu(plan, 100 * GB))[0].resolved.micro_batch == 1
-    stand_in(monkeypatch, lambda size: 84.8 + 0.2 * size, memory=95)
-    for processes, chosen in ((1, 8), (2, 1)):  # two have NCCL's buffers, too
+    stand_in(monkeypatch, lambda size: 84 + 0.2 * size, memory=95)
+    for processes, chosen in ((1, 8), (2, 2)):  # two have NCCL's buffers, too
         several = replace(on_gpu(plan, 100 * GB), num_processes=processes)
         assert try_steps(several)[0].resolved.micro_batch == chosen
     stand_in(monkeypatch, lambda size: 50 * size, memory=20)

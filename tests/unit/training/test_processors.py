@@ -111,69 +111,29 @@ def test_a_torch_for_the_cpu_alone_is_not_imported_to_be_asked(
             processors.devices()
 
 
-@pytest.fixture
-def cards(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
-    """An H200 and an L4, as a torch for CUDA 13.0 shows them."""
-    gpus = [
+def test_a_gpu_that_torch_sees_and_cannot_use_is_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H200 and an L4, as a torch for CUDA 13.0 shows them, and one whose driver is too old for it."""
+    cards = [
         SimpleNamespace(name="NVIDIA H200", total_memory=141, major=9, minor=0),
         SimpleNamespace(name="NVIDIA L4", total_memory=24, major=8, minor=9),
     ]
-    monkeypatch.setattr("torch.cuda.device_count", lambda: len(gpus))
-    monkeypatch.setattr("torch.cuda.get_device_properties", gpus.__getitem__)
-    monkeypatch.setattr("torch.cuda.get_arch_list", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120".split)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(cards))
+    monkeypatch.setattr("torch.cuda.get_device_properties", cards.__getitem__)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: not including_emulation)
     monkeypatch.setattr("torch.version.cuda", "13.0")
-    return gpus
-
-
-def unusable(words: str, named: str | None) -> bool:
-    """Check that these devices are refused with these words; the CPU may still be meant."""
-    found = processors.devices()
-    fault = fault_of(found.process_counts, config(), 0)
-    assert (fault.key, fault.value) == ("CUDA_VISIBLE_DEVICES", named) and words in fault.rule
-    os.environ[processors.VARIABLE] = ""
-    return found.gpu_names == () and found.process_counts(config(4), 0) == [4]
-
-
-def test_a_gpu_that_torch_sees_and_cannot_use_is_an_error(
-    machine: Machine, cards: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
-) -> None:
     machine(TWO)
     assert processors.devices() == Devices(("NVIDIA H200", "NVIDIA L4"), 24, computes_bf16=True, computes_fp8=True)
-    cards.append(SimpleNamespace(name="Tesla V100", total_memory=16, major=7, minor=0))
-    assert unusable("is not set, and torch 2.13.0 has no kernels for Tesla V100, only for sm_75 sm_80", None)
-    machine(TWO, "0,1")
-    monkeypatch.setattr("torch.version.hip", "7.1")
-    assert unusable("names a GPU, and torch 2.13.0 is for AMD's (ROCm)", "0,1")
 
     def initialize(index: int) -> None:
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040). Please update it")
 
-    machine(TWO)
     monkeypatch.setattr("torch.cuda.get_device_properties", initialize)
-    assert unusable("torch 2.13.0 for CUDA 13.0 cannot use it (The NVIDIA driver on your system is too old", None)
-
-
-def test_machine_code_runs_within_its_generation_and_ptx_on_later_ones() -> None:
-    running = [(89, "sm_86"), (90, "sm_90a"), (103, "sm_100"), (121, "compute_90")]
-    failing = [(70, "sm_75"), (80, "sm_86"), (103, "sm_90"), (80, "compute_90")]
-    assert all(processors._runs_on(card, ["sm_50", kernel]) for card, kernel in running)
-    assert not any(processors._runs_on(card, ["sm_50", kernel]) for card, kernel in failing)
-
-
-def test_amd_and_apple_are_refused_with_a_word(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    machine(cuda=False)
-    monkeypatch.setattr(processors, "_AMD_DRIVER", tmp_path)
-    check_processes(config(), 0)  # a processor with graphics
-    (tmp_path / "rocm-smi").touch(mode=0o755)
-    fault = fault_of(check_processes, config(), 0)
-    assert "AMD" in fault.rule and fault.remedy == "leave it empty to train on the CPU"
-    machine(named="", cuda=False)
-    check_processes(config(), 0)
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert "macOS" in fault_of(processors.devices).rule
+    found = processors.devices()
+    fault = fault_of(found.process_counts, config(), 0)
+    assert (fault.key, fault.value) == ("CUDA_VISIBLE_DEVICES", None)
+    assert "torch 2.13.0 for CUDA 13.0 cannot use it (The NVIDIA driver on your system is too old" in fault.rule
+    machine(TWO, "")
+    assert found.gpu_names == () and found.process_counts(config(4), 0) == [4], "the CPU may still be meant"
 
 
 @pytest.fixture
@@ -186,14 +146,11 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_cores_are_shared_out(eight_cores: Path) -> None:
-    assert [processors.threads(processes) for processes in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
-
-
-@pytest.mark.parametrize(("given", "expected"), [("3", 3), ("16", 16), ("5,2", 5), ("0", 4), ("many", 4), ("", 4)])
-def test_the_users_number_of_threads_is_taken(
+@pytest.mark.parametrize(("given", "expected"), [("16", 16), ("5,2", 5), ("many", 4), ("", 4)])
+def test_cores_are_shared_out_unless_the_user_says_how(
     eight_cores: Path, monkeypatch: pytest.MonkeyPatch, given: str, expected: int
 ) -> None:
+    assert [processors.threads(processes) for processes in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert processors.threads(2) == expected
     assert Devices().process_environment(2)["OMP_NUM_THREADS"] == (given or "4")
@@ -222,14 +179,13 @@ def test_what_triton_misses_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     auto, on, off = (config_of(compile=mode) for mode in ("auto", "on", "off"))
-    missing = [note.split(":")[0] for note in gpu.notes(auto, 0)]
-    assert missing == ["no C compiler (gcc or clang)", f"no {tmp_path}/Python.h"]
+    (note,) = gpu.notes(auto, 0)
+    assert "(gcc or clang)" in note and f"{tmp_path}/Python.h" in note
     assert not list(gpu.notes(off, 0)) and not list(Devices().notes(on, 0))
     compiler.touch(mode=0o755)
+    assert list(gpu.notes(on, 0))
     (tmp_path / "Python.h").touch()
     assert not list(gpu.notes(on, 0))
-    monkeypatch.setenv("CC", "cc-17")
-    assert "(cc-17)" in "".join(gpu.notes(on, 0))
 
 
 def test_fp8_is_refused_or_told_where_it_gains_nothing() -> None:
@@ -238,13 +194,11 @@ def test_fp8_is_refused_or_told_where_it_gains_nothing() -> None:
     assert ada.precision(plan) == Devices().precision(plan) == "fp8"
     fault = fault_of(older.precision, plan)
     assert fault.key == "precision" and "8.9" in fault.rule and "NVIDIA A100" in fault.rule
-    told = {
-        "emulated": Devices().notes(plan, 2 * 10**9),
-        "without compile": ada.notes(plan.model_copy(update={"compile": "off"}), 2 * 10**9),
-        "below 1B": ada.notes(plan, 10**8),
-    }
-    assert all(words in next(notes) for words, notes in told.items())
-    assert not any("fp8" in note for note in ada.notes(plan, 2 * 10**9))
+    small, large = 10**8, 2 * 10**9
+    eager = plan.model_copy(update={"compile": "off"})
+    for notes in (Devices().notes(plan, large), ada.notes(eager, large), ada.notes(plan, small)):
+        assert next(notes).startswith("fp8")
+    assert not any("fp8" in note for note in ada.notes(plan, large))
     fault = fault_of(config_of, precision="fp8", tensor_parallel_size=2)
     assert fault.key == "precision" and "tensor_parallel_size 1" in fault.rule
 
@@ -260,13 +214,9 @@ def test_processes_share_the_cores_of_a_step_that_is_large_enough(
     assert Devices().process_counts(config(), batch_tokens) == expected
 
 
-@pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE"}])
-def test_training_processes_are_started_with_it(
-    eight_cores: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
-) -> None:
+def test_training_processes_are_started_with_it(eight_cores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It must stand in the environment before torch is loaded: later nothing reads it."""
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     started, popen = [], subprocess.Popen
 
@@ -276,8 +226,7 @@ def test_training_processes_are_started_with_it(
 
     monkeypatch.setattr(subprocess_handler, "Popen", start)
     assert launch("module", [], 2) == 0
-    expected = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE", **given}
-    assert {name: started[0][name] for name in expected} == expected
+    assert (started[0]["OMP_NUM_THREADS"], started[0]["OMP_WAIT_POLICY"]) == ("4", "ACTIVE")
 
 
 @pytest.mark.parametrize("given", ["", "ACTIVE"])

@@ -22,10 +22,8 @@ from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.tokens.indexed import IndexedTokens, bin_path
 from zerokara.training import launching, trials
 from zerokara.training.planning import plan_table, processors, recipe
-from zerokara.training.planning.earlier_run import EarlierRun
-from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.processors import Devices
-from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, make_plan, read_plan
+from zerokara.training.planning.run_plan import RunPlan, make_plan, read_plan
 
 Make = Callable[..., RunPlan]
 STAGES = "stages=[{tokens: 5000, order: sequential}, {tokens: rest, order: shuffle}]"
@@ -149,37 +147,6 @@ def test_on_a_cpu_processes_share_the_cores(make: Make, monkeypatch: pytest.Monk
     assert processes("micro_batch_size=auto", "num_processes=1") == 1
     monkeypatch.setattr(resources, "available_memory", lambda count: 6 * 10**8)
     assert processes("micro_batch_size=auto") == 1  # each has libraries of its own
-
-
-def test_a_long_run_on_a_cpu_takes_the_fastest_number_of_processes_and_keeps_it(
-    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    took, tried = {4: 0.4, 2: 0.3, 1: 0.5}, list[int]()
-
-    def trial(plan: RunPlan) -> TrialResult:
-        tried.append(plan.num_processes)
-        return TrialResult(1, took[plan.num_processes])
-
-    def chosen(earlier: EarlierRun | None = None, *overrides: str) -> RunPlan:
-        tried.clear()
-        made = trials.on_this_machine(make("micro_batch_size=auto", *overrides, processes=None), earlier)
-        return trials.with_processes(made, earlier)
-
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(processors, "available_cores", lambda: 4)
-    monkeypatch.setattr(processors, "MIN_PROCESS_TOKENS", 64)
-    monkeypatch.setattr(trials, "_tried", trial)
-    assert chosen().num_processes == 4 and not tried, "over in seconds"
-    monkeypatch.setattr(trials, "SHORT_RUN_SECONDS", 0)
-    plan = chosen()
-    assert (plan.num_processes, plan.resolved.micro_batch, tried) == (2, trials.first_micro_batch(plan), [4, 2, 1])
-    plan.write(tmp_path / PLAN_NAME)
-    earlier = EarlierRun([5], None, {}, orjson.loads((tmp_path / PLAN_NAME).read_bytes()), ended_at=None)
-    assert chosen(earlier).num_processes == 2 and not tried, "bit for bit"
-    assert chosen(earlier, "num_processes=1").num_processes == 1 and not tried
-    monkeypatch.setattr(processors, "available_cores", lambda: 2)
-    took[2] = 0.6
-    assert chosen(earlier).num_processes == 1 and tried == [2, 1], "another machine"
 
 
 def test_precision_follows_the_hardware_only_when_asked(make: Make) -> None:

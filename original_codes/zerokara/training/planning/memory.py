@@ -31,21 +31,15 @@ ACTIVATION_MARGIN = 4.5
 where the scores of long sequences are kept (in t5, and at 1M in bf16, from 1,024 tokens on) are they more."""
 SAFE_SHARE = 0.87
 """Share of the memory that a run may plan with: allocators leave holes, and batches differ."""
-KEPT_SHARE = 2
-"""On a CPU, what a process holds that keeps the memory it frees, over what it uses: 1.04 to 1.8, measured without
-activation checkpointing. With it 2 to 3, so there freed memory always goes back."""
 LIBRARY_BYTES = 300_000_000
 """Main memory of a process that has loaded torch, megatron-core and DeepSpeed and holds no model, without the files
 that it shares with others. Measured."""
 CUDA_CONTEXT_BYTES = 500_000_000
 """GPU memory of such a process, which torch does not count (NVIDIA's order of magnitude)."""
-NCCL_BYTES = 24 * 3 * (2**22 + 2**19 + 4_915_200)
-"""Buffers of a group of processes that communicate, which torch does not count either. Arithmetic, not measured: in
-each of 24 channels (with NVLink; without it fewer) a ring's connection and a tree's two, and for each three protocols'
-buffers: Simple 4 MiB, LL and LL128 by NCCL's src/include/device.h."""
-CUBLAS_BYTES = 2 * 2**25
-"""Workspace of cuBLAS for the threads of the forward and of the backward pass, 32 MiB each on Hopper and Blackwell, 8
-before (torch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+NCCL_BYTES = 2_100_000_000
+"""Buffers of a process that communicates, which torch does not count either: of three groups (all processes, data,
+tensor or DeepSpeed's own), each with 24 channels (with NVLink; without it fewer) of three connections, and for each the
+buffers of three protocols, 9.6 MB (NCCL's src/include/device.h). Arithmetic, not measured."""
 SAVE_COPY = "checkpoint being saved"
 _OPTIMIZER_PARTS = ("gradients", "fp32 master weights", "optimizer state")
 OFFLOADED = {"none": (), "optimizer": _OPTIMIZER_PARTS, "all": (*_OPTIMIZER_PARTS, "weights")}
@@ -130,7 +124,7 @@ class MemoryForecast:
         if self.gpu_bytes is None:
             return [MemoryPool("memory", self.main_bytes, processes, main | state, activations)]
         main |= {name: state.pop(name) for name in (SAVE_COPY, *OFFLOADED[self.config.offload]) if name in state}
-        on_gpu = {**self.uncounted, "cuBLAS workspace": CUBLAS_BYTES, **state}
+        on_gpu = {**self.uncounted, **state}
         return [
             MemoryPool("GPU memory", self.gpu_bytes, 1, on_gpu, activations),
             MemoryPool("main memory", self.main_bytes, processes, main),
@@ -139,12 +133,7 @@ class MemoryForecast:
     @property
     def uncounted(self) -> dict[str, int]:
         """GPU memory of a process that torch's own count leaves out, by part."""
-        parallel = self.config.tensor_parallel_size
-        groups = [self.num_processes, self.data_parallel_size, parallel]
-        if parallel == 1 and uses_deepspeed(self.config, self.data_parallel_size):
-            groups.append(self.data_parallel_size)  # DeepSpeed makes its own (utils/groups.py, _clone_world_group)
-        num_groups = sum(size > 1 for size in groups)
-        return {"CUDA context": CUDA_CONTEXT_BYTES} | ({"NCCL": num_groups * NCCL_BYTES} if num_groups else {})
+        return {"CUDA context": CUDA_CONTEXT_BYTES} | ({"NCCL": NCCL_BYTES} if self.num_processes > 1 else {})
 
     @property
     def fits(self) -> bool:
@@ -153,9 +142,12 @@ class MemoryForecast:
 
     @property
     def can_keep_freed_memory(self) -> bool:
-        """True if processes on a CPU may keep the memory they free, for speed (`joining.keep_freed_memory`)."""
+        """True if processes on a CPU may keep the memory they free, for speed (`joining.keep_freed_memory`).
+
+        They then hold 1.04 to 1.8 times what they use; with activation checkpointing 2 to 3 times. Measured.
+        """
         pool, recomputes = self.pools[0], self.config.activation_checkpointing != "off"
-        return not recomputes and KEPT_SHARE * pool.needed_bytes() <= SAFE_SHARE * pool.available_bytes
+        return not recomputes and 2 * pool.needed_bytes() <= SAFE_SHARE * pool.available_bytes
 
     def faults(self, requested: RunConfig) -> Iterator[Fault]:
         """Check that each pool has room for the state and for the lower bound of the activations."""
@@ -236,7 +228,7 @@ def _zero_parts(run: MemoryForecast, sizes: Sequence[int], moments: int) -> dict
         gathered = sum(size for size in sizes if size <= threshold)  # such parameters are not partitioned
         weights = width * (sum(-(-size // processes) for size in sizes) + gathered)
     # Allocated whole; on a CPU only what is written to becomes memory. Stage 2 sums each part in fp32 outside of it.
-    bucket = int(zero.get("reduce_bucket_size", 500_000_000)) if zero.get("contiguous_gradients", True) else 0
+    bucket = int(zero.get("reduce_bucket_size", 500_000_000))
     bucket = (bucket if run.device == "cuda" else min(bucket, count)) * (width if stage == 2 else 4)
     bucket *= 2 if zero.get("overlap_comm") and stage < 3 else 1
     return {
@@ -252,13 +244,9 @@ def _zero_parts(run: MemoryForecast, sizes: Sequence[int], moments: int) -> dict
 
 def min_activation_bytes(run: MemoryForecast) -> int:
     """Return the fewest bytes of a micro batch that the layers of one process keep for the backward pass: the output of
-    each matrix product, or a tensor as wide computed from it. (Korthikanti et al., 2022, section 4.1, count all.)
+    each matrix product, or a tensor as wide computed from it. (Korthikanti et al., 2022, section 4.1, count all.) What
+    activation checkpointing computes again is there for one layer at a time.
     """
-    return sum(_kept_and_recomputed_bytes(run))
-
-
-def _kept_and_recomputed_bytes(run: MemoryForecast) -> tuple[int, int]:
-    """`min_activation_bytes`: what is kept, and what is computed again, for one layer at a time."""
     config, shape, kept, recomputed = run.config, run.shape, 0, Counter[tuple[str, ...]]()
     modes = {"off": (), "selective": ("_fc1", "router"), "full": ("_fc1", "router", "attention")}
     for name, sizes in shape.parameter_shapes().items():
@@ -273,15 +261,13 @@ def _kept_and_recomputed_bytes(run: MemoryForecast) -> tuple[int, int]:
             recomputed[tuple(name.split(".")[:3])] += numbers
         else:
             kept += numbers
-    numbers_bytes = run.number_bytes * config.micro_batch
-    return numbers_bytes * kept, numbers_bytes * max(recomputed.values(), default=0)
+    return run.number_bytes * config.micro_batch * (kept + max(recomputed.values(), default=0))
 
 
 def _loss_bytes(run: MemoryForecast) -> int:
-    """What the loss takes, on top of all that is kept, beyond what a layer that is computed again takes later."""
+    """Return what the loss takes, on top of all that the layers keep."""
     config, shape, shares = run.config, run.shape, run.config.tensor_parallel_size
     on_gpu = run.device == "cuda"
     is_fused = config.compile != "off" if on_gpu else config.compile == "on" and shares > 1  # `model.compilation`
     sizes = config.micro_batch * shape.target_len, shape.padded_vocab_size // shares, shape.hidden_size
-    taken = loss_bytes(run.device, *sizes, run.number_bytes, is_fused)
-    return max(0, taken - _kept_and_recomputed_bytes(run)[1])
+    return loss_bytes(run.device, *sizes, run.number_bytes, is_fused)

@@ -11,11 +11,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from itertools import takewhile
@@ -42,8 +41,6 @@ LEAST_FP8_PARAMETERS = 1_000_000_000
 _THREADS_NAME = "OMP_NUM_THREADS"
 _ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables of torch's GPU allocator; of torch 2.13's two readers (c10) one prefers the first, the other the second."""
-_AMD_DRIVER = Path("/dev/kfd")
-"""There is one for many processors with graphics, too; whoever has `rocm-smi` beside it has a card to compute on."""
 _MAX_COMPILE_THREADS = 32
 """torch's own limit (torch/_inductor/config.py, 2.13), which however takes all cores in every process."""
 
@@ -66,7 +63,6 @@ class Devices:
     computes_bf16: bool = False  # in hardware; otherwise it would be emulated
     computes_fp8: bool = False
     unusable: str = ""  # why torch computes on none of the GPUs that it was built for
-    cores: int = field(default_factory=lambda: available_cores())  # those of this process
 
     def process_counts(self, config: MachineSettings, batch_tokens: int) -> list[int]:
         """Return the numbers of processes to try, the largest first: the configured one, or one for each GPU.
@@ -83,13 +79,11 @@ class Devices:
             rule = f"{'is not set' if named is None else 'names a GPU'}, and {self.unusable}"
         elif named is None and not seen and (listed := _listed_gpus()):  # days on a CPU are not what anyone meant
             rule = f"is not set, and torch sees none of this machine's GPUs ({', '.join(listed)})"
-        elif named is None and not seen and _AMD_DRIVER.exists() and shutil.which("rocm-smi"):
-            rule, remedy = "is not set, and this machine has an AMD GPU: NVIDIA's alone are supported", on_cpu
         elif seen < len(named or []):
             rule = f"names {len(named or [])}, of which torch sees {seen}"
             remedy = f"name GPUs that exist (nvidia-smi -L lists them), each once, or {on_cpu}"
         if rule:
-            if torch.endswith("+cpu") and remedy != on_cpu:
+            if torch.endswith("+cpu"):
                 rule += f"; this torch ({torch}) was built for the CPU alone"
                 remedy = f"delete .venv and run ./setup.sh without --extra-index-url; or {on_cpu}"
             raise UserError(Fault("the environment", rule, VARIABLE, os.environ.get(VARIABLE), remedy))
@@ -147,32 +141,22 @@ class Devices:
 
     def notes(self, config: MachineSettings, num_parameters: int) -> Iterator[str]:
         """Yield what makes steps slow: fp8 where it does not gain, what Triton would miss (triton/runtime/build.py)."""
-        if config.precision == "fp8":
-            if not self.gpu_names:
-                yield "fp8 is emulated on a CPU, and slow: to try it"
-            elif config.compile == "off":
-                yield "fp8 is slower than bf16 without compile, which joins the casts to what stands before them"
-            elif num_parameters < LEAST_FP8_PARAMETERS:
-                yield f"fp8 gains little below {count_text(LEAST_FP8_PARAMETERS)} parameters: the casts cost as much"
+        if config.precision == "fp8" and not self.gpu_names:
+            yield "fp8 is emulated on a CPU, and slow: to try it"
+        elif config.precision == "fp8" and (config.compile == "off" or num_parameters < LEAST_FP8_PARAMETERS):
+            least = count_text(LEAST_FP8_PARAMETERS)
+            yield f"fp8 gains from {least} parameters on, with compile: otherwise the casts cost as much"
         if self.gpu_names and config.compile != "off":
             header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
             compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
-            why = f"nothing can be compiled: steps take longer. On Ubuntu: apt install gcc {header.parent.name}-dev"
-            if not any(map(shutil.which, compilers)):
-                yield f"no C compiler ({' or '.join(compilers)}): {why}"
-            if not header.exists():
-                yield f"no {header}: {why}"
+            if not any(map(shutil.which, compilers)) or not header.exists():
+                missing = f"no C compiler ({' or '.join(compilers)}) or no {header}"
+                remedy = f"apt install gcc {header.parent.name}-dev"
+                yield f"{missing}: nothing can be compiled, so steps take longer. On Ubuntu: {remedy}"
 
 
 def devices() -> Devices:
-    """Look up the devices. Importing torch takes a second: one that was built for the CPU alone is not asked.
-
-    Raises:
-        UserError: this is an Apple machine.
-    """
-    if sys.platform == "darwin":
-        rule = "macOS and Apple's GPUs are not supported: training needs Linux"
-        raise UserError(Fault("this machine", rule, remedy="use a Linux machine, or a container to try it"))
+    """Look up the devices. Importing torch takes a second: one that was built for the CPU alone is not asked."""
     unusable = ""
     if not (name := version("torch")).endswith("+cpu"):
         import torch
@@ -180,29 +164,15 @@ def devices() -> Devices:
 
         try:  # NVML counts GPUs also where their driver is too old for this torch
             gpus = [cuda.get_device_properties(index) for index in range(cuda.device_count())]
-            kernels = cuda.get_arch_list()
-            old = [gpu.name for gpu in gpus if not _runs_on(10 * gpu.major + gpu.minor, kernels)]
         except (RuntimeError, cuda.DeferredCudaCallError) as error:
             unusable = f"torch {name} for CUDA {torch.version.cuda} cannot use it ({str(error).partition('. ')[0]})"
         else:
-            if torch.version.hip:
-                unusable = f"torch {name} is for AMD's (ROCm), and NVIDIA's alone are supported"
-            elif old:
-                unusable = f"torch {name} has no kernels for {', '.join(old)}, only for {' '.join(kernels)}"
-            elif gpus:
+            if gpus:
                 computes_bf16 = cuda.is_bf16_supported(including_emulation=False)
                 names, memory = tuple(gpu.name for gpu in gpus), min(gpu.total_memory for gpu in gpus)
                 return Devices(names, memory, computes_bf16, all((gpu.major, gpu.minor) >= (8, 9) for gpu in gpus))
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     return Devices(computes_bf16="amx_bf16" in flags or "avx512_bf16" in flags, unusable=unusable)
-
-
-def _runs_on(capability: int, kernels: Iterable[str]) -> bool:
-    """True if one of the kernels, like ``sm_90`` or ``compute_120`` (PTX), runs on a GPU of `capability` (90 for 9.0):
-    machine code on those of the same major version that are not older, PTX on all that are not (CUDA C++ guide, 5.8).
-    """
-    found = [(kind, int(number)) for kind, number in re.findall(r"(sm|compute)_(\d+)", " ".join(kernels))]
-    return any(each <= capability and (kind == "compute" or each // 10 == capability // 10) for kind, each in found)
 
 
 def threads(num_processes: int) -> int:
