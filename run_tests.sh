@@ -5,7 +5,7 @@
 #   ./run_tests.sh --all                what CI runs: also 24 kills, other programs that load our exports (tests/clients),
 #                                       and the documents as a site
 #   ./run_tests.sh tests/unit -k order  passes its arguments to pytest
-#   ./run_tests.sh --kernels            only the numerical tests, with the kernels of other processors (tests/kernels.py)
+#   ./run_tests.sh --kernels            only the numerical tests, with the kernels of other processors (tests/numerics/kernels.py)
 #   ./run_tests.sh --help               prints this
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
@@ -14,7 +14,7 @@ export PYTHONSAFEPATH=1
 ./setup.sh
 python=.venv/bin/python
 if [ "${1:-}" = --kernels ]; then
-    exec $python tests/kernels.py "${@:2}"
+    exec $python tests/numerics/kernels.py "${@:2}"
 fi
 
 part() { # part NAME COMMAND...: runs the command, says how long it took, and ends with its exit code

@@ -1,3 +1,3 @@
-from client_exports import exports, new
+from clients.client_exports import exports, new
 
 __all__ = ["exports", "new"]

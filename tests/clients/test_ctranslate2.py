@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client_exports import DECODERS, EXPORTS, Exports, ask
+from clients.client_exports import DECODERS, EXPORTS, Exports, ask
 
 TOLERANCE = 1e-4
 """Absolute, on log-probabilities of some units: fp32, with its own approximations of exponentials and GELU (2e-5)."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from client_exports import PACKAGES, ROOT, Exports, client
+from clients.client_exports import PACKAGES, ROOT, Exports, client
 from corpus_files import write_texts
 from made_runs import corpus_lines
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_exports import PACKAGES, Exports, ask, changed_copy, client
+from clients.client_exports import PACKAGES, Exports, ask, changed_copy, client
 
 CONVERTER = PACKAGES / "llama.cpp" / "convert_hf_to_gguf.py"
 TOLERANCE = 0.02

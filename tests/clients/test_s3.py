@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from client_exports import PACKAGES, ROOT
+from clients.client_exports import PACKAGES, ROOT
 from configs import typed
 from corpus_files import json_lines, parquet
 from made_runs import corpus_lines, make_tokenizer

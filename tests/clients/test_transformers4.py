@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import rounding
 import torch
-from client_exports import DECODERS, EXPORTS, NUM_SENTINELS, Exports, ask, changed_copy, joined
+from clients.client_exports import DECODERS, EXPORTS, NUM_SENTINELS, Exports, ask, changed_copy, joined
 
 SPREAD = 0.5
 """Least standard deviation of logits at which such a tolerance means anything."""

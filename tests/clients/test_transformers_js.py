@@ -1,6 +1,6 @@
 """transformers.js reads an export whose tokenizer is BPE as training did; of unigram it does not know the bytes."""
 
-from client_exports import Exports, ask
+from clients.client_exports import Exports, ask
 
 
 def differing_lines(exports: Exports, name: str) -> int:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from client_exports import Exports, client, joined
+from clients.client_exports import Exports, client, joined
 
 
 @pytest.mark.parametrize(

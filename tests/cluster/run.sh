@@ -10,7 +10,7 @@ cd "$here/../.."
 export PYTHONSAFEPATH=1
 python=.venv/bin/python
 [[ -x $python ]] || ./setup.sh
-PYTHONPATH=tests:original_codes $python "$here/hosts.py"
+PYTHONPATH=tests/support:original_codes $python "$here/hosts.py"
 user=()
 [[ $(id -u) == 0 ]] || user=(--user --map-root-user) # Slurm's daemons want the real root, and are left out otherwise
 exec unshare "${user[@]}" --net --mount --pid --fork --mount-proc \

@@ -39,7 +39,7 @@ def test_a_save_costs_a_process_its_share(data: dict[str, str], tmp_path: Path, 
     plan = make_plan(load(PretrainConfig, data["config"], settings), processes).with_settings(precision="fp32")
     run_folder.claim(plan)
     here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(here), str(here.parent / "support"), os.environ.get("PYTHONPATH", "")])
     with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}):
         assert launch("test_memory", [str(tmp_path), str(plan.run_dir / PLAN_NAME)], processes) == 0
     memory = [json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]

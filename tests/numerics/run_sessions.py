@@ -64,6 +64,8 @@ def watch_weights(trainer: Trainer, name: str = "", at_step: int = 0) -> None:
 
 
 def train(config_path: str, job: dict[str, Any]) -> None:
+    if zero_groups := sys.modules.get("deepspeed.utils.groups"):  # it has the hierarchy of a run before this
+        zero_groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     stop_at, spoil_at = job.pop("stop_at", None), job.pop("spoil_at", None)
     overrides = [f"{key}={value}" for key, value in job.items()]
     loaded = load(PretrainConfig, config_path, overrides)

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hub_server
 import made_tokens
 import pytest
 from corpus_files import json_lines, parquet
+from pipeline import hub_server
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig

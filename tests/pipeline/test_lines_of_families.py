@@ -5,12 +5,12 @@ import random
 import subprocess
 from pathlib import Path
 
-import notebooks
 import pytest
 import torch
 import warm
 from configs import typed
 from corpus_files import write_texts
+from pipeline import notebooks
 
 from zerokara.training.monitoring import step_metrics
 

@@ -9,7 +9,7 @@ import pytest
 from evaluated_models import CONTEXT
 from foreign_models import STEP_1
 from nbclient.exceptions import CellExecutionError
-from notebooks import execute, outputs, printed
+from pipeline.notebooks import execute, outputs, printed
 
 from zerokara.examples.encoding import auto_source
 from zerokara.huggingface import tokenizer_json

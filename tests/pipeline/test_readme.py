@@ -56,18 +56,20 @@ def help_of(script: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", commands())
-def test_every_command_exists_and_knows_its_options(command: str) -> None:
-    words = [word for word in command.split() if word not in RUNNERS]
-    script = words[0].removeprefix("./")
-    assert (ROOT / script).is_file()
-    assert command.split()[0] in RUNNERS or (ROOT / script).stat().st_mode & 0o111, "is not executable"
-    if script in ("setup.sh", "run_tests.sh", "tests/clients/run.sh"):  # they hand their arguments on
-        return
-    for option in (word for word in words[1:] if word.startswith("--")):
-        assert re.search(rf"{option}\b", help_of(script)), f"{script} knows no {option}"
-    for name in (word for word in words[1:] if script == "run_all.sh" and not word.startswith("--")):
-        assert (ROOT / f"{name}_config.yaml").is_file()
+def test_every_command_exists_and_knows_its_options() -> None:
+    found = commands()
+    assert len(found) > 30
+    for command in found:
+        words = [word for word in command.split() if word not in RUNNERS]
+        script = words[0].removeprefix("./")
+        assert (ROOT / script).is_file(), command
+        assert command.split()[0] in RUNNERS or (ROOT / script).stat().st_mode & 0o111, f"{script} is not executable"
+        if script in ("setup.sh", "run_tests.sh", "tests/clients/run.sh"):  # they hand their arguments on
+            continue
+        for option in (word for word in words[1:] if word.startswith("--")):
+            assert re.search(rf"{option}\b", help_of(script)), f"{script} knows no {option}"
+        for name in (word for word in words[1:] if script == "run_all.sh" and not word.startswith("--")):
+            assert (ROOT / f"{name}_config.yaml").is_file(), command
 
 
 def test_every_example_of_settings_loads(tmp_path: Path) -> None:
@@ -84,24 +86,28 @@ def test_every_example_of_settings_loads(tmp_path: Path) -> None:
     assert shown == set(FILES)
 
 
-@pytest.mark.parametrize("name", sorted(PAGES.keys() - FOR_ENGINEERS))
-def test_settings_named_in_a_page_exist(name: str) -> None:
+def test_settings_named_in_the_pages_exist() -> None:
     known = {key for config_class in FILES.values() for key in config_class.model_fields} | READY_SETS
-    known |= set(get_args(DataFormat)) | set(re.findall(r"`(\w+)`", PAGES["metrics.md"]))
+    metrics = set(re.findall(r"`(\w+)`", PAGES["metrics.md"]))
+    known |= set(get_args(DataFormat)) | metrics
     known |= {"inverse_sqrt", "left_out"}  # a value; a field of a manifest
     # Settings, fields and folders of other programs.
     known |= {"eos_token_id", "prefix_token_id", "max_position_embeddings", "get_vocab_base_pre"}
     known |= {"tool_calls", "kto_tag", "node_modules"}
-    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:: [^`]*)?`", PAGES[name]))
-    assert named <= known, named - known
+    pages = "".join(PAGES[name] for name in PAGES.keys() - FOR_ENGINEERS)
+    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:: [^`]*)?`", pages))
+    assert len(metrics) > 20 and len(named) > 100 and named <= known, named - known
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_files_named_in_a_page_exist(name: str) -> None:
-    named = re.findall(r"`([\w-]+(?:/[\w.-]+)+\.(?:py|md|sh|json|yaml|jinja))`", PAGES[name])
-    named += re.findall(r"`((?:original_codes|tests|model_configs|benchmarks)/[\w./]*)`", PAGES[name])
-    named += re.findall(r"`([\w-]+\.(?:sh|sbatch|ipynb|lock))`", PAGES[name])
-    assert not {path for path in named if not any((top / path).exists() for top in (ROOT, PACKAGE))}
+def test_files_named_in_the_pages_exist() -> None:
+    for pattern in (
+        r"`([\w-]+(?:/[\w.-]+)+\.(?:py|md|sh|json|yaml|jinja))`",
+        r"`((?:original_codes|tests|model_configs|benchmarks)/[\w./]*)`",
+        r"`([\w-]+\.(?:sh|sbatch|ipynb|lock))`",
+    ):
+        named = {path for text in PAGES.values() for path in re.findall(pattern, text)}
+        assert len(named) > 3, pattern
+        assert not {path for path in named if not any((top / path).exists() for top in (ROOT, PACKAGE))}
 
 
 def test_the_readme_is_a_page_and_its_translations_show_the_same() -> None:
@@ -119,28 +125,16 @@ def test_the_readme_is_a_page_and_its_translations_show_the_same() -> None:
 
 
 def test_the_table_of_sizes_is_right() -> None:
-    rows = re.findall(
-        r"^\| ([\d.]+[MB])[^|]* \| (\d+) \| (\d+) \| (\d+) \| ([\d,]+) "
-        r"\| ([\d.]+) ([MB]) \| ([\d.]+) ([MB]) \| ([\d.]+) ([MG])B \|$",
-        PAGES["model-sizes.md"],
-        re.MULTILINE,
-    )
-    units = {"M": 1e6, "B": 1e9, "G": 1e9}
-    assert [row[0] for row in rows] == list(SIZES)
-    for name, layers, width, heads, pieces, number, unit, tokens, tokens_unit, disk, disk_unit in rows:
-        settings = PretrainConfig(
-            model_size=name, num_layers="auto", hidden_size="auto", num_attn_heads="auto", seq_len=2048
-        )
+    row = r"^\| ([\d.]+[MB])[^|]* \| (\d+) \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d.]+) ([MB]) \|"
+    rows = re.findall(row, PAGES["model-sizes.md"], re.MULTILINE)
+    assert [name for name, *_ in rows] == list(SIZES)
+    for name, layers, width, heads, pieces, number, unit in rows:
+        autos = {"num_layers": "auto", "hidden_size": "auto", "num_attn_heads": "auto"}
+        settings = PretrainConfig(model_size=name, seq_len=2048, **autos)
         made = settings.resolved_sizes()
-        assert (made["num_layers"], made["hidden_size"]) == (int(layers), int(width))
-        assert made["num_attn_heads"] == int(heads)
+        assert [made[key] for key in autos] == [int(layers), int(width), int(heads)]
         parameters = ModelShape.from_config(settings, vocab_size=int(pieces.replace(",", ""))).num_parameters()
-        assert float(number) * units[unit] == pytest.approx(parameters, rel=0.04)
-        assert float(tokens) * units[tokens_unit] == pytest.approx(20 * parameters, rel=0.15)
-        assert float(disk) * units[disk_unit] == pytest.approx(12 * parameters, rel=0.25 if parameters < 4e7 else 0.03)
-    shipped = load(PretrainConfig, ROOT / "config.yaml").resolved_sizes()
-    told = re.search(r"\| ([\d.]+M), as shipped \|.*\| 4,000 \|", PAGES["model-sizes.md"])
-    assert told and SIZES[told[1]] == (shipped["num_layers"], shipped["hidden_size"], shipped["num_attn_heads"])
+        assert float(number) * {"M": 1e6, "B": 1e9}[unit] == pytest.approx(parameters, rel=0.04)
 
 
 def test_the_ready_sets_have_the_parameters_that_are_told() -> None:
@@ -152,15 +146,3 @@ def test_the_ready_sets_have_the_parameters_that_are_told() -> None:
         shape = ModelShape.from_config(settings, tokenizer.vocab_size)
         assert round(shape.num_parameters(padded=False) / 1e6) == int(total), name
         assert round(shape.num_active_parameters() / 1e6) == int(active or total), name
-
-
-def test_the_table_of_memory_is_right() -> None:
-    """Gigabytes for 1 and 8 GPUs, from the formula that stands beside them and the parameters of the table above."""
-    parameters = [0.110, 0.336, 0.729, 1.28, 2.60]
-    rows = re.findall(r"^\| (\d) \|[^|]+\|([^|]+ P[^|]*)\|(.*)\|$", PAGES["model-sizes.md"], re.MULTILINE)
-    assert [stage for stage, *_ in rows] == ["1", "2", "3"]
-    for _, formula, cells in rows:
-        shares = {n: eval(formula.replace(" P", "").replace("N", str(n))) for n in (1, 8)}
-        for cell, millions in zip(cells.split("|"), parameters, strict=True):
-            for n, number in zip((1, 8), re.findall(r"[\d.]+", cell), strict=True):
-                assert float(number) == pytest.approx(millions * shares[n], rel=0.05, abs=0.06), (formula, cell)

@@ -16,11 +16,6 @@ from torch import Tensor
 from zerokara.tokenizer.encoder import Encoder
 
 
-def test_the_page_about_many_machines_has_the_numbers_of_its_program(module_of: Any, root: Path) -> None:
-    scale, page = module_of("scale"), (root / "docs" / "scale.md").read_text(encoding="utf-8")
-    assert scale.filled(page) == page, "run: python benchmarks/scale.py --write"
-
-
 @pytest.mark.parametrize("num_ids", [1, 3, 4, 5, 6, 7, 8, 30])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_each_id_is_predicted_once_from_at_least_half_a_context(module_of: Any, num_ids: int, restarts: bool) -> None:

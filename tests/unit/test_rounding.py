@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import kernels
 import pytest
 import rounding
 import torch
+from numerics import kernels
 
 
 def test_a_tolerance_grows_with_the_step_the_size_and_the_coarseness_of_the_format() -> None:

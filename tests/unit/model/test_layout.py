@@ -6,10 +6,10 @@ import flash
 import pytest
 import rounding
 import torch
-from dispatched import Dispatched
 from drawn_models import build
 from shapes import shape_of
 from torch import Tensor
+from unit.model.dispatched import Dispatched
 
 from zerokara.config.optim import OptimSettings
 from zerokara.model import attention, cpu_attention, layout

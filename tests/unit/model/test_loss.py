@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import rounding
 import torch
-from dispatched import Dispatched
 from torch import Tensor
 from torch.distributed import ReduceOp
 from torch.nn.functional import cross_entropy as plain_cross_entropy
 from torch.utils._python_dispatch import _disable_current_modes
+from unit.model.dispatched import Dispatched
 
 from zerokara.model import loss, loss_chunks
 from zerokara.model.layers import Kernels

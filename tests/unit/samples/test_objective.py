@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 from configs import config_of, fault_of
-from span_texts import merged
+from unit.samples.span_texts import merged
 
 from zerokara.config.data import SampleLengths, causal, with_spans
 from zerokara.config.finetune_config import FinetuneRunConfig

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_tokens import write_documents
-from span_texts import merged
+from unit.samples.span_texts import merged
 
 from zerokara.config import data
 from zerokara.samples.objective import Batch, Causal, SpanCorruption

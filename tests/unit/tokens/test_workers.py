@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from failing_encoder import FailingEncoder
+from unit.tokens.failing_encoder import FailingEncoder
 
 from zerokara.corpus.find import find_files
 from zerokara.errors import RunError
@@ -60,7 +60,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 PROGRAM = """
 import sys
 from pathlib import Path
-from failing_encoder import FailingEncoder
+from unit.tokens.failing_encoder import FailingEncoder
 from zerokara.corpus.find import find_files
 from zerokara.tokens.shards import Job
 from zerokara.tokens.shard_tasks import WHOLE, input_streams

@@ -6,7 +6,7 @@
 Rounding depends on the processor: on the width of its vectors, the kernels that a library has for it, and how many
 threads share a sum. These environment variables choose each on one machine; they can only take away, so that a
 processor without AVX-512 has some of these settings alike. All other arguments go to pytest. What the tolerances are:
-tests/rounding.py. What was found: docs/rounding.md.
+tests/support/rounding.py. What was found: docs/rounding.md.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TESTS = ("tests/numerics", "tests/unit/model", "tests/unit/huggingface", "tests/unit/evaluation")
 TESTS += ("tests/unit/training/test_validation.py", "tests/unit/training/test_optimizers.py")
 

@@ -27,7 +27,7 @@ from zerokara.steps import convert_to_hf
 from zerokara.tokenizer.compatibility import HARD_TEXTS
 from zerokara.tokenizer.encoder import Encoder
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / ".clients"
 """What run.sh installed, a folder for each lock."""
 PROGRAMS = ROOT / "tests" / "clients" / "programs"

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def execute(name: str, model: Path, prompts: Sequence[str], monkeypatch: pytest.MonkeyPatch, **edits: str) -> Any:

@@ -23,7 +23,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.training.monitoring import step_metrics
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NUM_SENTINELS = 10
 T5 = {"architecture": "t5", "num_kv_heads": "auto", "head_dim": "16"}
 """Settings that make the small model an encoder and a decoder, whose heads are together wider than the model."""
@@ -155,6 +155,6 @@ def train_runs(
 @pytest.fixture(scope="session", autouse=True)
 def python_path() -> None:
     """Let the started processes find the package, `run_sessions`, and `faults.forge`."""
-    places = [ROOT / "original_codes", ROOT / "tests" / "numerics", ROOT / "tests"]
+    places = [ROOT / "original_codes", *(ROOT / "tests" / part for part in ("numerics", "support", ""))]
     paths = [*map(str, places), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

@@ -50,7 +50,7 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | Non
     (folder / "python").write_text(f"#!{sys.executable} -IS\nPLACE = {str(place)!r}\n{client}", encoding="utf-8")
     (folder / "python").chmod(0o755)
     (folder / "starts.sh").write_text(STARTS, encoding="utf-8")
-    paths = os.pathsep.join(map(str, (HERE.parents[1] / "original_codes", HERE.parent, HERE.parent / "numerics")))
+    paths = os.pathsep.join(map(str, (HERE.parents[2] / "original_codes", HERE.parent, HERE.parents[1] / "numerics")))
     variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     variables |= {"DS_ACCELERATOR": "cpu", "MPLBACKEND": "agg"}
     with open(folder / "errors.txt", "wb") as errors:
