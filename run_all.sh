@@ -122,7 +122,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.huggingface import exported_folder
+from zerokara.publishing import exported_folder
 
 tokenizer = load(TokenizerConfig, Path(sys.argv[1]))
 pretrain = load(PretrainConfig, Path(sys.argv[2]))

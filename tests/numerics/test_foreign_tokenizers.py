@@ -23,8 +23,9 @@ from token_sources import data_plan
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.huggingface import exported_folder, families, from_hf
+from zerokara.huggingface import families, from_hf
 from zerokara.model.shapes import ModelShape
+from zerokara.publishing import exported_folder
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import objective
 from zerokara.steps import convert_to_hf, tokenize

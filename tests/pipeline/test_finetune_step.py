@@ -13,7 +13,7 @@ from foreign_models import QWEN_3, byte_level
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.examples import facts
-from zerokara.huggingface import exported_folder
+from zerokara.publishing import exported_folder
 from zerokara.steps import convert_to_hf, evaluate, finetune
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder

@@ -22,8 +22,9 @@ from safetensors import SafetensorError
 from zerokara import manifest
 from zerokara.errors import Fault, UserError, refuse
 from zerokara.evaluation.inputs import model_files, short_names
-from zerokara.huggingface import exported_folder, families, tokenizer_proof
+from zerokara.huggingface import families, tokenizer_proof
 from zerokara.huggingface.model_folder import CONFIG
+from zerokara.publishing import exported_folder
 from zerokara.tokenizer.hugging_face import ANOTHER_MODEL, of_another_model, read_json
 
 SEES_LATER_TOKENS = "not measured: sees the tokens after, so it does not predict them"
@@ -77,10 +78,7 @@ class LoadedModel:
     @property
     def is_ours(self) -> bool:
         """True for an export of step 4."""
-        try:
-            return manifest.read(self.folder / exported_folder.MANIFEST_NAME).step == exported_folder.STEP
-        except UserError:  # there is none, or it is of another program
-            return False
+        return exported_folder.is_export(self.folder)
 
     @cached_property
     def is_causal(self) -> bool:

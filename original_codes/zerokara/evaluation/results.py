@@ -1,4 +1,5 @@
-"""Results of an evaluation: a `Section` for each metric on each body of data, shown as a table, as JSON, on a page.
+"""Results of an evaluation: a `Section` for each metric on each body of data, shown as a table, as JSON, on a page, and
+as `model-index` metadata at the head of a model card, as the Hub shows it.
 
 The page (`page.html.jinja`) is one HTML file that needs no network, no script, no font and no other file. Jinja2
 escapes whatever comes from a model's or a file's name. Beside each number stands a dot on a line for its interval.
@@ -6,13 +7,23 @@ escapes whatever comes from a model's or a file's name. Beside each number stand
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from zerokara import manifest
+from zerokara.durable import write_file, write_json
+from zerokara.errors import Fault, UserError
 from zerokara.evaluation.scoring import LEVEL, NUM_RESAMPLES, Interval
 from zerokara.pages import template
+from zerokara.publishing import exported_folder
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+CARD_NAME = "README.md"
 
 
 @dataclass(frozen=True)
@@ -133,3 +144,63 @@ def _scale(points: Sequence[tuple[float | None, Interval | None]]) -> Callable[[
     known += [end for _, interval in points if interval for end in interval]
     low, high = min(known, default=0.0), max(known, default=0.0)
     return lambda value: round(100 * (value - low) / ((high - low) or 1.0), 2)
+
+
+def add_to_card(folder: Path, model: str, sections: Sequence[Section]) -> Path:
+    """Write the values of the model named `model` into the card in its folder, which is made if there is none.
+
+    In a folder of step 4 the manifest records the new README.md, so that step 6 still finds every file as it was made.
+
+    Raises:
+        UserError: the card was changed since step 4 proved the folder; its change would be recorded as step 4's.
+    """
+    path, record_path = folder / CARD_NAME, folder / exported_folder.MANIFEST_NAME
+    export = manifest.read(record_path) if exported_folder.is_export(folder) else None
+    before = [each for each in exported_folder.files(export) if each.path == CARD_NAME] if export else []
+    if not all(manifest.is_unchanged(each, record_path) for each in before):
+        rule = "has changed since the export was proved"
+        raise UserError(Fault(str(path), rule, remedy="run step 4 again with --redo, then add the results"))
+    text = with_results(path.read_text(encoding="utf-8") if path.is_file() else "---\n{}\n---\n", model, sections)
+    write_file(path, text)
+    if export:
+        key = manifest.file_key(path)
+        card = manifest.FileRecord(CARD_NAME, key.bytes, manifest.sha256_of(path), key.modified_ns)
+        outputs = {kind: [card if each in before else each for each in files] for kind, files in export.outputs.items()}
+        write_json(record_path, asdict(replace(export, outputs=outputs)))
+    return path
+
+
+def with_results(card: str, model: str, sections: Sequence[Section]) -> str:
+    """Return the text of a card with results added, in place of older ones on the same data."""
+    from huggingface_hub import ModelCard
+
+    content = ModelCard(card)
+    data: Any = content.data  # a ModelCardData
+    rows = [(row, section) for section in sections for row in section.rows if row.model == model]
+    added = [_result(row, row.value, section) for row, section in rows if row.value is not None]
+    if not added:
+        return card
+    replaced = set(map(_measured, added))
+    data.eval_results = [*(old for old in data.eval_results or [] if _measured(old) not in replaced), *added]
+    data.model_name = data.model_name or model
+    return str(content)
+
+
+def _result(row: Row, value: float, section: Section) -> EvalResult:
+    from huggingface_hub import EvalResult
+
+    interval = f"95 % interval {interval_text(row.interval, section)}, " if row.interval else ""
+    data = str(section.facts.get("text", section.name))
+    return EvalResult(
+        task_type="text-generation",
+        dataset_type=re.sub(r"[^\w.-]+", "-", data),  # what the Hub tells data sets apart by
+        dataset_name=data,
+        metric_type=section.metric,
+        metric_name=f"{section.metric.replace('_', ' ')} ({interval}n = {row.n:,})",
+        metric_value=round(value, section.digits),
+    )
+
+
+def _measured(result: EvalResult) -> tuple[str, ...]:
+    """What a result measures: an older one of the same is replaced."""
+    return result.task_type, result.dataset_type, result.dataset_name, result.metric_type

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,12 @@ from torch.nn import Module, Parameter
 
 from zerokara.errors import RunError
 from zerokara.huggingface import families, generation
-from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.huggingface.generation import Sampling
 from zerokara.huggingface.tokenizer_proof import Proof
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import Progress
-from zerokara.samples.objective import Objective, Prompt, objective
-from zerokara.tokenizer.encoder import Encoder
+from zerokara.samples.objective import Objective, Prompt
 
 TOLERANCE = 1e-4
 """Largest allowed difference of a logit. Rounding of fp32 alone gives about 1e-6 to 1e-5 at logits of some units (fp32
@@ -56,8 +54,6 @@ MIN_NEW_TOKENS, MAX_NEW_TOKENS = 20, 60
 WEIGHTS_BUDGET = 24e9
 """Weights that a continuation may read: 24 tokens of a model of a billion take ten seconds on two cores."""
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=1234)
-_CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
-"""Besides the user's prompts, the first tokens of this many windows are continued greedily."""
 _LAYER = re.compile(r"(.+\.)?(layers|h|block)\.\d+")
 """Names of the layers, in our models and in those of transformers."""
 
@@ -67,43 +63,6 @@ def as_json(proofs: Mapping[str, Proof], samples: Sequence[Any], examples: bool 
     holds = not any(each.faults for each in proofs.values())
     found = {name: each.as_json(examples) for name, each in proofs.items()}
     return {"proof": {"holds": holds, **found}, "samples": samples}
-
-
-def prove_model(
-    folder: Path,
-    source: CheckpointSource,
-    dtype: str,
-    encoder: Encoder,
-    documents: Iterable[str],
-    prompts: Sequence[str],
-    asked: Sequence[list[int]] = (),
-    ends: Sequence[int] = (),
-) -> tuple[Proof, list[dict[str, str]]]:
-    """Compare the exported model with the trained one, on `documents`; return the samples after `prompts` as well.
-
-    `asked` are the ids of the prompts, if not those of a pretraining; samples stop at the first of `ends`, too.
-
-    Raises:
-        RunError: there is no text to compare on.
-    """
-    shape, config = source.shape, source.config
-    training = objective(config, encoder, config.seed, config.intra_document_masking)
-    # Documents as in training: each starts after the end of another.
-    texts = windows(([encoder.eos_id, *encoder.encode(document).tolist()] for document in documents), shape, training)
-    new_tokens = num_new_tokens(shape)
-    head = 1 if shape.traits.is_encoder_decoder else min(_CORPUS_PROMPT_TOKENS, max(1, shape.seq_len - new_tokens))
-    all_prompts = [training.prompt(encoder, prompt, new_tokens) for prompt in prompts]
-    for number, ids in enumerate(asked):
-        read, start = ids[-max(1, shape.seq_len - new_tokens) :], all_prompts[number].decoder_ids
-        all_prompts[number] = Prompt(read, start) if shape.traits.is_encoder_decoder else Prompt([], read)
-    all_prompts += _first(texts[:_CORPUS_PROMPTS], head)
-    proof, greedy, sampled = prove(folder, source.weights(), shape, dtype, texts, all_prompts, len(prompts))
-
-    def text(tokens: list[int]) -> str:
-        return encoder.decode_continuation(list(takewhile(lambda token: token not in (encoder.eos_id, *ends), tokens)))
-
-    written = zip(prompts, greedy[: len(prompts)], sampled, strict=True)
-    return proof, [{"prompt": prompt, "greedy": text(one), "sampled": text(other)} for prompt, one, other in written]
 
 
 def windows(documents: Iterable[Sequence[int]], shape: ModelShape, training: Objective) -> list[Prompt]:
@@ -118,12 +77,12 @@ def windows(documents: Iterable[Sequence[int]], shape: ModelShape, training: Obj
     keys = np.arange(-(-len(stream) // length))
     batch = training(np.resize(stream, (len(keys), length)), keys)  # a last sample that is cut short restarts
     if batch.decoder_inputs is None:
-        return _first([Prompt([], ids) for ids in batch.inputs.tolist()], budget)
+        return first_positions([Prompt([], ids) for ids in batch.inputs.tolist()], budget)
     pairs = zip(batch.inputs.tolist(), batch.decoder_inputs.tolist(), strict=True)
-    return _first([Prompt(*pair) for pair in pairs], budget)
+    return first_positions([Prompt(*pair) for pair in pairs], budget)
 
 
-def _first(texts: Sequence[Prompt], positions: int) -> list[Prompt]:
+def first_positions(texts: Sequence[Prompt], positions: int) -> list[Prompt]:
     """First positions of each text, or of the decoder's input: the models are causal."""
     return [Prompt(text.encoder_ids, text.decoder_ids[:positions]) for text in texts]
 
@@ -150,12 +109,9 @@ def prove(
     exported = _exported(folder, shape, dtype, texts, prompts, num_sampled)
     pairs = zip(prompts, exported.greedy, strict=True)
     after = [Prompt(prompt.encoder_ids, [*prompt.decoder_ids, *tokens[:-1]]) for prompt, tokens in pairs]
-    saved_as = families.TORCH_DTYPES[dtype]
-    expected_BSV, after_BSV = trained_logits(weights, shape, [texts, after], saved_as)
+    expected_BSV, after_BSV = trained_logits(weights, shape, [texts, after], families.TORCH_DTYPES[dtype])
     bf16_BSV = exported.bf16_BSV
-    unrounded_BSV = expected_BSV[:, : bf16_BSV.shape[1]]
-    if saved_as != torch.float32:
-        (unrounded_BSV,) = trained_logits(weights, shape, [_first(texts, bf16_BSV.shape[1])])
+    fp32_BSV = expected_BSV[:, : bf16_BSV.shape[1]]
 
     faults = list(exported.faults)
     difference, worst = _largest_difference(exported.logits_BSV, expected_BSV)
@@ -164,7 +120,7 @@ def prove(
     greedy_ties, greedy_faults = compare_greedy(prompts, exported.greedy, after_BSV, 2 * TOLERANCE)
     std = float(expected_BSV.std())
     flat = f"the logits' standard deviation is {std:.2f}: equality means little for logits this flat"
-    bf16_equal_BS = bf16_BSV.argmax(-1) == unrounded_BSV.argmax(-1)
+    bf16_equal_BS = bf16_BSV.argmax(-1) == fp32_BSV.argmax(-1)
     facts = {
         "positions": sum(len(text.decoder_ids) for text in texts),
         "tolerance": TOLERANCE,
@@ -177,9 +133,9 @@ def prove(
         "greedy_tokens": sum(map(len, exported.greedy)),
         "greedy_ties": greedy_ties,
         "tied_output": exported.is_tied,
-        # Stock transformers computing in bf16 against the trained weights in fp32: the error of bf16.
+        # Stock transformers computing in bf16 against the trained weights, as they are saved, in fp32.
         "bf16_positions": bf16_equal_BS.numel(),
-        "bf16_max_difference": _largest_difference(bf16_BSV, unrounded_BSV)[0],
+        "bf16_max_difference": _largest_difference(bf16_BSV, fp32_BSV)[0],
         "bf16_argmax_equal": float(bf16_equal_BS.float().mean()),
         "notes": [flat] if std < SPREAD else [],
     }
@@ -226,7 +182,9 @@ def _exported(
         greedy = continued(rows)
         # Nothing can be drawn by logits that are no numbers; that these fail is said by the comparison.
         sampled = continued(rows[:num_sampled], sampling=SAMPLING if logits_BSV.isfinite().all() else None)
-    bf16_BSV = _stock_logits(model.to(torch.bfloat16), _first(texts, max(1, logits_BSV.shape[1] // BF16_SHARE)))
+    bf16_BSV = _stock_logits(
+        model.to(torch.bfloat16), first_positions(texts, max(1, logits_BSV.shape[1] // BF16_SHARE))
+    )
     return _Exported(
         faults, is_tied, logits_BSV, bf16_BSV, [each.ids for each in greedy], [each.ids for each in sampled]
     )

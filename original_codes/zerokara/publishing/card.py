@@ -21,7 +21,7 @@ from zerokara.examples import facts as finetuning_facts
 from zerokara.tokens.indexed import TokenPaths
 
 if TYPE_CHECKING:  # all that the card's text needs is imported without them
-    from zerokara.huggingface.checkpoint_source import CheckpointSource
+    from zerokara.publishing.checkpoint_source import CheckpointSource
     from zerokara.tokenizer.encoder import Encoder
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]()<>#!|~&$:@^]|(?<=www)\.|^[-+=]|(?<=\d)\.(?=\s|$)", re.IGNORECASE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,14 @@ from zerokara.errors import RunError
 from zerokara.examples import facts as finetuning
 from zerokara.examples.encoding import ChatTemplate, prompt_ids
 from zerokara.examples.facts import FinetuneFacts
-from zerokara.huggingface import exported_folder, families, proof, to_hf, tokenizer_json, tokenizer_proof
-from zerokara.huggingface.checkpoint_source import CheckpointSource
-from zerokara.publishing import card
-from zerokara.samples.objective import beginnings
+from zerokara.huggingface import families, proof, to_hf, tokenizer_json, tokenizer_proof
+from zerokara.huggingface.tokenizer_proof import Proof
+from zerokara.publishing import card, exported_folder
+from zerokara.publishing.checkpoint_source import CheckpointSource
+from zerokara.samples.objective import Prompt, beginnings, objective
+
+_CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
+"""Besides the user's prompts, the first tokens of this many windows are continued greedily."""
 
 
 def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequence[str]) -> manifest.Manifest:
@@ -43,7 +48,7 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
 
     folder = Path(settings.output_tokenizer_and_model_dir)
     keep = durable.ASIDE_ENDING if exported_folder.to_keep(folder) else ""
-    with exported_folder.full_disk_explained(folder), durable.atomic_folder(folder, keep) as partial:
+    with durable.atomic_folder(folder, keep) as partial:
         encoder, weights, shape = source.encoder, source.weights(), source.shape
         is_encoder_decoder = shape.traits.is_encoder_decoder
         path = source.run_dir / finetuning.CHAT_TEMPLATE_NAME
@@ -65,13 +70,7 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         if chat_template is not None:
             proofs["chat"] = tokenizer_proof.prove_chat(tokenizer, finetuning.conversations(source.run_dir))
             lap("proof of the chat template")
-        tuned = finetuning.read(source.run_dir)
-        prompts, asked = prompts_for(settings, source, tuned, documents), list[list[int]]()
-        if tuned:
-            asked = [prompt_ids(tokenizer, tuned.prompt(text), is_encoder_decoder, ends) for text in prompts]
-            prompts = [tuned.text(text) for text in prompts]
-        compared = (partial, source, settings.dtype, encoder, documents)
-        proofs["logits"], samples = proof.prove_model(*compared, prompts, asked, ends)
+        proofs["logits"], samples = _prove_model(partial, source, settings, documents, tokenizer, ends)
         lap("proof of logits")
         if faults := [fault for each in proofs.values() for fault in each.faults]:
             raise _failed(faults, proof.as_json(proofs, samples, examples=True), partial, folder)
@@ -96,6 +95,46 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
             time.monotonic() - started,
             published=True,
         )
+
+
+def _prove_model(
+    folder: Path,
+    source: CheckpointSource,
+    settings: ConvertConfig,
+    documents: Sequence[str],
+    tokenizer: Any,
+    ends: Sequence[int],
+) -> tuple[Proof, list[dict[str, str]]]:
+    """Compare the exported model with the trained one, on `documents`; return the samples after the prompts as well.
+
+    A fine-tuned model is asked as in its training; samples stop at the first of `ends`.
+
+    Raises:
+        RunError: there is no text to compare on.
+    """
+    shape, config, encoder = source.shape, source.config, source.encoder
+    is_encoder_decoder, new_tokens = shape.traits.is_encoder_decoder, proof.num_new_tokens(shape)
+    training = objective(config, encoder, config.seed, config.intra_document_masking)
+    # Documents as in training: each starts after the end of another.
+    encoded = ([encoder.eos_id, *encoder.encode(document).tolist()] for document in documents)
+    texts = proof.windows(encoded, shape, training)
+    tuned = finetuning.read(source.run_dir)
+    prompts = [tuned.text(text) if tuned else text for text in prompts_for(settings, source, tuned, documents)]
+    asked = [training.prompt(encoder, prompt, new_tokens) for prompt in prompts]
+    longest = max(1, shape.seq_len - new_tokens)
+    if tuned:
+        given = [prompt_ids(tokenizer, tuned.prompt(text), is_encoder_decoder, ends)[-longest:] for text in prompts]
+        pairs = zip(given, asked, strict=True)
+        asked = [Prompt(ids, own.decoder_ids) if is_encoder_decoder else Prompt([], ids) for ids, own in pairs]
+    head = 1 if is_encoder_decoder else min(_CORPUS_PROMPT_TOKENS, longest)
+    asked += proof.first_positions(texts[:_CORPUS_PROMPTS], head)
+    found, greedy, sampled = proof.prove(folder, source.weights(), shape, settings.dtype, texts, asked, len(prompts))
+
+    def text(tokens: list[int]) -> str:
+        return encoder.decode_continuation(list(takewhile(lambda token: token not in (encoder.eos_id, *ends), tokens)))
+
+    written = zip(prompts, greedy[: len(prompts)], sampled, strict=True)
+    return found, [{"prompt": prompt, "greedy": text(one), "sampled": text(other)} for prompt, one, other in written]
 
 
 def prompts_for(

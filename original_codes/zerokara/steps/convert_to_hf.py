@@ -10,8 +10,8 @@ from typing import Any
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, unused_name
-from zerokara.huggingface import checkpoint_source, exported_folder
 from zerokara.progress import bytes_text, log, plain, seconds_text, summary
+from zerokara.publishing import checkpoint_source, exported_folder
 from zerokara.steps import command, preflight
 
 

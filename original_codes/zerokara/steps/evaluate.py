@@ -18,9 +18,9 @@ from zerokara.corpus.find import find_files, for_manifest
 from zerokara.durable import write_file, write_json
 from zerokara.errors import refuse
 from zerokara.evaluation import inputs
-from zerokara.evaluation.results import page, table
+from zerokara.evaluation.results import add_to_card, page, table
 from zerokara.evaluation.scoring import LEVEL
-from zerokara.evaluation.tasks import expected_seconds, measure_tasks
+from zerokara.evaluation.tasks import measure_tasks
 from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 
@@ -72,14 +72,10 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         return
     overlaps = inputs.overlaps(config, tasks)
     # This is the border: the configuration has been checked, and torch and transformers are imported.
-    from zerokara.evaluation import bits_per_byte, model_index
+    from zerokara.evaluation import bits_per_byte
     from zerokara.evaluation.models import open_models
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
-    documents = [document for text in read for document in text.documents]
-    seconds = expected_seconds(models, documents, tasks, config.min_context)
-    shorter = "less with a smaller max_text_bytes, max_task_examples or min_context, on a GPU, or with a filled cache"
-    log(f"  about {seconds_text(seconds)}; {shorter}")
     of_texts = bits_per_byte.measure_texts(read, models, config, folder / "cache" / "bits_per_byte")
     with_overlaps = zip(tasks, overlaps, strict=True)
     of_tasks = measure_tasks(with_overlaps, models, seed=config.seed, cache=folder / "cache" / "answers")
@@ -90,7 +86,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     rows = [("results", str(results_path)), ("page", str(page_path))]
     for model in models:
         if model.folder in map(Path, config.add_to_card):
-            rows.append(("model card", str(model_index.add(model.folder, model.name, sections))))
+            rows.append(("model card", str(add_to_card(model.folder, model.name, sections))))
     named = [{"name": model.name, "type": model.config.model_type, "sha256": model.content} for model in models]
     results = {"models": named, "interval_level": LEVEL, "sections": [section.as_json() for section in sections]}
     write_json(results_path, results)

@@ -15,8 +15,8 @@ from pathlib import Path
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import UserError
-from zerokara.huggingface import exported_folder
 from zerokara.progress import bytes_text, log, seconds_text, summary
+from zerokara.publishing import exported_folder
 from zerokara.steps import command, preflight
 
 

@@ -11,10 +11,10 @@ from huggingface_hub import ModelCard
 
 from zerokara import manifest
 from zerokara.errors import UserError
-from zerokara.evaluation import model_index, results
+from zerokara.evaluation import results
 from zerokara.evaluation.results import PairedDifference, Row, Section, table
 from zerokara.evaluation.scoring import Interval
-from zerokara.huggingface import exported_folder
+from zerokara.publishing import exported_folder
 
 SECTION = Section(
     name="bits per byte: old novels.jsonl",
@@ -64,7 +64,7 @@ def test_json_holds_what_was_measured() -> None:
 
 
 def test_a_card_gets_the_results_and_keeps_the_rest() -> None:
-    text = model_index.with_results(CARD, "first", [SECTION])
+    text = results.with_results(CARD, "first", [SECTION])
     data = ModelCard(text).data
     assert (data.license, data.language) == ("mit", ["ro"]) and text.endswith("# first\n\nÎn română.\n")
     (result,) = data.eval_results
@@ -72,12 +72,12 @@ def test_a_card_gets_the_results_and_keeps_the_rest() -> None:
     assert "1.200 to 1.300, n = 100" in result.metric_name
     # Measured again: the value is replaced. Another text: it is added, and kept when the first is measured again.
     other = replace(SECTION, rows=(Row("first", 1.5),), facts={"text": "other"})
-    text = model_index.with_results(model_index.with_results(text, "first", [other]), "first", [SECTION])
+    text = results.with_results(results.with_results(text, "first", [other]), "first", [SECTION])
     assert sorted((one.dataset_name, one.metric_value) for one in ModelCard(text).data.eval_results) == [
         ("old novels.jsonl", 1.25),
         ("other", 1.5),
     ]
-    assert model_index.with_results(CARD, "none", [SECTION]) == CARD
+    assert results.with_results(CARD, "none", [SECTION]) == CARD
 
 
 def test_an_export_stays_as_it_was_proved_but_for_the_record_of_its_card(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_export_stays_as_it_was_proved_but_for_the_record_of_its_card(tmp_pat
     spec, facts = manifest.StepSpec(exported_folder.STEP, {}), {"proof": {"holds": True}}
     manifest.write(tmp_path / "manifest.json", spec, {"all": sorted(tmp_path.iterdir())}, facts, 1.0)
     before = orjson.loads((tmp_path / "manifest.json").read_bytes())
-    model_index.add(tmp_path, "first", [SECTION])
+    results.add_to_card(tmp_path, "first", [SECTION])
     exported_folder.check_unchanged(tmp_path, exported_folder.proved(tmp_path))
     after = orjson.loads((tmp_path / "manifest.json").read_bytes())
     (was,), (now,) = ([one for one in each["outputs"]["all"] if one["path"] == "README.md"] for each in (before, after))
@@ -95,10 +95,10 @@ def test_an_export_stays_as_it_was_proved_but_for_the_record_of_its_card(tmp_pat
     assert before == after
     (tmp_path / "README.md").write_text(CARD + "Mine.\n", encoding="utf-8")
     with pytest.raises(UserError, match="changed since the export was proved"):
-        model_index.add(tmp_path, "first", [SECTION])
+        results.add_to_card(tmp_path, "first", [SECTION])
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == CARD + "Mine.\n"
 
 
 def test_a_folder_without_a_card_gets_one(tmp_path: Path) -> None:
-    data = ModelCard(model_index.add(tmp_path, "first", [SECTION]).read_text(encoding="utf-8")).data
+    data = ModelCard(results.add_to_card(tmp_path, "first", [SECTION]).read_text(encoding="utf-8")).data
     assert data.model_name == "first" and len(data.eval_results) == 1

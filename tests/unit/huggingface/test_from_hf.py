@@ -28,10 +28,10 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation.inputs import check_folder
 from zerokara.huggingface import families, from_hf, to_hf
-from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
+from zerokara.publishing.checkpoint_source import CheckpointSource
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import CONFIG_NAME, IN_FOLDER, JSON_NAME, open_encoder
 

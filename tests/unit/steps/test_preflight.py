@@ -19,8 +19,8 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault, UserError
-from zerokara.huggingface import exported_folder
-from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
+from zerokara.publishing import exported_folder
+from zerokara.publishing.exported_folder import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
 from zerokara.steps import preflight, tokenize, train_tokenizer, upload
 from zerokara.tokenizer import sampling
 from zerokara.tokens import encode

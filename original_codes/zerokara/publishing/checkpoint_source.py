@@ -6,7 +6,6 @@ it), ``config_resolved.yaml``, ``metrics.jsonl``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,7 +32,6 @@ if TYPE_CHECKING:  # torch is imported only when weights are read
     from torch import Tensor
 
 TOKENIZER_NAME = "tokenizer.model"
-_CHECKPOINT_NAME = re.compile(r"global_step\d+")
 RANGE_BYTES = 1 << 20
 _PLACES = 16
 """Places of a source that are read from in turn, one document at a time."""
@@ -53,7 +51,8 @@ class CheckpointSource:
     @property
     def tokenizer_path(self) -> Path:
         """The tokenizer that the run was trained with."""
-        return _tokenizer_path(self.run_dir)
+        path = self.run_dir / RUN_FOLDER / JSON_NAME
+        return path if path.is_file() else self.run_dir / TOKENIZER_NAME
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -95,7 +94,7 @@ def find(settings: ConvertSettings) -> CheckpointSource:
         raise UserError(settings.fault("input_model_dir", "there is no such folder", remedy))
     skipped: list[str] = []
     folder: Path | None
-    if _CHECKPOINT_NAME.fullmatch(named.resolve().name):
+    if named.resolve().name.startswith("global_step"):
         checkpoint.check(folder := named.resolve(), EXPORTED_PARTS)
     else:
         folder = _of_run(settings, named, skipped)
@@ -103,29 +102,22 @@ def find(settings: ConvertSettings) -> CheckpointSource:
         step, broken = checkpoint.step_of(folder), checkpoint.broken_names(named)
         if newer := [name for name in broken if checkpoint.step_of(Path(name.partition(".")[0])) > step]:
             skipped.append(f"{folder} is taken: step 3 has set aside {', '.join(newer)} as broken")
-        try:
-            checkpoint.check(folder, by_size_alone=True)
-        except UserError as error:
-            lost = f"{error.faults[0].where}: {error.faults[0].rule}"
-            skipped.append(f"{folder} is taken: an export needs less of it than step 3 would to resume; {lost}")
     for message in skipped:
         print(message)
     if folder is None:
         rule = "no checkpoint in it is complete" if skipped else "there is no checkpoint (global_stepN) in it"
         remedy = "run step 3 until it has saved one (save_interval), or name another run folder"
         raise UserError(settings.fault("input_model_dir", rule, remedy))
-    run_dir = folder.parent
-    tokenizer = _tokenizer_path(run_dir)
-    missing = [path for path in (tokenizer, run_dir / RESOLVED_NAME) if not path.is_file()]
-    if missing:
-        rule, remedy = "is missing next to the checkpoint", "keep the checkpoint in the folder where step 3 wrote it"
-        raise UserError([Fault(where=str(path), rule=rule, remedy=remedy) for path in missing])
-    source = CheckpointSource(run_dir, folder, checkpoint.read_state(folder), load_run(run_dir / RESOLVED_NAME))
-    is_model, expected = tokenizer.name == TOKENIZER_NAME, source.state.tokenizer_sha256
-    sha256 = manifest.sha256_of(tokenizer) if is_model else source.encoder.sha256
+    config_path = folder.parent / RESOLVED_NAME
+    source = CheckpointSource(folder.parent, folder, checkpoint.read_state(folder), load_run(config_path))
+    tokenizer, expected = source.tokenizer_path, source.state.tokenizer_sha256
+    if not tokenizer.is_file():
+        remedy = "keep the checkpoint in the folder where step 3 wrote it"
+        raise UserError(Fault(str(tokenizer), "is missing next to the checkpoint", remedy=remedy))
+    sha256 = manifest.sha256_of(tokenizer) if tokenizer.name == TOKENIZER_NAME else source.encoder.sha256
     if sha256 != expected:
         rule = f"is not the tokenizer of {folder.name}: sha256 {sha256[:12]}, trained with {expected[:12]}"
-        raise UserError(Fault(where=str(tokenizer), rule=rule, remedy="put the right file back"))
+        raise UserError(Fault(str(tokenizer), rule, remedy="put the right file back"))
     return replace(source, averaged=_averaged(settings, source)) if settings.average > 1 else source
 
 
@@ -151,11 +143,6 @@ def _shape_of(state: checkpoint.TrainingState) -> ModelShape:
     return replace(shape, seq_len=max(shape.seq_len, state.facts.get("context_length") or 0))
 
 
-def _tokenizer_path(run_dir: Path) -> Path:
-    path = run_dir / RUN_FOLDER / JSON_NAME
-    return path if path.is_file() else run_dir / TOKENIZER_NAME
-
-
 def _averaged(settings: ConvertSettings, source: CheckpointSource) -> tuple[int, ...]:
     """Steps of the checkpoint of `source` and of the complete ones before it, `average` in all, checked to be alike."""
     before = checkpoint.complete(source.run_dir, parts=EXPORTED_PARTS, before=checkpoint.step_of(source.folder))
@@ -168,12 +155,8 @@ def _averaged(settings: ConvertSettings, source: CheckpointSource) -> tuple[int,
     faults = []
     for folder in folders[1:]:
         state = checkpoint.read_state(folder)
-        ours, theirs = source.shape.as_json(), _shape_of(state).as_json()
-        differing = [f"{key} {theirs[key]}, not {value}" for key, value in ours.items() if theirs[key] != value]
-        if state.tokenizer_sha256 != source.state.tokenizer_sha256:
-            differing.append("another tokenizer")
-        if differing:
-            rule = f"{folder.name} is of another model than {source.folder.name}: {'; '.join(differing)}"
+        if (_shape_of(state), state.tokenizer_sha256) != (source.shape, source.state.tokenizer_sha256):
+            rule = f"{folder.name} has another shape or tokenizer than {source.folder.name}"
             faults.append(settings.fault("average", rule, "lower it, so that the mean is of one model"))
     refuse(faults)
     return tuple(sorted(map(checkpoint.step_of, folders)))

@@ -21,10 +21,10 @@ from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml
-from zerokara.huggingface import checkpoint_source
-from zerokara.huggingface.exported_folder import validation_text
 from zerokara.manifest import sha256_of
 from zerokara.model.shapes import ModelShape
+from zerokara.publishing import checkpoint_source
+from zerokara.publishing.exported_folder import validation_text
 from zerokara.tokens.indexed import TokenPaths, bin_path
 
 
@@ -108,7 +108,6 @@ def run_of(run_dir: Path, losses: Sequence[float]) -> None:
 @pytest.mark.parametrize(
     ("file", "losses", "taken", "said"),
     [
-        ("global_step20/optimizer", (2.0, 1.9), 20, "global_step20 is taken: an export needs less"),
         ("global_step20/weights", (2.0, 1.9), 10, "skipping"),
         ("global_step20/state.json", (2.0, 1.9), 10, "state.json: is missing"),
         ("global_step20/manifest.json", (2.0, 1.9), 10, "manifest.json, which is written last, is missing"),

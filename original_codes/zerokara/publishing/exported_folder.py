@@ -5,16 +5,14 @@ No torch here: the upload, and what step 4 checks first, start in well under a s
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerokara import manifest
 from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, RunError, UserError, nearest, refuse
+from zerokara.errors import Fault, UserError, nearest, refuse
 from zerokara.examples import facts
 from zerokara.progress import bytes_text
 from zerokara.resources import free_bytes
@@ -22,7 +20,7 @@ from zerokara.tokens.indexed import TokenPaths
 
 if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
     from zerokara.config.convert_config import ConvertConfig, ConvertSettings
-    from zerokara.huggingface.checkpoint_source import CheckpointSource
+    from zerokara.publishing.checkpoint_source import CheckpointSource
 
 STEP = "convert"
 MANIFEST_NAME = "manifest.json"
@@ -70,9 +68,7 @@ def check_place(settings: ConvertSettings, source: CheckpointSource) -> None:
     if folder.is_mount():
         rule = "is a mount point, which cannot be replaced"
         raise UserError(settings.fault(_KEY, rule, f"name a folder in it, {folder}/hf"))
-    path = folder / MANIFEST_NAME
-    is_foreign = not path.exists() or manifest.read(path).step != STEP
-    if is_foreign and folder.exists() and any(folder.iterdir()):
+    if not is_export(folder) and folder.exists() and any(folder.iterdir()):
         rule = "holds files that step 4 did not write, and would replace"
         raise UserError(settings.fault(_KEY, rule, "choose another folder, or empty this one"))
 
@@ -97,26 +93,6 @@ def check_space(settings: ConvertSettings, source: CheckpointSource) -> None:
         raise UserError(settings.fault(_KEY, rule, remedy))
 
 
-@contextmanager
-def full_disk_explained(folder: Path) -> Iterator[None]:
-    """Turn the system's error about a full disk into an explanation; `folder` did not appear then.
-
-    Raises:
-        RunError: the disk, the quota or the file size limit is exhausted.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        at = f" at {error.filename}" if error.filename else ""
-        raise RunError(
-            f"no room for the export{at}: {error.strerror}. The unfinished export was deleted, and "
-            f"{bytes_text(free_bytes(folder.parent))} are free in {folder.absolute().parent} now; make room and "
-            f"run the same command again, or set {_KEY} to a folder on another disk"
-        ) from error
-
-
 def to_keep(folder: Path) -> list[str]:
     """Files of an export to be replaced that step 4 did not write, or that were changed since."""
     record = folder / MANIFEST_NAME
@@ -131,6 +107,14 @@ def to_keep(folder: Path) -> list[str]:
         and not name.startswith(".cache/")  # of huggingface_hub
         and (name not in ours or not manifest.is_unchanged(ours[name], record))
     )
+
+
+def is_export(folder: Path) -> bool:
+    """True for a folder that step 4 wrote."""
+    try:
+        return manifest.read(folder / MANIFEST_NAME).step == STEP
+    except UserError:  # there is no manifest, or it is of another program
+        return False
 
 
 def proved(folder: Path) -> manifest.Manifest:
@@ -170,24 +154,14 @@ def files(export: manifest.Manifest) -> list[manifest.FileRecord]:
 
 
 def check_unchanged(folder: Path, export: manifest.Manifest) -> None:
-    """Check every file against the manifest, by content.
+    """Check every file against the manifest, by content where it was touched since.
 
     Raises:
-        UserError: lists every file that is missing, has changed since it was proved, or lies elsewhere.
+        UserError: lists every file that is missing, or has changed since it was proved.
     """
-    faults = []
-    for record in files(export):
-        path = folder / record.path
-        if Path(record.path).is_absolute() or ".." in Path(record.path).parts:
-            path, rule = folder / MANIFEST_NAME, f"names a file outside the exported folder: {record.path}"
-        elif not path.is_file():
-            rule = "is missing from the exported folder"
-        elif path.stat().st_size != record.bytes or manifest.sha256_of(path) != record.sha256:
-            rule = "has changed since the export was proved"
-        else:
-            continue
-        faults.append(Fault(str(path), rule, remedy=_REMEDY))
-    refuse(faults)
+    record_path, rule = folder / MANIFEST_NAME, "is missing, or has changed since the export was proved"
+    changed = [record.path for record in files(export) if not manifest.is_unchanged(record, record_path)]
+    refuse(Fault(str(folder / path), rule, remedy=_REMEDY) for path in changed)
 
 
 def validation_text(
