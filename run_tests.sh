@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Sets up, then lints, checks the types, and runs the tests.
 #
-#   ./run_tests.sh                      every test of the project (tests/gpu where there is a GPU), with 12 of the kills
-#   ./run_tests.sh --all                what CI runs: also 24 kills, other programs that load our exports (tests/clients),
-#                                       and the documents as a site
+#   ./run_tests.sh                      all tests but those marked slow (tests/gpu where there is a GPU)
+#   ./run_tests.sh --all                what CI runs: also the slow ones, twice the kills, other programs that load our
+#                                       exports (tests/clients), and the documents as a site
 #   ./run_tests.sh tests/unit -k order  passes its arguments to pytest
 #   ./run_tests.sh --kernels            only the numerical tests, with the kernels of other processors (tests/numerics/kernels.py)
 #   ./run_tests.sh --help               prints this
@@ -50,9 +50,9 @@ part "analysers" optional requirements/analysers.lock 'sudachipy|sudachidict-sma
 part "cleaning" optional requirements/clean.lock
 # Where the environment forbids Python to keep what it compiles, each of the hundreds of starts would do it again.
 $python -m compileall -q original_codes
-kills=12 further=
+further= options=(-m "not slow" --faults 12)
 if [ "${1:-}" = --all ]; then
-    kills=24 further=yes
+    further=yes options=(--faults 24)
 elif [ $# -gt 0 ]; then
     checks
     exec $python -m pytest "$@"
@@ -81,7 +81,7 @@ print(*(",".join(map(str, part)) for part in (cores[::2], cores[1::2])))')
 read -r some others <<<"$cores"
 if [ -z "$others" ] || ! command -v taskset >/dev/null; then
     checks
-    $python -m pytest --faults $kills
+    $python -m pytest "${options[@]}"
     [ -z "$further" ] || further
     exit
 fi
@@ -89,7 +89,7 @@ aside=$(mktemp)
 {
     failed=0
     taskset -p -c "$others" $BASHPID >/dev/null
-    $python -m pytest -p no:cacheprovider --faults $kills "${second[@]}" || failed=$?
+    $python -m pytest -p no:cacheprovider "${options[@]}" "${second[@]}" || failed=$?
     [ -z "$further" ] || further || failed=$?
     exit $failed
 } >"$aside" 2>&1 &
@@ -97,7 +97,7 @@ half=$!
 trap 'pkill -P $half 2>/dev/null || true; rm -f "$aside"' EXIT
 checks
 failed=0
-taskset -c "$some" $python -m pytest "${first[@]}" || failed=$?
+taskset -c "$some" $python -m pytest "${options[@]}" "${first[@]}" || failed=$?
 wait $half || failed=$?
 cat "$aside"
 exit $failed

@@ -106,14 +106,14 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
             source = auto_source(Encoder(tokenizers[kind]))
             (made / "chat_template.jinja").write_text(source, encoding="utf-8")
         given = {"input_model_dir": made, "output_tokenizer_and_model_dir": folder / name}
-        given |= {"dtype": "bf16", "check_lines": 500, "test_prompt_text": f"['{prompt}']"}
+        given |= {"dtype": "bf16", "check_lines": 100, "test_prompt_text": f"['{prompt}']"}
         assert convert_to_hf.main(["--config", "/dev/null", *typed(**given)]) == 0, name
     chance = random.Random(7)
     questions = {
         "lines": hard_lines(chance),
         "ids": [[chance.randrange(4, 300) for _ in range(40)] for _ in range(2)],
         "prompts": ["text until the end", "a corpus and the end of a document", "one"],
-        "conversations": list(islice(made_conversations(Encoder(tokenizers["unigram"]), corpus_lines(40)), 100)),
+        "conversations": list(islice(made_conversations(Encoder(tokenizers["unigram"]), corpus_lines(40)), 40)),
         "sentinels": [f"<extra_id_{number}>" for number in range(NUM_SENTINELS)],
     }
     return Exports(folder, questions, tokenizers)

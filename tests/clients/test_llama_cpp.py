@@ -1,6 +1,5 @@
 """llama.cpp converts an export whose tokenizer is BPE, and reads, computes and writes as transformers does."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +53,11 @@ def test_of_a_qwen3_it_puts_a_space_before_every_text(exports: Exports, tmp_path
     assert found["ids"] == spaced
 
 
-def twin(exports: Exports, place: Path, file: str, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    changed_copy(exports["llama-bpe"], place / "twin", file, change)
-    convert(place / "twin", place / "model.gguf")
-    return ask("with_llama_cpp.py", "inference", place / "model.gguf", exports.questions)
-
-
 def test_without_the_word_on_spaces_it_puts_one_before_every_text(exports: Exports, tmp_path: Path) -> None:
-    found = twin(exports, tmp_path, "tokenizer_config.json", lambda values: values.pop("add_prefix_space"))
+    changed_copy(
+        exports["llama-bpe"], tmp_path / "twin", "tokenizer_config.json", lambda values: values.pop("add_prefix_space")
+    )
+    convert(tmp_path / "twin", tmp_path / "model.gguf")
+    found = ask("with_llama_cpp.py", "inference", tmp_path / "model.gguf", exports.questions)
     expected = [exports.encoder("llama-bpe").encode(line).tolist() for line in exports.questions["lines"]]
     assert sum(ids != ours for ids, ours in zip(found["ids"], expected, strict=True)) > 100
-
-
-def test_another_rotary_base_is_seen(exports: Exports, new: dict[str, Any], tmp_path: Path) -> None:
-    def change(values: dict[str, Any]) -> None:
-        values["rope_theta"] = values["rope_parameters"]["rope_theta"] = 5.0
-
-    found = twin(exports, tmp_path, "config.json", change)
-    assert max(differences(found, new["llama-bpe"])) > 10 * TOLERANCE

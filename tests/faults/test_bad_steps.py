@@ -77,6 +77,7 @@ def test_what_is_skipped_changes_nothing(forge: Forge, tmp_path: Path, precision
     assert_left_out(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_two_processes_skip_alike(in_two_processes: dict[str, Trained]) -> None:
     for stage in (1, 2, 3):
         assert_left_out(in_two_processes[f"left_out_{stage}"].folder)

@@ -30,7 +30,7 @@ from zerokara.checkpoint.store import CheckpointStore
 from zerokara.config.machine import MonitoringSettings
 from zerokara.errors import RunError
 
-INJECTIONS_PER_KILL = 8
+INJECTIONS_PER_KILL = 4
 LOSSES = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.6, 10: 2.7, 12: 2.8}
 """Validation loss of each save: the best is soon the oldest."""
 RESTARTS = (8, 12)

@@ -31,7 +31,8 @@ LARGE = {"num_layers": 6, "hidden_size": 512, "num_attn_heads": 8, "seq_len": 32
 SLACK = 12e6
 """Bytes of what a first start loads: code, communication buffers."""
 RUNS: dict[str, dict[str, Any]] = {
-    **{f"ZeRO {stage}, {to}": {"zero_stage": stage, "precision": to} for stage in (1, 2, 3) for to in ("fp32", "bf16")},
+    "ZeRO 1, fp32": {"zero_stage": 1},
+    **{f"ZeRO {stage}, bf16": {"zero_stage": stage, "precision": "bf16"} for stage in (1, 2, 3)},
     "offload, bf16": {"zero_stage": 2, "offload": "optimizer", "precision": "bf16"},
     "adafactor, bf16": {"optimizer": "adafactor", "precision": "bf16"},
     "gpt2, tensor parallel": {"architecture": "gpt2", "tensor_parallel_size": 2},

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import foreign_models
+import pytest
 from configs import typed
 from corpus_files import write_texts
 from foreign_models import STEP_1
@@ -16,6 +17,7 @@ NUM_DOCUMENTS, PROMPT_WORDS, MAX_NEW_TOKENS = 40, 2, 20
 WORDS = [first + second for first in ("ba", "de", "fi", "go", "lu") for second in ("ma", "ne", "pi", "so", "ta")]
 
 
+@pytest.mark.slow
 def test_it_stops_knowing_the_end(tiny_data: dict[str, str], train_runs: Callable[..., Any], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -69,6 +69,7 @@ def labels(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> None:
     run_dir = labels.parent / "run"
     done = run(labels, *QUICK)

@@ -15,33 +15,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import Interval
 
 
-def test_step_3_is_measured_and_profiled(root: Path, tmp_path: Path) -> None:
-    results = tmp_path / "gpu"
-    results.mkdir()
-    earlier = {"name": "125m-seed=3", "part": "dense", "left_out": "-5 s were left"}
-    (results / "measurements.jsonl").write_text(json.dumps(earlier) + "\n", encoding="utf-8")
-    options = ["--tiny", "--results", str(results), "--only", "125m", "--set", "seed=3"]
-    command = ["bash", "benchmarks/gpu.sh", "dense", *options]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "not in the list" not in done.stdout, "gpu_needs.py does not name all that is imported"
-    before, found = map(json.loads, (results / "measurements.jsonl").read_text(encoding="utf-8").splitlines())
-    assert before == earlier and found["name"] == "125m-seed=3-2"
-    assert found["engine"].startswith("one process") and found["steps"] == 4
-    assert found["tokens_per_second"] > 0 and found["save"] and found["compile_seconds"] is None
-    assert found["second_start_seconds"] > 0 and 1 < found["start_seconds"] + found["second_start_seconds"] < 300
-    assert 2e8 < found["memory_bytes"] <= found["host_bytes"] and 0 < found["least_bytes"] <= found["ample_bytes"]
-    shown = found["profile"]
-    assert 0 <= shown["idle"] < 1 and sum(took for _, took in shown["kernels"]) > 0
-    assert sum(took for _, took in shown["kernels"]) == pytest.approx(
-        sum(shown["parts"].values()) - shown["parts"]["waiting"]
-    )
-    assert any("attention" in name for name in shown["attention"])
-    table = (results / "table.md").read_text(encoding="utf-8")
-    assert table in done.stdout and "| 125m-seed=3-2 |" in table and "left out, -5 s" in table
-    assert {path.name for path in results.iterdir()} == {"measurements.jsonl", "log.txt", "table.md"}
-
-
+@pytest.mark.slow
 def test_first_tells_each_fact_in_a_line(root: Path, tmp_path: Path, module_of: Any) -> None:
     """On a CPU; of tests/gpu some of each file that are not slow. A job that fails is a line, and the others go on."""
     jobs = module_of("gpu_jobs")

@@ -62,6 +62,7 @@ def through_all_steps(place: Path, corpus: Path, name: str, *small: str) -> str:
     return said + run(warm.python(), "6_upload.py", "--dry-run", "--config", converting, *convert, *upload)
 
 
+@pytest.mark.slow
 def test_t5_reads_masked_spans_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -93,6 +94,7 @@ def test_t5_reads_masked_spans_and_fills_them(corpus: Path, tmp_path: Path, monk
     assert len(notebooks.outputs(done, "image/png")) == 1
 
 
+@pytest.mark.slow
 def test_experts_are_trained_and_exported(corpus: Path, tmp_path: Path) -> None:
     small = ("num_kv_heads=1", "num_experts=4", "moe_ffn_hidden_size=32", "moe_layers=[1]")
     said = through_all_steps(tmp_path, corpus, "ko_moe", *small)

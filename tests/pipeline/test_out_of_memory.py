@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from configs import typed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,6 +15,7 @@ ADDRESS_SPACE = 3_400_000_000
 """Limit of each process: enough to load torch and to train with small micro batches, not for 262,144 tokens at once."""
 
 
+@pytest.mark.slow
 def test_too_large_a_micro_batch_is_answered_with_what_fits(tiny_data: dict[str, str], tmp_path: Path) -> None:
     run_dir, size = tmp_path / "run", 8192
     settings = (

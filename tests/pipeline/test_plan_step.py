@@ -34,6 +34,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_law_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     planner = Planner(config, ())
     settings = planner.config()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import warm
 
 from zerokara.config.architectures import SIZES
 from zerokara.config.finetune_config import DataFormat
@@ -47,7 +48,8 @@ def commands() -> list[str]:
 
 @cache
 def help_of(script: str) -> str:
-    start = [sys.executable] if script.endswith(".py") else ["bash"]
+    python = sys.executable if script.startswith("benchmarks/") else warm.python()
+    start = [python] if script.endswith(".py") else ["bash"]
     given = {**os.environ, "PYTHONSAFEPATH": ""}  # the benchmarks import each other
     done = subprocess.run(
         [*start, ROOT / script, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT, env=given
@@ -56,7 +58,7 @@ def help_of(script: str) -> str:
     return done.stdout
 
 
-def test_every_command_exists_and_knows_its_options() -> None:
+def test_every_command_exists_and_knows_its_options(warm_python: None) -> None:
     found = commands()
     assert len(found) > 30
     for command in found:

@@ -1,5 +1,6 @@
 """`./run_all.sh`: the whole pipeline as a user runs it, through the real scripts, and how it ends when a step fails."""
 
+import os
 import random
 import shlex
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import warm
 from corpus_files import write_texts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,13 +61,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_all(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [str(ROOT / "run_all.sh"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=300)
+def run_all(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command, environment = [str(ROOT / "run_all.sh"), *map(str, arguments)], os.environ | variables
+    return subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=300)
 
 
 @pytest.mark.slow
-def test_the_whole_pipeline_and_again(folder: Path) -> None:
+def test_the_whole_pipeline_and_again(folder: Path, warm_server: Path | None) -> None:
     done = run_all(folder)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     made = ["tokenizer/tokenizer.model", "tokens_text_document.bin", "run/metrics.jsonl", "run/plots/loss.png"]
@@ -78,7 +80,7 @@ def test_the_whole_pipeline_and_again(folder: Path) -> None:
     assert all(any(line.strip().startswith(step) for line in times) for step in steps)
 
     trained = (folder / "run" / "manifest.json").read_bytes()
-    again = run_all(folder)
+    again = run_all(folder, **warm.environment(warm_server))
     assert again.returncode == 0, again.stderr[-3000:]
     assert (folder / "run" / "manifest.json").read_bytes() == trained, "a step that is done was done again"
 

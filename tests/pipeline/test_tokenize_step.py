@@ -134,6 +134,7 @@ ENDINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_step_ended_at_any_moment_goes_on_the_same(root: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its first finished shard, or after a share of the time that it takes."""
     monkeypatch.delenv("BASH_ENV", raising=False)  # signals reach all processes of a step's own
@@ -171,6 +172,7 @@ def _peak_bytes(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
+@pytest.mark.slow
 def test_the_memory_does_not_grow_with_the_corpus(root: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BASH_ENV", raising=False)
     content, peaks = (place / "corpus.jsonl").read_bytes(), [0, 0]

@@ -227,7 +227,7 @@ def test_functions_are_linear() -> None:
         f"{work} on {kind}"
         for work in FUNCTIONS
         for kind, make in NASTY.items()
-        if too_slow(work, make, 500, MEGABYTE // 256, MEGABYTE // 32)
+        if too_slow(work, make, 500, MEGABYTE // 256, MEGABYTE // 64)
     ]
     assert not slow, "\n".join(slow)
 
