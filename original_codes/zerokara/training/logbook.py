@@ -24,8 +24,6 @@ from zerokara.training.sample_texts import Sample
 from zerokara.training.validation import ValidationResult
 
 OVERFITTING = "More data, fewer epochs or a lower lr may help; step 4 takes the best checkpoint if it is much better"
-MOST_RANGES = 8
-"""Ranges of documents logged for one sequence."""
 _UNLOGGED = "unlogged_losses"
 
 PEAK_BF16_FLOPS = {
@@ -49,21 +47,6 @@ PEAK_BF16_FLOPS = {
     "RTX 3090 Ti": 80e12,
     "RTX 4090": 165e12,
     "RTX 5090": 210e12,
-    # Arithmetic, not a statement of NVIDIA's: tensor cores · boost clock of its specifications · 128 operations, which
-    # with fp32 accumulation gives the numbers above for 4090 and 5090, too.
-    "RTX 4070": 184 * 2.475e9 * 128,
-    "RTX 4070 SUPER": 224 * 2.475e9 * 128,
-    "RTX 4070 Ti": 240 * 2.61e9 * 128,
-    "RTX 4070 Ti SUPER": 264 * 2.61e9 * 128,
-    "RTX 4080": 304 * 2.505e9 * 128,
-    "RTX 4080 SUPER": 320 * 2.55e9 * 128,
-    "RTX 5070": 192 * 2.512e9 * 128,
-    "RTX 5070 Ti": 280 * 2.452e9 * 128,
-    "RTX 5080": 336 * 2.617e9 * 128,
-    # Arithmetic as well: 4 · the fp32 of each datasheet, since these accumulate in fp32 at the full rate.
-    "RTX PRO 6000 Blackwell Workstation Edition": 4 * 125e12,
-    "RTX PRO 6000 Blackwell Max-Q Workstation Edition": 4 * 110e12,
-    "RTX PRO 6000 Blackwell Server Edition": 4 * 120e12,
 }
 """Dense bf16 operations a second, by words of the name that torch gives."""
 _OTHER_CHIP = re.compile(r"\b(Laptop|D)\b")
@@ -172,9 +155,7 @@ class Logbook:
         self._log(f"step {record.step}  SKIPPED, the weights are unchanged: {record.skip_reason}")
         for sample in bad_samples:
             ranges = [f"documents {one['first']} to {one['last']} of {one['source']}" for one in sample["documents"]]
-            more = f" and {len(ranges) - MOST_RANGES} more" if len(ranges) > MOST_RANGES else ""
-            listed = ", ".join(ranges[:MOST_RANGES])
-            self._log(f"step {record.step}    loss {float(sample['loss']):.4f}: {listed}{more}")
+            self._log(f"step {record.step}    loss {float(sample['loss']):.4f}: {', '.join(ranges)}")
 
     def log_validations(self, step: int, results: Sequence[ValidationResult]) -> None:
         """Record and log the validations after a step; the last one chooses the best checkpoint."""

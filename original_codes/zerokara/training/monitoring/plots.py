@@ -34,17 +34,11 @@ _STYLE = {
     "axes.titlelocation": "left",
     # Of sources and layers.
     "axes.prop_cycle": cycler(color=["#4477aa", "#ee8866", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb"]),
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#999999",
     "axes.grid": True,
     "axes.formatter.useoffset": False,  # 4.1061 4.1062, and not 0.0001 0.0002 beside a +4.106
     "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.6,
     "legend.frameon": False,
     "legend.fontsize": 8,
-    "lines.linewidth": 1.4,
-    "lines.solid_capstyle": "round",
 }
 _NAME_CHARACTERS = 28
 """Longest name of a curve: a legend should not hide the curves."""
@@ -99,7 +93,7 @@ def curve_names(run_dir: Path) -> dict[str, list[str]]:
     except (UserError, OSError):
         return {"sources": [], "layers": []}
     files = [PurePosixPath(entry).name for entry in settings.source_entries]
-    short = [name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…" for name in files]
+    short = [name[:_NAME_CHARACTERS] for name in files]
     sources = [name if short.count(name) == 1 else f"{number} {name}" for number, name in enumerate(short, start=1)]
     stacks = ("encoder ", "decoder ") if settings.traits.is_encoder_decoder else ("",)
     layers = [f"{stack}layer {layer}" for stack in stacks for layer in settings.resolved_sizes()["moe_layers"]]
@@ -159,11 +153,6 @@ def _throughput(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]
     axes.plot(tokens, speeds, color=YELLOW, linewidth=1, label="tokens per second")
     axes.yaxis.set_major_formatter(_count_text)
     axes.set_ylim(0, 1.15 * max(speeds))
-    if "mfu_causal" in curves:  # the same curve, as a share of the device's peak
-        (*_, at), (*_, newest) = curves["mfu_causal"]
-        percent = 100 * newest / dict(zip(tokens, speeds, strict=True))[at]
-        functions = (lambda speed: speed * percent, lambda mfu: mfu / percent)
-        axes.secondary_yaxis("right", functions=functions).set_ylabel("MFU (causal), %")
 
 
 def _sources(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:

@@ -48,6 +48,8 @@ _DRAWING_SECONDS = 120.0
 """Most time for one drawing, which has the lowest priority as long as the run is trained."""
 _PAUSE_SECONDS = 60.0
 """Least time from one drawing to the next."""
+_WAITING_BYTES = 2**24
+"""Most bytes of lines that wait for a disk that is full."""
 SERVER_SECONDS = 60
 """Time for W&B's server to open the run, and to take the rest; what is left is for ``wandb sync``."""
 _PRIVATE: dict[str, Any] = {
@@ -200,7 +202,8 @@ Tracker = Plots | TensorBoard | WeightsAndBiases
 class Recorder:
     """Writes lines to ``metrics.jsonl`` and shows them to the trackers; only the first process has one.
 
-    Lines that the disk refuses are kept until it takes them, and a tracker that fails is dropped. Both are logged once.
+    Lines that the disk refuses wait in the file's buffer until it takes them, and a tracker that fails is dropped. Both
+    are logged once.
     """
 
     def __init__(self, run_dir: Path, resumed_step: int, trackers: Mapping[str, Callable[[], Tracker]]):
@@ -212,9 +215,8 @@ class Recorder:
         kept = [line for line in read(run_dir) if 0 < resumed_step >= line["step"]]
         kept = [line for line in kept if line["step"] < resumed_step or "resumed" not in line]
         write_file(self._path, b"".join(orjson.dumps(line) + b"\n" for line in kept))
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  # closed in `close`
-        self._size = self._file.tell()
-        self._waiting, self._is_refused = b"", False
+        self._file = open(self._path, "ab", buffering=_WAITING_BYTES)  # noqa: SIM115  # closed in `close`
+        self._is_refused = False
         self._trackers: dict[str, Tracker] = {}
         for name, start in trackers.items():
             with self._dropping(name):
@@ -222,8 +224,7 @@ class Recorder:
 
     def record(self, line: dict[str, Any]) -> None:
         """Write one line."""
-        self._waiting += orjson.dumps(line) + b"\n"
-        self._write()
+        self._write(orjson.dumps(line) + b"\n")
         self.show(line["step"], _curves(line))
 
     def show(self, step: int, values: Values) -> None:
@@ -234,16 +235,13 @@ class Recorder:
 
     def flush(self) -> None:
         """Bring the lines to disk: a checkpoint that refers to them is about to be written."""
-        self._write()
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            log(f"{self._path}: {error.strerror or error}")
+        self._write(b"", syncs=True)
 
     def close(self) -> None:
         """Bring everything to disk, and end."""
         self.flush()
-        self._file.close()
+        with contextlib.suppress(OSError):  # logged by then
+            self._file.close()
         for name, tracker in list(self._trackers.items()):
             with self._dropping(name):
                 tracker.close()
@@ -258,22 +256,20 @@ class Recorder:
             message = redacted(" ".join(str(error).split())) or type(error).__name__
             log(f"{name}: {message}; training continues without it")
 
-    def _write(self) -> None:
-        """Append the lines that wait, whole; those that the disk refuses go on waiting."""
-        written = 0
+    def _write(self, content: bytes, syncs: bool = False) -> None:
+        """Append `content`, behind what the disk has refused so far."""
         try:
-            while written < len(self._waiting):
-                written += self._file.write(self._waiting[written:])
+            self._file.write(content)
+            self._file.flush()
+            if syncs:
+                os.fsync(self._file.fileno())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.truncate(self._file.fileno(), self._size)  # no half line is left
             if not self._is_refused:
                 reason = error.strerror or error
                 log(f"{self._path}: {reason}; new lines are kept in memory until they can be written")
             self._is_refused = True
         else:
-            self._size += written
-            self._waiting, self._is_refused = b"", False
+            self._is_refused = False
 
 
 def _curves(line: dict[str, Any]) -> dict[str, float]:
