@@ -15,7 +15,7 @@ from recipe_contender import FIRST_STEPS, Contender, Contest, Job, RunFailed, Sh
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.forecast.speed import Planner, size_settings
+from zerokara.forecast.sizes import Planner, size_settings
 from zerokara.training.planning import recipe
 from zerokara.training.planning.run_plan import RunPlan
 

@@ -11,8 +11,8 @@ from PIL import Image
 from tiny import ROOT, make_data
 
 from zerokara.durable import make_folders, write_json
-from zerokara.forecast.fit import SHAPES, MeasuredRun, SmallRuns, effective_parameters, plan_runs
-from zerokara.forecast.speed import Planner, Speed
+from zerokara.forecast.fit import SHAPES, MeasuredRun, SmallRuns, plan_runs
+from zerokara.forecast.sizes import Planner, Speed, effective_parameters
 from zerokara.model.shapes import ModelShape
 from zerokara.steps import plan as step
 from zerokara.tokenizer.encoder import Encoder

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from zerokara.config.writing import overrides
 from zerokara.durable import atomic_file, make_folders, write_json
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.forecast.speed import LEFT_TO_RECIPE, Planner, Speed, size_settings
+from zerokara.forecast.sizes import LEFT_TO_RECIPE, Planner, Prediction, Speed, effective_parameters, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import Progress, count_text
 from zerokara.resources import available_cores, available_memory
@@ -100,18 +100,6 @@ class MeasuredRun:
     parameters: float
     tokens: float
     bits_per_byte: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Bits per byte, with an interval of 95 %."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 @dataclass(frozen=True)
@@ -173,11 +161,6 @@ def _evaluate(laws: Numbers, parameters: float | Numbers, tokens: float | Number
     e, a, b, alpha, beta, gamma = laws
     sizes, lengths = (parameters / _UNIT_N) ** (-alpha / gamma), (tokens / _UNIT_D) ** (-beta / gamma)
     return np.asarray(e + (a * sizes + b * lengths) ** gamma)
-
-
-def effective_parameters(shape: ModelShape) -> float:
-    """Return N of the scaling law: multiplications per token, those of output projection and attention included."""
-    return shape.flops_per_token() / 6
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Tokens, time and expected loss of each model size, on this machine, with this corpus, in given hours or tokens.
+"""Tokens, time, memory and expected loss of each model size, on this machine and corpus, in given hours or tokens.
 
-In: the speed of the machine, the tokens of the corpus, a scaling law. Out: for each size its tokens, hours and expected
-bits per byte, and the size to take: that with the fewest, or a smaller one within half a percent of it.
+In: measured steps of two sizes, the tokens of the corpus, a scaling law. Out: for each size its tokens, hours and
+expected bits per byte, and the size to take: that with the fewest, or a smaller one within half a percent of it.
 
 Tokens that are read again teach less: R further epochs of U tokens are worth U·R*·(1 - e^(-R/R*)) fresh ones with
 R* = 15.4 (Muennighoff et al., 2023, arXiv 2305.16264).
@@ -10,19 +10,115 @@ R* = 15.4 (Muennighoff et al., 2023, arXiv 2305.16264).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
 
 from zerokara.config.architectures import SizeName
-from zerokara.forecast.fit import Prediction, ScalingLaw, effective_parameters
-from zerokara.forecast.speed import Speed
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.writing import overrides
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text, seconds_text
+from zerokara.resources import available_cores
+from zerokara.training import trials
+from zerokara.training.planning import recipe, run_plan
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.trials import try_steps
 
+MEASURED: dict[str, tuple[SizeName, SizeName]] = {"cpu": ("1M", "10M"), "cuda": ("60M", "350M")}
+"""Sizes whose steps are measured, by device: the range of what users train there."""
+_BATCH = {"cpu": 8, "cuda": 64}
+"""Sequences per core or GPU in a measured step; more are no faster."""
+LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
 REPETITIONS_WORTH = 15.4  # R*
 RULE_OF_THUMB = 20  # tokens per parameter where nothing better is known (Hoffmann et al., 2022)
 MIN_TOKENS_PER_PARAMETER = 0.2  # sizes with fewer are not shown
 GOOD_ENOUGH = 1.005  # ratio to the fewest bits per byte, up to which a smaller model is taken: it is cheaper to use
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Training speed of a machine: a token costs a fixed time and the time of its operations."""
+
+    seconds_per_token: float
+    seconds_per_flop: float
+
+    @classmethod
+    def of(cls, small: tuple[float, float], large: tuple[float, float]) -> Speed:
+        """Draw the line through two measured sizes (FLOPs and seconds of a token), neither part of it below 0."""
+        (flops, seconds), (flops_of_large, seconds_of_large) = small, large
+        slope = (seconds_of_large - seconds) / (flops_of_large - flops)
+        per_flop = min(max(0.0, slope), seconds_of_large / flops_of_large)
+        return cls(seconds_of_large - per_flop * flops_of_large, per_flop)
+
+    def seconds_of_token(self, shape: ModelShape) -> float:
+        """Seconds to train on one token."""
+        return self.seconds_per_token + self.seconds_per_flop * shape.flops_per_token()
+
+
+def size_settings(name: SizeName | Literal[""]) -> dict[str, Any]:
+    """Return the settings of a size by name, which leave none of another size's."""
+    shape = ("num_layers", "hidden_size", "num_attn_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
+    return {"model_size": name, **dict.fromkeys(shape, "auto")}
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans of runs that differ from the user's configuration, a file and what was set on the command line."""
+
+    config_path: Path
+    overrides: tuple[str, ...]
+
+    def config(self, **settings: Any) -> PretrainConfig:
+        """Load the user's configuration with these settings."""
+        return load(PretrainConfig, self.config_path, [*self.overrides, *overrides(settings)])
+
+    def local_plan(self, **settings: Any) -> RunPlan:
+        """Plan such a run on this machine."""
+        return trials.on_this_machine(run_plan.make_plan(self.config(**settings)))
+
+    @cached_property
+    def device(self) -> str:
+        """Device that the runs compute on."""
+        return self.local_plan().memory.device
+
+    def measure_speed(self) -> Speed:
+        """Train a few steps of two sizes; leaves nothing behind."""
+        on_cpu = self.device == "cpu"
+        batch = _BATCH[self.device] * (available_cores() if on_cpu else self.local_plan().num_processes)
+        sizes = MEASURED[self.device]
+        return Speed.of(*(self.measure({**size_settings(name), "global_batch_size": batch}) for name in sizes))
+
+    def measure(self, settings: Mapping[str, Any]) -> tuple[float, float]:
+        """Measure FLOPs and seconds of a token in a few steps of a run with these settings."""
+        settings = {**settings, "micro_batch_size": "auto", "warmup_fraction": 0.0}
+        plan, result = try_steps(self.local_plan(**settings))
+        return plan.shape.flops_per_token(), result.seconds_per_step / plan.schedule.batch_tokens
+
+    def memory(self, name: SizeName) -> tuple[float, bool]:
+        """Forecast the bytes of a size on a GPU, or on a machine without any, and whether they fit."""
+        forecast = self.local_plan(**size_settings(name), micro_batch_size="auto").memory
+        return forecast.pools[0].needed_bytes(), forecast.fits
+
+    def num_steps(self, name: SizeName, tokens: float) -> int:
+        """Count the optimizer steps of a size, with the batch of the recipe."""
+        settings = {**size_settings(name), **LEFT_TO_RECIPE, "train_tokens": int(tokens)}
+        return self.local_plan(**settings).schedule.num_steps
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Bits per byte, with an interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 @dataclass(frozen=True)
@@ -50,6 +146,11 @@ class Candidate:
         return self.fits and self.tokens_per_parameter >= MIN_TOKENS_PER_PARAMETER
 
 
+def effective_parameters(shape: ModelShape) -> float:
+    """Return N of the scaling law: multiplications per token, those of output projection and attention included."""
+    return shape.flops_per_token() / 6
+
+
 def fresh_worth(tokens: float, unique_tokens: float) -> float:
     """Return the number of fresh tokens that would teach as much as these, of which some are read again."""
     repetitions = tokens / unique_tokens - 1
@@ -63,15 +164,18 @@ def candidate(
     shape: ModelShape,
     memory: tuple[float, bool],
     speed: Speed,
-    law: ScalingLaw | None,
+    predict: Callable[[float, float], Prediction] | None,
     limits: tuple[float, float],
     unique_tokens: float,
 ) -> Candidate:
-    """Return the run of a size within `limits`, hours and tokens (either may be infinite), on a corpus of so many."""
+    """Return the run of a size within `limits`, hours and tokens (either may be infinite), on a corpus of so many.
+
+    `predict` is that of a scaling law, which takes N (`effective_parameters`) and D, tokens that are read once.
+    """
     seconds = speed.seconds_of_token(shape)
     tokens = min(limits[0] * 3600 / seconds, limits[1])
     worth = fresh_worth(tokens, unique_tokens)
-    prediction = None if law is None else law.predict(effective_parameters(shape), worth)
+    prediction = predict(effective_parameters(shape), worth) if predict else None
     return Candidate(name, shape, tokens, tokens / unique_tokens, tokens * seconds / 3600, prediction, *memory)
 
 

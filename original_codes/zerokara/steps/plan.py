@@ -18,8 +18,16 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import value_text, write_values
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.forecast import fit
-from zerokara.forecast.sizes import candidate, recommended, table
-from zerokara.forecast.speed import LEFT_TO_RECIPE, MEASURED, Planner, Speed, size_settings
+from zerokara.forecast.sizes import (
+    LEFT_TO_RECIPE,
+    MEASURED,
+    Planner,
+    Speed,
+    candidate,
+    recommended,
+    size_settings,
+    table,
+)
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import log, summary
 from zerokara.steps import command
@@ -79,7 +87,8 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     candidates = []
     for name in SIZES:
         shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
-        candidates.append(candidate(name, shape, planner.memory(name), speed, law, limits, num_tokens))
+        memory, predict = planner.memory(name), law.predict if law else None
+        candidates.append(candidate(name, shape, memory, speed, predict, limits, num_tokens))
     chosen = recommended(candidates)
     if chosen is None:
         raise RunError("no size fits into the memory of this machine")

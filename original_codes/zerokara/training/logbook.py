@@ -18,7 +18,7 @@ from zerokara.training import sample_texts
 from zerokara.training.guards import StepRecord
 from zerokara.training.monitoring.step_metrics import Plots, Recorder, TensorBoard, Tracker, WeightsAndBiases
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.planning.schedule import stage_messages
+from zerokara.training.planning.schedule import stage_title
 from zerokara.training.processes.joining import Processes, peak_memory
 from zerokara.training.sample_texts import Sample
 from zerokara.training.validation import ValidationResult
@@ -191,11 +191,12 @@ class Logbook:
         for sample in samples:
             self._log(f"step {step}  {sample_texts.excerpt(sample.prompt, 40)}⟪{sample_texts.excerpt(sample.sampled)}⟫")
 
-    def log_stages(self, step: int, resumed: bool = False) -> None:
-        """Log which stages begin in the step after `step`, and for a resumed run the stage that it is in."""
-        next_samples = range(self._samples(step), self._samples(step + 1))
-        for message in stage_messages(self._plan.data.training, self._order, next_samples, resumed):
-            self._log(f"step {step + 1}  {message}")
+    def log_stages(self, step: int) -> None:
+        """Log which stages of a curriculum begin in the step after `step`."""
+        firsts = self._order.firsts if isinstance(self._order, MixedOrder) else ()
+        next_samples, training = range(self._samples(step), self._samples(step + 1)), self._plan.data.training
+        for number in (number for number, first in enumerate(firsts) if first in next_samples and firsts[1:]):
+            self._log(f"step {step + 1}  stage {number + 1} of {len(firsts)} begins: {stage_title(training, number)}")
 
     def flush(self) -> None:
         """Bring the records to disk: a checkpoint that refers to them is about to be written."""

@@ -125,7 +125,7 @@ class Trainer:
             is_due = is_due and self.state.facts.get("valid_step") != done
             if is_due and self._validate(done) and done and self._is_best(done):
                 self.save(done)  # anew: the checkpoint of the stop does not know how good it is
-            self.logbook.log_stages(done, resumed=done > 0)
+            self.logbook.log_stages(done)
             self.stop.at_once = False
             with contextlib.closing(run.loader(schedule.num_steps)) as loader:
                 for step in range(done + 1, schedule.num_steps + 1):

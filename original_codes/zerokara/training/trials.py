@@ -18,7 +18,7 @@ from zerokara.errors import RunError
 from zerokara.progress import bytes_text, plural
 from zerokara.training.planning import processors
 from zerokara.training.planning.earlier_run import EarlierRun
-from zerokara.training.planning.memory import SAFE_SHARE, TrialResult
+from zerokara.training.planning.memory import SAFE_SHARE, MemoryForecast, TrialResult
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
 from zerokara.training.spawning import spawn
@@ -49,7 +49,7 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
             break
     plan = plan.on_processes(plan.nodes * number)
     if config.micro_batch_size == "auto":
-        plan = plan.with_settings(micro_batch_size=kept_micro_batch(plan, earlier) or first_micro_batch(plan))
+        plan = plan.with_settings(micro_batch_size=kept_micro_batch(plan, earlier) or first_micro_batch(plan.memory))
     if config.zero_stage == "auto":
         # Stage 1 sends 4 bytes of gradient for each parameter once a step, stage 2 in each micro batch, stage 3 weights
         # for each besides. With one micro batch stage 2 sends as much as stage 1, and holds less.
@@ -60,9 +60,8 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
     return plan
 
 
-def first_micro_batch(plan: RunPlan) -> int:
+def first_micro_batch(forecast: MemoryForecast) -> int:
     """Return the largest size that almost certainly fits, on a CPU no larger than is faster; 1 where none does."""
-    forecast = plan.memory
     sizes = forecast.micro_batch_sizes
     if forecast.device == "cpu":
         enough = [size for size in sizes if size * forecast.shape.input_len >= CPU_TOKENS]
@@ -113,7 +112,7 @@ def _largest_on_gpu(plan: RunPlan) -> tuple[int, TrialResult | None]:
     Of a global batch that is no power of two, the next size that divides it is taken. The smallest of all is returned
     in any case; its result is None where even that ran out of memory.
     """
-    forecast, size, tried = plan.memory, first_micro_batch(plan), dict[int, TrialResult | None]()
+    forecast, size, tried = plan.memory, first_micro_batch(plan.memory), dict[int, TrialResult | None]()
     limit_bytes = SAFE_SHARE * forecast.pools[0].available_bytes - sum(forecast.uncounted.values())
     sizes = forecast.micro_batch_sizes
     while size not in tried:

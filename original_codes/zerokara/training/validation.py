@@ -23,7 +23,6 @@ from zerokara.durable import write_json
 from zerokara.model import parallel
 from zerokara.progress import summary
 from zerokara.training.compute.engine import Engine
-from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import Processes, join
 from zerokara.training.run import build_model, to_device
@@ -143,9 +142,6 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
     if not processes.is_first:
         return
     step = checkpoint.read_state(folder).step
-    # What the run itself found at that step, if it validated there.
-    lines = [line for line in step_metrics.read(folder.parent) if line["step"] == step]
-    logged = next((line["valid_loss"] for line in reversed(lines) if "valid_loss" in line), None)
     path = folder.parent / f"evaluation_step{step}.json"
     record = {
         "checkpoint": folder.name,
@@ -154,13 +150,9 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
         "tokenizer_sha256": plan.encoder.sha256,
         **result.line,
         "sources": validation.source_names,
-        "logged_valid_loss": logged,
     }
     write_json(path, record)
     rows = [("", message) for message in (*result.messages, f"{result.line['valid_tokens']:,} tokens")]
-    if logged is not None:
-        difference = abs(result.line["valid_loss"] - logged)
-        rows.append(("in the log", f"{logged:.4f} nats per token, so it differs by {difference:.1e}"))
     summary(f"evaluated {folder}", [*rows, ("written to", str(path))])
 
 

@@ -8,10 +8,9 @@ from configs import config_of
 
 from zerokara.config.architectures import SIZES
 from zerokara.errors import UserError
-from zerokara.forecast import speed as module
+from zerokara.forecast import sizes as module
 from zerokara.forecast.fit import MeasuredRun, ScalingLaw, SmallRuns, fit
-from zerokara.forecast.sizes import Candidate, candidate, fresh_worth, recommended
-from zerokara.forecast.speed import Planner, Speed, size_settings
+from zerokara.forecast.sizes import Candidate, Planner, Speed, candidate, recommended, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.run_plan import RunPlan
@@ -33,7 +32,7 @@ def candidates(
     law: ScalingLaw, hours: float = math.inf, tokens: float = math.inf, unique: float = 1e9
 ) -> list[Candidate]:
     memory, limits = {name: (1e9, name != "13B") for name in SHAPES}, (hours, min(tokens, 16 * unique))
-    return [candidate(name, shape, memory[name], SPEED, law, limits, unique) for name, shape in SHAPES.items()]
+    return [candidate(name, shape, memory[name], SPEED, law.predict, limits, unique) for name, shape in SHAPES.items()]
 
 
 @pytest.mark.parametrize("measured", [[(1e7, 1e-4), (1e8, 2e-3)], [(1e7, 1e-4), (1e8, 0.5e-4)]])
@@ -42,12 +41,6 @@ def test_no_part_of_a_speed_is_negative(measured: list[tuple[float, float]]) -> 
     speed = Speed.of(*measured)
     assert speed.seconds_per_token >= 0 and speed.seconds_per_flop >= 0
     assert speed.seconds_of_token(SHAPES["1M"]) > 0
-
-
-def test_repeated_tokens_are_worth_less_and_less() -> None:
-    assert fresh_worth(5e8, 1e9) == 5e8 and fresh_worth(1e9, 1e9) == 1e9
-    assert fresh_worth(4e9, 1e9) == pytest.approx(1e9 * (1 + 15.4 * (1 - math.exp(-3 / 15.4))))
-    assert fresh_worth(4e9, 1e9) > 0.9 * 4e9 and fresh_worth(1e12, 1e9) < 16.5e9
 
 
 def test_hours_become_tokens_and_tokens_hours(law: ScalingLaw) -> None:

@@ -9,7 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.forecast.speed import Planner, Speed
+from zerokara.forecast.sizes import Planner, Speed
 from zerokara.steps import plan
 from zerokara.steps.command import COMMAND_NAME
 from zerokara.training.planning.run_plan import make_plan

@@ -39,11 +39,10 @@ SOURCES = (TokenSource("a.jsonl", 0, 33 * 40), TokenSource("b.jsonl", 33 * 40, 3
 
 
 def logbook(
-    run_dir: Path, state: TrainingState = START, rank: int = 0, mixed: bool = False, max_steps: int = 10, **more: Any
+    run_dir: Path, state: TrainingState = START, rank: int = 0, max_steps: int = 10, stages: Any = (), **more: Any
 ) -> Logbook:
     """A run of 10 steps of 8 sequences of 32 tokens, an epoch being 160 sequences."""
     config = config_of(output_model_dir=run_dir, max_steps=max_steps, **more)
-    stages = (MixedStage((1, 3), None, "shuffle"),) if mixed else ()
     reading = DataPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages)
     schedule = Schedule.from_config(config, config.lengths.raw, samples_per_epoch=160)
     data, processes = SimpleNamespace(training=reading), Processes(torch.device("cpu"), rank)
@@ -96,14 +95,13 @@ def test_a_logged_step_is_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "step 2/10" in shown and "loss 4.0000" in shown and "grad_norm 0.500" in shown and "mfu n/a" in shown
 
 
-def test_a_mixture_is_counted_by_source(tmp_path: Path) -> None:
-    book = logbook(tmp_path, mixed=True)
-    book.add(record(5, 3.0))
-    book.log_step()
-    book.close()
-    (line,) = step_metrics.read(tmp_path)
-    assert sum(line["source_tokens"]) == line["tokens"] == 40 * 32
-    assert line["source_tokens"] == pytest.approx([10 * 32, 30 * 32], abs=32)  # whole samples, in a shuffled order
+def test_a_stage_is_announced_where_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book = logbook(tmp_path, stages=(MixedStage((1, 3), 12, "shuffle"), MixedStage((1, 0), None, "shuffle")))
+    for step in range(3):  # of 8 sequences
+        book.log_stages(step)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "step 1  stage 1 of 2 begins" in first and "sources 0.25 : 0.75" in first
+    assert "step 2  stage 2 of 2 begins" in second
 
 
 def test_a_resumed_run_logs_the_mean_over_the_break(tmp_path: Path) -> None:

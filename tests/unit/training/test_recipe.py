@@ -26,9 +26,7 @@ def chosen(num_tokens: float, **settings: Any) -> dict[str, Any]:
 
 def test_the_rules_by_hand() -> None:
     """3.2 million tokens, as many as the layers have parameters."""
-    parameters = 4 * (4 * 256**2 + 3 * 256 * 704) + 8 * 256  # of the layers, their norms included
-    found = chosen(3.2e6)
-    assert found == {
+    assert chosen(3.2e6) == {
         "optimizer": "muon",
         "lr_schedule": "linear",
         "min_lr": 0.0,
@@ -38,13 +36,8 @@ def test_the_rules_by_hand() -> None:
         "warmup_steps": 16,  # 2 % of 781
         "weight_decay": pytest.approx(1 / (0.0043 * 781), rel=0.03),
     }
-    longer = chosen(100 * parameters)
-    assert longer["global_batch_size"] == 128 and longer["lr"] == 0.0043
-    share = 1.084 * 100**-0.527
-    steps = 100 * parameters / 128 / 256
-    assert longer["weight_decay"] == pytest.approx(1 / (0.0043 * steps * share), rel=0.05)
     by_adamw = chosen(3.2e6, optimizer="adamw")
-    assert by_adamw["lr"] == recipe.MAX_ADAMW_LR < 1.79 * parameters**-0.713 * 3.2e6**0.307
+    assert by_adamw["lr"] == recipe.MAX_ADAMW_LR
     assert by_adamw["warmup_steps"] == 100 and not {"optimizer", "muon_momentum"} & set(by_adamw)
     steep = chosen(3.2e6, lr=0.02)
     assert steep["muon_momentum"] == recipe.MIN_MOMENTUM and "lr" not in steep
@@ -97,19 +90,6 @@ def test_max_steps_counts() -> None:
     assert short["weight_decay"] == chosen(100 * 8 * 256, global_batch_size=8)["weight_decay"]
 
 
-def test_from_trained_weights_the_rate_rises_again_as_for_a_new_model() -> None:
-    for optimizer in ("muon", "adamw", "adafactor"):
-        new, more = (chosen(1e9, optimizer=optimizer, init_from=name) for name in ("", "somewhere"))
-        assert more == new and more["warmup_steps"] > 0
-
-
-def test_a_reason_is_that_of_the_value() -> None:
-    config = config_of(**AUTO)
-    for samples, is_capped in ((300, True), (3_000_000, False)):
-        _, reasons = recipe.resolve(config, ModelShape.from_config(config, 500), lambda _: samples)  # noqa: B023
-        assert reasons["weight_decay"].startswith("at most 1") == is_capped
-
-
 def test_a_least_rate_above_the_rate() -> None:
     config = config_of(**{**AUTO, "min_lr": 0.5})
     fault = fault_of(recipe.resolve, config, ModelShape.from_config(config, 500), lambda _: 1000)
@@ -124,9 +104,6 @@ def planned(plan_of: Callable[..., RunPlan]) -> Callable[..., RunPlan]:
 def test_a_plan_has_numbers_whatever_the_processes(planned: Callable[..., RunPlan]) -> None:
     one, two = (planned("micro_batch_size=4", processes=count) for count in (1, 2))
     assert one.resolved == two.resolved and one.reasons == two.reasons and not recipe.left_to_rules(one.resolved)
-    expected = pytest.approx(0.0072 * (128 / one.shape.hidden_size) ** 0.75, rel=0.01)
-    assert one.resolved.lr == expected
-    assert one.schedule.warmup_steps == one.resolved.warmup_steps
     rows = [value for name, value in plan_table.rows(one, in_full=True) if name == "recipe"]
     assert len(rows) == len(recipe.RULES) and all(": " in row for row in rows)
     with pytest.raises(UserError, match="global_batch_size"):

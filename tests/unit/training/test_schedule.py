@@ -1,6 +1,5 @@
 """The schedule against tables written out by hand, and the table of sources against what is really read."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.training.planning import schedule as schedules
-from zerokara.training.planning.schedule import Schedule, extent_of, stage_messages, table_lines
+from zerokara.training.planning.schedule import Schedule, extent_of, table_lines
 
 RECIPE = ("lr=0.001", "min_lr=0.0001", "lr_schedule=cosine", "warmup_fraction=0.02", "global_batch_size=32")
 """Instead of what the rules of the recipe would choose."""
@@ -92,7 +91,7 @@ def test_learning_rate_table(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TABLES)
-@pytest.mark.parametrize("steps", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("steps", [1, 2, 1000])
 def test_the_last_step_has_min_lr(kind: str, steps: int) -> None:
     for warmup in ("warmup_fraction=0", "warmup_fraction=0.5", "warmup_fraction=0.02"):
         made = rates(f"lr_schedule={kind}", f"train_tokens={steps}", warmup, "min_lr=0.25")
@@ -118,13 +117,6 @@ def test_inverse_sqrt_is_t5s_where_min_lr_is_what_that_reaches() -> None:
 def test_a_warmup_or_decay_that_does_not_fit(overrides: tuple[str, ...], key: str, value: float, remedy: str) -> None:
     fault = fault_of(schedule, *TEN_STEPS, *overrides)
     assert (fault.where, fault.key, fault.value) == ("--set", key, value) and remedy in fault.remedy
-
-
-def test_shares_that_fill_the_run_are_no_fault() -> None:
-    assert rates("lr_schedule=wsd", "warmup_fraction=0.7", "decay_fraction=0.3") == pytest.approx(
-        [step / 7 for step in range(1, 8)] + [0.7, 0.4, 0.1]
-    )
-    assert rates("lr_schedule=wsd", "warmup_fraction=0.65", "decay_fraction=0.35")[-1] == pytest.approx(0.1)
 
 
 def test_hours_are_counted_over_all_starts_and_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +182,6 @@ def really_read(config: PretrainConfig, owner: dict, num_samples: int) -> list[i
         (STAGES, "train_tokens=25600"),
         (STAGES, "train_tokens=6400"),  # ends in the first stage
         (STAGES, "train_tokens=9600", "order=sequential"),
-        ("source_weights=[1, 2, 3]", "train_tokens=10240"),
-        ("train_tokens=2048", "order=sequential"),  # one stream: a part of a pass, and more than one
         ("train_tokens=7680", "order=sequential"),
         ("train_tokens=10272", "global_batch_size=4", "micro_batch_size=4", "seed=5"),  # whole passes
     ],
@@ -228,34 +218,6 @@ def test_a_stage_that_is_never_reached_is_a_warning_with_numbers(made) -> None: 
     assert not warnings("source_weights=[1, 2, 3]", "train_tokens=128")
 
 
-def test_the_example_of_stages_in_the_comment_can_be_used(made, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    comment = PretrainConfig.model_fields["stages"].description or ""
-    (stages,) = re.findall(r"(\[\{.*\}\])\. Each", " ".join(comment.split()))
-    write_sources(tmp_path, some_lengths(2, TOTALS[:2]))
-    table = consumption_of(settings(tmp_path, 2, *BATCH, *LINEAR, f"stages={stages}"))
-    taken = [[use.used_tokens for use in stage] for stage in table.stages]
-    assert len(taken) > 1 and sum(taken[0]) == 8e9 and all(any(stage) for stage in taken)
-
-
-def test_a_stage_is_announced_where_it_begins_and_where_a_run_resumes_in_it(made) -> None:  # type: ignore[no-untyped-def]
-    config, _ = made("stages=[{tokens: 800}, {tokens: 24}, {name: last, tokens: rest, source_weights: [1, 0, 0]}]")
-    plan = data_plan(config)
-    order = plan.order()  # stages begin at positions 0, 100 and 103
-
-    def announced(positions: range, resumed: bool = False) -> list[tuple[int, str]]:
-        messages = (message.split(maxsplit=5) for message in stage_messages(plan, order, positions, resumed))
-        return [(int(words[1]), words[4].rstrip(":")) for words in messages]
-
-    (first,) = stage_messages(plan, order, range(0, 16))
-    assert "begins" in first and first.endswith("sources 0.156 : 0.78 : 0.064")
-    assert announced(range(96, 112), resumed=True) == [(1, "continues"), (2, "begins"), (3, "begins")]
-    assert announced(range(112, 128)) == []
-    assert announced(range(112, 128), resumed=True) == [(3, "continues")]
-    assert announced(range(103, 119), resumed=True) == [(3, "begins")]
-    plan = data_plan(made("source_weights=[1, 1, 1]")[0])
-    assert not list(stage_messages(plan, plan.order(), range(0, 16), resumed=True))
-
-
 def test_too_many_epochs_are_refused_with_the_tables_numbers(made) -> None:  # type: ignore[no-untyped-def]
     config, _ = made(STAGES, "train_tokens=9600", "order=sequential", "max_epochs_per_source=8.5")
     (fault,) = epochs_faults(config)
@@ -264,7 +226,3 @@ def test_too_many_epochs_are_refused_with_the_tables_numbers(made) -> None:  # t
     assert "6,800" in fault.remedy and "max_epochs_per_source: 9" in fault.remedy
     config, _ = made(STAGES, "train_tokens=9600", "order=sequential", "max_epochs_per_source=9")
     assert not epochs_faults(config)
-    taken = [
-        fault.rule.partition(" of the ")[2].split(",")[0] for fault in epochs_faults(made("train_tokens=90000")[0])
-    ]
-    assert taken == ["803 tokens of a.jsonl", "4", "330 tokens of c.jsonl"]

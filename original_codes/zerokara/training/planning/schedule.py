@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -311,17 +310,3 @@ def stage_title(training: TrainingData, number: int) -> str:
     shares = [f"{weight / sum(stage.weights):.3g}" for weight in stage.weights]
     mixed = f", sources {' : '.join(shares)}" if len(shares) > 1 else ""
     return f"{stage.name + ', ' if stage.name else ''}{stage.kind}{mixed}"
-
-
-def stage_messages(
-    training: TrainingData, order: SampleOrder | MixedOrder, positions: range, resumed: bool = False
-) -> Iterator[str]:
-    """Yield a message for each stage that begins within a step, and after a resume for the current one."""
-    if not isinstance(order, MixedOrder) or len(order.firsts) == 1:
-        return
-    current = bisect_right(order.firsts, positions.start) - 1
-    for number, first in enumerate(order.firsts):
-        begins = first in positions
-        if begins or (resumed and number == current):
-            verb = "begins" if begins else "continues"
-            yield f"stage {number + 1} of {len(order.firsts)} {verb}: {stage_title(training, number)}"
