@@ -11,7 +11,11 @@ import pytest
 from foreign_models import GEMMA, LLAMA, T5
 from toy_tokenizers import toy_lines, trainer
 
+from zerokara.config.architectures import ARCHITECTURES
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import tokenizer_json, tokenizer_proof
+from zerokara.huggingface.families import FAMILIES, SpecialIds, hf_config
+from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.compatibility import HARD_TEXTS
 from zerokara.tokenizer.encoder import Encoder
 
@@ -58,6 +62,20 @@ def test_ids_are_equal_for_hard_texts_and_documents(train: Train, tmp_path: Path
     assert result.facts["hard_texts"] >= len(HARD_TEXTS) + 5
     counts = [result.facts[key] for key in ("lines", "whole_texts", "equal", "ties")]
     assert counts == [400, 80, 400, 0], "scores that sum without rounding leave no ties"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_familys_configuration_opens_the_tokenizer_that_is_written(
+    train: Train, tmp_path: Path, name: str
+) -> None:
+    """AutoTokenizer reads config.json, too: for some families it takes a class of its own, whatever the files say."""
+    encoder, traits = train(extra_ids=5), ARCHITECTURES[name]
+    shape = ModelShape.from_config(PretrainConfig(architecture=name, hidden_size=64), encoder.vocab_size)
+    hf_config(shape, SpecialIds(None, encoder.eos_id, encoder.pad_id), "fp32").save_pretrained(tmp_path)
+    tokenizer_json.write(encoder, tmp_path, 64, traits.is_encoder_decoder)
+    opened = tokenizer_proof.load(tmp_path)
+    assert bool(tokenizer_proof.prove(encoder, opened, _documents()).faults) == bool(traits.tokenizer_class)
+    assert type(opened).__name__ == (traits.tokenizer_class or "TokenizersBackend")
 
 
 FOREIGN: dict[str, dict[str, Any]] = {

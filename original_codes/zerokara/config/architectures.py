@@ -33,6 +33,9 @@ class Architecture:
     experts_per_token: int = 0  # default
     no_class: str = ""
     """Reason why no Hugging Face class can hold such a model; empty if one can."""
+    tokenizer_class: str = ""
+    """Class by which transformers opens every tokenizer of this family, whatever its files name, and which knows no
+    SentencePiece model (MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS, tokenization_auto.py, 5.23). Empty: the files decide."""
 
     def rotates(self, layer: int) -> bool:
         """True if the layer, counted from 0, has rotary positions, where the architecture has them."""
@@ -43,7 +46,7 @@ _T5 = Architecture(positions="relative", supports_gqa=False, is_encoder_decoder=
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(),
     "mistral": Architecture(),
-    "qwen2": Architecture(has_qkv_biases=True),
+    "qwen2": Architecture(has_qkv_biases=True, tokenizer_class="Qwen2Tokenizer"),
     "qwen3": Architecture(qk_norm="head"),
     "smollm3": Architecture(unrotated_every=4),
     "olmo2": Architecture(qk_norm="projection", norms_outputs=True),

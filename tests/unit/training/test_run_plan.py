@@ -102,6 +102,12 @@ def test_an_id_that_the_tokenizer_lacks_is_found(
     assert not list(make().faults())
 
 
+def test_a_family_whose_tokenizer_could_not_be_exported_is_refused_before_it_trains(make: Make) -> None:
+    (fault,) = make("architecture=qwen2").faults()
+    assert fault.key == "architecture" and "Qwen2Tokenizer" in fault.rule and "qwen3" in fault.remedy
+    assert not list(make("architecture=qwen2").faults(existing_checkpoints=1)), "what is trained goes on"
+
+
 def limit_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, free))

@@ -235,7 +235,7 @@ class RunPlan:
     def faults(
         self, existing_checkpoints: int = 0, trained_seconds: float = 0.0, convert_command: str = ""
     ) -> Iterator[Fault]:
-        """Check the ids of the data, the space on the disk, and the limits of time and epochs.
+        """Check the tokenizer, the ids of the data, the space on the disk, and the limits of time and epochs.
 
         `existing_checkpoints` and `trained_seconds` are those of earlier starts; `convert_command` converts the newest.
         """
@@ -254,6 +254,13 @@ class RunPlan:
                 interval = -(-self.schedule.num_steps // room)
                 fitting = f"save_interval: {interval} fits, with keep_every: 0 and keep_best: false"
             yield config.fault("output_model_dir", rule, f"make room, or choose another disk; {fitting}")
+        forced = config.traits.tokenizer_class
+        if forced and self.encoder.library != "tokenizers" and not existing_checkpoints:
+            rule = (
+                f"cannot be exported with a SentencePiece tokenizer: transformers opens it as {forced}, which differs"
+            )
+            remedy = "choose qwen3 or llama, or the tokenizer.json of the model that you continue"
+            yield config.fault("architecture", rule, remedy, ["input_tokenizer_file"])
         ends = (self.data.ids[:_CHECKED_IDS], self.data.ids[-_CHECKED_IDS:])
         largest = max(int(part.max(initial=0)) for part in ends)
         if largest >= self.encoder.vocab_size:
