@@ -35,7 +35,8 @@ class Architecture:
     """Reason why no Hugging Face class can hold such a model; empty if one can."""
     tokenizer_class: str = ""
     """Class by which transformers opens every tokenizer of this family, whatever its files name, and which knows no
-    SentencePiece model (MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS, tokenization_auto.py, 5.23). Empty: the files decide."""
+    SentencePiece model; empty where the files decide. In transformers 5.23: MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS.
+    """
 
     def rotates(self, layer: int) -> bool:
         """True if the layer, counted from 0, has rotary positions, where the architecture has them."""
