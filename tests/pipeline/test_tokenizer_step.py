@@ -51,7 +51,7 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path, capfd: pytest.
     assert settings <= set(following)
     assert "characters/token" in done.stdout and "1 line skipped: empty text" in done.stdout
     assert "trainer_interface" not in done.stdout + done.stderr
-    reports = {"report.json", "report.txt", "report.html"}
+    reports = {"report.json", "report.html"}
     wanted = {"tokenizer.model", "tokenizer.vocab", *reports, "manifest.json", "training.log"}
     assert {path.name for path in folder.iterdir()} == wanted
     encoder = Encoder(folder / "tokenizer.model")

@@ -48,8 +48,7 @@ NEVER = {
     "huggingface/tokenizer_json.py": "_split_special_names",  # pairs of single characters
     "tokenizer/fast_encoder.py": "_unproved_json",
     "tokenizer/hugging_face.py": "_BYTE_PIECE",
-    "tokenizer/report_page.py": "_UNUSED",
-    "tokenizer/trainer_process.py": "_PHASE _EM_LINE _MERGE_LINE",
+    "tokenizer/trainer_process.py": "_PHASE _MERGE_LINE",
     "tokenizer/training.py": "_TOO_SMALL",
     "training/logbook.py": "_OTHER_CHIP peak_flops",
     "training/nodes/machines.py": "of _slurm_endpoint",

@@ -21,14 +21,15 @@ from zerokara.tokenizer import made_name
 def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     """Do step 1, or say that it is done, or what it would do."""
     # SentencePiece and numpy are loaded only where the configuration is right.
-    from zerokara.tokenizer import byte_level, report_tokenizers, sample_budget, training
-    from zerokara.tokenizer.hugging_face import tokenizer_file
+    from zerokara.tokenizer import byte_level, sampling, training
+    from zerokara.tokenizer.hugging_face import open_file, tokenizer_file
     from zerokara.tokenizer.morphemes import analyser_of
+    from zerokara.tokenizer.report import find_file
 
     files = find_files(config.input, config.where("input"))
-    others = [report_tokenizers.find_file(name) for name in config.compare_with]
+    others = [find_file(name) for name in config.compare_with]
     for path in others:
-        report_tokenizers.open_tokenizer(path)
+        open_file(path)
     folder = Path(config.output_dir)
     model_path, manifest_path = folder / made_name(config.base_tokenizer), folder / "manifest.json"
     settings = config.model_dump(exclude={"input", "output_dir", "compare_with", "base_tokenizer"})
@@ -46,20 +47,19 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     preflight.check(config, preflight.of_tokenizer(config), input=files)
     planned = f"{config.model_type}, {config.vocab_size:,} pieces"
     if config.base_tokenizer:
-        base, _ = byte_level.open_base(config)
+        base = byte_level.open_base(config).model_path
         size = f"{config.extend:,} pieces more than" if config.extend else f"{config.vocab_size:,} pieces like"
         planned = f"byte-level BPE, {size} {base}"
     analyser = analyser_of(config)
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     log(f"step 1 tokenizer: {corpus} → {model_path}, {planned}")
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
-    budget = sample_budget.estimate(config, files)
+    budget = sampling.plan(config, files)
     expected, free = bytes_text(budget.peak_bytes), bytes_text(budget.available_bytes)
     sample, threads = bytes_text(budget.sample_bytes), plural(training.num_threads(config), "thread")
     print(f"  at most {sample} of text, {threads}, at most {expected} of memory ({free} free)")
     if analyser:
         print(f"  split into the morphemes that {analyser.version_text()} finds")
-    sample_budget.check(config, budget)
     if options.dry_run:
         print("dry run: nothing was written")
         return

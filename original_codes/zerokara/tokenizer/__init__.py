@@ -7,7 +7,7 @@ KEPT_NAMES = (JSON_NAME, CONFIG_NAME, "special_tokens_map.json", "chat_template.
 """Files of a `base_tokenizer` that do not list its vocabulary once more."""
 ENDS_NAMES = ("generation_config.json", "config.json")
 """Files of a model that name the ids at which it may stop."""
-TOKENIZER_NAMES = (MODEL_NAME, VOCABULARY_NAME, *KEPT_NAMES, ENDS_NAMES[0], "report.json", "report.txt", "report.html")
+TOKENIZER_NAMES = (MODEL_NAME, VOCABULARY_NAME, *KEPT_NAMES, ENDS_NAMES[0], "report.json", "report.html")
 LOG_NAME = "training.log"
 LOG_HEADER = "# zerokara, step 1: the log of SentencePiece's trainer\n"
 """First line of the log, by which a log without a manifest, of a training that failed, is known as ours."""

@@ -23,37 +23,34 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.progress import Progress
 from zerokara.tokenizer import CONFIG_NAME, ENDS_NAMES, JSON_NAME, KEPT_NAMES
-from zerokara.tokenizer.hugging_face import TokenizerJson, check_dropout, folder_files, tokenizer_file
-from zerokara.tokenizer.report_tokenizers import open_tokenizer
+from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, open_file, tokenizer_file
 
 _FIRST_CHARACTER = 0x10000
 """The character that stands for piece 0; from here on none is a surrogate."""
 _BLOCK_BYTES = 1 << 20
 
 
-def open_base(config: TokenizerConfig) -> tuple[Path, TokenizerJson]:
-    """Open the base; return its file, too.
+def open_base(config: TokenizerConfig) -> HuggingFaceEncoder:
+    """Open the base.
 
     Raises:
         UserError: it cannot be opened, is no byte-level BPE, or `vocab_size` leaves no room beside its special tokens.
     """
     path = tokenizer_file(Path(config.base_tokenizer))
-    kind = open_tokenizer(path).description
-    if kind != "Hugging Face BPE, byte-level":
-        rule = f"must be a byte-level BPE, as of Llama 3, Qwen, SmolLM and OLMo 2: {path} is a {kind}"
+    base = open_file(path)
+    if not isinstance(base, HuggingFaceEncoder) or base.description != "Hugging Face BPE, byte-level":
+        rule = f"must be a byte-level BPE, as of Llama 3, Qwen, SmolLM and OLMo 2: {path} is a {base.description}"
         remedy = "set it to '': new_embeddings (step 3) takes any tokenizer"
         raise UserError(config.fault("base_tokenizer", rule, remedy))
-    base = TokenizerJson(path.read_bytes())
-    check_dropout(path, base.dropout)
     fixed = len(ByteLevel.alphabet()) + len(base.added)
     if not config.extend and config.vocab_size <= fixed:
         rule = f"must be greater than the {fixed} bytes and special tokens of base_tokenizer"
         raise UserError(config.fault("vocab_size", rule, f"try {4 * fixed}", ["base_tokenizer"]))
-    for token in base.added if base.model.get("ignore_merges") else ():
+    for token in base.added if base.algorithm.get("ignore_merges") else ():
         if len(base.vendor.pre_tokenizer.pre_tokenize_str(token["content"])) == 1:
             rule = f"cannot be {path}: a text with the word {token['content']} would give its added token"
             raise UserError(config.fault("base_tokenizer", rule, "name another"))
-    return path, base
+    return base
 
 
 def train(config: TokenizerConfig, sentences: Path) -> dict[str, bytes]:
@@ -62,8 +59,8 @@ def train(config: TokenizerConfig, sentences: Path) -> dict[str, bytes]:
     Raises:
         UserError: the text supports fewer pieces than asked for; names the largest number that works.
     """
-    path, base = open_base(config)
-    theirs = folder_files(path)
+    base = open_base(config)
+    theirs = base.folder_files
     files = {name: theirs[name] for name in KEPT_NAMES if name in theirs}
     settings = orjson.loads(files[JSON_NAME])
     with Progress("reading the sample", total=sentences.stat().st_size, unit="B") as progress:
@@ -71,7 +68,7 @@ def train(config: TokenizerConfig, sentences: Path) -> dict[str, bytes]:
         vocabulary, merges = (_extended if config.extend else _anew)(config, base, blocks)
     added = {token["content"] for token in base.added}
     kept = [[left, right] for left, right in merges if left + right not in added]
-    settings["model"] = base.model | {"vocab": vocabulary, "merges": kept}
+    settings["model"] = base.algorithm | {"vocab": vocabulary, "merges": kept}
     ids = dict(vocabulary)
     for token in settings.get("added_tokens") or []:
         token["id"] = ids.setdefault(token["content"], len(ids))
@@ -100,7 +97,7 @@ def _blocks(sentences: Path, progress: Progress) -> Iterator[str]:
 _Learnt = tuple[dict[str, int], list[list[str]]]
 
 
-def _anew(config: TokenizerConfig, base: TokenizerJson, blocks: Iterable[str]) -> _Learnt:
+def _anew(config: TokenizerConfig, base: HuggingFaceEncoder, blocks: Iterable[str]) -> _Learnt:
     """Return ids by piece, without those of added tokens, which come behind them, and the merges."""
     vendor = Tokenizer(BPE())
     vendor.normalizer, vendor.pre_tokenizer = base.vendor.normalizer, base.vendor.pre_tokenizer
@@ -113,7 +110,7 @@ def _anew(config: TokenizerConfig, base: TokenizerJson, blocks: Iterable[str]) -
     return model["vocab"], model["merges"]
 
 
-def _extended(config: TokenizerConfig, base: TokenizerJson, blocks: Iterable[str]) -> _Learnt:
+def _extended(config: TokenizerConfig, base: HuggingFaceEncoder, blocks: Iterable[str]) -> _Learnt:
     """Return the base's ids and merges, with the new ones behind them.
 
     The trainer is given text in which every character stands for a piece of the base, and a line for one of its words.
@@ -133,8 +130,9 @@ def _extended(config: TokenizerConfig, base: TokenizerJson, blocks: Iterable[str
     alphabet = len({character for word in spelt.values() for character in word})
     # Two ways to one new text are two merges to the trainer, and one piece here: so that it is asked for some more.
     learnt = _learn(vendor, texts, alphabet + config.extend + config.extend // 10 + 100)["merges"]
-    vocabulary = base.model["vocab"] | {token["content"]: token["id"] for token in base.added}
-    merges = [each if isinstance(each, list) else each.split(" ") for each in base.model["merges"]]
+    model = base.algorithm
+    vocabulary = model["vocab"] | {token["content"]: token["id"] for token in base.added}
+    merges = [each if isinstance(each, list) else each.split(" ") for each in model["merges"]]
     free = iter(range(len(base.pieces), len(base.pieces) + config.extend))
     for pair in learnt:
         left, right = ("".join(base.pieces[ord(mark) - _FIRST_CHARACTER] for mark in half) for half in pair)

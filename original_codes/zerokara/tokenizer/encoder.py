@@ -13,7 +13,6 @@ other only through rounding. Source: sentencepiece 0.2.3, `SentencePieceProcesso
 """
 
 import hashlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby, islice, pairwise, takewhile
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from zerokara.errors import Fault, UserError, refuse
+from zerokara.errors import Fault, UserError
 from zerokara.manifest import Inputs
 from zerokara.tokenizer import MODEL_NAME
 from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile, PieceType
@@ -38,19 +37,16 @@ NUM_T5_SENTINELS = 100
 `T5Tokenizer` and we append these to the pieces, <extra_id_0> last; the file and its hash stay what they are."""
 UNKNOWN_PENALTY = 10.0
 """SentencePiece subtracts this from the lowest score for a character without a piece (`kUnkPenalty`)."""
-UNSPLIT = sys.maxsize
-"""`Encoder.run_characters` where a text must not be split."""
 _EXACT_TOTAL = 2.0**15
 """Below this total a float32 resolves half a `SCORE_STEP`, so that rounding changes the order of no two paths."""
-_BPE_RUN_CHARACTERS = 1 << 20
 _FIRST_PIECES = ("<unk>", "<s>", "</s>", "<pad>", NEWLINE)
 
 
 class Encoder:
-    """The tokenizer that training uses: opened from a `.model` file, cheap to open and to pickle.
+    """A tokenizer opened from a `.model` file, cheap to open and to pickle; for training, `open_encoder` opens it.
 
     Raises:
-        UserError: the file is no SentencePiece model, or lacks an end-of-document id or ids for line ends.
+        UserError: the file is no SentencePiece model.
     """
 
     library = "sentencepiece"
@@ -60,6 +56,8 @@ class Encoder:
         self.model_path = Path(model_path)
         self.model_bytes = self.model_path.read_bytes() if self.model_path.is_file() else b""
         self._processor, self._model = _opened(self.model_bytes, str(self.model_path))
+        self.faults = _faults(self._processor, str(self.model_path))
+        """What a model cannot be trained with: no end-of-document id, or no ids for line ends."""
         self.adds_sentinels = self._model is not self.model_bytes
         """True if the last ids are T5's sentinel tokens, which are not in the file."""
         self.vocab_size: int = self._processor.GetPieceSize()
@@ -77,69 +75,46 @@ class Encoder:
         """True if each line is encoded by itself, as in every tokenizer of step 1; else whole documents are."""
         encode = self._processor.EncodeAsIds
         self._prefixes_lines = self.by_line and encode("a") != encode("\na")[1:]
-        self._line_end_ids: list[int] = encode(NEWLINE)
-        """The ids of a text that is one line end: those of the dummy prefix come first."""
-        self._end = np.int32(self.eos_id).tobytes()
+        self._line_end, self._end = np.int32(self.newline_id).tobytes(), np.int32(self.eos_id).tobytes()
 
     @cached_property
     def run_characters(self) -> int:
         """Characters of several lines that may be encoded at once without changing their ids; 0: single lines.
 
-        For a unigram no segmentation that matters scores worse than one piece per character, each at worst unknown. So
+        No segmentation of a unigram that matters scores worse than one piece per character, each at worst unknown. So
         a run of n characters has a total of at most n · (|lowest score| + penalty), and up to `_EXACT_TOTAL` sums of
         multiples of `SCORE_STEP` keep their order. The score of "\\n" is none, but shifts all paths equally.
         """
         model = self.model
-        texts = [piece.text for piece in model.pieces if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED)]
-        crosses_lines = any(NEWLINE in text and text != NEWLINE for text in texts)
-        if not self.by_line:
-            changes_text = model.charsmap or model.remove_extra_whitespaces or model.whitespace_as_suffix
-            is_one_id = len(self._line_end_ids) == (2 if model.add_dummy_prefix else 1)
-            splits = model.is_bpe and is_one_id and not (changes_text or crosses_lines)
-            return _BPE_RUN_CHARACTERS if splits else UNSPLIT
-        if model.normalization != "identity" or model.add_dummy_prefix or crosses_lines:
-            return 0
-        if model.is_bpe:
-            return _BPE_RUN_CHARACTERS
         scores = np.array([piece.score for piece in model.pieces if piece.type is PieceType.NORMAL] or [1.0])
-        is_exact = model.is_unigram and (scores <= 0).all() and not np.modf(scores / SCORE_STEP)[0].any()
-        has_symbols = len(texts) > len(scores) + 1
-        return int(_EXACT_TOTAL / (UNKNOWN_PENALTY - scores.min())) if is_exact and not has_symbols else 0
+        is_plain = model.is_unigram and model.normalization == "identity" and not model.add_dummy_prefix
+        is_exact = (scores <= 0).all() and not np.modf(scores / SCORE_STEP)[0].any()
+        is_one_kind = self.symbols == [NEWLINE] and not any(NEWLINE in model.pieces[i].text for i in self.learnt_ids)
+        return int(_EXACT_TOTAL / (UNKNOWN_PENALTY - scores.min())) if is_plain and is_exact and is_one_kind else 0
 
     def runs(self, text: str) -> list[str]:
         """Split at line ends into runs of up to `run_characters` characters; a longer line is a run by itself.
 
-        The line ends between runs of lines are left out; the later runs of a document begin with theirs. So the dummy
-        prefix, which only the start of a text has, is a token before it that can be removed from their ids.
+        The line ends between runs are left out. A text that is not encoded by lines is one run.
         """
+        if not self.by_line:
+            return [text]
         limit = self.run_characters
         if not limit:
             return text.split(NEWLINE)
         runs, start = [], 0
         while len(text) - start > limit:
-            first = start if self.by_line else start + 1  # the line end with which a run begins does not end it
-            end = text.rfind(NEWLINE, first, start + limit + 1)
-            end = text.find(NEWLINE, first + limit) if end < 0 else end
+            end = text.rfind(NEWLINE, start, start + limit + 1)
+            end = text.find(NEWLINE, start + limit) if end < 0 else end
             if end < 0:
                 break
             runs.append(text[start:end])
-            start = end + self.by_line
+            start = end + 1
         return [*runs, text[start:]]
-
-    def _join(self, ids: Sequence[Any]) -> Any:
-        """Join the arrays of ids that SentencePiece gave for the runs of a text."""
-        if len(ids) == 1:
-            return ids[0]
-        if self.by_line:
-            return np.int32(self.newline_id).tobytes().join(ids)
-        prefix = len(self._line_end_ids) - 1
-        return b"".join((ids[0], *(each[prefix:] for each in ids[1:])))
 
     def encode(self, text: str) -> Ids:
         """Return the ids of one document, without the end-of-document id."""
-        return np.frombuffer(
-            self._join([self._processor.EncodeAsNumpy(run) for run in self.runs(text)]), dtype=np.int32
-        )
+        return self.encode_many([text])[0]
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Return the ids of a prompt; an empty prompt is </s>, after which training has a new document."""
@@ -158,7 +133,7 @@ class Encoder:
         run_lists = [self.runs(text) for text in texts]
         ids = iter(self._processor.EncodeAsNumpy([run for runs in run_lists for run in runs], num_threads=1))
         for runs in run_lists:
-            yield self._join(list(islice(ids, len(runs))))
+            yield self._line_end.join(islice(ids, len(runs)))
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """Return the text of a document; control ids give none, bytes that are no UTF-8 give U+FFFD."""
@@ -191,11 +166,32 @@ class Encoder:
         return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.CONTROL)
 
     @property
+    def byte_ids(self) -> frozenset[int]:
+        """Ids of byte pieces, such as <0xE3>."""
+        return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.BYTE)
+
+    @property
+    def learnt_ids(self) -> list[int]:
+        """Ids of the pieces that a training found: not of control pieces, bytes and a user's symbols."""
+        return [i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.NORMAL]
+
+    def spans(self, line: str) -> list[tuple[int, int, int]]:
+        """Return the ids of a line, each with start and end of the characters that it stands for, if any."""
+        mapping = self._processor.EncodeAsOffsetMapping(line)
+        return [(i, *offsets) for i, offsets in zip(mapping["ids"], mapping["offsets"], strict=True)]
+
+    @property
+    def description(self) -> str:
+        """The kind of tokenizer, for display."""
+        kind = "unigram" if self.model.is_unigram else "BPE" if self.model.is_bpe else "word or character"
+        return f"SentencePiece {kind}" + (", byte fallback" if self.model.byte_fallback else "")
+
+    @property
     def special_ids(self) -> set[int]:
         """Control ids, and that of <unk> where there is one."""
         return {*self.control_ids, self.unk_id} - {-1}
 
-    @property
+    @cached_property
     def pieces(self) -> list[str]:
         """Pieces by id."""
         return [piece.text for piece in self.model.pieces]
@@ -252,11 +248,7 @@ class Encoder:
 
 
 def _opened(content: bytes, where: str) -> tuple[Any, bytes]:
-    """Return the processor of a model file, and the model that it has open: with T5's sentinels where they are missing.
-
-    A model needs an end-of-document piece and ids for line ends: a piece, bytes (Llama 2: <0x0A>), or the space that
-    normalisation makes of a line end (T5). A missing <pad> is no fault (`Encoder.pad_id`).
-    """
+    """Return the processor of a model file, and the model that it has open, with T5's sentinels if they are missing."""
     remedy = "make one with step 1, and name its tokenizer.model"
     if not content:
         raise UserError(Fault(where, "there is no such tokenizer file, or it is empty", remedy=remedy))
@@ -265,6 +257,22 @@ def _opened(content: bytes, where: str) -> tuple[Any, bytes]:
         processor.LoadFromSerializedProto(content)
     except RuntimeError as error:
         raise UserError(Fault(where, f"is not a SentencePiece model ({error})", remedy=remedy)) from error
+    special = (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id())
+    sentinels = [processor.PieceToId(name) for name in ("<extra_id_0>", "\u2581<extra_id_0>")]
+    if special == (0, 1, 2, -1) and sentinels == [processor.unk_id()] * 2:
+        model = ModelFile(content)
+        model.append_sentinels(NUM_T5_SENTINELS)
+        content = model.to_bytes()
+        processor.LoadFromSerializedProto(content)
+    return processor, content
+
+
+def _faults(processor: Any, where: str) -> list[Fault]:
+    """Return what is missing for training: an end-of-document piece, or ids for line ends.
+
+    These are a piece, bytes (Llama 2: <0x0A>), or the space that normalisation makes of a line end (T5). A missing
+    <pad> is no fault (`Encoder.pad_id`).
+    """
     faults = []
     if processor.eos_id() < 0:
         remedy = "use a tokenizer that has one, or train one with step 1"
@@ -275,12 +283,4 @@ def _opened(content: bytes, where: str) -> tuple[Any, bytes]:
             "(byte_fallback), and no normalisation that makes it a space (nmt_nfkc)"
         )
         faults.append(Fault(where, rule, remedy="use a tokenizer that has one of these, or train one with step 1"))
-    refuse(faults)
-    special = (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id())
-    sentinels = [processor.PieceToId(name) for name in ("<extra_id_0>", "\u2581<extra_id_0>")]
-    if special == (0, 1, 2, -1) and sentinels == [processor.unk_id()] * 2:
-        model = ModelFile(content)
-        model.append_sentinels(NUM_T5_SENTINELS)
-        content = model.to_bytes()
-        processor.LoadFromSerializedProto(content)
-    return processor, content
+    return faults

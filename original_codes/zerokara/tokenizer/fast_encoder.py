@@ -178,11 +178,11 @@ def _unproved_model(encoder: Encoder) -> str:
 
 def _unproved_json(encoder: HuggingFaceEncoder) -> str:
     """Return why the ids of a tokenizer.json are not proved; empty if they are."""
-    model, settings = encoder.json.model, encoder.json.settings
+    model, settings = encoder.algorithm, encoder.settings
     if model.get("type") != "BPE" or not {*BYTES} <= model["vocab"].keys():
         return "is no byte-level BPE"
     merges = [tuple(each if isinstance(each, list) else each.split(" ")) for each in model["merges"]]
-    added = {token["content"] for token in encoder.json.added}
+    added = {token["content"] for token in encoder.added}
     parts = settings.get("pre_tokenizer") or {}
     *splits, last = parts.get("pretokenizers", [parts])
     split = {"type": "Split", "behavior": "Isolated", "invert": False}

@@ -19,10 +19,10 @@ import numpy.typing as npt
 import orjson
 from tokenizers import Tokenizer
 
-from zerokara.errors import Fault, UserError, nearest, shown
+from zerokara.errors import Fault, UserError, nearest, refuse, shown
 from zerokara.manifest import FileRecord, Inputs, file_key
 from zerokara.tokenizer import CONFIG_NAME, ENDS_NAMES, JSON_NAME, KEPT_NAMES
-from zerokara.tokenizer.encoder import Encoder, Ids
+from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import SPACE_MARK
 
 CARRIED = (*KEPT_NAMES, "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt")
@@ -38,8 +38,6 @@ ANOTHER_MODEL = "put the model's own tokenizer there; if this is, resize the mod
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 FIRST_END = ""
 """Stands for the first of several ends of a document, where it does not matter which; no setting can be it."""
-PART_OF_CHARACTER = b"\x80"
-"""Content of every byte that is no character by itself."""
 _PRINTING = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTING]
 BYTES = {chr(byte): byte for byte in _PRINTING} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
@@ -47,65 +45,13 @@ BYTES = {chr(byte): byte for byte in _PRINTING} | {chr(0x100 + i): byte for i, b
 are themselves; the others, in their order, are the characters from U+0100 on."""
 
 
-class TokenizerJson:
-    """A `tokenizer.json`, opened so that nothing is added to a text or cut from it, and special tokens are text.
-
-    Raises whatever tokenizers raises, which is nothing narrower than `Exception`.
-    """
-
-    def __init__(self, content: bytes) -> None:
-        self.settings = orjson.loads(content)
-        # A post-processor would also change offsets (`trim_offsets`).
-        self.settings.update(truncation=None, padding=None, post_processor=None)
-        self.model: dict[str, Any] = self.settings["model"]
-        self.dropout, self.model["dropout"] = self.model.get("dropout"), None
-        self.vendor = Tokenizer.from_str(orjson.dumps(self.settings).decode())
-        self.vendor.encode_special_tokens = True
-        self.vendor.encode("a 1 龘 \U0001f600", add_special_tokens=False)  # a WordPiece may lack its unknown token
-        self.parts: dict[str, dict[str, Any]] = {}
-        """The parts around the model, by type."""
-        for key in ("normalizer", "pre_tokenizer", "decoder"):
-            part = self.settings.get(key) or {}
-            several = part.get(f"{key.replace('_', '')}s", [part])  # a Sequence has this key
-            self.parts |= {each["type"]: each for each in several if each}
-        self.added: list[dict[str, Any]] = self.settings.get("added_tokens") or []
-        vocabulary = self.vendor.get_vocab(with_added_tokens=True)
-        self.num_pieces = len(vocabulary)
-        self.pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
-        """Pieces by id; empty for an id that is none."""
-        for piece, i in vocabulary.items():
-            self.pieces[i] = piece
-        # Unigram names its unknown token by id, the others by text, and byte-level BPE has none.
-        named = (self.model.get("unk_id"), vocabulary.get(self.model.get("unk_token")))
-        self.unknown_ids = {i for i in named if i is not None}
-
-    @cached_property
-    def contents(self) -> list[bytes | None]:
-        """Bytes of the text that each piece stands for; None for unknown and special tokens."""
-        contents: list[bytes | None] = [self._spelt_by(piece) for piece in self.pieces]
-        for token in self.added:
-            contents[token["id"]] = None if token["special"] else self.pieces[token["id"]].encode()
-        for i in self.unknown_ids:
-            contents[i] = None
-        return contents
-
-    def _spelt_by(self, piece: str) -> bytes:
-        if "ByteLevel" in self.parts and all(character in BYTES for character in piece):
-            return bytes(BYTES[character] for character in piece)
-        if self.model.get("byte_fallback") and _BYTE_PIECE.fullmatch(piece):
-            return PART_OF_CHARACTER
-        text = piece.removeprefix(self.model.get("continuing_subword_prefix") or "")
-        text = text.removesuffix(self.model.get("end_of_word_suffix") or "")
-        return text.replace(self.parts.get("Metaspace", {}).get("replacement", SPACE_MARK), " ").encode()
-
-
 class HuggingFaceEncoder(Encoder):
-    """A `tokenizer.json` in the place of a SentencePiece model.
+    """A `tokenizer.json` in the place of a SentencePiece model; nothing is added to a text or cut from it.
 
     `end_of_document` is the token that ends documents; `auto` is the only one that the files beside it name as eos.
 
     Raises:
-        UserError: the file cannot be opened or needs code; the end of a document is unknown, or is one of several.
+        UserError: the file cannot be opened, leaves out merges at random, or needs code.
     """
 
     library = "tokenizers"
@@ -117,23 +63,51 @@ class HuggingFaceEncoder(Encoder):
         where, again = str(self.model_path), "name a tokenizer.json, a folder with one, or a SentencePiece model"
         self.model_bytes = self.folder_files[JSON_NAME]
         try:
-            self.json = TokenizerJson(self.model_bytes)
+            self._open()
             self._naming = {name: orjson.loads(self.folder_files.get(name, b"{}")) for name in _NAMING}
         except Exception as error:  # tokenizers raises nothing narrower
             rule = f"is not a Hugging Face tokenizer.json that can be opened, or a file beside it is damaged ({error})"
             raise UserError(Fault(where, rule, remedy="download it again")) from error
-        check_dropout(self.model_path, self.json.dropout)
+        check_dropout(self.model_path, self._dropout)
         if self._naming[CONFIG_NAME].get("auto_map"):
             rule = "needs Python code of its folder (auto_map in tokenizer_config.json), which is not run"
             raise UserError(Fault(where, rule, remedy=again))
-        self.vendor, self.vocab_size = self.json.vendor, len(self.json.pieces)
-        self.unk_id = min(self.json.unknown_ids, default=-1)
+        self.faults: list[Fault] = []
+        """The end of a document is unknown, or one of several; then `eos_id` is -1."""
         self.eos_id = self._end_id(where)
         self._end = np.int32(self.eos_id).tobytes()
         self.bos_id = min(self._named("bos"), default=-1)
-        pads = [*self._named("pad"), *self.json.unknown_ids]
+        pads = [*self._named("pad"), *({self.unk_id} - {-1})]
         self.pad_id = next((i for i in pads if i != self.eos_id), self.eos_id)
         """<unk> where the files name none but the end, and that where there is no <unk>."""
+
+    def _open(self) -> None:
+        """Open the file; raises whatever tokenizers raises."""
+        self.settings: dict[str, Any] = orjson.loads(self.model_bytes)
+        # A post-processor would also change offsets (`trim_offsets`).
+        self.settings.update(truncation=None, padding=None, post_processor=None)
+        self.algorithm: dict[str, Any] = self.settings["model"]
+        """The vocabulary, the merges and their options."""
+        self._dropout, self.algorithm["dropout"] = self.algorithm.get("dropout"), None
+        self.vendor = Tokenizer.from_str(orjson.dumps(self.settings).decode())
+        self.vendor.encode_special_tokens = True
+        self.vendor.encode("a 1 龘 \U0001f600", add_special_tokens=False)  # a WordPiece may lack its unknown token
+        self.parts: dict[str, dict[str, Any]] = {}
+        """The parts around the algorithm, by type."""
+        for key in ("normalizer", "pre_tokenizer", "decoder"):
+            part = self.settings.get(key) or {}
+            several = part.get(f"{key.replace('_', '')}s", [part])  # a Sequence has this key
+            self.parts |= {each["type"]: each for each in several if each}
+        self.added: list[dict[str, Any]] = self.settings.get("added_tokens") or []
+        vocabulary = self.vendor.get_vocab(with_added_tokens=True)
+        self.pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
+        """Pieces by id; empty for an id that is none."""
+        for piece, i in vocabulary.items():
+            self.pieces[i] = piece
+        self.vocab_size = len(self.pieces)
+        # Unigram names its unknown token by id, the others by text, and byte-level BPE has none.
+        named = (self.algorithm.get("unk_id"), vocabulary.get(self.algorithm.get("unk_token")))
+        self.unk_id = next((i for i in named if i is not None), -1)
 
     def _named(self, name: str, files: Sequence[str] = _NAMING) -> dict[int, str]:
         """Ids of the special tokens of this name (``eos``), each with the first of the files that names it."""
@@ -148,7 +122,7 @@ class HuggingFaceEncoder(Encoder):
         return found
 
     def _end_id(self, where: str) -> int:
-        """Id of the end of a document; raises a `UserError` where it is not certain."""
+        """Id of the end of a document; a fault where it is not certain."""
         named, choice = self._named("eos"), self._end_of_document
         record = read_json(self.model_path.with_name("manifest.json"))
         if record.get("step") == "convert":  # our export: its config.json has the end of the run
@@ -167,7 +141,8 @@ class HuggingFaceEncoder(Encoder):
         if one is None or rule:
             examples = several or ", ".join(self.piece(i) for i in sorted(self.control_ids)[:8]) or "none there"
             remedy = f"set it to the one that ended documents in the model's pretraining: {examples}"
-            raise UserError(Fault(where, rule, "end_of_document", choice, remedy))
+            self.faults.append(Fault(where, rule, "end_of_document", choice, remedy))
+            return -1
         return int(one)
 
     @cached_property
@@ -184,31 +159,54 @@ class HuggingFaceEncoder(Encoder):
     def run_files(self) -> dict[str, bytes]:
         return {f"{RUN_FOLDER}/{name}": content for name, content in self.folder_files.items()}
 
-    @property
-    def pieces(self) -> list[str]:
-        return self.json.pieces
-
     def piece(self, token_id: int) -> str:
-        return self.json.pieces[token_id]
+        return self.pieces[token_id]
 
     @cached_property
     def token_texts(self) -> list[bytes]:
-        texts = [content or b"" for content in self.json.contents]
-        for i, piece in enumerate(self.pieces):
-            if texts[i] == PART_OF_CHARACTER and _BYTE_PIECE.fullmatch(piece):
-                texts[i] = bytes.fromhex(piece[3:5])
+        texts = [self._spelt_by(piece) for piece in self.pieces]
+        for token in self.added:
+            texts[token["id"]] = b"" if token["special"] else self.pieces[token["id"]].encode()
+        if self.unk_id >= 0:
+            texts[self.unk_id] = b""
         return texts
+
+    def _spelt_by(self, piece: str) -> bytes:
+        if "ByteLevel" in self.parts and all(character in BYTES for character in piece):
+            return bytes(BYTES[character] for character in piece)
+        if self.algorithm.get("byte_fallback") and _BYTE_PIECE.fullmatch(piece):
+            return bytes.fromhex(piece[3:5])
+        text = piece.removeprefix(self.algorithm.get("continuing_subword_prefix") or "")
+        text = text.removesuffix(self.algorithm.get("end_of_word_suffix") or "")
+        return text.replace(self.parts.get("Metaspace", {}).get("replacement", SPACE_MARK), " ").encode()
+
+    @property
+    def byte_ids(self) -> frozenset[int]:
+        has_bytes = self.algorithm.get("byte_fallback")
+        return frozenset(i for i, piece in enumerate(self.pieces) if has_bytes and _BYTE_PIECE.fullmatch(piece))
+
+    @property
+    def learnt_ids(self) -> list[int]:
+        added = {token["id"] for token in self.added}
+        return [i for i, piece in enumerate(self.pieces) if len(piece) > 1 and i not in added]
+
+    def spans(self, line: str) -> list[tuple[int, int, int]]:
+        encoding = self.vendor.encode(line, add_special_tokens=False)
+        return [(i, *offsets) for i, offsets in zip(encoding.ids, encoding.offsets, strict=True)]
+
+    @property
+    def description(self) -> str:
+        byte_level = ", byte-level" if "ByteLevel" in self.parts else ""
+        fallback = ", byte fallback" if self.algorithm.get("byte_fallback") else ""
+        return f"Hugging Face {self.algorithm.get('type', 'tokenizer')}{byte_level}{fallback}"
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        return frozenset(token["id"] for token in self.json.added if token["special"]) - self.json.unknown_ids
+        return frozenset(token["id"] for token in self.added if token["special"]) - {self.unk_id}
 
     @property
     def symbols(self) -> list[str]:
-        return [token["content"] for token in self.json.added if not token["special"]]
-
-    def encode(self, text: str) -> Ids:
-        return self.encode_many([text])[0]
+        return [token["content"] for token in self.added if not token["special"]]
 
     def _id_bytes(self, texts: Iterable[str]) -> Iterator[bytes]:
         for encoding in self.vendor.encode_batch_fast(list(texts), add_special_tokens=False):
@@ -219,8 +217,8 @@ class HuggingFaceEncoder(Encoder):
 
     def renamed(self, names: dict[int, str]) -> bytes:
         """Return tokenizer.json with other names of special tokens, by id."""
-        settings, model = self.json.settings, self.json.model
-        added = [token | {"content": names.get(token["id"], token["content"])} for token in self.json.added]
+        settings, model = self.settings, self.algorithm
+        added = [token | {"content": names.get(token["id"], token["content"])} for token in self.added]
         vocabulary = {names.get(i, piece): i for piece, i in model["vocab"].items()}
         return orjson.dumps(settings | {"added_tokens": added, "model": model | {"vocab": vocabulary}})
 
@@ -269,15 +267,20 @@ def open_encoder(name: str | Path, end_of_document: str = "auto") -> Encoder:
         UserError: it cannot be opened, or its end of a document is not certain (with the key `end_of_document`).
     """
     path = tokenizer_file(Path(name))
-    is_json = path.suffix == ".json"
-    encoder = HuggingFaceEncoder(path, end_of_document) if is_json else Encoder(path)
+    encoder = open_file(path, end_of_document)
+    refuse(encoder.faults)
     rows = read_json(path.with_name(ENDS_NAMES[1])).get("vocab_size") if path.name in IN_FOLDER else None
     if rule := of_another_model(encoder.vocab_size, rows or 0):
         raise UserError(Fault(str(path), rule, remedy=ANOTHER_MODEL))
-    if not is_json and end_of_document not in ("auto", FIRST_END, encoder.piece(encoder.eos_id)):
+    if path.suffix != ".json" and end_of_document not in ("auto", FIRST_END, encoder.piece(encoder.eos_id)):
         rule = f"must be auto with a SentencePiece model, whose end is {encoder.piece(encoder.eos_id)}"
         raise UserError(Fault(str(path), rule, "end_of_document", end_of_document, "set it to auto"))
     return encoder
+
+
+def open_file(path: Path, end_of_document: str = "auto") -> Encoder:
+    """Open a tokenizer's file, also one that a model cannot be trained with (`Encoder.faults`)."""
+    return HuggingFaceEncoder(path, end_of_document) if path.suffix == ".json" else Encoder(path)
 
 
 def tokenizer_file(path: Path) -> Path:

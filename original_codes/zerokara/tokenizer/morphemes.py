@@ -17,12 +17,11 @@ import multiprocessing
 import os
 import re
 import signal
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -40,8 +39,8 @@ from zerokara.tokenizer.model_file import ModelFile, PieceType
 Analyse = Callable[[str], Iterable[tuple[int, int]]]
 """A line of text → start and end of each morpheme, in characters, by rising start; spaces may be left out."""
 
-BLOCK_BYTES = 128 * 1024
-"""Text handed to a process at a time."""
+BLOCK_BYTES, BLOCKS_PER_PROCESS = 128 * 1024, 16
+"""Text handed to a process at a time, and how many such blocks are read ahead of each."""
 ALONE_BYTES = 1_000_000
 """Less text than this is analysed in this process: others would take longer to start."""
 PROCESS_BYTES = 600_000_000
@@ -176,23 +175,19 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
     progress = Progress(f"splitting into morphemes with {analyser.name}", total=size, unit="B")
     with open(sentences, "rb") as source, open(target, "wb") as file, progress:
         blocks = iter(lambda: b"".join(source.readlines(BLOCK_BYTES)), b"")
+        split = partial(_split, analyser, config)
         if num_processes == 1:
-            split = partial(_split, analyser.start(), config)
             for block in blocks:
                 file.write(split(block))
                 progress.advance(len(block))
             return
         context = multiprocessing.get_context("spawn")
         try:
-            with ProcessPoolExecutor(num_processes, context, _start_worker, (analyser, config, os.getpid())) as pool:
-                waiting = deque(pool.submit(_split_in_worker, block) for block in islice(blocks, 4 * num_processes))
-                while waiting:
-                    while not wait([waiting[0]], timeout=1.0).done:
-                        progress.advance(0)
-                    num_bytes, lines = waiting.popleft().result()
-                    file.write(lines)
-                    progress.advance(num_bytes)
-                    waiting.extend(pool.submit(_split_in_worker, block) for block in islice(blocks, 1))
+            with ProcessPoolExecutor(num_processes, context, _start_worker, (os.getpid(),)) as pool:
+                while some := list(islice(blocks, BLOCKS_PER_PROCESS * num_processes)):
+                    for block, lines in zip(some, pool.map(split, some), strict=True):
+                        file.write(lines)
+                        progress.advance(len(block))
         except BrokenProcessPool as error:
             raise RunError(
                 f"a process of the morphological analysis ({analyser.name}) was killed, most often because "
@@ -200,23 +195,17 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
             ) from error
 
 
-_SPLIT: Callable[[bytes], bytes]
-
-
-def _start_worker(analyser: Analyser, config: TokenizerConfig, parent_pid: int) -> None:
-    """Initialise a worker process with its analyser."""
-    global _SPLIT
+def _start_worker(parent_pid: int) -> None:
     end_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers.
-    _SPLIT = partial(_split, analyser.start(), config)
 
 
-def _split_in_worker(block: bytes) -> tuple[int, bytes]:
-    return len(block), _SPLIT(block)
+_started = cache(lambda analyser: analyser.start())
+"""An analyser, started once in each process."""
 
 
-def _split(analyse: Analyse, config: TokenizerConfig, block: bytes) -> bytes:
-    prefix = " " if config.add_dummy_prefix else ""
+def _split(analyser: Analyser, config: TokenizerConfig, block: bytes) -> bytes:
+    analyse, prefix = _started(analyser), " " if config.add_dummy_prefix else ""
     lines = (prefix + "\n".join(morphemes(line, analyse, config)) for line in block.decode().split("\n")[:-1])
     return "".join(line + "\n" for line in lines).encode()
 

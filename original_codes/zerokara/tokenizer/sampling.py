@@ -1,10 +1,16 @@
 """Corpus files → a file with one training sentence per line, and texts of each source to measure the tokenizer with.
 
-Documents are offered as *passages*: whole, or split at
-line ends where longer than `PASSAGE_BYTES`. Each gets a random key from the seed; those with the smallest keys stay
-while they fit the budget (reservoir sampling): a uniform sample that depends only on corpus, budget and seed, in memory
-of the size of the budget. Chosen passages are split at line ends, and at sentence ends where a line is longer than
-SentencePiece accepts; only the characters that SentencePiece reserves for itself are dropped.
+How much text is taken follows from `sample_bytes` and the free memory (`plan`). SentencePiece 0.2.3 takes most where it
+looks for candidates (unigram: arrays over the bytes of the text) or counts pairs (bpe: the distinct words, of which a
+language without spaces has most). `PEAK_BYTES` is above the highest peak measured on 14 bodies of text, 5 to 60 MB of
+Japanese, Korean and European languages. With `base_tokenizer` (tokenizers 0.23, 10 and 20 MB of Japanese and Romanian)
+the base itself, of 150,000 pieces, comes to it.
+
+Documents are offered as *passages*: whole, or split at line ends where longer than `PASSAGE_BYTES`. Each gets a random
+key from the seed; those with the smallest keys stay while they fit the budget (reservoir sampling): a uniform sample
+that depends only on corpus, budget and seed, in memory of the size of the budget. Chosen passages are split at line
+ends, and at sentence ends where a line is longer than SentencePiece accepts; only the characters that SentencePiece
+reserves for itself are dropped.
 """
 
 from __future__ import annotations
@@ -20,11 +26,21 @@ from pathlib import Path
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.documents import HARMLESS, Document
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import parts, read
+from zerokara.corpus.read import parts, read, total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import Progress, bytes_text, plural
+from zerokara.resources import available_memory
 from zerokara.tokenizer.model_file import SPACE_MARK
 
+PROCESS_BYTES, BASE_TOKENIZER_BYTES = 40_000_000, 750_000_000
+"""Memory of the training process without any text, and with a `base_tokenizer`."""
+PEAK_BYTES = {"unigram": 24, "unigram of morphemes": 34, "bpe": 50, "bpe of morphemes": 18, "base": 100, "extend": 45}
+"""Bytes of memory for each byte of text, at most."""
+AUTO_SHARE, SAFE_SHARE = 0.5, 0.8
+"""Shares of the free memory that `auto` may use, and that a sample may need which an error recommends."""
+AUTO_LEAST_BYTES, AUTO_MOST_BYTES, AUTO_MOST_BYTES_BASE = 10_000_000, 200_000_000, 50_000_000
+"""More text than this hardly changes a vocabulary, and takes minutes per hundred megabytes; per ten with
+`base_tokenizer` where words are not separated by spaces."""
 SENTENCE_BYTES = 4192
 """Longest training sentence: SentencePiece's default `max_sentence_length`, over which it drops a sentence."""
 PASSAGE_BYTES = 16 * 1024
@@ -104,6 +120,40 @@ class Reservoir:
         passages = sorted((order, passage) for _, order, passage in self._heap)
         self._heap = []
         return passages
+
+
+@dataclass(frozen=True)
+class SampleBudget:
+    """Most bytes of the sample, most memory that its training takes, and the memory that is free."""
+
+    sample_bytes: int
+    peak_bytes: int
+    available_bytes: int
+
+
+def plan(config: TokenizerConfig, files: Sequence[InputFile]) -> SampleBudget:
+    """Resolve `sample_bytes: auto`, and bound the memory.
+
+    Raises:
+        UserError: the machine may lack the memory; names the largest sample that fits.
+    """
+    available, kind, fixed = available_memory(), str(config.model_type), PROCESS_BYTES
+    if config.base_tokenizer:
+        kind, fixed = "extend" if config.extend else "base", BASE_TOKENIZER_BYTES
+    elif config.pre_segment != "none":
+        kind += " of morphemes"
+
+    def largest(share: float) -> int:
+        return max(0, int(share * available) - fixed) // PEAK_BYTES[kind]
+
+    most = AUTO_MOST_BYTES_BASE if config.base_tokenizer else AUTO_MOST_BYTES
+    auto_bytes = max(AUTO_LEAST_BYTES, min(most, largest(AUTO_SHARE)))
+    sample_bytes = auto_bytes if config.sample_bytes == "auto" else config.sample_bytes
+    peak_bytes = fixed + PEAK_BYTES[kind] * min(sample_bytes, total_plain_bytes(files))
+    if peak_bytes > available:
+        rule = f"may need {bytes_text(peak_bytes)} of memory, and {bytes_text(available)} are free"
+        raise UserError(config.fault("sample_bytes", rule, f"set {largest(SAFE_SHARE)} or less, or auto"))
+    return SampleBudget(sample_bytes, peak_bytes, available)
 
 
 def draw(

@@ -9,37 +9,28 @@ Source: the log of sentencepiece 0.2.3, which is silent for minutes in some phas
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import select
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
 from zerokara.resources import end_with_parent
 
-SHRINKING = 0.75
-"""Share of the candidates that each pruning round keeps (SentencePiece's default `shrinking_factor`)."""
-DESIRED_SHARE = 1.1
-"""Pruning ends at this many times the vocabulary (`unigram_model_trainer.cc`)."""
 _PHASES = {
-    "Starts training": ("reading the sentences", 0.01),
-    "Normalizing sentences": ("counting characters", 0.06),
-    "Start processing": ("sorting all suffixes for candidates", 0.4),
-    "Filtering and sorting": ("choosing candidates", 0.04),
-    "Tokenizing input sentences": ("gathering equal words", 0.03),
-    "EM training": ("estimating probabilities", 0.25),
-    "PruneUnreachableSentencePieces pruned": ("finishing", 0.0),
+    "Starts training": "reading the sentences",
+    "Normalizing sentences": "counting characters",
+    "Start processing": "sorting all suffixes for candidates",
+    "Filtering and sorting": "choosing candidates",
+    "Tokenizing input sentences": "gathering equal words",
+    "EM training": "estimating probabilities and pruning",
+    "PruneUnreachableSentencePieces pruned": "finishing",
 }
-"""Phases, in their order, by a part of the line with which each begins: its name, and its seconds for a
-megabyte (4 MB of Portuguese and of Japanese on one core)."""
+"""Names of the phases, in their order, by a part of the line with which each begins."""
 _PHASE = re.compile("|".join(map(re.escape, _PHASES)))
-_EM_LINE = re.compile(r"EM sub_iter=\d+ size=(\d+)")
-"""One estimate precedes each pruning round (`num_sub_iterations` is 1)."""
 _MERGE_LINE = re.compile(r"Added: freq=\d+ size=(\d+)")
 _OTHER_DIGIT, _NO_DIGIT = re.compile(r"(?![0-9\uff10-\uff19])(\d)"), re.compile(r"(?!)")
 """Decimal digits (category Nd) but the ASCII and full-width ones, which are all that the trainer's own `split_digits`
@@ -66,7 +57,7 @@ def run(options: dict[str, Any], sentences: Path, model: Path, vocab_size: int, 
     )
     assert process.stderr is not None and process.stdout is not None
     try:
-        last_line = follow(process.stderr, options["model_type"], vocab_size, log, sentences.stat().st_size)
+        last_line = follow(process.stderr, options["model_type"], vocab_size, log)
         code = process.wait()
         printed = process.stdout.read()
     finally:
@@ -75,40 +66,20 @@ def run(options: dict[str, Any], sentences: Path, model: Path, vocab_size: int, 
     return code, last_line, 0 if code else int(printed)
 
 
-def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[str], num_bytes: int) -> str:
-    """Copy the trainer's output to the log and show its progress on so much text; return the last line."""
-    from zerokara.progress import Progress, seconds_text  # tqdm: 3 MB that the trainer's process does without
+def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[str]) -> str:
+    """Copy the trainer's output to the log, and show its phase and the pieces merged; return the last line."""
+    from zerokara.progress import Progress  # tqdm: 3 MB that the trainer's process does without
 
-    label, phase, last, done = f"training {model_type}", "", "", 0
-    notes: dict[str, str] = {}
-    total, unit = (vocab_size, "piece") if model_type == "bpe" else (None, "round")
-    with ExitStack() as shown:
-        progress = shown.enter_context(Progress(label, unit=""))
+    last = ""
+    counted: dict[str, Any] = {"total": vocab_size, "unit": "piece"} if model_type == "bpe" else {"unit": ""}
+    with Progress(f"training {model_type}", **counted) as progress:
         for line in _lines(trainer_output):
-            if not line:
-                progress.advance(0)
-                continue
             log.write(line)
-            last, now, step, expected = line.strip() or last, phase, 0, 0.0
-            if match := _MERGE_LINE.search(line):
-                now, step = "merging", int(match[1]) - done
-            elif match := _EM_LINE.search(line):
-                now, step, candidates = "pruning", 1, int(match[1])
-                if not total:  # the pruning rounds, about, to the vocabulary
-                    rounds = math.log(max(1.0, candidates / (DESIRED_SHARE * vocab_size))) / -math.log(SHRINKING)
-                    total = max(1, math.ceil(rounds))
-                notes = {"candidates": f"{candidates:,}"}
-            elif match := _PHASE.search(line):
-                now, expected = _PHASES[match[0]]
-            done += step
-            if now == phase:
-                progress.advance(step)
-            else:  # each phase has its own rate, and so its own time left
-                shown.close()
-                counted = {"total": total, "unit": unit, "done": done} if step else {"unit": ""}
-                time = f" (about {seconds_text(expected * num_bytes / 1e6)})" if expected else ""
-                phase, progress = now, shown.enter_context(Progress(f"{label}, {now}{time}", **counted))
-            progress.set_postfix(notes, refresh=False)
+            last = line.strip() or last
+            if phase := _PHASE.search(line):
+                progress.set_postfix_str(_PHASES[phase[0]], refresh=False)
+            merged = _MERGE_LINE.search(line)
+            progress.advance(int(merged[1]) - progress.n if merged else 0)
     log.flush()
     return last
 

@@ -26,10 +26,9 @@ from zerokara.durable import sync_folder, write_file, write_json
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text, log
 from zerokara.resources import available_cores
-from zerokara.tokenizer import byte_level, report, report_page, sampling, trainer_process
+from zerokara.tokenizer import byte_level, report, sampling, trainer_process
 from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile
 from zerokara.tokenizer.morphemes import Analyser, rescore, segment
-from zerokara.tokenizer.sample_budget import SampleBudget
 
 MAX_THREADS = 32
 SEEDS_PER_PIECE = 5
@@ -42,7 +41,11 @@ _TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 
 
 def build(
-    config: TokenizerConfig, files: Sequence[InputFile], budget: SampleBudget, analyser: Analyser | None, folder: Path
+    config: TokenizerConfig,
+    files: Sequence[InputFile],
+    budget: sampling.SampleBudget,
+    analyser: Analyser | None,
+    folder: Path,
 ) -> tuple[sampling.SampleReport, int, report.Report]:
     """Make the files of a tokenizer in the work folder of `folder`; return both reports and the peak memory in bytes.
 
@@ -74,10 +77,9 @@ def build(
             lines = (f"{piece.text.translate(escapes)}\t{piece.score:.6g}\n" for piece in ModelFile(model).pieces)
             write_file(work_dir / names.VOCABULARY_NAME, "".join(lines))
         facts = asdict(sample) | {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": peak}
-        measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with, analyser)
+        measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with)
         write_json(work_dir / "report.json", measured.as_json())
-        write_file(work_dir / "report.txt", report_page.text(measured))
-        write_file(work_dir / "report.html", report_page.page(measured))
+        write_file(work_dir / "report.html", measured.page())
         return sample, peak, measured
     except BaseException as error:
         if isinstance(error, UserError) and not had_log:
@@ -221,7 +223,7 @@ def _options(config: TokenizerConfig, vocab_size: int, has_morphemes: bool) -> d
         "max_sentence_length": sampling.SENTENCE_BYTES,
         "seed_sentencepiece_size": max(_LEAST_SEEDS, SEEDS_PER_PIECE * vocab_size),
         "num_sub_iterations": 1,
-        "shrinking_factor": trainer_process.SHRINKING,
+        "shrinking_factor": 0.75,  # the default
         "num_threads": num_threads(config),
         "minloglevel": 0,
     }

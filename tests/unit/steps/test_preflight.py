@@ -273,10 +273,11 @@ def test_what_a_step_writes_is_not_its_input(run_step: Any, tmp_path: Path, link
     code, printed = run_step(2, prefix, "--redo", corpus=given)
     assert code == 2 and f" {given}, " in printed
     assert contents(tmp_path) == before
-    report = tmp_path / "report.txt"
-    report.write_text("text\n" * 100, encoding="utf-8")
-    code, printed = run_step(1, tmp_path, "--redo", corpus=report)
-    assert code == 2 and f" {report}, " in printed
+    (tmp_path / "report.html").write_text("text\n" * 100, encoding="utf-8")
+    given = tmp_path / "input.txt"
+    os.symlink(tmp_path / "report.html", given)
+    code, printed = run_step(1, tmp_path, "--redo", corpus=given)
+    assert code == 2 and f" {given}, " in printed
 
 
 @pytest.mark.parametrize("key", STEPS)

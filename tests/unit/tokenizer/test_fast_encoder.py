@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import foreign_models
 import numpy as np
 import pytest
+from foreign_models import GEMMA, LLAMA
 from toy_tokenizers import TrainToy, toy_lines
 
 from zerokara.tokenizer import fast_encoder
@@ -17,24 +19,27 @@ from zerokara.tokenizer.model_file import ModelFile
 TEXTS = ["\n".join(toy_lines(40, seed)) for seed in range(20)]
 
 
-def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
-    choice = fast_encoder.choose(toy_bpe, TEXTS)
-    assert choice.name == "gigatoken 0.10.0" and "proved" in choice.reason
+FOREIGN = {"llama": LLAMA, "gemma": {**GEMMA, "user_defined_symbols": ["\n", "\n\n"]}}
+
+
+@pytest.mark.parametrize("kind", ["step 1", *FOREIGN])
+def test_bpe_is_done_by_gigatoken_with_the_same_ids(train_toy: TrainToy, tmp_path: Path, kind: str) -> None:
+    symbols = ["[CALL]", "<|im|>"]
+    if kind == "step 1":
+        encoder = Encoder(train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=symbols, vocab_size=560))
+    else:
+        encoder = Encoder(foreign_models.train(tmp_path / "tokenizer.model", FOREIGN[kind]))
+    hard = hard_texts(encoder)
+    needed = ("</s>", "<extra_id_1>", "[CALL][CALL]", "a<|im|>b", "[CALL CALL]", "[CALL]<|im|>")
+    assert kind != "step 1" or all(any(each in text for text in hard) for each in needed)
+    choice = fast_encoder.choose(encoder, TEXTS)
+    assert choice.name == "gigatoken 0.10.0" and "proved" in choice.reason, choice.reason
     quick = pickle.loads(pickle.dumps(choice.encoder))
-    assert (quick.vocab_size, quick.eos_id) == (toy_bpe.vocab_size, toy_bpe.eos_id)
-    texts = [*TEXTS, *hard_texts(toy_bpe), "x" * 5000 + "</s>" + "\n" * 300]
-    (ours, our_bytes), (theirs, their_bytes) = toy_bpe.encode_joined(texts), quick.encode_joined(texts)
+    assert (quick.vocab_size, quick.eos_id) == (encoder.vocab_size, encoder.eos_id)
+    texts = [*TEXTS, *hard, *foreign_models.documents(60, seed=12), "x" * 5000 + "</s>" + "\n" * 300, "\n a\n\n\nb \n"]
+    (ours, our_bytes), (theirs, their_bytes) = encoder.encode_joined(texts), quick.encode_joined(texts)
     assert theirs.dtype == np.int32 and np.array_equal(ours, theirs)
     assert our_bytes == their_bytes == [len(text.encode()) for text in texts]
-
-
-def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainToy) -> None:
-    symbols = ["[CALL]", "<|im|>"]
-    encoder = Encoder(train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=symbols, vocab_size=560))
-    texts = hard_texts(encoder)
-    for needed in ("</s>", "<extra_id_1>", "[CALL][CALL]", "a<|im|>b", "[CALL CALL]", "[CALL]<|im|>"):
-        assert any(needed in text for text in texts), needed
-    assert fast_encoder.choose(encoder, TEXTS).name.startswith("gigatoken")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,7 @@ def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainTo
         ({}, "unigram"),
         ({"model_type": "bpe", "add_dummy_prefix": True}, "every line"),
         ({"model_type": "bpe", "byte_fallback": False}, "byte fallback"),
+        ({"model_type": "bpe", "normalization_rule_name": "nfkc"}, "changes its text"),
     ],
 )
 def test_sentencepiece_does_what_was_not_tried(train_toy: TrainToy, settings: dict[str, Any], reason: str) -> None:

@@ -157,6 +157,3 @@ def test_of_a_sentencepiece_model_no_character_and_no_repetition_differs(train_t
     texts += ["".join(each) for each in product(("the", "e", "fo", "x ", "  ", "の", "2"), repeat=5)]
     assert fast_encoder.choose(encoder, texts[:9]).name.startswith("gigatoken")
     assert not differing(encoder, ["\n".join(texts[start : start + 99]) for start in range(0, len(texts), 99)])
-    for settings in ({"normalization_rule_name": "nfkc"}, {"add_dummy_prefix": True}):
-        other = Encoder(train_toy(model_type="bpe", **settings))
-        assert fast_encoder.choose(other, texts[:9]).encoder is other

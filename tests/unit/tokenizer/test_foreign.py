@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import foreign_models
-import numpy as np
 import pytest
 import sentencepiece
 from configs import refused
 from foreign_models import GEMMA, LLAMA, T5, documents
 
-from zerokara.tokenizer import compatibility, fast_encoder
-from zerokara.tokenizer import encoder as encoding
+from zerokara.tokenizer import compatibility
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 
 KINDS = {"llama": LLAMA, "t5": T5, "gemma": GEMMA}
@@ -51,27 +50,6 @@ def test_ids_are_those_of_the_whole_document(made: Made, kind: str) -> None:
     assert again.sha256 == encoder.sha256 and again.encode(texts[0]).tolist() == expected[0]
 
 
-@pytest.mark.parametrize("limit", [1, 7, 40])
-def test_a_long_text_is_cut_where_nothing_reaches_across(made: Made, limit: int) -> None:
-    whole, cut = Encoder(made("llama")), Encoder(made("llama"))
-    cut.run_characters = limit
-    assert whole.run_characters == encoding._BPE_RUN_CHARACTERS
-    for text in [*documents(40, seed=11), *HARD, "\n" * 50, "\n".join(HARD)]:
-        runs = cut.runs(text)
-        assert "".join(runs) == text and all(len(run) <= limit or "\n" not in run[1:] for run in runs)
-        assert np.array_equal(cut.encode(text), whole.encode(text)), text
-        assert np.array_equal(cut.encode_many([text, "x"])[0], whole.encode(text))
-    assert len(cut.runs("a\n" * 50)) > 1
-
-
-def test_only_what_nothing_reaches_across_is_cut(made: Made) -> None:
-    """Not the score of a unigram, not a symbol of two line ends, not what normalisation makes of a line end."""
-    uncut: list[tuple[str, dict[str, Any]]] = [("t5", {}), ("gemma", {}), ("llama", {"remove_extra_whitespaces": True})]
-    for kind, other in [*uncut, ("llama", {"normalization_rule_name": "nfkc"})]:
-        assert Encoder(made(kind, **other)).run_characters == encoding.UNSPLIT
-    assert Encoder(made("gemma", user_defined_symbols=["\n"])).run_characters == encoding._BPE_RUN_CHARACTERS
-
-
 def test_end_and_padding_are_what_the_model_has(made: Made) -> None:
     llama, t5, gemma = (Encoder(made(kind)) for kind in KINDS)
     assert (llama.eos_id, llama.pad_id, llama.unk_id, llama.bos_id) == (2, 0, 0, 1), "<unk> where there is no <pad>"
@@ -105,11 +83,11 @@ def test_the_notes_name_what_is_special(made: Made, toy: Encoder) -> None:
 
 def test_a_model_without_an_end_or_line_ends_is_refused_with_every_fault(made: Made) -> None:
     path = made("llama", byte_fallback=False, eos_id=-1)
-    end, line_end = refused(Encoder, path)
+    end, line_end = refused(open_encoder, path)
     assert end.where == line_end.where == str(path)
     assert "</s>" in end.rule and '"\\n"' in line_end.rule and "byte_fallback" in line_end.rule
     assert "step 1" in end.remedy and "step 1" in line_end.remedy
-    Encoder(made("llama", byte_fallback=False, user_defined_symbols=["\n"]))
+    open_encoder(made("llama", byte_fallback=False, user_defined_symbols=["\n"]))
 
 
 def test_what_could_not_be_exported_is_refused_at_once(made: Made, tmp_path: Path) -> None:
@@ -126,17 +104,6 @@ def test_what_could_not_be_exported_is_refused_at_once(made: Made, tmp_path: Pat
     ):
         found = [fault.rule for fault in refused(compatibility.check_exportable, Encoder(path))]
         assert all(re.search(*pair) for pair in zip(rules, found, strict=True)), found
-
-
-@pytest.mark.parametrize(("kind", "other"), [("llama", {}), ("gemma", {"user_defined_symbols": ["\n", "\n\n"]})])
-def test_the_faster_encoder_serves_them_too_where_it_is_proved(made: Made, kind: str, other: dict[str, Any]) -> None:
-    encoder, texts = Encoder(made(kind, **other)), [*documents(60, seed=12), *HARD]
-    choice = fast_encoder.choose(encoder, texts)
-    assert choice.name.startswith("gigatoken"), choice.reason
-    (ours, our_bytes), (theirs, their_bytes) = encoder.encode_joined(texts), choice.encoder.encode_joined(texts)
-    assert np.array_equal(ours, theirs) and our_bytes == their_bytes == [len(text.encode()) for text in texts]
-    trimming = fast_encoder.choose(Encoder(made("llama", remove_extra_whitespaces=True)), texts)
-    assert trimming.name.startswith("sentencepiece")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,7 +13,6 @@ from foreign_models import LLAMA_3, QWEN_3, SPECIAL, STEP_1, byte_level, documen
 from tokenizers import Tokenizer, normalizers
 
 from zerokara.samples.objective import objective
-from zerokara.tokenizer import fast_encoder
 from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, of_another_model, open_encoder
 
@@ -55,28 +54,6 @@ def test_ids_are_those_of_tokenizers_and_special_tokens_are_text(folder: Path, k
     assert lengths[sorted(encoder.special_ids)].sum() == 0
     after = encoder.encode(" fox").tolist()
     assert encoder.decode_continuation([*after, encoder.eos_id]) == " fox"
-
-
-def test_gigatoken_does_it_with_the_same_ids(folder: Path) -> None:
-    encoder = open_encoder(folder)
-    choice = fast_encoder.choose(encoder, documents(60))
-    assert choice.name.startswith("gigatoken") and "proved equal to tokenizers" in choice.reason
-    texts = [*documents(60, seed=9), *hard_texts(encoder)]
-    ours, theirs = encoder.encode_joined(texts), pickle.loads(pickle.dumps(choice.encoder)).encode_joined(texts)
-    assert np.array_equal(ours[0], theirs[0]) and ours[1] == theirs[1]
-
-
-@pytest.mark.parametrize("settings", [{"model": {"type": "Unigram"}}, {"normalizer": {"type": "StripAccents"}}])
-def test_tokenizers_does_what_gigatoken_does_not(folder: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
-    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")) | settings
-    if content["model"]["type"] == "Unigram":
-        content["model"] |= {"unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]], "byte_fallback": False}
-        content["added_tokens"] = [content["added_tokens"][0] | {"id": 2, "content": "<end>"}]
-    path = tmp_path / "other.json"
-    path.write_text(json.dumps(content), encoding="utf-8")
-    encoder = open_encoder(path, content["added_tokens"][0]["content"])
-    choice = fast_encoder.choose(encoder, documents(60))
-    assert choice.encoder is encoder and choice.name.startswith("tokenizers ") and "gigatoken" in choice.reason
 
 
 NAMING: dict[str, tuple[dict[str, Any], str, int]] = {

@@ -1,103 +1,167 @@
-"""The report's numbers against counts by hand, for SentencePiece and for what Hugging Face's tokenizers make."""
+"""The report: its numbers against counts by hand, for every kind of tokenizer, and a page that no text can break."""
 
+import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
+from xml.etree.ElementTree import Element, fromstring
 
-import numpy as np
 import orjson
 import pytest
+import tokenizers
+from configs import fault_of
+from huggingface_hub import constants
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from toy_tokenizers import TrainToy, byte_ids
 
-from zerokara.progress import Progress, bytes_text
-from zerokara.tokenizer import report, report_page
+from zerokara.huggingface import tokenizer_json
+from zerokara.progress import Progress
+from zerokara.tokenizer import report
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import open_file, tokenizer_file
 from zerokara.tokenizer.model_file import ModelFile
-from zerokara.tokenizer.morphemes import Analyser
-from zerokara.tokenizer.report_measures import count_words
-from zerokara.tokenizer.report_tokenizers import open_tokenizer
+from zerokara.tokenizer.report_measures import MeasuredTokenizer, count_words
 from zerokara.tokenizer.sampling import SourceTexts
 
 TEXTS = ["the quick fox\n今日はとてもよい天気です。", "rare 龘 and ▁ mark\n\n", "오늘 날씨가 좋아서 42"]
-LINES = [line for text in TEXTS for line in text.split("\n")]
+LINES = ["the quick fox", "今日はよい天気です。", "rare 龘 靐", "", " The  dogs<|end|> [UNK]", "None", "오늘 42"]
+TRAINED_ON = ["None of the fox and the dogs", "今日は公園でとてもよい天気", "오늘 날씨가 좋아서"] * 20
+NASTY = ["<script>", "<b>&", '"onload="x', "</style>", "-->"]
 
 
-def measured(model: Path, texts: list[str]) -> measuring.Measures:
-    return measuring.measure(open_tokenizer(model), texts)[0]
+def opened(path: Path) -> MeasuredTokenizer:
+    return MeasuredTokenizer(open_file(tokenizer_file(path)))
 
 
-def test_measures_equal_a_count_by_hand(toy: Encoder) -> None:
-    class Counting(Progress):
-        total_advanced = 0.0
+def measured(path: Path, texts: list[str]) -> measuring.Measures:
+    return measuring.measure(opened(path), texts)
 
-        def advance(self, amount: float = 1) -> None:
-            self.total_advanced += amount
 
-    progress, tokenizer = Counting("measuring"), open_tokenizer(toy.model_path)
-    measures = measuring.measure(tokenizer, TEXTS, progress)[0]
-    assert progress.total_advanced == measures.bytes - measures.line_end_tokens
+def byte_level(folder: Path) -> Path:
+    """A BPE over bytes as GPT-2's, without a word about the end of a document, and a post-processor and truncation."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.ByteLevel(trim_offsets=True)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        TRAINED_ON,
+        trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False),
+    )
+    made.enable_truncation(5)
+    made.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def word_piece(folder: Path) -> Path:
+    """A WordPiece as BERT's, which folds case and has an unknown token."""
+    made = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.decoder = decoders.WordPiece()
+    made.train_from_iterator(
+        TRAINED_ON, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]", "[CLS]"], show_progress=False)
+    )
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 1)])
+    path = folder / "word_piece.json"
+    made.save(str(path))
+    return path
+
+
+def test_measures_of_ours_equal_a_count_by_hand(toy: Encoder) -> None:
+    measures = measured(toy.model_path, TEXTS)
     ids = [i for text in TEXTS for i in toy.encode(text).tolist()]
-    assert measures.tokens == len(ids) and measures.lines == 6
+    assert (measures.tokens, measures.lines, measures.line_end_tokens) == (len(ids), 6, ids.count(toy.newline_id))
     assert measures.characters == sum(map(len, TEXTS))
     assert measures.bytes == sum(len(text.encode()) for text in TEXTS)
-    assert measures.byte_tokens == sum(i in byte_ids(toy) for i in ids) >= 3
-    assert measures.unknown_tokens == measures.unknown_characters == 0
-    assert measures.line_end_tokens == ids.count(toy.newline_id) == 3
-    others = [toy.piece(i) for i in ids if i not in byte_ids(toy) and i != toy.newline_id]
-    assert measures.character_tokens == sum(len(piece) == 1 for piece in others) > 0
-    assert measures.piece_tokens == sum(len(piece) > 1 for piece in others) > 0
+    assert measures.byte_tokens == sum(i in byte_ids(toy) for i in ids) >= 3 and measures.unknown_tokens == 0
     assert (measures.round_trip_failures, measures.failure_examples) == (1, ["rare 龘 and ▁ mark"])
-    rates = measures.rates()
-    assert rates["bytes_per_token"] == measures.bytes / len(ids)
-    assert rates["byte_fallback_rate"] == measures.byte_tokens / len(ids)
-    parts = [measuring.measure(tokenizer, [text])[0] for text in TEXTS]
+    assert measures.rates()["bytes_per_token"] == measures.bytes / len(ids)
+    parts = [measured(toy.model_path, [text]) for text in TEXTS]
     assert measuring.total(parts) == measures != measuring.total(parts[:2])
+    words = measured(toy.model_path, ["the fox\nthe dogs"])
+    assert words.rates()["tokens_per_word"] == (words.tokens - 1) / 4, "line ends are left out"
+    assert measuring.total([words, measuring.Measures(tokens=5)]).words is None
 
 
-def test_unknown_tokens_are_counted_and_the_characters_under_them(train_toy: TrainToy) -> None:
+def test_unknown_tokens_are_counted(train_toy: TrainToy) -> None:
     measures = measured(train_toy(byte_fallback=False), ["龘靐 the 龘", "fox"])
     assert measures.unknown_tokens == 2, "SentencePiece makes one token of a run"
-    assert (measures.unknown_characters, measures.round_trip_failures) == (3, 1)
+    assert measures.round_trip_failures == 1
 
 
-def test_coverage_equals_a_count_by_hand(toy: Encoder) -> None:
-    tokenizer = open_tokenizer(toy.model_path)
-    _, used = measuring.measure(tokenizer, ["the the the fox", "今日 今日"])
-    counts = Counter(i for line in ("the the the fox", "今日 今日") for i in toy.encode(line).tolist())
-    spelt = {i: count * len(toy.piece(i).replace("▁", " ").encode()) for i, count in counts.items()}
-    order = sorted(counts, key=lambda i: (-counts[i], i))
-    points = measuring.coverage(tokenizer, used)
-    assert points[0]["pieces"] == 1 and points[-1]["pieces"] == len(counts)
-    for point in points:
-        first = order[: int(point["pieces"])]
-        assert point["share_of_tokens"] == sum(counts[i] for i in first) / counts.total()
-        assert point["share_of_text"] == sum(spelt[i] for i in first) / sum(spelt.values())
-    assert measuring.coverage(tokenizer, np.zeros_like(used)) == []
+def test_a_bpe_over_bytes_equals_a_count_by_hand(tmp_path: Path) -> None:
+    path = byte_level(tmp_path)
+    measures = measured(tmp_path, ["\n".join(LINES)])
+    vendor = tokenizers.Tokenizer.from_file(str(path))
+    vendor.no_truncation()
+    vendor.encode_special_tokens = True
+    ids = [i for line in LINES for i in vendor.encode(line, add_special_tokens=False).ids]
+    alone = [vendor.decode([i], skip_special_tokens=False) for i in ids]
+    assert measures.tokens == len(ids) + len(LINES) - 1
+    assert measures.byte_tokens == sum("\ufffd" in text for text in alone) > 5
+    assert measures.unknown_tokens == 0, "there is a piece None, and no unknown token"
+    assert vendor.get_vocab()["None"] in ids
+    assert measures.round_trip_failures == 0, "also of the text that spells a special token"
+    assert open_file(path).description == "Hugging Face BPE, byte-level"
+
+
+def test_a_word_piece_equals_a_count_by_hand(tmp_path: Path) -> None:
+    tokenizer = opened(word_piece(tmp_path))
+    measures = measuring.measure(tokenizer, ["The 龘靐 fox", "the fox"])
+    assert (measures.unknown_tokens, measures.tokens) == (1, 5) and tokenizer.encoder.description.endswith("WordPiece")
+    assert measures.failure_examples == ["The 龘靐 fox"]
+    cells = [(cell.text, cell.kind) for cell in measuring.cells(tokenizer, "The 龘靐 fox")]
+    space = (" ", "dropped")
+    assert cells == [("The", "piece"), space, ("龘靐", "unknown"), space, ("fox", "piece")]
+
+
+@pytest.mark.parametrize("settings", [{}, {"model_type": "bpe"}, {"byte_fallback": False}, {"add_dummy_prefix": True}])
+def test_ours_measures_alike_in_both_formats(train_toy: TrainToy, tmp_path: Path, settings: dict[str, object]) -> None:
+    model_path = train_toy(**settings)
+    tokenizer_json.write(Encoder(model_path), tmp_path, 100)
+    texts, json_path = ["\n".join(LINES), "no 龘 newline"], tmp_path / "tokenizer.json"
+    ours, theirs = (measured(path, texts) for path in (model_path, json_path))
+    assert ours == theirs and ours.byte_tokens + ours.unknown_tokens > 0
+    assert measured(json_path, [texts[0].replace("quick", "quack"), texts[1]]) != ours
+
+
+def test_cells_of_every_kind_join_to_the_line(tmp_path: Path, toy: Encoder) -> None:
+    for path in (byte_level(tmp_path), word_piece(tmp_path), toy.model_path):
+        tokenizer = opened(path)
+        for line in [*LINES, "龘靐 fox  龘", "  spaces  "]:
+            cells = measuring.cells(tokenizer, line)
+            assert "".join(cell.text for cell in cells) == line
+            ids = tokenizer.encoder.encode(line)
+            assert [piece for cell in cells for piece in cell.pieces] == [tokenizer.pieces[i] for i in ids]
+    spaced = measuring.cells(opened(byte_level(tmp_path)), "the fox")
+    assert not [cell for cell in spaced if cell.kind == "dropped"], "the space belongs to the piece"
+    rare = measuring.Cell("龘", ["<0xE9>", "<0xBE>", "<0x98>"], "byte")
+    assert rare in measuring.cells(opened(toy.model_path), "rare 龘")
 
 
 def test_a_large_sample_is_counted_at_some_lines(toy: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentences = tmp_path / "sentences.txt"
     sentences.write_text("the fox\ndogs 42\n" * 10, encoding="utf-8")
-    tokenizer = open_tokenizer(toy.model_path)
-    whole, half = (np.zeros(toy.vocab_size, dtype=np.int64) for _ in range(2))
-    assert measuring.count_sample(tokenizer, sentences, whole, Progress("counting")) == 140
-    assert whole.sum() == 10 * sum(len(toy.encode(line)) for line in ("the fox", "dogs 42"))
-    monkeypatch.setattr(measuring, "MAX_USAGE_BYTES", 100)
-    assert measuring.count_sample(tokenizer, sentences, half, Progress("counting")) == 70, "every second line"
-    assert half.sum() == 10 * len(toy.encode("the fox"))
+    for limit, lines, size in ((10_000, ("the fox", "dogs 42"), 140), (100, ("the fox",), 70)):
+        monkeypatch.setattr(measuring, "MAX_USAGE_BYTES", limit)
+        used, num_bytes = measuring.count_sample(opened(toy.model_path), sentences, Progress("counting"))
+        assert num_bytes == size and used.sum() == 10 * sum(len(toy.encode(line)) for line in lines)
 
 
-def test_example_lines_are_words_of_middling_length() -> None:
+def test_example_lines_are_of_middling_length() -> None:
     good = [f"line {'word ' * 10}{letter}" for letter in "abcdefgh"]
-    texts = ["\n".join(["", "short", "=" * 60, *good, good[0], "long " * 100])]
-    chosen = measuring.example_lines(texts, 4)
-    assert chosen == [good[1], good[3], good[5], good[7]]
-    assert measuring.example_lines(["one\n\n=="], 4) == ["one"]
-    assert measuring.example_lines(["=="], 4) == ["=="] and measuring.example_lines(["\n "], 4) == []
-    cut = measuring.example_lines(["long " * 100], 4)
-    assert cut == [("long " * 36).rstrip()] and len(cut[0]) <= measuring.EXAMPLE_CHARACTERS
+    texts = ["\n".join(["", "short", *good, good[0], "long " * 100])]
+    assert measuring.example_lines(texts, 4) == [good[1], good[3], good[5], good[7]]
+    assert measuring.example_lines(["one\n\n "], 4) == ["one"] and measuring.example_lines(["\n "], 4) == []
     assert [len(line) for line in measuring.example_lines(["字" * 500], 1)] == [measuring.EXAMPLE_CHARACTERS]
+
+
+def test_words_are_counted_where_they_can_be_told_apart() -> None:
+    assert count_words(["the quick fox\njumps  over", "a 日本 b"]) == 8
+    assert count_words(["오늘 날씨가 좋아서"]) == 3
+    assert count_words([]) == count_words([" \n"]) == 0
+    assert count_words(["今日はとてもよい天気です。", "the fox"]) is None
 
 
 def _make(toy: Encoder, tmp_path: Path, *compare_with: Path) -> report.Report:
@@ -112,37 +176,24 @@ def test_the_whole_report(toy: Encoder, toy_bpe: Encoder, tmp_path: Path) -> Non
     name = str(toy_bpe.model_path)
     made = _make(toy, tmp_path, toy_bpe.model_path)
     assert [source.measured_on for source in made.sources] == ["held-out text", "text offered to the training"]
-    assert list(made.sources[0].tokenizers) == ["this one", name]
     assert made.sources[0].tokenizers[name].tokens == sum(len(toy_bpe.encode(text)) for text in TEXTS)
     assert made.all_sources["this one"].tokens == sum(len(toy.encode(text)) for text in [*TEXTS, "the fox"])
-    bpe = {"description": "SentencePiece BPE, byte fallback", "vocab_size": toy_bpe.vocab_size}
-    assert made.tokenizers["this one"]["description"] == "SentencePiece unigram, byte fallback"
-    assert made.tokenizers[name] == bpe
-
-    counts = Counter(toy.piece(i) for line in [*LINES, "the fox", "the dogs"] for i in toy.encode(line).tolist())
-    assert dict(made.most_frequent) == dict(counts) or len(made.most_frequent) == 50
-    assert all(counts[piece] == count for piece, count in [*made.most_frequent, *made.longest])
-    assert made.most_frequent[0][1] == max(counts.values()) and made.usage_tokens == counts.total()
+    assert made.tokenizers == {
+        "this one": {"description": "SentencePiece unigram, byte fallback", "vocab_size": toy.vocab_size},
+        name: {"description": "SentencePiece BPE, byte fallback", "vocab_size": toy_bpe.vocab_size},
+    }
+    counts = Counter(toy.piece(i) for line in ["the fox", "the dogs"] for i in toy.encode(line).tolist())
+    assert dict(made.most_frequent) == dict(counts) and made.most_frequent[0][1] == max(counts.values())
     learnt = [piece.text for piece in ModelFile(toy.model_bytes).pieces if piece.type == 1]
     assert set(made.unused_pieces) == {piece for piece in learnt if not counts[piece]}
-    assert made.num_learnt_pieces == len(learnt)
+    assert made.num_learnt_pieces == len(learnt) and all(counts[piece] == count for piece, count in made.longest)
     assert [len(piece) for piece, _ in made.longest] == sorted(map(len, learnt), reverse=True)[:50]
-    lengths = Counter(map(len, [*learnt, "\n"]))
-    assert {each["characters"]: each["pieces"] for each in made.piece_lengths if each["pieces"]} == dict(lengths)
-    assert made.piece_lengths[0]["tokens"] == sum(count for piece, count in counts.items() if len(piece) == 1)
-
-    as_json, as_text = made.as_json(), report_page.text(made)
+    as_json, page = orjson.loads(orjson.dumps(made.as_json())), made.page()
     assert as_json["sources"][0]["tokenizers"]["this one"]["characters_per_token"] > 0
     assert as_json["num_unused_pieces"] == len(made.unused_pieces) and as_json["sample"] == {"k": 1}
-    assert "a.jsonl (held-out text" in as_text and "b.jsonl (text offered to the training" in as_text
-    assert "changed by this one: 'rare 龘 and ▁ mark'" in as_text and len(made.rows()) == 4
-    for one in [*made.sources[0].tokenizers.values(), *made.all_sources.values()]:
-        rates = one.rates()
-        assert f"{one.tokens:,}" in as_text and f"{rates['bytes_per_token']:.3f}" in as_text
-        assert f"{rates['byte_fallback_rate']:.4%}" in as_text
-    assert f"{made.usage_tokens:,}" in as_text and bytes_text(made.usage_bytes) in as_text
-    example = as_json["sources"][0]["examples"][0]
-    assert "".join(cell["text"] for cell in example["tokenizers"]["this one"]) == example["line"]
+    for one in made.sources[0].tokenizers.values():
+        assert f"{one.tokens:,}" in page and f"{one.rates()['bytes_per_token']:.3f}" in page
+    assert len(made.rows()) == 4 and "rare·\u200b龘" in page
 
 
 def test_nothing_to_measure_is_no_fault(toy: Encoder, tmp_path: Path) -> None:
@@ -150,49 +201,68 @@ def test_nothing_to_measure_is_no_fault(toy: Encoder, tmp_path: Path) -> None:
     sentences.write_bytes(b"")
     for sources in ([], [SourceTexts(["", "\n\n"], True), SourceTexts([], True)]):
         made = report.make(toy.model_path, ["a.txt", "b.txt"][: len(sources)], sources, sentences, {})
-        assert made.usage_bytes == len(sources) and ("no text" in made.verdict) == (not sources)
-        assert len(made.unused_pieces) == made.num_learnt_pieces > 0 and made.most_frequent == []
-        assert all(each["tokens"] == 0 for each in made.piece_lengths)
-        assert "never used" in report_page.text(made) and orjson.dumps(made.as_json())
-        assert "not used" in report_page.page(made) and len(made.rows()) == len(sources)
-
-
-def test_words_are_counted_where_they_can_be_told_apart() -> None:
-    assert count_words(["the quick fox\njumps  over", "a 日本 b"]) == 8
-    assert count_words(["오늘 날씨가 좋아서"]) == 3
-    assert count_words([]) == count_words([" \n"]) == 0
-    assert count_words(["今日はとてもよい天気です。", "the fox"]) is None
-    by_two = Analyser("two", "ja", "", lambda: lambda text: [(i, i + 2) for i in range(0, len(text), 2)])
-    assert count_words(["今日はよい\n\n天気"], by_two) == 4
-    assert count_words(["今天天气很好"], by_two) is None, "it is for Japanese"
-    assert count_words(["the quick fox"], by_two) == 3
-    assert count_words(["今日はよい"], replace(by_two, language="ko")) is None
-
-
-def test_tokens_per_word_leave_out_line_ends(toy: Encoder) -> None:
-    measures = measured(toy.model_path, ["the fox\nthe dogs"])
-    assert measures.tokens_per_word is None
-    measures.words = 4
-    assert measures.tokens_per_word == (measures.tokens - 1) / 4 == measures.rates()["tokens_per_word"]
-    japanese = measuring.Measures(tokens=5)
-    assert measuring.total([measures, japanese]).words is None and measuring.total([measures, measures]).words == 8
+        assert ("no text" in made.verdict) == (not sources) and made.usage_bytes == 0 and made.most_frequent == []
+        assert len(made.unused_pieces) == made.num_learnt_pieces > 0 and len(made.rows()) == len(sources)
+        assert "not used" in made.page() and orjson.dumps(made.as_json())
 
 
 def test_the_verdict_compares_the_lossless(toy: Encoder, toy_bpe: Encoder, train_toy: TrainToy, tmp_path: Path) -> None:
     alone = _make(toy, tmp_path)
     ours = alone.all_sources["this one"]
     assert f"{ours.rates()['bytes_per_token']:.3f}" in alone.verdict and "compare_with" in alone.verdict
-    lossy, same = train_toy(byte_fallback=False, normalization_rule_name="nfkc_cf"), tmp_path / "same.model"
-    same.write_bytes(toy.model_bytes)
-    made = _make(toy, tmp_path, toy_bpe.model_path, lossy, same)
+    lossy = train_toy(byte_fallback=False, normalization_rule_name="nfkc_cf")
+    made = _make(toy, tmp_path, toy_bpe.model_path, lossy)
     for measures in made.all_sources.values():  # one line of the toy text changes with all of them
         measures.round_trip_failures -= 1
     difference = ours.tokens / made.all_sources[str(toy_bpe.model_path)].tokens - 1
-    assert f"{abs(difference):.0%} {'more' if difference > 0 else 'fewer'} tokens than" in made.verdict
-    assert "as many tokens as same.model" in made.verdict and "Not comparable" in made.verdict
+    word = "more" if difference > 0 else "fewer"
+    assert f"{abs(difference):.1%} {word} tokens than {toy_bpe.model_path}" in made.verdict
+    assert f"Not comparable: {lossy}" in made.verdict and "flatters" in made.verdict
 
 
-def test_names_are_short_where_that_tells_them_apart() -> None:
-    names = ["x/one.jsonl", "y/one.jsonl", "z/two.jsonl", "gpt/tokenizer.json", "hf", "tokenizer.json"]
-    short = ["x/one.jsonl", "y/one.jsonl", "two.jsonl", "gpt", "hf", "tokenizer.json"]
-    assert report._labels(names) == dict(zip(names, short, strict=True))
+def outline(page: str) -> Element:
+    """Parse a page every element of which must be closed in turn, as if it were XML."""
+    page = page.removeprefix("<!DOCTYPE html>\n").replace("<details open>", "<details>")
+    return fromstring(re.sub(r"<((?:meta|br|col)\b[^>]*)>", r"<\1/>", page))
+
+
+def test_the_page_needs_nothing_else_and_markup_in_pieces_is_text(train_toy: TrainToy, tmp_path: Path) -> None:
+    model, sentences = train_toy(user_defined_symbols=tuple(NASTY)), tmp_path / "sentences.txt"
+    line = f"the fox {' '.join(NASTY)} and \u3000 \t the dogs 今日は 龘 running far, away from a house they never knew"
+    sentences.write_text(line + "\n", encoding="utf-8")
+    sources = [SourceTexts([line, f"{line} ▁ <i>changed</i>"], True), SourceTexts([], False)]
+    names = ["data/<i>one</i>.jsonl", 'two" onclick="x.jsonl']
+    page = report.make(model, names, sources, sentences, {"bytes_used": 12_300_000}, [str(model)]).page()
+    elements = list(outline(page).iter())
+    assert {each.tag for each in elements}.isdisjoint({"script", "link", "img", "iframe", "b"})
+    assert not [name for each in elements for name in each.attrib if name.startswith("on") or name in ("src", "href")]
+    assert not re.search(r"https?:|url\(|@import", page) and '<meta charset="utf-8">' in page
+    text = "".join(outline(page).find("body").itertext())  # type: ignore[union-attr]
+    assert all(piece in text for piece in [*NASTY, *names, "<i>changed</i>"]) and "trained on 12.3 MB" in text
+    bytes_ = r'<span class="p\d byte" title="&lt;0xE9&gt; &lt;0xBE&gt; &lt;0x98&gt;">龘<sup>&#x2060;3</sup></span>'
+    assert re.search(bytes_, page) and 'lang="ja"' in page
+
+
+def test_a_model_of_the_hub_is_compared(toy: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert "hf download owner/name" in fault_of(report.find_file, "hf://owner/name").remedy
+    assert "hf download" in fault_of(report.find_file, "hf://no/such/name").remedy
+    references, snapshot = (tmp_path / "models--owner--name" / name for name in ("refs", "snapshots/0123"))
+    for folder in (references, snapshot):
+        folder.mkdir(parents=True)
+    (references / "main").write_text("0123", encoding="utf-8")
+    (snapshot / "spiece.model").write_bytes(toy.model_bytes)
+    assert report.find_file("hf://owner/name") == snapshot / "spiece.model"
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.model").write_bytes(b"")
+    assert "empty" in fault_of(open_file, tmp_path / "empty.model").rule
+    assert "no such" in fault_of(report.find_file, str(tmp_path / "other.model")).rule
+    path = tmp_path / "vocab.json"
+    for content in (b"nope", b"[]", b"{}", b'{"model": 1}', b"\xff"):
+        path.write_bytes(content)
+        assert "tokenizer.json" in fault_of(open_file, path).rule and fault_of(open_file, path).where == str(path)
+    path = word_piece(tmp_path)
+    path.write_text(path.read_text("utf-8").replace('"unk_token": "[UNK]"', '"unk_token": "<nowhere>"'), "utf-8")
+    assert "Missing [UNK]" in fault_of(open_file, path).rule, "it could not encode"

@@ -1,15 +1,17 @@
-"""The sample: never dropped, within its budget, the same every time."""
+"""The sample: never dropped, within its budget, the same every time, and in memory that was named before."""
 
 import gzip
+import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 from configs import fault_of
 from corpus_files import write_texts
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import find_files
-from zerokara.tokenizer import sampling
+from zerokara.tokenizer import sampling, training
 from zerokara.tokenizer.sampling import SENTENCE_BYTES, SampleReport, SourceTexts, sentences_of, split_line
 
 
@@ -104,3 +106,47 @@ def test_too_many_bad_lines_are_refused_with_examples(tmp_path: Path) -> None:
     assert report.bad_lines == {"text field is not a string": 10}
     path.write_text('{"text": ""}\n', encoding="utf-8")
     assert fault_of(_draw, [str(path)], tmp_path / "s.txt", max_bad_fraction=1.0).key == "input"
+
+
+def _zipf(rng: random.Random, letters: str, number: int, longest: int, count: int) -> list[str]:
+    """Made-up words with frequencies as in a real text: the tenth is a tenth as frequent as the first."""
+    words = ["".join(rng.choices(letters, k=rng.randint(1, longest))) for _ in range(number)]
+    return rng.choices(words, [1 / (rank + 3) for rank in range(number)], k=count)
+
+
+def _lines(language: str) -> list[str]:
+    """About 2 MB of made-up text; the Japanese words have no spaces between them, and each has an ending."""
+    rng = random.Random(1)
+    if language == "english":
+        text, length = " ".join(_zipf(rng, "etaoinshrdlucmfw", 30_000, 10, 286_000)), 150
+    else:
+        kanji = "".join(map(chr, range(0x4E00, 0x4E00 + 1200)))
+        words = _zipf(rng, kanji[:300] * 4 + kanji, 15_000, 3, 154_000)
+        endings = _zipf(rng, "のにをはがとでもたしいてなられるかすまけりこよさあ", 3_000, 4, 154_000)
+        text, length = "".join(part for pair in zip(words, endings, strict=True) for part in pair), 70
+    return [text[i : i + length] for i in range(0, len(text), length)]
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize("language", ["english", "japanese"])
+def test_no_training_takes_more_than_was_said(language: str, model_type: Any, tmp_path: Path) -> None:
+    lines, config = _lines(language), TokenizerConfig(model_type=model_type, vocab_size=6000)
+    expected = sampling.plan(config, find_files([write_texts(tmp_path / "text.jsonl", lines)], "config.yaml:1"))
+    (tmp_path / "sentences.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    _, peak = training.train(config, tmp_path / "sentences.txt", tmp_path, tmp_path / "training.log")
+    assert peak < expected.peak_bytes < 8 * peak
+
+
+def test_the_free_memory_bounds_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = find_files([write_texts(tmp_path / "text.jsonl", _documents(20_000))], "config.yaml:1")
+    made = []
+    for free in (10**9, 10**12):
+        monkeypatch.setattr(sampling, "available_memory", lambda free=free: free)
+        made.append(sampling.plan(TokenizerConfig(), files))
+    assert made[1].sample_bytes == sampling.AUTO_MOST_BYTES
+    assert made[0].sample_bytes == (500_000_000 - sampling.PROCESS_BYTES) // sampling.PEAK_BYTES["unigram"]
+    assert made[0].peak_bytes == made[1].peak_bytes, "that of all the text that there is"
+    monkeypatch.setattr(sampling, "available_memory", lambda: 100_000_000)
+    fault = fault_of(sampling.plan, TokenizerConfig(sample_bytes=400_000_000), files)
+    largest = (80_000_000 - sampling.PROCESS_BYTES) // sampling.PEAK_BYTES["unigram"]
+    assert fault.key == "sample_bytes" and f"set {largest} or less" in fault.remedy
