@@ -56,6 +56,11 @@ def test_ids_are_those_of_tokenizers_and_special_tokens_are_text(folder: Path, k
     assert encoder.decode_continuation([*after, encoder.eos_id]) == " fox"
 
 
+OF_A_RUN: dict[str, Any] = {
+    "tokenizer_config": {"eos_token": 1},
+    "generation_config": {"eos_token_id": [1, 0]},
+    "config": {"eos_token_id": 0},
+}
 NAMING: dict[str, tuple[dict[str, Any], str, int]] = {
     "one": ({"tokenizer_config": {"eos_token": 0}}, "auto", 0),
     "one, in another file": ({"generation_config": {"eos_token_id": [1]}, "tokenizer_config": {}}, "auto", 1),
@@ -66,6 +71,9 @@ NAMING: dict[str, tuple[dict[str, Any], str, int]] = {
     "none": ({"tokenizer_config": {"eos_token": None}}, "auto", -1),
     "unknown": ({"tokenizer_config": {"eos_token": 0}}, "</s>", -1),
     "text": ({"tokenizer_config": {"eos_token": 0}}, "t", -1),
+    "two, but our own export": (OF_A_RUN | {"manifest": {"step": "convert"}}, "auto", 0),
+    "two of our own export, chosen": (OF_A_RUN | {"manifest": {"step": "convert"}}, "1", 1),
+    "two beside another manifest": (OF_A_RUN | {"manifest": {"step": "tokenizer"}}, "auto", -1),
 }
 """Files beside tokenizer.json, the setting, and the end: 0 of the base model, 1 of chats, -1 is refused."""
 
@@ -78,8 +86,10 @@ def test_the_end_of_a_document_is_never_guessed(folder: Path, kind: str, tmp_pat
     ids = [vendor.token_to_id(end) for end in ends]
 
     def spelt(key: str, value: Any) -> Any:
-        if value is None or key == "eos_token":
-            return None if value is None else ends[value]
+        if value is None or key == "step":
+            return value
+        if key == "eos_token":
+            return ends[value]
         return [ids[i] for i in value] if isinstance(value, list) else ids[value]
 
     shutil.copyfile(folder / "tokenizer.json", tmp_path / "tokenizer.json")
@@ -93,25 +103,6 @@ def test_the_end_of_a_document_is_never_guessed(folder: Path, kind: str, tmp_pat
         fault = fault_of(open_encoder, tmp_path, choice)
         assert fault.key == "end_of_document" and BASE[kind] in fault.remedy
         assert name != "two" or (ends[0] in fault.rule and ends[1] in fault.rule)
-
-
-@pytest.mark.parametrize("step", ["convert", "tokenizer", None])
-def test_the_config_of_our_own_export_decides_its_end(
-    folder: Path, kind: str, tmp_path: Path, step: str | None
-) -> None:
-    vendor, files = Tokenizer.from_file(str(folder / "tokenizer.json")), {"tokenizer_config": {"eos_token": CHAT[kind]}}
-    files |= {"generation_config": {"eos_token_id": [*map(vendor.token_to_id, (CHAT[kind], BASE[kind]))]}}
-    files |= {"config": {"eos_token_id": vendor.token_to_id(BASE[kind])}} | (
-        {"manifest": {"step": step}} if step else {}
-    )
-    shutil.copyfile(folder / "tokenizer.json", tmp_path / "tokenizer.json")
-    for name, content in files.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-    if step == "convert":
-        assert open_encoder(tmp_path).piece(open_encoder(tmp_path).eos_id) == BASE[kind]
-        assert open_encoder(tmp_path, CHAT[kind]).piece(open_encoder(tmp_path, CHAT[kind]).eos_id) == CHAT[kind]
-    else:
-        assert fault_of(open_encoder, tmp_path).key == "end_of_document"
 
 
 @pytest.mark.parametrize(("more", "is_refused"), [(0, False), (100, False), (700, True)])

@@ -149,14 +149,6 @@ def test_a_large_sample_is_counted_at_some_lines(toy: Encoder, tmp_path: Path, m
         assert num_bytes == size and used.sum() == 10 * sum(len(toy.encode(line)) for line in lines)
 
 
-def test_example_lines_are_of_middling_length() -> None:
-    good = [f"line {'word ' * 10}{letter}" for letter in "abcdefgh"]
-    texts = ["\n".join(["", "short", *good, good[0], "long " * 100])]
-    assert measuring.example_lines(texts, 4) == [good[1], good[3], good[5], good[7]]
-    assert measuring.example_lines(["one\n\n "], 4) == ["one"] and measuring.example_lines(["\n "], 4) == []
-    assert [len(line) for line in measuring.example_lines(["字" * 500], 1)] == [measuring.EXAMPLE_CHARACTERS]
-
-
 def test_words_are_counted_where_they_can_be_told_apart() -> None:
     assert count_words(["the quick fox\njumps  over", "a 日本 b"]) == 8
     assert count_words(["오늘 날씨가 좋아서"]) == 3
