@@ -29,6 +29,7 @@ from zerokara.resources import available_cores
 from zerokara.tokenizer import byte_level, report, sampling, trainer_process
 from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile
 from zerokara.tokenizer.morphemes import Analyser, rescore, segment
+from zerokara.tokenizer.sampling import SampleBudget
 
 MAX_THREADS = 32
 SEEDS_PER_PIECE = 5
@@ -41,11 +42,7 @@ _TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 
 
 def build(
-    config: TokenizerConfig,
-    files: Sequence[InputFile],
-    budget: sampling.SampleBudget,
-    analyser: Analyser | None,
-    folder: Path,
+    config: TokenizerConfig, files: Sequence[InputFile], budget: SampleBudget, analyser: Analyser | None, folder: Path
 ) -> tuple[sampling.SampleReport, int, report.Report]:
     """Make the files of a tokenizer in the work folder of `folder`; return both reports and the peak memory in bytes.
 
