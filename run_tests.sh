@@ -69,10 +69,10 @@ further() {
 # of the source come before the first; what CI tries besides comes after the second, which there gives up some tests.
 first=(tests/unit tests/pipeline tests/gpu) second=(tests/numerics tests/faults)
 if [ -n "$further" ]; then
-    moved=(tests/numerics/test_{export_logits,hf_tokenizer_equals_sentencepiece,memory}.py)
+    moved=(tests/numerics/test_memory.py)
     first+=("${moved[@]}") second+=("${moved[@]/#/--ignore=}")
 else
-    moved=(tests/pipeline/test_train_step.py)
+    moved=(tests/pipeline/test_{evaluate_step,notebook}.py)
     second+=("${moved[@]}") first+=("${moved[@]/#/--ignore=}")
 fi
 cores=$($python -c 'import os

@@ -18,7 +18,7 @@ from drawn_models import build
 from engines import engine_of
 from forked import config_from
 from gpu_device import DEVICE, PRECISION, REHEARSED
-from steps import KINDS, VOCABULARY, batches_of, stepper
+from step_kinds import KINDS, VOCABULARY, batches_of, stepper
 
 from zerokara.model import compilation
 from zerokara.model.shapes import ModelShape

@@ -66,16 +66,13 @@ TWINS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 EVERY_KIND = [f"fp32 {optimizer} {stage}" for stage in STAGES for optimizer in RATES]
-WHOLE_GRID = ("llama", "t5_moe")
-"""Families that are trained in every kind; another family in one of them, in turn another."""
 OF_BF16 = ["bf16 adamw 1", "bf16 muon 2", "bf16 adafactor 3"]
 
 
 def kinds_of(family: str) -> list[str]:
-    """Runs on two processes."""
-    if family in WHOLE_GRID:
-        return EVERY_KIND + OF_BF16
-    return [EVERY_KIND[FAMILIES.index(family) % len(EVERY_KIND)]]
+    """Runs on two processes: Llama in every kind, another family in two, in turn others."""
+    place = FAMILIES.index(family)
+    return [EVERY_KIND[(place + apart) % len(EVERY_KIND)] for apart in (0, 4)] if place else EVERY_KIND + OF_BF16
 
 
 def train(config: PretrainConfig, kinds: list[str], twin: str = "") -> dict[str, list[float]]:

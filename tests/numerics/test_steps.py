@@ -17,7 +17,7 @@ from drawn_models import build
 from engines import OF_A_LARGE_MODEL, open_with_weights
 from forked import answers_of
 from grouped import plain_grouped_mm
-from steps import KINDS, VOCABULARY, stepper
+from step_kinds import KINDS, VOCABULARY, stepper
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.deepspeed_template import load_template

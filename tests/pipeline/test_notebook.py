@@ -25,10 +25,11 @@ KOREAN = "나는 한국어를 읽는다."
 LINES = [ENGLISH, JAPANESE, KOREAN]
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
     """A Hugging Face folder: a Llama with random weights, and a toy tokenizer of three languages."""
-    folder = tmp_path_factory.mktemp("hf")
+    folder = tmp_path / "hf"
+    folder.mkdir()
     settings = {**STEP_1, "control_symbols": ["<|system|>", "<|user|>", "<|assistant|>"]}
     encoder = Encoder(foreign_models.train(folder / "tokenizer.model", settings, 20 * LINES, vocab_size=340))
     tokenizer_json.write(encoder, folder, model_max_length=CONTEXT)
@@ -36,46 +37,31 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_runs_from_top_to_bottom(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a conversation that grows beyond the context and is reset; the perplexity of a text longer than the context
+    is that of a plain loop here."""
     lines: list[dict[str, float]] = [{"step": step, "loss": 5 / (1 + step / 10)} for step in range(1, 50)]
     lines += [{"step": step, "valid_loss": 2.0, "valid_bits_per_byte": 4 - step / 50} for step in (25, 49)]
-    metrics = model_dir / "metrics.jsonl"
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    try:
-        done = execute(NOTEBOOK, model_dir, LINES, monkeypatch, beginning="prompts[1]")
-    finally:
-        metrics.unlink()
+    metrics = "".join(json.dumps(line) + "\n" for line in lines)
+    (model_dir / "metrics.jsonl").write_text(metrics, encoding="utf-8")
+    template = auto_source(Encoder(model_dir / "tokenizer.model"))
+    (model_dir / "chat_template.jinja").write_text(template, encoding="utf-8")
+    roles = {KOREAN: "user", "예": "assistant", "!": "user"}
+    turns = [{"role": role, "content": content} for content, role in roles.items()]
+    said = ["?", "!", "reset", "?", ""]
+    typed = f"; input = lambda asked, lines=iter({said!r}): print(asked) or next(lines)"
+    text = "\n".join(5 * LINES)
+    edits = {"beginning": "prompts[1]", "text": repr(text), "messages": repr(turns) + typed, "max_new_tokens": "6"}
+    done = execute(NOTEBOOK, model_dir, LINES, monkeypatch, **edits)
 
-    assert "findfont" not in printed(done) and "Glyph" not in printed(done), "a letter was drawn as an empty box"
-    assert len(outputs(done, "image/png")) == 2  # the next tokens, and the curve
     shown = printed(done)
+    assert "findfont" not in shown and "Glyph" not in shown, "a letter was drawn as an empty box"
+    assert len(outputs(done, "image/png")) == 2  # the next tokens, and the curve
     assert "LlamaForCausalLM" in shown and f"▶ {JAPANESE}⟪" in shown
-    assert "no chat template" in shown and "7_finetune.sh" in shown
-    assert "perplexity" in shown and "bits per byte" in shown
+    assert f"user      ▶ {KOREAN}\nassistant ▶ 예\nuser      ▶ !\nassistant ▶ " in shown
+    assert shown.count("assistant ▶ ") == 1 + 4 and shown.count("(a new conversation)\n") == 1
     assert "decoded again: the same text" in shown
     assert "validation: 3.500 → 3.020 bits per byte" in shown
     assert any("title='id " in html for html in outputs(done, "text/html"))
-
-
-def test_with_a_template_it_chats_and_perplexity_is_right(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run for both: a conversation that goes on, grows beyond the context and is reset; and the notebook's number
-    for a text longer than the context, against a plain loop here, without a curve."""
-    text = "\n".join(5 * LINES)
-    roles = {KOREAN: "user", "예": "assistant", "!": "user"}
-    turns = [{"role": role, "content": content} for content, role in roles.items()]
-    template = model_dir / "chat_template.jinja"
-    template.write_text(auto_source(Encoder(model_dir / "tokenizer.model")), encoding="utf-8")
-    said = ["?", "!", "reset", "?", ""]
-    typed = f"; input = lambda asked, lines=iter({said!r}): print(asked) or next(lines)"
-    edits = {"text": repr(text), "messages": repr(turns) + typed, "temperature": "0", "max_new_tokens": "6"}
-    try:
-        done = execute(NOTEBOOK, model_dir, LINES, monkeypatch, **edits)
-    finally:
-        template.unlink()
-    shown = printed(done)
-    assert f"user      ▶ {KOREAN}\nassistant ▶ 예\nuser      ▶ !\nassistant ▶ " in shown
-    assert shown.count("assistant ▶ ") == 1 + 4 and shown.count("(a new conversation)\n") == 1
-    assert "no chat template" not in shown and "there is no curve to show" in shown
-    assert len(outputs(done, "image/png")) == 1
 
     tokenizer, model = AutoTokenizer.from_pretrained(model_dir), AutoModelForCausalLM.from_pretrained(model_dir)
     ids = [2, *tokenizer(text)["input_ids"]]
