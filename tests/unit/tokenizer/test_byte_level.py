@@ -145,18 +145,16 @@ def test_a_tokenizer_with_dropout_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_truncation_and_padding_of_the_file_are_of_no_effect(tmp_path: Path) -> None:
-    """Not in step 2 and 3, not in the conversations of step 7, and not where a folder is proved or evaluated."""
+    """Not in steps 2 and 3, not in the conversations of step 7, and not where a folder is proved or evaluated."""
     path = byte_level(tmp_path / "folder", QWEN_3, tokenizer_config={"eos_token": "<|im_end|>"})
     content = json.loads(path.read_text(encoding="utf-8"))
-    talks = [
-        [{"role": role, "content": text * n} for n in (1, 9) for role in ("user", "assistant")] for text in TEXTS[:2]
-    ]
+    talk = [{"role": role, "content": TEXTS[0] * n} for n in (1, 9) for role in ("user", "assistant")]
 
     def found() -> list[Any]:
         encoder, tokenizer = open_encoder(path.parent), tokenizer_proof.load(path.parent)
         template = ChatTemplate(auto_source(encoder), "auto", tokenizer)
-        segments = [[ids.tolist() for ids in template.encode(talk)] for talk in talks]
-        return [segments, tokenizer(TEXTS[:3])["input_ids"], [ids.tolist() for ids in encoder.encode_many(TEXTS[:3])]]
+        ids = [*template.encode(talk), *encoder.encode_many(TEXTS[:3])]
+        return [[each.tolist() for each in ids], tokenizer(TEXTS[:3])["input_ids"]]
 
     expected = found()
     content["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
