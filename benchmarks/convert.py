@@ -1,6 +1,6 @@
 """Step 4 beside ``zero_to_fp32`` and ``save_pretrained``: time and peak memory from the same weights, in turn.
 
-``python benchmarks/convert.py [--size 1B] [--dtype bf16] [--rounds 1] [--folder PLACE]`` makes a Llama of random
+``python -m benchmarks.convert [--size 1B] [--dtype bf16] [--rounds 1] [--folder PLACE]`` makes a Llama of random
 weights, spread enough for a proof to mean something, twice: as a checkpoint of ours with AdamW's moments, and as
 DeepSpeed saves it (ZeRO 1, bf16: a real engine trains and saves a thin model, and its files are filled with the large
 one's tensors). Then it converts both in turn, each in a process of its own:
@@ -30,8 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "original_codes"))
-
 SIZES = {
     # layers, width, heads, kv heads, feed-forward, vocabulary
     "tiny": (4, 256, 8, 4, 704, 2000),
@@ -44,6 +42,7 @@ SPREAD = 1.4
 """Standard deviation of the logits: after the last norm a row of width D gives that of the weights times √D."""
 OURS, THEIRS = "ours", "deepspeed"
 ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = [sys.executable, "-m", "benchmarks.convert"]
 
 
 def main() -> int:
@@ -71,7 +70,7 @@ def main() -> int:
 
 def compare(folder: Path, size: str, dtype: str, rounds: int) -> None:
     """Measure both conversions in turn and print them side by side."""
-    again = [sys.executable, __file__, "--size", size, "--dtype", dtype, "--folder", str(folder), "--stage"]
+    again = [*PROGRAM, "--size", size, "--dtype", dtype, "--folder", str(folder), "--stage"]
     if not (folder / "made").exists():
         subprocess.run([*again, "make"], check=True)
     print(f"{size} parameters, {dtype}, {len(os.sched_getaffinity(0))} cores", flush=True)
@@ -310,7 +309,7 @@ def save_theirs(folder: Path, flat: Any, shapes: dict[str, tuple[int, ...]]) -> 
     import torch
 
     template = folder / "template"
-    subprocess.run([sys.executable, __file__, "--stage", "template", "--folder", str(template)], check=True)
+    subprocess.run([*PROGRAM, "--stage", "template", "--folder", str(template)], check=True)
     (saved,) = template.glob("global_step*")
     (optimizer_file,), (model_file,) = saved.glob("*optim_states.pt"), saved.glob("*model_states.pt")
     target = folder / THEIRS / saved.name

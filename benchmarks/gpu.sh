@@ -4,7 +4,7 @@
 #   benchmarks/gpu.sh PART --results DIR [--tiny] [--minutes 9] [--wheels DIR] [--set key=value …] [--only NAME …]
 #
 #   first      what is wanted first, in one call of nine minutes: a JSON object a line for each fact, as it is found. The
-#              machine, its ceilings, attention's kernels, tests/gpu, and eight trainings (benchmarks/gpu_first.py)
+#              machine, its ceilings, attention's kernels, tests/gpu, and eight trainings (benchmarks/gpu/first.py)
 #   check      whether all that the parts import is there; every other part begins with it
 #   tests      tests/gpu under NCCL
 #   dense      Llama of 125M, 350M and 1.3B: step 3 as a user has it, with a profile; then 125M to 1.3B eager
@@ -18,7 +18,7 @@
 #            `first` prints all that matters, and needs none
 # --minutes  of a part; what no longer fits is left out, and the table says so
 # --tiny     models of a few thousand weights, on a CPU too: shows that everything runs, and measures nothing
-# --only     of the part, these measurements (their names are in benchmarks/gpu_jobs.py)
+# --only     of the part, these measurements (their names are in benchmarks/gpu/jobs.py)
 # --wheels   a folder of wheels: they are installed into a temporary folder that is used for this call alone
 #
 # Any python serves that has the packages: .venv's, or else python3. An image that has torch (2.11 or later), transformers,
@@ -28,9 +28,9 @@
 # Half an hour on a borrowed machine is three calls: first, then dense (a user's start and save; the 1.3B model writes
 # 16 GB for its checkpoint), then families and zero with --minutes 4 each in one call.
 set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-python=$here/../.venv/bin/python
+python=$root/.venv/bin/python
 [ -x "$python" ] || python=python3
 wheels="" arguments=()
 while [ $# -gt 0 ]; do
@@ -43,15 +43,15 @@ done
 
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
-export PYTHONPATH="$here/../original_codes${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 HF_HUB_OFFLINE=1
+export PYTHONPATH="$root:$root/original_codes${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 HF_HUB_OFFLINE=1
 if [ -n "$wheels" ]; then
   "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$made/packages" "$wheels"/*.whl
   export PYTHONPATH="$PYTHONPATH:$made/packages"
 fi
 case " ${arguments[*]:-} " in
-  *" wheels "*) "$python" "$here/gpu_needs.py" "${arguments[@]}"; exit ;;
-  *" check "*) "$python" "$here/gpu_needs.py"; exit ;;
+  *" wheels "*) "$python" -m benchmarks.gpu.needs "${arguments[@]}"; exit ;;
+  *" check "*) "$python" -m benchmarks.gpu.needs; exit ;;
   *" table "* | *" first "*) ;;  # needs nothing; says itself what is missing, and goes on
-  *) "$python" "$here/gpu_needs.py" ;;
+  *) "$python" -m benchmarks.gpu.needs ;;
 esac
-"$python" "$here/gpu.py" "${arguments[@]}"
+"$python" -m benchmarks.gpu "${arguments[@]}"

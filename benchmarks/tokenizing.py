@@ -1,6 +1,6 @@
 """How fast does step 2 turn text into token files, beside what a user would pick instead?
 
-    python benchmarks/tokenizing.py --model TOKENIZER.model CORPUS.jsonl [--rounds 5] [--workers 2] [--quick]
+    python -m benchmarks.tokenizing --model TOKENIZER.model CORPUS.jsonl [--rounds 5] [--workers 2] [--quick]
 
 In turn, in every round, on the same documents, with as many processes or threads (MB are 10^6 bytes of UTF-8 text):
 
@@ -36,10 +36,6 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "original_codes"))
-
-# ruff: noqa: E402
 import numpy as np
 import orjson
 
@@ -48,6 +44,8 @@ from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import FastEncoder, choose
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths
+
+ROOT = Path(__file__).resolve().parents[1]
 
 BATCH = 64
 CHUNK_LINES = 32

@@ -1,13 +1,10 @@
 """What all tests share: tests that need a GPU are left out where there is none; each part's time is printed, and which
 tests came nearest to what rounding explains."""
 
-import importlib
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import rounding
@@ -62,10 +59,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
-
-
-@pytest.fixture
-def module_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Return a function that imports a file of benchmarks/, which is no package, by its name."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module

@@ -14,11 +14,12 @@ import torch
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import Interval
 
+from benchmarks.gpu import first, jobs, measure, needs, profile, table, watch
+
 
 @pytest.mark.slow
-def test_first_tells_each_fact_in_a_line(root: Path, tmp_path: Path, module_of: Any) -> None:
+def test_first_tells_each_fact_in_a_line(root: Path, tmp_path: Path) -> None:
     """On a CPU; of tests/gpu some of each file that are not slow. A job that fails is a line, and the others go on."""
-    jobs = module_of("gpu_jobs")
     command = ["bash", "benchmarks/gpu.sh", "--tiny", "first", "--results", str(tmp_path)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -45,10 +46,10 @@ def test_first_tells_each_fact_in_a_line(root: Path, tmp_path: Path, module_of: 
 
 
 def test_first_goes_on_after_a_failure_and_keeps_its_time(
-    module_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each job has until its planned end, so that what the one before left over is its own as well."""
-    first, clock = module_of("gpu_first"), [0.0]
+    clock = [0.0]
     given = argparse.Namespace(tiny=False, minutes=5.0, results=tmp_path, only=[], set=[])
     deadlines: dict[str, float] = {}
 
@@ -69,9 +70,8 @@ def test_first_goes_on_after_a_failure_and_keeps_its_time(
     assert last["left_out"] == ["1.3b-muon", "125m-vocabulary-128k", "125m-zero2", "1.3b-fp8"]
 
 
-def test_parts_of_a_step_are_told_by_place_and_name(module_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_step_are_told_by_place_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a GPU has them: kernels, and the spans in which they were launched; times in μs of two steps."""
-    seen = module_of("gpu_profile")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     def event(name: str, begin: float, end: float, span: bool = False, device: Any = DeviceType.CUDA) -> Any:
@@ -86,7 +86,7 @@ def test_parts_of_a_step_are_told_by_place_and_name(module_of: Any, monkeypatch:
         event("sm90_xmma_gemm_bf16", 20000, 28000), event("aten::mm", 0, 40000, device=DeviceType.CPU),
         event("ncclDevKernel_ReduceScatter", 30000, 31000),
     ]  # fmt: skip
-    report = seen.summary(events, 0.02)
+    report = profile.summary(events, 0.02)
     assert report["parts"] == {
         "update": 4.0, "attention": 2.0, "loss": 2.0, "products": 1.0, "element-wise": 1.0, "exchange": 0.5,
         "waiting": 10.0,
@@ -94,24 +94,23 @@ def test_parts_of_a_step_are_told_by_place_and_name(module_of: Any, monkeypatch:
     assert report["idle"] == pytest.approx(0.5) and len(report["attention"]) == 1
 
 
-def test_a_job_ends_at_its_limit_however_much_it_prints(module_of: Any, tmp_path: Path) -> None:
-    seen, started, alive = module_of("gpu_watch"), time.monotonic(), tmp_path / "alive"
+def test_a_job_ends_at_its_limit_however_much_it_prints(tmp_path: Path) -> None:
+    started, alive = time.monotonic(), tmp_path / "alive"
     talks = f"while sleep 0.01; do echo still here; echo >> {alive}; done"
-    watched = seen.watch(
+    watched = watch.watch(
         ["bash", "-c", f"for i in {{1..99}}; do sleep 9 & done; ({talks}) & wait -n; exit 0"],
         "talks",
         tmp_path,
         started + 1,
     )
-    assert watched.code == -signal.SIGKILL and watched.lines[-1][1] == seen.KILLED and len(watched.lines) > 3
+    assert watched.code == -signal.SIGKILL and watched.lines[-1][1] == watch.KILLED and len(watched.lines) > 3
     assert time.monotonic() - started < 10
     size = alive.stat().st_size
     time.sleep(0.2)
     assert alive.stat().st_size == size > 3, "what it started has ended too"
 
 
-def test_missing_packages_are_named(module_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = module_of("gpu_needs")
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = needs.needed()
     assert {"hjson", "annotated-types", "pydantic-core", "httpcore2"} <= wanted.keys() and "wandb" not in wanted
     monkeypatch.setattr(needs, "installed", lambda name: None if name == "hjson" else "1")
@@ -126,21 +125,19 @@ def test_missing_packages_are_named(module_of: Any, tmp_path: Path, monkeypatch:
     assert built[-1] == f"deepspeed=={wanted['deepspeed']}" and {*needs.CARRIED, "deepspeed"} <= wanted.keys()
 
 
-def test_what_no_longer_fits_is_left_out(module_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    benchmark = module_of("gpu")
+def test_what_no_longer_fits_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = argparse.Namespace(tiny=False, minutes=1.0, results=tmp_path, only=[], set=[])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(benchmark, "make_data", lambda *_: None)
-    monkeypatch.setattr(benchmark, "measure", lambda name, *_: {"failed": "it was begun"})
-    assert benchmark.run_part("dense", given, tmp_path) == []  # 45 s, and the shortest is thought to take 50
-    found = benchmark.read_lines(tmp_path)
-    assert [one["name"] for one in found] == list(benchmark.PARTS["dense"]) and all("left_out" in one for one in found)
+    monkeypatch.setattr(measure, "make_data", lambda *_: None)
+    monkeypatch.setattr(measure, "measure", lambda name, *_: {"failed": "it was begun"})
+    assert measure.run_part("dense", given, tmp_path) == []  # 45 s, and the shortest is thought to take 50
+    found = measure.read_lines(tmp_path)
+    assert [one["name"] for one in found] == list(measure.PARTS["dense"]) and all("left_out" in one for one in found)
 
 
-def test_the_table_shows_a_run_that_failed(module_of: Any, tmp_path: Path) -> None:
-    benchmark, table = module_of("gpu"), module_of("gpu_table")
-    run = module_of("gpu_watch").Watched(12, [(1.0, "out of memory")], 10**9)
-    facts = {"device": "cpu", "versions": {"torch": "2"}, "settings": [], **benchmark.facts_of(run, tmp_path)}
+def test_the_table_shows_a_run_that_failed(tmp_path: Path) -> None:
+    run = watch.Watched(12, [(1.0, "out of memory")], 10**9)
+    facts = {"device": "cpu", "versions": {"torch": "2"}, "settings": [], **measure.facts_of(run, tmp_path)}
     plan = {
         "engine": "ours",
         "batch": "1 × 1 × 8",
@@ -148,6 +145,6 @@ def test_the_table_shows_a_run_that_failed(module_of: Any, tmp_path: Path) -> No
         "least_bytes": 10**9,
         "ample_bytes": 2 * 10**9,
     }
-    benchmark.add_line(tmp_path, {"name": "a", **facts, **plan, "failed": "exit code 12"})
-    text = "\n".join(table.lines_of(table.measurements(tmp_path)))
+    measure.add_line(tmp_path, {"name": "a", **facts, **plan, "failed": "exit code 12"})
+    text = "\n".join(table.lines_of(measure.read_lines(tmp_path)))
     assert "| a | – | 1 × 1 × 8 bf16 | – | n/a |" in text and "- a: FAILED, exit code 12" in text
