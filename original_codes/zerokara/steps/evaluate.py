@@ -20,7 +20,7 @@ from zerokara.errors import refuse
 from zerokara.evaluation import inputs
 from zerokara.evaluation.results import add_to_card, page, table
 from zerokara.evaluation.scoring import LEVEL
-from zerokara.evaluation.tasks import measure_tasks
+from zerokara.evaluation.tasks import expected_seconds, measure_tasks
 from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 
@@ -76,6 +76,10 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     from zerokara.evaluation.models import open_models
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
+    documents = [document for text in read for document in text.documents]
+    seconds = expected_seconds(models, documents, tasks, config.min_context)
+    shorter = "less with a smaller max_text_bytes, max_task_examples or min_context, on a GPU, or with a filled cache"
+    log(f"  about {seconds_text(seconds)}; {shorter}")
     of_texts = bits_per_byte.measure_texts(read, models, config, folder / "cache" / "bits_per_byte")
     with_overlaps = zip(tasks, overlaps, strict=True)
     of_tasks = measure_tasks(with_overlaps, models, seed=config.seed, cache=folder / "cache" / "answers")
