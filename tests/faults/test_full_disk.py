@@ -107,7 +107,7 @@ config = PretrainConfig(**given | {"input_jsonl": [given["input_jsonl"]], "num_w
 files = find_files(config.input_jsonl, "")
 places = estimate.sample_corpus(config, files)
 expected = estimate.estimate_tokens(total_plain_bytes(files), places, Encoder(config.input_tokenizer_file))
-estimated = estimate.peak_bytes(config, files, expected)
+estimated = estimate.peak_bytes(expected)
 
 def leave(num_bytes):
     """Leave so much free."""

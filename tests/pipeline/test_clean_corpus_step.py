@@ -207,23 +207,6 @@ def test_damage_is_counted_and_never_fatal(tmp_path: Path, monkeypatch: pytest.M
     assert texts[:50] == [_text(seed) for seed in range(50)] and _text(90) in texts and _text(50) in texts
 
 
-def test_what_cannot_be_read_counts_whole_and_is_told_last_where_there_is_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    bad = 10_000 * b"beginning\n" + 300 * "zażółć gęślą jaźń ".encode("iso-8859-2")
-    Path("bad.txt").write_bytes(bad)
-    Path("good.jsonl").write_bytes(json_lines([_text(1)]))
-    options = ["--config", "/dev/null", "--set", "output_dir=out", "--set", "evaluation_data=[]"]
-    assert clean_corpus.main([*options, "--set", "input=[bad.txt, good.jsonl]"]) == 0
-    counts = json.loads(Path("out/report.json").read_text(encoding="utf-8"))["sources"]
-    assert counts["bad.txt"]["unreadable"] == counts["bad.txt"]["read"] == {"documents": 1, "bytes": len(bad)}
-    assert counts["good.jsonl"]["read"]["bytes"] == len(_text(1).encode())
-    capsys.readouterr()
-    assert clean_corpus.main([*options, "--set", "input=[bad.txt]", "--set", "report_only=false"]) == 0
-    assert "nothing stays" in capsys.readouterr().out.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -247,16 +230,6 @@ def test_what_cannot_be_is_refused(
     assert clean_corpus.main([word for option in options for word in ("--set", option)]) == 2
     assert told in capfd.readouterr().err
     assert Path("mine/text/00000.jsonl.zst").read_bytes() == b"mine"
-
-
-def test_the_evaluation_data_of_other_configurations_is_found(
-    made: dict[str, list[str]], capfd: pytest.CaptureFixture[str]
-) -> None:
-    Path("finetune_config.yaml").write_text("test_data: test.jsonl\nvalid_data: gone.tsv\n", encoding="utf-8")
-    assert clean_corpus.main(["--dry-run", "--set", "evaluation_data=[finetune_config.yaml]"]) == 0
-    out = capfd.readouterr().out
-    assert re.search(r"evaluation_overlap +1 document", out)
-    assert "finetune_config.yaml names gone.tsv" in out
 
 
 def test_rules_for_single_documents(made: dict[str, list[str]]) -> None:

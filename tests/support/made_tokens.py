@@ -21,9 +21,9 @@ from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.fast_encoder import without_gigatoken
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens import work_folder
-from zerokara.tokens.encode import EncodedCorpus, encode_corpus, manifest_facts
+from zerokara.tokens.encode import EncodedCorpus, Stage, encode_corpus, manifest_facts
 from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path, write_index
-from zerokara.tokens.shard_tasks import Part
+from zerokara.tokens.shard_tasks import WHOLE, Part
 from zerokara.tokens.shards import Job, ShardResult, ShardTask, write_shard
 
 RunTasks = Callable[[Job, Sequence[Iterator[ShardTask]], int], Generator[ShardResult, None, None]]
@@ -45,8 +45,8 @@ def run_in_this_process(
     job: Job, input_streams: Sequence[Iterator[ShardTask]], num_workers: int
 ) -> Generator[ShardResult]:
     """Do the tasks one after another, in the place of `run_in_workers`."""
-    for lane in input_streams:
-        for task in lane:
+    for stream in input_streams:
+        for task in stream:
             yield write_shard(task, job)
 
 
@@ -54,8 +54,8 @@ def encode(
     config: PretrainConfig,
     task_bytes: int | None = None,
     run_tasks: RunTasks = run_in_this_process,
-    part: Part | None = None,
-    merging: Part | None = None,
+    stage: Stage = "all",
+    part: Part = WHOLE,
 ) -> EncodedCorpus:
     """Encode the corpus of `config` with SentencePiece; the work folder stays, and there is no manifest."""
     files = find_files([entry for _, entry in config.entries], config.where("input_jsonl"))
@@ -64,7 +64,7 @@ def encode(
     replaced: dict[str, Any] = {"run_in_workers": run_tasks}
     replaced |= {"usual_task_bytes": lambda *_: task_bytes} if task_bytes else {}
     with mock.patch.multiple("zerokara.tokens.encode", **replaced):
-        return encode_corpus(config, files, encoder, choice, part, merging)
+        return encode_corpus(config, files, encoder, choice, stage, part)
 
 
 def stopping_after(shards: int, run_tasks: RunTasks = run_in_this_process) -> RunTasks:

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from zerokara.config.data import SampleLengths
 from zerokara.config.model import ModelSettings
 from zerokara.errors import Fault, UserError
-from zerokara.samples.order import GOLDEN, mix, mix_many
+from zerokara.samples.order import GOLDEN, mix
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.split import splitmix64
 
 Ids = NDArray[np.int64]
 
@@ -220,8 +221,8 @@ def _span_lengths(num_tokens: int, num_spans: int, seed: int, keys: Ids, stream:
     """Draw lengths, at least 1 each, of `num_spans` spans of `num_tokens` together, [b, M]; any split is as likely."""
     if num_spans == 1:
         return np.full((len(keys), 1), num_tokens, dtype=np.int64)
-    of_key = mix_many(keys.astype(np.uint64) ^ np.uint64(mix(mix(seed + GOLDEN) + stream)))
-    drawn = mix_many(of_key[:, None] + np.arange(1, num_tokens, dtype=np.uint64) * np.uint64(GOLDEN))
+    of_key = splitmix64(keys.astype(np.uint64) ^ np.uint64(mix(mix(seed + GOLDEN) + stream)))
+    drawn = splitmix64(of_key[:, None] + np.arange(1, num_tokens, dtype=np.uint64) * np.uint64(GOLDEN))
     cuts = np.sort(np.argpartition(drawn, num_spans - 2, axis=1)[:, : num_spans - 1], axis=1) + 1
     edges = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, num_tokens)))
     return np.diff(edges, axis=1).astype(np.int64)

@@ -2,8 +2,7 @@
 
 `SampleOrder` is the order of one stream of samples, `MixedOrder` that of several sources, mixed by weight in stages.
 Nothing is stored: every process computes the same order at any position, and a longer run keeps the prefix of a shorter
-one. All pseudo-random numbers are SplitMix64's (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,
-2014).
+one. All pseudo-random numbers are SplitMix64's (`tokens.split`).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.config.data import OrderKind
+from zerokara.tokens.split import splitmix64
 
 NUM_ROUNDS = 8
 """4 make a strong permutation of a large set (Luby and Rackoff, 1988); sets of a few bits need more."""
@@ -32,15 +32,8 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(value: int) -> int:
-    """`mix_many` of one value, modulo 2^64."""
-    return int(mix_many(np.array([value % (1 << 64)], dtype=np.uint64))[0])
-
-
-def mix_many(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser, a bijection of 64 bits, of each value; numpy's uint64 arrays wrap round."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    """`splitmix64` of one value, modulo 2^64."""
+    return int(splitmix64(np.array([value % (1 << 64)], dtype=np.uint64))[0])
 
 
 def derived_seed(seed: int, family: int, number: int) -> int:
@@ -65,7 +58,7 @@ class KeyedPermutation:
         self.n = n
         self._half_bits = max(MIN_HALF_BITS, -(-(n - 1).bit_length() // 2))
         state = mix(mix(seed + GOLDEN) + epoch)
-        self._keys = mix_many(np.uint64(state) + np.arange(1, NUM_ROUNDS + 1, dtype=np.uint64) * np.uint64(GOLDEN))
+        self._keys = splitmix64(np.uint64(state) + np.arange(1, NUM_ROUNDS + 1, dtype=np.uint64) * np.uint64(GOLDEN))
 
     def at(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the images of `indices` (in [0, n), one dimension)."""
@@ -81,7 +74,7 @@ class KeyedPermutation:
         half, top = np.uint64(self._half_bits), np.uint64(64 - self._half_bits)
         left, right = values >> half, values & np.uint64((1 << self._half_bits) - 1)
         for key in self._keys:
-            left, right = right, left ^ (mix_many(right ^ key) >> top)
+            left, right = right, left ^ (splitmix64(right ^ key) >> top)
         return (left << half) | right
 
 

@@ -19,7 +19,7 @@ from zerokara.tokenizer.compatibility import notes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, open_encoder
 from zerokara.tokens import work_folder
-from zerokara.tokens.encode import encode_corpus, manifest_facts, start_fork_server, summary_rows
+from zerokara.tokens.encode import Stage, encode_corpus, manifest_facts, start_fork_server, summary_rows
 from zerokara.tokens.estimate import prepare
 from zerokara.tokens.indexed import TokenPaths, bin_path
 from zerokara.tokens.shard_tasks import WHOLE, Part, num_workers
@@ -29,11 +29,13 @@ from zerokara.tokens.statistics import SourceTally, check_bad_fraction
 def tokenize(config: PretrainConfig, options: command.Options) -> None:
     """Tokenize the corpus or a part of it, unless it is done already; with --dry-run only say what would be done."""
     started, paths, name = time.monotonic(), TokenPaths(config.output_prefix), "step 2 tokenise"
-    part, merging = (Part(*share) if share else None for share in (options.part, options.merge))
-    if part and merging:
+    if options.part and options.merge:
         raise UserError(Fault("--part and --merge", "are two steps", remedy="merge when all parts are done"))
-    if share := part or (merging if merging != WHOLE else None):
-        name += f", {'part' if part else 'merge'} {share.number}/{share.of}"
+    stage: Stage = "encode" if options.part else "merge" if options.merge else "all"
+    part = Part(*(options.part or options.merge or WHOLE))
+    is_part = stage == "encode" or part != WHOLE
+    if is_part:
+        name += f", {stage} {part.number}/{part.num_parts}"
     files, faults = FoundFiles(), list[Fault]()
     try:
         encoder = open_encoder(config.input_tokenizer_file, config.end_of_document)
@@ -73,11 +75,11 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     if options.dry_run:
         log("dry run: nothing was written")
         return
-    encoded = encode_corpus(config, files, encoder, choice, part=part, merging=merging)
-    if share:
+    encoded = encode_corpus(config, files, encoder, choice, stage, part)
+    if is_part:
         text = f"{bytes_text(encoded.text_bytes)} of text encoded, {encoded.resumed_shards:,} shards were there before"
         following = command.next_command("2_tokenize.sh", options, config, flags=["--merge"])
-        summary(f"{name}: done", [("work", text)], f"when all {share.of} are done: {following}")
+        summary(f"{name}: done", [("work", text)], f"when all {part.num_parts} are done: {following}")
         return
     facts = manifest_facts(config, files, encoded, encoder)
     seconds = time.monotonic() - started

@@ -16,15 +16,14 @@ import errno
 import multiprocessing
 import signal
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import FoundFiles, InputFile, check_unchanged
@@ -39,15 +38,16 @@ from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokens import merge, shards, work_folder
 from zerokara.tokens.indexed import TokenPaths, dtype_for
 from zerokara.tokens.shard_tasks import WHOLE, Part, expected, input_streams, num_workers, usual_task_bytes
-from zerokara.tokens.shards import Job, ShardResult, ShardTask, begin_worker, write_shard
+from zerokara.tokens.shards import Job, ShardResult, ShardTask, begin_worker, write_shard_in_worker
 from zerokara.tokens.statistics import SourceTally, check_sources, count_sources, total, write_quarantine
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = [shards.__name__, "gigatoken"]
 """What the fork server imports; it passes over what is not installed."""
-OPEN_LANES = 4
+OPEN_STREAMS = 4
 """Packed files that are unpacked at once; zlib and zstd release the interpreter's lock."""
 NAMED_TASKS = 3
+Stage = Literal["all", "encode", "merge"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class EncodedCorpus:
     """Result of step 2, for its manifest and summary."""
 
     sources: list[SourceTally]
-    """Empty after a part."""
+    """Empty after a stage that only encodes."""
     encoder_name: str
     resumed_shards: int
     """Number of shards taken over from an interrupted run."""
@@ -75,22 +75,21 @@ def encode_corpus(
     files: Sequence[InputFile],
     encoder: Encoder,
     choice: EncoderChoice,
-    part: Part | None = None,
-    merging: Part | None = None,
+    stage: Stage = "all",
+    part: Part = WHOLE,
 ) -> EncodedCorpus:
     """Write the token files and the quarantine file of `config.output_prefix` with the chosen encoder.
 
-    With `part` only encode that part; with `merging` only merge what all parts have encoded, or a share of it. The work
-    folder stays until `work_folder.discard`, which is called once the manifest is written.
+    As a `stage` on several machines only encode a part, or only merge a part of what all have encoded; the merge of the
+    whole ends the work. The work folder stays until `work_folder.discard`, which is called once the manifest is
+    written.
 
     Raises:
         UserError: too many bad lines, no documents, too few to split, another run at work on the same output; of a
             part, another plan than that of the others; of the merge, a task that is not done.
         RunError: a worker died, the disk is full, the corpus changed meanwhile.
     """
-    paths, share = TokenPaths(config.output_prefix), ""
-    for kind, of_work in (("part", part), ("merge", merging if merging != WHOLE else None)):
-        share = f"{kind}-{of_work.number}-of-{of_work.of}" if of_work else share
+    paths, sources, hashes = TokenPaths(config.output_prefix), list[SourceTally](), dict[FileKey, str]()
     wanted = work_folder.ShardPlan(
         files=[
             [shown(file.path.name), file.bytes, file.remote.sha256 if file.remote else file.modified_ns, file.source]
@@ -101,63 +100,75 @@ def encode_corpus(
         txt_document=config.txt_document,
         task_bytes=usual_task_bytes(config, total_plain_bytes(files)),
     )
-    with _foreseen_errors(paths), work_folder.claimed(paths, share) as folder:
-        merge.forget_other_split(config, folder, share)
-        shared = part is not None or merging is not None
-        plan, finished = work_folder.settle(folder, wanted, merge.copied(folder), shared)
-        started, results, sources, hashes = time.monotonic(), finished, list[SourceTally](), dict[FileKey, str]()
-        if merging is None:
-            results = encode(config, files, choice, plan, folder, finished, part or WHOLE)
+    is_alone = stage == "all" or (stage == "merge" and part == WHOLE)
+    with _foreseen_errors(paths), work_folder.claimed(paths, "" if is_alone else f"{stage}-{part}") as folder:
+        if is_alone:
+            merge.forget_other_split(config, folder)
+        plan, finished = work_folder.settle(folder, wanted, merge.copied(folder), is_shared=stage != "all")
+        started, results = time.monotonic(), finished
+        if stage != "merge":
+            job = Job(choice.encoder, folder, config.text_field, config.txt_document, choice.name, stage == "encode")
+            todo, left_bytes = input_streams(files, plan.task_bytes, config.txt_document, part, finished)
+            results = finished | encode(job, todo, num_workers(config, files), left_bytes, finished.values())
         seconds = time.monotonic() - started
         check_unchanged(files)
-        if part is None:
+        if stage != "encode":
             tasks, missing = expected(files, plan.task_bytes, config.txt_document, results)
             if missing:
                 rule = f"at least {len(missing):,} of {len(tasks):,} shards are not made yet (first {missing[0]})"
                 remedy = "start the parts again, which do what is left; or step 2 on this machine alone"
                 raise UserError(Fault(str(folder), rule, remedy=remedy))
-            if not (merging and merging.number):  # one of the machines that merge
+            if part.number == 0:  # one of the machines that merge
                 write_quarantine(tasks, results, folder, paths.quarantine)
-            parts = [part for task in tasks for part in zip(task.parts, results[task.name].ranges, strict=True)]
-            sources = count_sources(len(config.entries), parts)
-            hashes = {file_key(part.file.path): held.sha256 for part, held in parts if held.sha256}
+            ranges = [pair for task in tasks for pair in zip(task.parts, results[task.name].ranges, strict=True)]
+            sources = count_sources(len(config.entries), ranges)
             check_sources(config, sources, paths)
-            firsts = {content: key.path for key, content in reversed(hashes.items())}
-            for key, content in hashes.items():
-                if key.bytes and firsts[content] != key.path:
-                    log(f"warning: {key.path} holds the same as {firsts[content]}: its documents are there twice")
-            merge.merge_shards(
-                config, tasks, results, folder, paths, dtype_for(encoder.vocab_size), sources, merging or WHOLE
-            )
+            hashes = {file_key(range_.file.path): held.sha256 for range_, held in ranges if held.sha256}
+            _warn_of_equal_files(hashes)
+            merged = merge.Merge(config, folder, tasks, results, sources, dtype_for(encoder.vocab_size))
+            merged.copy(part)
+            if part == WHOLE:
+                merged.give_final_names(paths)
     made = [result for name, result in results.items() if result is not finished.get(name)]
-    name = next((result.encoder_name for result in results.values()), choice.name)
-    text_bytes = sum(result.text_bytes for result in made)
     keeps_mark = encoder.decode(encoder.encode(SPACE_MARK)) == SPACE_MARK
-    marks = 0 if keeps_mark else sum(result.space_marks for result in results.values())
-    unknown = sum(result.unknown for result in results.values())
-    return EncodedCorpus(sources, name, len(results) - len(made), text_bytes, seconds, hashes, marks, unknown)
+    return EncodedCorpus(
+        sources,
+        encoder_name=next((result.encoder_name for result in results.values()), choice.name),
+        resumed_shards=len(results) - len(made),
+        text_bytes=sum(result.text_bytes for result in made),
+        seconds=seconds,
+        hashes=hashes,
+        space_marks=0 if keeps_mark else sum(result.space_marks for result in results.values()),
+        unknown=sum(result.unknown for result in results.values()),
+    )
+
+
+def _warn_of_equal_files(hashes: Mapping[FileKey, str]) -> None:
+    firsts = {content: key.path for key, content in reversed(hashes.items())}
+    for key, content in hashes.items():
+        if key.bytes and firsts[content] != key.path:
+            log(f"warning: {key.path} holds the same as {firsts[content]}: its documents are there twice")
 
 
 def encode(
-    config: DataSettings,
-    files: Sequence[InputFile],
-    choice: EncoderChoice,
-    plan: work_folder.ShardPlan,
-    folder: Path,
-    finished: Mapping[str, ShardResult],
-    part: Part,
+    job: Job,
+    todo: Iterable[Iterator[ShardTask]],
+    num_workers: int,
+    left_bytes: int,
+    finished: Collection[ShardResult],
 ) -> dict[str, ShardResult]:
-    """Run the tasks of a part that are not in `finished`; return all results by name."""
+    """Run the tasks of all input streams, of about `left_bytes` of the corpus; return their results by name.
+
+    What was `finished` before is for the log and the progress bar.
+    """
     if finished:
-        size = sum(result.text_bytes for result in finished.values())
+        size = sum(result.text_bytes for result in finished)
         log(f"  resuming: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
-    job = Job(choice.encoder, folder, config.text_field, config.txt_document, choice.name, is_synced=part.of > 1)
-    todo, left = input_streams(files, plan.task_bytes, config.txt_document, part, finished)
-    results, made, started = dict(finished), ShardResult(""), time.monotonic()
-    before = sum(result.disk_bytes for result in finished.values()) if part == WHOLE else 0
+    results, made, started = dict[str, ShardResult](), ShardResult(""), time.monotonic()
+    before = 0 if job.is_synced else sum(result.disk_bytes for result in finished)  # of all parts
     with (
-        closing(run_in_workers(job, todo, num_workers(config, files))) as done,
-        Progress("tokenise", before + left, "B", done=before) as progress,
+        closing(run_in_workers(job, todo, num_workers)) as done,
+        Progress("tokenise", before + left_bytes, "B", done=before) as progress,
     ):
         for result in done:
             results[result.name] = result
@@ -202,48 +213,50 @@ def run_in_workers(
     start_fork_server()
     others, workers = set(multiprocessing.active_children()), set[BaseProcess]()
     pool = ProcessPoolExecutor(num_workers, _CONTEXT, begin_worker, (job,))
-    threads = ThreadPoolExecutor(OPEN_LANES)
+    threads = ThreadPoolExecutor(OPEN_STREAMS)
     waiting, opened = iter(input_streams), list[Iterator[ShardTask]]()
-    asked: dict[Future[Any], Iterator[ShardTask]] = {}
-    under_way: dict[Future[Any], ShardTask] = {}
+    asked: dict[Future[ShardTask | None], Iterator[ShardTask]] = {}
+    under_way: dict[Future[ShardResult], ShardTask] = {}
     try:
         while True:
-            while len(asked) < OPEN_LANES and len(asked) + len(under_way) < num_workers * 3 // 2 + 3:
-                lane = opened.pop(0) if opened else next(waiting, None)
-                if lane is None:
+            while len(asked) < OPEN_STREAMS and len(asked) + len(under_way) < num_workers * 3 // 2 + 3:
+                stream = opened.pop(0) if opened else next(waiting, None)
+                if stream is None:
                     break
-                asked[threads.submit(next, lane, None)] = lane
+                asked[threads.submit(next, stream, None)] = stream
             if not asked and not under_way:
                 return
-            for future in wait([*asked, *under_way], return_when=FIRST_COMPLETED).done:
-                if future in under_way:
-                    result = future.result()
-                    del under_way[future]  # later, since a death is told with all tasks that were under way
-                    yield result
-                    continue
-                lane, task = asked.pop(future), future.result()
-                if task is not None:
-                    opened.append(lane)
-                    under_way[pool.submit(write_shard, task)] = task
+            done = wait([*asked, *under_way], return_when=FIRST_COMPLETED).done
+            for answer in asked.keys() & done:
+                stream = asked.pop(answer)
+                if task := answer.result():
+                    opened.append(stream)
+                    under_way[pool.submit(write_shard_in_worker, task)] = task
                     workers |= {*multiprocessing.active_children()} - others
+            for future in under_way.keys() & done:
+                result = future.result()
+                del under_way[future]  # later, since a death is told with all tasks that were under way
+                yield result
     except BrokenProcessPool:
         pool.shutdown()
-        # The pool ends the others by SIGTERM.
-        codes = {worker.exitcode or 0 for worker in workers} - {0}
-        code = next(iter(codes - {-signal.SIGTERM}), -signal.SIGTERM)
-        cause, remedy = f"exit code {code}", ""
-        if code < 0:
-            cause = f"killed by {signal.Signals(-code).name}"
-            remedy = "; most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
         firsts = [task.parts[0] for task in under_way.values()][:num_workers]
         places = first_of([f"{first.file.name} from byte {first.start:,}" for first in firsts], NAMED_TASKS)
-        kept = f"Finished shards are kept, and the same command resumes{remedy}"
-        raise RunError(f"a tokenising process died ({cause}) at one of: {places}. {kept}") from None
+        raise _death_of({worker.exitcode or 0 for worker in workers}, places) from None
     finally:
         for worker in workers:
             worker.kill()
         pool.shutdown(cancel_futures=True)
         threads.shutdown(cancel_futures=True)
+
+
+def _death_of(exit_codes: set[int], places: str) -> RunError:
+    """Error for a worker that died; the pool has ended the others by SIGTERM."""
+    code = next(iter(exit_codes - {0, -signal.SIGTERM}), -signal.SIGTERM)
+    cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return RunError(
+        f"a tokenising process died ({cause}) at one of: {places}. Finished shards are kept, and the same command "
+        "resumes; most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
+    )
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoder, choose
 from zerokara.tokens import merge
 from zerokara.tokens.indexed import DOCUMENT_BYTES, TokenPaths, dtype_for
-from zerokara.tokens.shard_tasks import usual_task_bytes
 
 SAMPLE_PLACES = 8
 """Number of places that are sampled: beginnings of files, and of fewer files further places."""
@@ -27,13 +26,6 @@ PLACE_CHARACTERS, PLACE_BAD_LINES = 128 * 1024, 5000
 """Text, and bad lines, after which a place ends."""
 ESTIMATE_CHARACTERS = 32 * 1024
 """Text of each place that is encoded for the estimate."""
-
-_BAD_LINE_BYTES = 80
-"""Bytes of its record, without the line's excerpt and the file's name (`shards`, `merge`)."""
-_FILE_BYTES = 300
-"""Bytes of a corpus file's records in the plan and the manifest, without its name in both."""
-_SMALL_FILES_BYTES = 4 * 4096
-"""Space that a shard's four files take beyond their content: at most one block of the file system each."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +35,6 @@ class SamplePlace:
     texts: list[str]
     sampled_bytes: int
     """Unpacked bytes of the file that they span."""
-    bad_bytes: int = 0
-    """Bytes of the records of its bad lines."""
 
     @property
     def beginning(self) -> list[str]:
@@ -61,10 +51,6 @@ class TokenEstimate:
     output_bytes: int
     """Bytes of the .bin files."""
     documents: int = 0
-    bad_bytes: int = 0
-    """Bytes of the quarantine file."""
-    corpus_bytes: int = 0
-    """Bytes of all files, unpacked."""
     loss: str = ""
     """Share of the sampled documents that do not come back when their ids are decoded; empty if all do."""
 
@@ -78,7 +64,7 @@ def prepare(config: DataSettings, files: Sequence[InputFile], encoder: Encoder) 
     places = sample_corpus(config, files)
     choice = choose(encoder, [text for place in places for text in place.texts])
     expected = estimate_tokens(total_plain_bytes(files), places, choice.encoder)
-    check_disk_space(config, files, expected)
+    check_disk_space(config, expected)
     return choice, replace(expected, loss=_loss([text for place in places for text in place.beginning], encoder))
 
 
@@ -115,49 +101,36 @@ def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: E
         tokens,
         tokens * dtype_for(encoder.vocab_size).itemsize,
         round(times * sum(len(place.texts) for place in places)),
-        round(times * sum(place.bad_bytes for place in places)),
-        corpus_bytes,
     )
 
 
-def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected: TokenEstimate) -> None:
+def check_disk_space(config: DataSettings, expected: TokenEstimate) -> None:
     """Raise UserError if the work will not fit on the disk, with what an unfinished run left: part of it, or removed.
 
     A run that had begun to merge is not checked: it has deleted shards already, and resumes with little room.
     """
     work_folder = TokenPaths(config.output_prefix).work_folder
-    if merge.is_begun(work_folder):
+    if merge.copied(work_folder):
         return
     free, used = free_bytes(work_folder), 0
     with suppress(FileNotFoundError):  # another run may be using it, which is reported when this one claims it
         used = sum(path.stat().st_blocks * 512 for path in work_folder.iterdir())
-    needed = peak_bytes(config, files, expected) - used
+    needed = peak_bytes(expected) - used
     if free < needed:
         rule = f"needs about {bytes_text(needed)}, and {bytes_text(free)} are free at {work_folder.absolute().parent}"
         rule += f" beside the {bytes_text(used)} that an unfinished run left" if used else ""
         raise UserError(config.fault("output_prefix", rule, "make room, or name a larger disk"))
 
 
-def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: TokenEstimate) -> int:
-    """Maximum disk space that the work takes at once, in bytes.
-
-    Ids are stored once, except for the shard that is being copied: shards are deleted early where the disk is nearly
-    full (`merge`), while the index grows. The records of bad lines are stored twice.
-    """
-    size = usual_task_bytes(config, expected.corpus_bytes)
-    num_shards = expected.corpus_bytes // size + 1
-    shard = expected.output_bytes * min(size, expected.corpus_bytes) // max(1, expected.corpus_bytes)
-    records = sum(_FILE_BYTES + 2 * len(file.name) for file in files)
-    small = (num_shards + 1) * _SMALL_FILES_BYTES
-    merged = expected.output_bytes + shard + DOCUMENT_BYTES * expected.documents
-    return merged + 2 * expected.bad_bytes + records + small
+def peak_bytes(expected: TokenEstimate) -> int:
+    """Maximum disk space that the work takes at once, in bytes: ids once, but for what the merge is copying; index."""
+    in_batches = min(merge.NUM_THREADS * merge.CHECKPOINT_BYTES, expected.output_bytes // 2)
+    return expected.output_bytes + in_batches + DOCUMENT_BYTES * expected.documents
 
 
 def _read_place(config: DataSettings, start: Range) -> SamplePlace:
-    texts: list[str] = []
-    characters, bad_lines, bad_bytes, first, last = 0, 0, 0, None, None
-    items = iter(read(start, config.text_field, "line"))
-    for item in items:
+    texts, characters, bad_lines, first, last = list[str](), 0, 0, None, None
+    for item in read(start, config.text_field, "line"):
         first = bytes_before(item) if first is None else first
         if characters >= PLACE_CHARACTERS or bad_lines >= PLACE_BAD_LINES:
             last = bytes_before(item)
@@ -167,6 +140,5 @@ def _read_place(config: DataSettings, start: Range) -> SamplePlace:
             characters += len(item.text)
         else:
             bad_lines += 1
-            bad_bytes += _BAD_LINE_BYTES + len(item.excerpt.encode()) + len(start.file.name.encode())
     end = total_plain_bytes([start.file]) if last is None else last
-    return SamplePlace(texts, max(0, end - (first or 0)), bad_bytes)
+    return SamplePlace(texts, max(0, end - (first or 0)))

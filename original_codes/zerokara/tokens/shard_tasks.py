@@ -8,7 +8,7 @@ only as it is unpacked: each is a task, and says where the next begins. Names of
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import TxtDocument
@@ -31,13 +31,15 @@ MAX_WHOLE_BYTES = 64 * 1024 * 1024
 """Maximum size of a compressed file that is read whole: an interruption costs the shard."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """One of several shares of the work, for a machine of several."""
+class Part(NamedTuple):
+    """A part of the work, for one machine of several."""
 
     number: int = 0
     """Counted from 0."""
-    of: int = 1
+    num_parts: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.number}-of-{self.num_parts}"
 
 
 WHOLE = Part()
@@ -67,15 +69,15 @@ def input_streams(
     items, of_each = list(_cut(files, task_bytes, txt_document)), part
     known = [item for item in items if isinstance(item, ShardTask)]
     streams = [item for item in items if not isinstance(item, ShardTask)]
-    if len(streams) >= part.of:
-        streams, of_each = streams[part.number :: part.of], WHOLE
-    mine = [task for task in known[part.number :: part.of] if task.name not in done]
+    if len(streams) >= part.num_parts:
+        streams, of_each = streams[part.number :: part.num_parts], WHOLE
+    mine = [task for task in known[part.number :: part.num_parts] if task.name not in done]
     left, input_streams = sum(held.disk_bytes for task in mine for held in task.parts), [iter(mine)]
     for index, file in streams:
         *finished, last = _blocks_done(index, done)
         if last not in done:
             input_streams.append(_block_tasks(index, file, task_bytes, of_each, done))
-            left += (file.bytes - sum(done[name].disk_bytes for name in finished)) // of_each.of
+            left += (file.bytes - sum(done[name].disk_bytes for name in finished)) // of_each.num_parts
     return input_streams, left
 
 
@@ -110,7 +112,7 @@ def _block_tasks(
 ) -> Iterator[ShardTask]:
     for number, block in enumerate(blocks(file, min(task_bytes, MAX_BLOCK_BYTES))):
         name = _name(index, block.start)
-        if number % part.of == part.number and name not in done:
+        if number % part.num_parts == part.number and name not in done:
             yield ShardTask(name, file.source, (block,))
 
 

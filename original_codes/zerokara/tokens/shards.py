@@ -124,6 +124,7 @@ def is_left_here(path: Path) -> bool:
 
 
 _job: Job
+"""That of this worker process, which `begin_worker` sets: its encoder is too large to be sent with each task."""
 
 
 def begin_worker(job: Job) -> None:
@@ -134,15 +135,15 @@ def begin_worker(job: Job) -> None:
     end_with_step()
 
 
-def write_shard(task: ShardTask, job: Job | None = None) -> ShardResult:
-    """Encode one task, in a worker process or for the given `job`.
+def write_shard_in_worker(task: ShardTask) -> ShardResult:
+    """Encode one task in a worker process.
 
     Raises:
         RunError: an unforeseen error, with its traceback, which alone would be lost among those of other processes.
         OSError, UserError: as they come.
     """
     try:
-        return _write_files(task, job or _job)
+        return write_shard(task, _job)
     except OSError as error:  # subclasses of other packages do not always survive pickling
         raise OSError(error.errno, error.strerror or str(error), error.filename) from None
     except (RunError, UserError):
@@ -151,7 +152,8 @@ def write_shard(task: ShardTask, job: Job | None = None) -> ShardResult:
         raise RunError(f"a tokenising process met an unforeseen error:\n{traceback.format_exc()}") from error
 
 
-def _write_files(task: ShardTask, job: Job) -> ShardResult:
+def write_shard(task: ShardTask, job: Job) -> ShardResult:
+    """Encode one task."""
     # No other process uses these names: the orphan of a killed run may be working on the same task, here or elsewhere.
     paths = [shard_path(job.folder, task.name, ending) for ending in (*ENDINGS, "json")]
     result = ShardResult(task.name, job.encoder_name)

@@ -1,9 +1,9 @@
 """The folder in which step 2 works, with the shards that are finished, and who may work there.
 
-A run works there alone, or does one share of the work beside others, on this machine or on another that sees the disk.
+A run works there alone, or does one part of the work beside others, on this machine or on another that sees the disk.
 
 ``plan.json`` says what the shards are made from: the files, the tokenizer, the settings that change a shard, the size
-of a task. A run with the same plan takes over the finished shards; one with another plan starts over, and a share of
+of a task. A run with the same plan takes over the finished shards; one with another plan starts over, and a part of
 the work with another plan is refused. A shard is finished when its ``<name>.json`` is there, which is written last, and
 its files have the sizes and the checksums recorded in it: a run that works alone syncs nothing on the way, so a power
 cut may lose any of them.
@@ -21,6 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from zerokara import file_lock
@@ -28,14 +29,14 @@ from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress, bytes_text, log
 from zerokara.tokens.indexed import TokenPaths, bin_path
-from zerokara.tokens.shards import ENDINGS, ShardResult, is_left_here, shard_path, unfinished_path
+from zerokara.tokens.shards import ShardResult, is_left_here, shard_path, unfinished_path
 
 FORMAT = 9
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
 RESULT = TypeAdapter(ShardResult)
-_TURN_SECONDS = 60.0
-"""Time for which a share of the work waits for others that begin at the same moment."""
+_BEGIN_SECONDS = 60.0
+"""Time for which a part of the work waits for others that begin at the same moment."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -61,20 +62,23 @@ class ShardPlan:
 
 
 @contextmanager
-def claimed(paths: TokenPaths, share: str = "") -> Iterator[Path]:
-    """Claim the work folder for this run alone, or one `share` of the work (such as ``part-3-of-20``).
+def claimed(paths: TokenPaths, part: str = "") -> Iterator[Path]:
+    """Lock the work folder for this run alone, or for one part of the work (such as ``encode-3-of-20``).
 
-    Raises UserError if another run is at work there, or another on the same share.
+    Raises UserError if another run is at work there, or another on the same part.
     """
     folder = paths.work_folder
-    with made_folder(folder.parent), ExitStack() as stack:
-        with ExitStack() as turn:  # a share keeps others from beginning only as long as it begins itself
-            whole = file_lock.held(paths.lock, _TURN_SECONDS if share else 0.0)
-            lock, is_free = paths.lock, (turn if share else stack).enter_context(whole)
+    with made_folder(folder.parent), ExitStack() as until_the_end:
+        with ExitStack() as for_now:  # a part keeps others from beginning only as long as it begins itself
+            lock, others = paths.lock, [folder / f"{part}.lock"] if part else []
+            is_free = (for_now if part else until_the_end).enter_context(
+                file_lock.held(lock, _BEGIN_SECONDS if part else 0.0)
+            )
             folder.mkdir(exist_ok=True)
-            for other in [folder / f"{share}.lock"] if share else folder.glob("*.lock"):
+            for other in others or folder.glob("*.lock"):
                 if is_free:
-                    lock, is_free = other, (stack if share else turn).enter_context(file_lock.held(other))
+                    lock = other
+                    is_free = (until_the_end if part else for_now).enter_context(file_lock.held(other))
             if not is_free:
                 rule = f"{file_lock.read_holder(lock) or 'another run of step 2'} is writing here"
                 remedy = "wait for it, or choose another output_prefix"
@@ -83,11 +87,11 @@ def claimed(paths: TokenPaths, share: str = "") -> Iterator[Path]:
             yield folder
         finally:  # only under the lock: otherwise the files may be another run's
             if folder.is_dir():
-                remove_unfinished(folder, is_alone=not share)
+                remove_unfinished(folder, is_alone=not part)
                 # Kept if a shard is finished, or if nothing else shows that the token files beside it are step 2's.
                 names = [paths.manifest, bin_path(paths.train), bin_path(paths.valid)]
                 has_manifest, *has_tokens = (path.exists() for path in names)
-                if not share and not any(folder.glob("*-*.json")) and (has_manifest or not any(has_tokens)):
+                if not part and not any(folder.glob("*-*.json")) and (has_manifest or not any(has_tokens)):
                     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -98,20 +102,26 @@ def discard(paths: TokenPaths) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def write_once(path: Path, content: Any) -> Any:
+    """Write JSON, unless there is such a file already, of whoever came first; return what is there."""
+    proposed = unfinished_path(path)
+    write_json(proposed, content)
+    with suppress(FileExistsError):
+        os.link(proposed, path)
+    proposed.unlink()
+    return orjson.loads(path.read_bytes())
+
+
 def settle(
-    folder: Path, wanted: ShardPlan, merged: Collection[str] = (), is_shared: bool = False
+    folder: Path, wanted: ShardPlan, copied: Collection[str], is_shared: bool
 ) -> tuple[ShardPlan, dict[str, ShardResult]]:
     """Return the plan to follow and the finished shards by name: those of earlier runs if this one continues them.
 
-    Shards that are `merged` are in the merged files already; their own files are deleted. Raises UserError if the work
-    `is_shared`, and the others follow another plan.
+    The ids of shards that are `copied` are in the merged files already. Raises UserError if the work `is_shared`, and
+    the others follow another plan.
     """
-    if is_shared:  # write the plan, unless another share of the work has written one
-        proposed = unfinished_path(folder / PLAN_NAME)
-        write_json(proposed, wanted)
-        with suppress(FileExistsError):
-            os.link(proposed, folder / PLAN_NAME)
-        proposed.unlink()
+    if is_shared:
+        write_once(folder / PLAN_NAME, wanted)
     earlier = None
     with suppress(FileNotFoundError, ValidationError):  # another OSError ends the step: the plan may be intact
         earlier = TypeAdapter(ShardPlan).validate_json((folder / PLAN_NAME).read_bytes())
@@ -120,28 +130,23 @@ def settle(
         rule = f"the work that was begun here is another: {'; '.join(differing)}"
         remedy = "give all parts the same settings and files (copy files with their times: cp -p, rsync -a)"
         raise UserError(Fault(str(folder), rule, remedy=f"{remedy}, or delete this folder to start over"))
+    records = sorted(folder.glob("*-*.json"))
     if differing or not earlier:
-        if any(folder.glob("*-*.json")):
+        if records:
             log(f"  starting over, not from what an earlier run has finished: {'; '.join(differing)}")
-        for left_over in folder.iterdir():
-            if left_over.is_dir():
-                shutil.rmtree(left_over)
-            else:
-                left_over.unlink(missing_ok=True)
+        shutil.rmtree(folder)
+        folder.mkdir()
         write_json(folder / PLAN_NAME, wanted)
         return wanted, {}
     remove_unfinished(folder, is_alone=not is_shared)
     finished = {}
-    records = sorted(folder.glob("*-*.json"))
     with Progress("checking finished shards", len(records), "shard") as progress:
         for path in records:
             with suppress(ValidationError):
                 result = RESULT.validate_json(path.read_bytes())
-                # Shards of shares are synced, and one machine would have to read all of them; the merge checks each.
-                if is_shared or result.name in merged or _is_undamaged(folder, result):
+                # Shards of parts are synced, and one machine would have to read all of them; the merge checks each.
+                if is_shared or result.name in copied or _is_undamaged(folder, result):
                     finished[result.name] = result
-            if path.stem not in finished and not is_shared:
-                path.unlink()
             progress.advance()
     return earlier, finished
 
@@ -164,13 +169,12 @@ def remove_unfinished(folder: Path, is_alone: bool) -> None:
 def _is_undamaged(folder: Path, result: ShardResult) -> bool:
     """True if the files of a shard have the sizes and checksums of its result."""
     for ending, (size, checksum) in result.files.items():
-        path = shard_path(folder, result.name, ending)
+        path, found = shard_path(folder, result.name, ending), 0
         if not path.is_file() or path.stat().st_size != size:
             return False
-        found = 0
         with open(path, "rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 found = zlib.crc32(chunk, found)
         if found != checksum:
             return False
-    return set(result.files) == set(ENDINGS)
+    return True

@@ -11,7 +11,6 @@ pytest.importorskip("datatrove")
 from zerokara.cleaning import stages
 from zerokara.cleaning.plan import make_plan, saved
 from zerokara.cleaning.rules import damage_of
-from zerokara.cleaning.stages import NUM_VALUES, bands_of
 from zerokara.config.clean_config import CleanConfig
 
 WORDS = [f"{first}{last}" for first in "bcdfghjklmnprst" for last in ("ana", "eni", "iro", "omu", "uso")]
@@ -70,14 +69,6 @@ def test_a_sign_an_operator_or_an_emoji_makes_another_text(tmp_path: Path) -> No
     texts += [f"for (i = 0; i < n; i++) s {operator} a[i];" for operator in ("+=", "-=")]
     assert not _copies(tmp_path, texts)
     assert _copies(tmp_path, ["Yes, it is.", "YES,  it is."]) == {1: (0, False)}, "without case and white space"
-
-
-@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 0.95])
-def test_a_pair_at_the_threshold_shares_a_band(threshold: float) -> None:
-    num_bands, size = bands_of(threshold)
-    assert num_bands * size <= NUM_VALUES
-    assert 1 - (1 - threshold**size) ** num_bands > 0.99
-    assert 1 - (1 - (threshold - 0.3) ** size) ** num_bands < 0.55  # and fewer of those far below it
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,6 @@ def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path, capsys: pytest.Capt
     assert embedded.main([str(path)]) == 0 and path.read_bytes() == before
 
 
-def test_prose() -> None:
-    text = "It goes on over\n    two lines.\n\n    It is the :class:`~package.Widget` that holds *all* of ``them``."
-    expected = ["It goes on over two lines.", "It is the package.Widget that holds all of them."]
-    assert [*embedded.prose(text)] == expected
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -224,13 +224,6 @@ def test_what_may_not_be_read_is_told_before_anything_is_done(here: Path) -> Non
     (here / "in/sub").chmod(0o700)
 
 
-def test_files_in_the_making_are_no_corpus(here: Path) -> None:
-    write(here, "data/a.jsonl", "data/tokens_tokenizing.partial/0000000-000000000000000.json")
-    for entry in ("data", "data/**", "data/**/*.json*"):
-        assert names(entry) == ["data/a.jsonl"]
-    assert fault_of(names, "data/*/*.json").value == "data/*/*.json"
-
-
 NAMES = {
     os.fsdecode(b"caf\xe9.txt"): r"caf\xe9.txt",
     "café.txt": "café.txt",
@@ -287,13 +280,6 @@ def test_what_is_left_out_is_the_same_on_a_disk_and_at_an_address_and_named(
         assert names(f"{place}/_temp*/*/*") == [f"{above}/_temporary/0/part-0.json"]
     finally:
         store.rm("/in", recursive=True)
-
-
-def test_of_many_that_are_left_out_some_are_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(here, "in/a.jsonl", *(f"in/{number:03}.pdf" for number in range(200)))
-    files = find_files(["in"], "")
-    assert len(files) == 1 and sum(map(len, files.left_out.values())) == 200
-    assert "in/019.pdf and 180 more: left out, of none of the formats .jsonl" in capsys.readouterr().out
 
 
 def test_a_hard_link_is_another_name_of_its_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

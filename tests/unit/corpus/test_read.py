@@ -11,7 +11,6 @@ from quiet_core import seconds_of
 
 from zerokara.corpus import documents
 from zerokara.corpus.documents import TxtDocument
-from zerokara.corpus.find import find_files
 from zerokara.corpus.read import BadLine, Document, Range, Reason, bytes_before, read, total_plain_bytes
 
 Item = Document | BadLine
@@ -197,17 +196,6 @@ def test_unpacked_sizes_are_guessed_from_the_head(tmp_path: Path, ending: str) -
     assert total_plain_bytes([found(path)]) == pytest.approx(len(content), rel=0.1)
     *_, item = read(Range(found(path)))
     assert bytes_before(item) == item.offset
-
-
-def test_the_size_of_many_files_is_guessed_from_a_sample_of_each_kind(tmp_path: Path) -> None:
-    total = 0
-    for number in range(200):
-        content = b"".join(b'{"text": "document %d %d"}\n' % (i, number) for i in range(10 + number % 7))
-        total += len(content)
-        compressed(tmp_path / f"{number:03}.jsonl{'.gz' if number % 3 else ''}", content)
-    (tmp_path / "empty.jsonl.gz").touch()
-    assert total_plain_bytes(find_files([str(tmp_path)], "")) == pytest.approx(total, rel=0.1)
-    assert total_plain_bytes([]) == 0
 
 
 def test_a_bomb_is_not_unpacked_to_guess_its_size(tmp_path: Path) -> None:

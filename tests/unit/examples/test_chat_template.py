@@ -15,7 +15,6 @@ from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoTokenizer
 
 from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.examples import preparation
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.formats import Message, Unlearnable
 from zerokara.examples.preparation import prepare
@@ -61,13 +60,6 @@ def ids(encoder: Encoder, *parts: str) -> list[int]:
     """Ids of texts, and of control pieces by their names."""
     names = {encoder.piece(i): i for i in encoder.control_ids}
     return [i for part in parts for i in ([names[part]] if part in names else encoder.encode(part).tolist())]
-
-
-def test_of_several_templates_by_name_the_default_is_taken(encoder: Encoder) -> None:
-    tokenizer = tokenizer_of_exports(encoder, False)
-    for named, expected in (({"default": GOOD, "tool_use": "x"}, GOOD), ({"rag": GOOD}, auto_source(encoder))):
-        tokenizer.chat_template = named
-        assert preparation._template(FinetuneConfig(), encoder, tokenizer, False).source == expected
 
 
 def test_spans_are_read_and_learned_in_turn(encoder: Encoder, train_toy: TrainToy) -> None:
@@ -214,13 +206,6 @@ def test_fields_that_the_template_writes_are_learned_and_others_refuse_the_examp
             template_of(encoder, source).encode(calling(**({key: "so"} if key == "reasoning_content" else {})))
     named = [HELLO[0] | {"id": "1"}, HELLO[1] | {"tool_call_id": "c"}]
     assert encoded(template_of(encoder, GOOD), named) == encoded(template_of(encoder, GOOD), HELLO)
-
-
-def test_an_answer_of_weight_0_is_read_and_not_learned(encoder: Encoder) -> None:
-    template = template_of(encoder)
-    one, wrong, other, right = encoded(template, TWO_TURNS)
-    weighed = [TWO_TURNS[0], {**TWO_TURNS[1], "weight": 0}, *TWO_TURNS[2:]]
-    assert encoded(template, weighed) == [one + wrong + other, right]
 
 
 @pytest.mark.parametrize("call", ["strftime_now('%H:%M')", "['a', 'b'] | random", "lipsum(1)"])

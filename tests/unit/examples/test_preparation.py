@@ -104,16 +104,6 @@ def conversation(*turns: str) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]}
 
 
-def test_conversations_alternate(tmp_path: Path, encoder: Encoder) -> None:
-    records = [conversation("one", "two", "three", "four"), conversation("</s>", "fox")]
-    files = prepared(tmp_path, encoder, records, system_prompt="Be kind.")
-    assert files.data_format == "messages" and files.chat_template and not files.prompt_template
-    found = segments(files)
-    assert "Be kind." in encoder.decode(found[0])
-    assert [encoder.decode(ids).strip() for ids in found[1::2]] == ["two", "four"]
-    assert files.train.counts.learned_tokens == sum(map(len, found[1::2])) + len(segments(files, 1)[1])
-
-
 TURN = {"role": "user", "content": "a"}
 
 
@@ -214,24 +204,6 @@ def test_a_line_that_cannot_be_learned_is_an_error(
 ) -> None:
     (message,) = told(tmp_path, encoder, [good, record], length=40, **settings)
     assert message.startswith(f"{tmp_path / 'train.jsonl'}:2: ") and all(part in message for part in said), message
-
-
-@pytest.mark.parametrize(
-    ("record", "settings", "said"),
-    [
-        (PAIR | {"target": ""}, {}, "'target' is empty"),
-        (conversation("a", "b", "c"), {}, "ends with the turn of 'user'"),
-        (LABEL, {"label_words": {"zero": "bad"}}, "label_words has no text for this label"),
-        (PAIR | {"source": ""}, {}, "hold no example"),
-    ],
-)
-def test_where_nothing_can_be_learned_the_reason_is_told(
-    tmp_path: Path, encoder: Encoder, record: Any, settings: dict[str, Any], said: str
-) -> None:
-    """And not that nothing is left for validation."""
-    for fraction in (0, 0.1):
-        messages = told(tmp_path / str(fraction), encoder, [record] * 20, valid_fraction=fraction, **settings)
-        assert 1 <= len(messages) <= 5 and all(said in message for message in messages), messages
 
 
 def test_several_such_lines_are_told_at_once_and_a_label_without_a_word_once(tmp_path: Path, encoder: Encoder) -> None:
@@ -356,15 +328,6 @@ def test_no_more_are_drawn_than_asked_for(
     assert ("have the input of an example" in capsys.readouterr().out) == bool(valid.counts.seen)
 
 
-def test_copies_stay_together(tmp_path: Path, encoder: Encoder) -> None:
-    records = [{"source": "the fox", "target": str(n % 10)} for n in range(40)]
-    valid = prepared(tmp_path, encoder, records, valid_fraction=0.25).splits["valid"]
-    answers = [orjson.loads(line)["reference"] for line in valid.texts_path.read_bytes().splitlines()]
-    assert len(answers) == 8 and len(set(answers)) == 2
-    (message,) = told(tmp_path / "b", encoder, records, valid_fraction=0.02)
-    assert "valid_fraction" in message and "too often" in message
-
-
 def test_seen_test_examples_are_counted(tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
     test = [{"source": "unseen 1", "target": "a"}, PAIRS[3], {**PAIRS[4], "target": "b"}]
     settings = {"test_data": [write_jsonl(tmp_path / "test.jsonl", test)], "valid_fraction": 0.25}
@@ -394,16 +357,6 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, encoder: Encoder, capsys
         ExampleFiles.read(str(tmp_path / "nothing"))
 
 
-def test_what_auto_comes_to_is_what_counts(tmp_path: Path, encoder: Encoder) -> None:
-    """Another metric may make other fields of the same file the label, and so other examples."""
-    records = [{"text": f"the fox {n}", "label": str(n % 2), "a": f"dogs {n}", "b": "42"} for n in range(20)]
-    fields = {"input_field": "a", "output_field": "b"}
-    assert prepared(tmp_path, encoder, records, **fields, metric="exact_match").labels == []
-    with pytest.raises(UserError, match="data_format"):
-        prepared(tmp_path, encoder, records, **fields, metric="accuracy")
-    assert prepared(tmp_path, encoder, records, **fields, metric="accuracy", redo=True).labels == ["42"]
-
-
 def test_too_many_bad_lines_by_what_is_asked_for_now(tmp_path: Path, encoder: Encoder) -> None:
     (message,) = told(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.05)
     assert "4 of 44" in message and "x_quarantine.jsonl" in message and "0.091" in message
@@ -419,17 +372,6 @@ def test_validation_examples_of_before_are_gone(tmp_path: Path, encoder: Encoder
     assert {"x_valid.bin", "x_valid.idx", "x_valid_examples.jsonl"} <= left
     assert "valid" not in prepared(tmp_path, encoder, PAIRS, redo=True).splits
     assert {path.name for path in (tmp_path / "out").iterdir()} == {name for name in left if "_valid" not in name}
-
-
-def test_the_hash_is_of_the_borders_too(tmp_path: Path, encoder: Encoder) -> None:
-    """The same tokens, learned from another one on."""
-    first, other = ({"source": "the fox\ndogs", "target": "42"}, {"source": "the fox", "target": "dogs\n42"})
-    made = []
-    for number, record in enumerate((first, other)):
-        (tmp_path / str(number)).mkdir()
-        made.append(prepared(tmp_path / str(number), encoder, [record]).train)
-    tokens = [IndexedTokens(each.prefix).tokens.tolist() for each in made]
-    assert tokens[0] == tokens[1] and made[0].sha256 != made[1].sha256
 
 
 def test_unknown_answers_are_counted(tmp_path: Path, train_toy: TrainToy, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,9 +38,3 @@ def test_missing_and_damaged_files_are_made_by_step_7(prefix: Path) -> None:
     bin_path(prefix).unlink()
     with pytest.raises(UserError, match="does not exist; create it with step 7"):
         PackedExamples(prefix, packed(8, 8, False), False, 0)
-
-
-def test_no_example_at_all(tmp_path: Path) -> None:
-    with example_writer(tmp_path / "x", np.dtype(np.int32)):
-        pass
-    assert IndexedTokens(tmp_path / "x").num_documents == 0

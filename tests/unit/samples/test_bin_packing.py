@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from quiet_core import seconds_of
 
 from zerokara.samples.bin_packing import Rows, pack, pack_pairs, target_length
 
@@ -67,10 +66,3 @@ def test_an_example_that_fits_nowhere_is_named_and_none_makes_no_rows() -> None:
     with pytest.raises(AssertionError, match="example 0 has 0 positions"):
         pack([0, 3], 8)
     assert pack([], 8) == pack_pairs([], [], 8, 8) == []
-
-
-def test_its_time_grows_with_the_examples_alone() -> None:
-    """Where targets are short beside their inputs, few of the input lengths are tried for an example."""
-    inputs, targets = skewed(120, 0.6, 6), skewed(8, 1.0, 7, longest=64)
-    for packed, limit in ((lambda: pack(inputs, 512), 1.0), (lambda: pack_pairs(inputs, targets, 512, 64), 4.0)):
-        assert seconds_of(packed) < limit, f"{NUM:,} examples"

@@ -1,6 +1,5 @@
-"""A run consumes what was declared, in the declared order, against a list that is made the long way round."""
+"""A run consumes what was declared, in the declared order, by any number of ranks."""
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,12 @@ from token_sources import data_plan, plainly, settings, some_lengths, write_sour
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Causal
-from zerokara.samples.order import BLOCK_SAMPLES, KeyedPermutation, derived_seed
+from zerokara.samples.order import BLOCK_SAMPLES, KeyedPermutation
 
 SEQ_LEN = 8
 TOTALS = (803, 4005, 330)  # 100, 500 and 41 samples
 SEED = 77
-STAGES = "[{tokens: 10400, source_weights: [3, 1, 0.5]}, {tokens: rest, source_weights: [0, 1, 1], order: ORDER}]"
+STAGES = "[{tokens: 10400, source_weights: [3, 1, 0.5]}, {tokens: rest, source_weights: [0, 1, 1]}]"
 
 
 @pytest.fixture
@@ -42,47 +41,25 @@ def consumed(plan: DataPlan, num: int, ranks: int = 1) -> list[list[int]]:
     return [rows[position] for position in range(num)]
 
 
-@cache
-def declared(*stages: tuple[tuple[float, ...], int, str]) -> list[list[int]]:
-    """The declared samples, one after another: seats by the plain method, draws counted, tokens counted off."""
-    firsts = [sum(TOTALS[:source]) for source in range(3)]
-    draws, order, kinds = [0, 0, 0], [], ["", "", ""]
-    for number, (weights, length, kind) in enumerate(stages):
-        for source in range(3):
-            if weights[source] and kinds[source] not in ("", kind):  # not in the middle of a pass of the other order
-                while draws[source] % ((TOTALS[source] - 1) // SEQ_LEN):
-                    draws[source] += 1
-            kinds[source] = kind if weights[source] else kinds[source]
-        seats = plainly(weights, length)
-        for first in range(0, length, BLOCK_SAMPLES):
-            block = seats[first : first + BLOCK_SAMPLES]
-            if kind == "shuffle":
-                permutation = KeyedPermutation(len(block), derived_seed(SEED, 1, number), first // BLOCK_SAMPLES)
-                block = [block[place] for place in permutation.at(np.arange(len(block)))]
-            for source in block:
-                samples = (TOTALS[source] - 1) // SEQ_LEN
-                epoch, index = divmod(draws[source], samples)
-                if kind == "shuffle":
-                    permutation = KeyedPermutation(samples, derived_seed(SEED, 2, source), epoch)
-                    index = int(permutation.at(np.array([index]))[0])
-                start = firsts[source] + index * SEQ_LEN
-                order.append(list(range(start, start + SEQ_LEN + 1)))
-                draws[source] += 1
-    return order
-
-
-@pytest.mark.parametrize("ranks", [1, 3, 8])
-def test_the_declared_samples_are_consumed(tmp_path: Path, owner: dict, ranks: int) -> None:
-    plan = plan_of(tmp_path, f"stages={STAGES.replace('ORDER', 'shuffle')}")
-    # The last stage is open and its blocks are whole; what is declared is cut where the reading stops.
-    expected = declared(((3, 1, 0.5), 1300, "shuffle"), ((0, 1, 1), 2 * BLOCK_SAMPLES, "shuffle"))[:2800]
-    assert consumed(plan, 2800, ranks) == expected
-    # In documents: of every sample, those that own its tokens.
+def test_the_same_samples_are_consumed_by_any_number_of_ranks(tmp_path: Path, owner: dict) -> None:
+    """test_order has the order itself."""
+    plan = plan_of(tmp_path, f"stages={STAGES}")
+    expected = consumed(plan, 2800)
+    assert consumed(plan, 2800, ranks=3) == consumed(plan, 2800, ranks=8) == expected
     _, indices = plan.order().at_many(np.arange(0, 2800, 7))
     for row, index in zip(expected[::7], indices.tolist(), strict=True):
         own = list(dict.fromkeys(owner[token] for token in row))
         assert plan.documents_in(index) == own
         assert len({source for source, _ in own}) == 1  # no sample mixes sources
+    stages = [[owner[row[0]][0] for row in stage] for stage in (expected[:1300], expected[1300:])]
+    assert [stages[0].count(source) for source in range(3)] == plainly_counted((3, 1, 0.5), 1300)
+    assert 0 not in stages[1] and abs(stages[1].count(1) - stages[1].count(2)) < BLOCK_SAMPLES
+    second = [tuple(row) for row in expected if owner[row[0]][0] == 1]
+    assert len({*second[:500]}) == 500 and {*second[500:1000]} <= {*second[:500]}, "all of it, before any again"
+
+
+def plainly_counted(weights: tuple[float, ...], num: int) -> list[int]:
+    return [plainly(weights, num).count(source) for source in range(len(weights))]
 
 
 def test_tokens_of_each_source_are_exactly_as_many_as_asked(tmp_path: Path, owner: dict) -> None:
@@ -121,21 +98,11 @@ def test_a_mixture_of_other_sources_is_refused(tmp_path: Path, owner: dict) -> N
 
 
 def test_a_stage_of_another_order_restarts_its_sources(tmp_path: Path, owner: dict) -> None:
-    """From a shuffled stage to one in sequence, back, and on in the same order: as declared, by any number of ranks."""
-    stages = (
-        "[{tokens: 10400, source_weights: [3, 1, 0.5]}, {tokens: 5600, source_weights: [0, 1, 1], order: sequential}, "
-        "{tokens: 3200, source_weights: [0, 1, 0]}, {tokens: rest, source_weights: [1, 1, 1]}]"
-    )
-    expected = declared(
-        ((3, 1, 0.5), 1300, "shuffle"),
-        ((0, 1, 1), 700, "sequential"),
-        ((0, 1, 0), 400, "shuffle"),
-        ((1, 1, 1), BLOCK_SAMPLES, "shuffle"),
-    )[:3300]
-    for ranks in (1, 3):
-        assert consumed(plan_of(tmp_path, f"stages={stages}"), 3300, ranks) == expected
-    read = [[row[0] for row in expected[1300:2000] if owner[row[0]][0] == source] for source in (1, 2)]
-    # In sequence each source is read from its beginning, though 289 and 21 of its samples were read before.
+    """In sequence each source is read from its beginning, though a part of its samples was read before."""
+    first, second = "{tokens: 10400, source_weights: [3, 1, 0.5]}", "{tokens: rest, source_weights: [0, 1, 1], ORDER}"
+    plan = plan_of(tmp_path, f"stages=[{first}, {second.replace('ORDER', 'order: sequential')}]")
+    rows = consumed(plan, 2000, ranks=3)[1300:]
+    read = [[row[0] for row in rows if owner[row[0]][0] == source] for source in (1, 2)]
     assert [one[0] for one in read] == [803, 803 + 4005] and read[0] == sorted(read[0])
 
 

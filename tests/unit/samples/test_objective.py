@@ -12,8 +12,6 @@ from zerokara.config.data import SampleLengths, causal, with_spans
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.manifest import Manifest
-from zerokara.samples import batches
 from zerokara.samples.objective import (
     Causal,
     Prompt,
@@ -23,10 +21,9 @@ from zerokara.samples.objective import (
     noise_mask,
     objective,
 )
-from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens
-from zerokara.training.planning import plan_table, run_folder, run_plan
+from zerokara.training.planning import run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
 KEYS = np.arange(2)
@@ -199,23 +196,3 @@ def test_the_baseline_of_a_decoder_is_the_entropy_of_the_corpus(span_data: dict[
     predicted = tokens[1 : 1 + lengths.samples_in(len(tokens)) * lengths.raw]
     assert data.unigram_entropy == pytest.approx(entropy(np.bincount(predicted)), abs=1e-12)
     assert data.unigram_entropy == pytest.approx(entropy(np.bincount(tokens)), abs=1e-3)
-
-
-def test_the_baseline_of_a_large_corpus_is_of_samples_from_all_of_it(
-    span_data: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, seen = prepared(span_data).data, list[int]()
-    monkeypatch.setattr(batches, "SAMPLE_TOKENS", 10 * data.objective.lengths.raw)
-    monkeypatch.setattr(PackedTokens, "many", lambda _, indices: seen.extend(indices) or np.array([[1, 7], [1, 8]]))
-    assert data.unigram_entropy == pytest.approx(np.log(2))
-    assert len(seen) == 10 and np.ptp(np.diff(seen)) <= 1 and seen[-1] > 0.8 * data.training.samples_per_epoch
-
-
-@pytest.mark.parametrize("settings", [(), T5])
-def test_the_plan_and_the_summary_tell_one_number(span_data: dict[str, str], settings: tuple[str, ...]) -> None:
-    plan = prepared(span_data, *settings)
-    row = dict(plan_table.rows(plan))["baseline"]
-    assert float(row.split()[0]) == pytest.approx(plan.data.unigram_entropy, abs=5e-4)
-    facts = {"tokens": 1, "epochs": 1.0, "steps": 1, "first_loss": 6.0, "loss": 5.0}
-    made = Manifest("3_train", {}, {}, {}, {**facts, "unigram_entropy": plan.data.unigram_entropy}, 1.0, "", {})
-    assert dict(run_folder.summary_rows(made, plan.run_dir, plan.run_dir))["baseline"] == row

@@ -6,8 +6,6 @@ from configs import config_of
 from made_examples import conversation, pair, write_examples
 
 from zerokara.config.data import SampleLengths, packed
-from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
 from zerokara.training.planning.schedule import Schedule, consumption
 
@@ -100,22 +98,6 @@ def test_segments_ascend_and_the_number_of_examples_tells_padding(tmp_path: Path
     assert rows.padding_share == pytest.approx(num_padding / num_positions)
     none = rows.many([0, 1], real=np.array([True, False]))
     assert none.num_examples.tolist() == [len(rows.examples(0)), 0] and not none.segments[1].any()
-
-
-def test_any_layout_reads_the_same_global_batch(tmp_path: Path) -> None:
-    rows = opened(tmp_path, decoder_examples(200), DECODER, both=False)
-    order = SampleOrder(len(rows), seed=3)
-
-    def read(micro: int, ranks: int) -> list[list[int]]:
-        found = []
-        for rank in range(ranks):
-            batches = Batches(rows, order, BatchLayout(8, micro, ranks), Pairs(DECODER), rank)
-            found += [row for batch in batches.at(16) for row in batch.inputs.tolist()]
-        return sorted(found)
-
-    assert read(8, 1) == read(2, 1) == read(1, 2) == read(4, 2) and len(read(8, 1)) == 8
-    single = Batches(rows, order, BatchLayout(8, 4), Pairs(DECODER)).single_samples(16)
-    assert sorted(batch.inputs[0].tolist() for _, batch in single) == read(8, 1)
 
 
 @pytest.mark.parametrize("both", [False, True])

@@ -76,8 +76,8 @@ def tally_of(tmp_path: Path) -> Callable[[Sequence[InputFile], int], SourceTally
 
     def count(files: Sequence[InputFile], task_bytes: int) -> SourceTally:
         job, results = Job(OneIdADocument(), tmp_path, "text", "line"), dict[str, ShardResult]()
-        for lane in input_streams(files, task_bytes, "line", WHOLE, {})[0]:
-            for task in lane:
+        for stream in input_streams(files, task_bytes, "line", WHOLE, {})[0]:
+            for task in stream:
                 result = write_shard(task, job)
                 results[task.name] = RESULT.validate_json(shard_path(tmp_path, task.name, "json").read_bytes())
                 assert results[task.name] == result

@@ -10,7 +10,7 @@ import pytest
 import torch
 from configs import config_of, fault_of
 from corpus_files import COMPRESS, json_lines
-from made_tokens import discard_work, encode, finished, stopping_after, write_tokens
+from made_tokens import discard_work, encode, write_tokens
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from zerokara import manifest
@@ -21,7 +21,6 @@ from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import TokenPaths
-from zerokara.tokens.shard_tasks import WHOLE, Part
 from zerokara.training.planning.run_plan import make_plan
 from zerokara.training.validation import LossValidation
 
@@ -49,8 +48,8 @@ def config(make_config: Callable[..., PretrainConfig], tmp_path: Path) -> Pretra
     return make_config(**files, output_model_dir=str(tmp_path / "run"))
 
 
-def test_both_splits_hold_what_megatron_s_reader_expects_in_one_run_in_parts_and_resumed(
-    config: PretrainConfig, tmp_path: Path
+def test_both_splits_hold_what_megatron_s_reader_expects(
+    config: PretrainConfig,
 ) -> None:
     made = encode(config, TASK_BYTES)
     assert [tally.train.documents for tally in made.sources] == [130, 70, 0, 0]
@@ -61,18 +60,6 @@ def test_both_splits_hold_what_megatron_s_reader_expects_in_one_run_in_parts_and
         theirs = IndexedDataset(str(prefix))
         assert [ids.tolist() for ids in theirs] == expected
         assert theirs.document_indices.tolist() == list(range(len(expected) + 1))
-    whole = finished(config)
-    config = config.model_copy(update={"output_prefix": str(tmp_path / "parts" / "tokens")})
-    for number in range(3):
-        encode(config, TASK_BYTES, part=Part(number, 3))
-    encode(config, TASK_BYTES, merging=Part(0, 2))
-    encode(config, TASK_BYTES, merging=WHOLE)
-    assert finished(config) == whole
-    config = config.model_copy(update={"output_prefix": str(tmp_path / "resumed" / "tokens")})
-    with pytest.raises(KeyboardInterrupt):
-        encode(config, TASK_BYTES, stopping_after(4))
-    assert encode(config, TASK_BYTES).resumed_shards == 4
-    assert finished(config) == whole
 
 
 def test_a_source_that_becomes_held_out_keeps_its_shards(config: PretrainConfig) -> None:

@@ -15,7 +15,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.manifest import file_key
 from zerokara.tokens.indexed import TokenPaths
-from zerokara.tokens.shard_tasks import WHOLE, Part
+from zerokara.tokens.shard_tasks import Part
 from zerokara.tokens.work_folder import claimed
 
 MakeConfig = Callable[..., PretrainConfig]
@@ -39,15 +39,17 @@ def expected(config: PretrainConfig, tmp_path: Path) -> dict[str, bytes]:
 def test_parts_write_as_one_run(config: PretrainConfig, expected: dict[str, bytes], of: int, merge_of: int) -> None:
     numbers = [*range(of), 0]  # one comes twice
     random.Random(of).shuffle(numbers)
-    assert encode(config, TASK_BYTES, part=Part(998, 999)).text_bytes == 0, "there are more parts than tasks"
+    assert encode(config, TASK_BYTES, stage="encode", part=Part(998, 999)).text_bytes == 0, (
+        "there are more parts than tasks"
+    )
     for number in numbers:
-        assert encode(config, TASK_BYTES, part=Part(number, of)).sources == []
+        assert encode(config, TASK_BYTES, stage="encode", part=Part(number, of)).sources == []
     for number in range(merge_of - 1):  # and one not at all
-        encode(config, TASK_BYTES, merging=Part(number, merge_of))
+        encode(config, TASK_BYTES, stage="merge", part=Part(number, merge_of))
     if merge_of > 1:
         with pytest.raises(UserError, match="other settings of the split"):
-            encode(config.model_copy(update={"valid_fraction": 0.3}), TASK_BYTES, merging=Part(1, merge_of))
-    made = encode(config, TASK_BYTES, merging=WHOLE)
+            encode(config.model_copy(update={"valid_fraction": 0.3}), TASK_BYTES, stage="merge", part=Part(1, merge_of))
+    made = encode(config, TASK_BYTES, stage="merge")
     assert made.text_bytes == 0
     assert {*made.hashes} == {file_key(Path(entry)) for entry in config.input_jsonl}
     assert finished(config) == expected
@@ -56,25 +58,25 @@ def test_parts_write_as_one_run(config: PretrainConfig, expected: dict[str, byte
 def test_a_killed_part_goes_on_and_one_run_does_the_rest(config: PretrainConfig, expected: dict[str, bytes]) -> None:
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            encode(config, TASK_BYTES, stopping_after(3), part=Part(1, 2))
+            encode(config, TASK_BYTES, stopping_after(3), stage="encode", part=Part(1, 2))
     with pytest.raises(UserError, match=r"at least \d+ of \d+ shards are not made yet .*start the parts again"):
-        encode(config, TASK_BYTES, merging=WHOLE)
-    assert encode(config, TASK_BYTES, part=Part(1, 2)).resumed_shards == 6
+        encode(config, TASK_BYTES, stage="merge")
+    assert encode(config, TASK_BYTES, stage="encode", part=Part(1, 2)).resumed_shards == 6
     assert encode(config, 9 * TASK_BYTES).resumed_shards > 6, "the size of a task is that of the plan"
     assert finished(config) == expected
 
 
 def test_a_part_of_other_work_is_refused(config: PretrainConfig, make_config: MakeConfig, corpus: Path) -> None:
-    encode(config, TASK_BYTES, part=Part(0, 2))
+    encode(config, TASK_BYTES, stage="encode", part=Part(0, 2))
     times = corpus.stat()
     os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
     other = config.model_copy(update={"text_field": "body"})
-    for of_work in ({"part": Part(1, 2)}, {"merging": WHOLE}):
+    for of_work in ({"stage": "encode", "part": Part(1, 2)}, {"stage": "merge"}):
         text = str(fault_of(encode, other, TASK_BYTES, **of_work))
         assert "text_field was text, here it is body" in text and "cp -p" in text
         assert f"a file was ['{corpus.name}', {times.st_size}, {times.st_mtime_ns}, 0], here it is [" in text
     os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert encode(config, TASK_BYTES, part=Part(0, 2)).text_bytes == 0, "nothing was lost"
+    assert encode(config, TASK_BYTES, stage="encode", part=Part(0, 2)).text_bytes == 0, "nothing was lost"
 
 
 def test_who_may_work_in_the_folder_at_once(config: PretrainConfig) -> None:
@@ -92,7 +94,7 @@ def test_who_may_work_in_the_folder_at_once(config: PretrainConfig) -> None:
         discard_work(config)
         assert begun.exists(), "what another run is writing is not touched"
     with claimed(paths), ExitStack() as stack, pytest.MonkeyPatch.context() as patched:
-        patched.setattr("zerokara.tokens.work_folder._TURN_SECONDS", 0.1)
+        patched.setattr("zerokara.tokens.work_folder._BEGIN_SECONDS", 0.1)
         with pytest.raises(UserError, match="is writing here"):
             stack.enter_context(claimed(paths, "part-0-of-2"))
     assert not paths.work_folder.exists() and not paths.lock.exists()
@@ -100,18 +102,18 @@ def test_who_may_work_in_the_folder_at_once(config: PretrainConfig) -> None:
 
 def test_damaged_shards_do_not_count(config: PretrainConfig, expected: dict[str, bytes]) -> None:
     """The merge meets the damage."""
-    encode(config, TASK_BYTES, part=Part(0, 2))
+    encode(config, TASK_BYTES, stage="encode", part=Part(0, 2))
     folder = TokenPaths(config.output_prefix).work_folder
     made = sorted(folder.glob("*-*.json"))
     made[0].write_bytes(made[0].read_bytes()[:-1])
     with pytest.raises(UserError, match="not made yet"):
-        encode(config, TASK_BYTES, merging=WHOLE)
-    assert encode(config, TASK_BYTES, part=Part(0, 2)).resumed_shards == len(made) - 1
-    encode(config, TASK_BYTES, part=Part(1, 2))
+        encode(config, TASK_BYTES, stage="merge")
+    assert encode(config, TASK_BYTES, stage="encode", part=Part(0, 2)).resumed_shards == len(made) - 1
+    encode(config, TASK_BYTES, stage="encode", part=Part(1, 2))
     shard = made[1].with_suffix(".bin")
     shard.write_bytes(shard.read_bytes()[:-1] + b"!")
     with pytest.raises(RunError, match="on the disk differs from what was written"):
-        encode(config, TASK_BYTES, merging=WHOLE)
-    encode(config, TASK_BYTES, part=Part(0, 2))
-    encode(config, TASK_BYTES, merging=WHOLE)
+        encode(config, TASK_BYTES, stage="merge")
+    encode(config, TASK_BYTES, stage="encode", part=Part(0, 2))
+    encode(config, TASK_BYTES, stage="merge")
     assert finished(config) == expected

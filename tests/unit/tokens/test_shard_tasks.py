@@ -16,7 +16,7 @@ from zerokara.tokens.shards import ShardTask
 
 
 def _all(files: Sequence[InputFile], size: int, part: Part = WHOLE) -> list[ShardTask]:
-    return [task for lane in input_streams(files, size, "line", part, {})[0] for task in lane]
+    return [task for stream in input_streams(files, size, "line", part, {})[0] for task in stream]
 
 
 def _packed(folder: Path, *names: str) -> list[InputFile]:
@@ -45,7 +45,7 @@ def test_packed_files_are_read_whole_where_small_or_of_many(tmp_path: Path, monk
     assert len(_all(files, 1000)) > 2
     (tmp_path / "one.txt.gz").write_bytes(files[0].path.read_bytes())
     one = input_streams(find_files([str(tmp_path / "one.txt.gz")], ""), 1000, "file", WHOLE, {})[0]
-    assert [type(part) for lane in one for task in lane for part in task.parts] == [Range], "one document"
+    assert [type(part) for stream in one for task in stream for part in task.parts] == [Range], "one document"
     monkeypatch.setattr(shard_tasks, "MANY_FILES", 1)
     assert len(_all(files, 1000)) == 2
 

@@ -107,16 +107,3 @@ def test_ctrl_c_reaches_the_parent_only(tmp_path: Path) -> None:
     assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")
     psutil.wait_procs(children, timeout=30)
     assert not any(child.is_running() for child in children)
-
-
-def test_the_program_is_not_imported_again(tmp_path: Path) -> None:
-    """As what it is started: a package with `__main__`, which multiprocessing leaves alone, as step 2 is."""
-    (tmp_path / "x.txt").write_text("a line\n", encoding="utf-8")
-    (tmp_path / "program").mkdir()
-    (tmp_path / "program" / "__init__.py").touch()
-    counted = f"open({str(tmp_path / 'started')!r}, 'a').write('x')\n"
-    (tmp_path / "program" / "__main__.py").write_text(counted + PROGRAM, encoding="utf-8")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    command = [sys.executable, "-m", "program", str(tmp_path), "slow"]
-    subprocess.run(command, env=env, capture_output=True, check=True)
-    assert (tmp_path / "started").read_text(encoding="utf-8") == "x"
