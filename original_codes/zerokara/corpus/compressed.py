@@ -41,15 +41,14 @@ def zstd_module() -> ModuleType:
 class CompressedReader(io.RawIOBase):
     """Stream of the unpacked bytes of a compressed file; wrap it in an `io.BufferedReader` to read lines.
 
-    If `damage` is not empty at the end, nothing could be read from the compressed byte `damaged_at` on, and from
-    `unverified_from` on there may be other errors: a member whose checksum fails or is never reached may have unpacked
-    to anything; a file that ends too early is unverified as a whole, for nobody knows how much is missing.
+    If `damage` is not empty at the end, only the first `verified_bytes` of the file are certain. A member whose
+    checksum fails or is never reached may have unpacked to anything; of a file that ends too early nothing is certain,
+    for nobody knows how much is missing.
     """
 
     def __init__(self, packed: IO[bytes], compression: Compression, name: str):
         self.name, self.damage = name, ""
-        self.damaged_at = self.unverified_from = 0
-        self.packed_bytes = 0
+        self.verified_bytes = self.packed_bytes = 0
         """Compressed bytes read so far."""
         self._packed, self._is_gzip = packed, compression == "gzip"
         self._library: Any = zlib if self._is_gzip else zstd_module()
@@ -105,18 +104,17 @@ class CompressedReader(io.RawIOBase):
                     yield fresh
                 return
             except EOFError:
-                self.damage, self.damaged_at, self.unverified_from = CUT, self._packed.tell(), 0
+                self.damage, self.verified_bytes = CUT, 0
             except self._error as error:
                 if careful_from is not None:
-                    self.damage, self.damaged_at, self.unverified_from = str(error), self._fed_from, start
+                    self.damage, self.verified_bytes = str(error), start
                 careful_from = self._fed_from
         if not num_yielded:
-            self.damaged_at = start
             is_skippable = 0x50 <= head[0] <= 0x5F and _SKIPPABLE_MAGIC.startswith(head[1:4])
             is_zstd = is_skippable or _ZSTD_MAGIC.startswith(head[:4])
             if start and not (_GZIP_MAGIC.startswith(head[:2]) if self._is_gzip else is_zstd):
                 self.damage = f"what follows its last member is no {'gzip' if self._is_gzip else 'zstd'}"
-                self.unverified_from = start
+                self.verified_bytes = start
             elif is_zstd and self.damage != CUT:
                 need, option = "more than 128 MiB", "--long=31"
                 with suppress(self._error):  # where the header of the frame is damaged

@@ -80,9 +80,7 @@ class BadLine(NamedTuple):
     documents: int = 1
     """Number of documents that this loses: the unreadable rows of a damaged row group, else 1."""
     lost_bytes: int = 0
-    """Bytes on disk (compressed) that could not be read."""
-    unverified_bytes: int = 0
-    """Bytes on disk that were read before a damage and that no checksum confirms (all of a truncated file)."""
+    """Bytes on disk (compressed) that could not be read, or that no checksum confirms (all of a truncated file)."""
 
 
 def excerpt(line: bytes) -> str:

@@ -217,8 +217,7 @@ def _of_whole_file(file: InputFile) -> Document | BadLine:
 
 def _damaged(file: InputFile, packed: CompressedReader, line: int, start: int, size: int) -> BadLine:
     """Item for the damage of a compressed file; `size` is the size of the truncated line."""
-    lost, unverified = max(0, file.bytes - packed.damaged_at), packed.damaged_at - packed.unverified_from
-    return BadLine(file, line, start, Reason.DAMAGED, packed.damage, size, 1, lost, unverified)
+    return BadLine(file, line, start, Reason.DAMAGED, packed.damage, size, 1, file.bytes - packed.verified_bytes)
 
 
 def total_plain_bytes(files: Sequence[InputFile]) -> int:

@@ -307,7 +307,7 @@ def summary_rows(config: DataSettings, encoded: EncodedCorpus, seconds: float) -
     """Rows of (name, value) for the screen; `seconds` are those of the whole step."""
     rows = []
     for (_, entry), tally in zip(config.entries, encoded.sources, strict=True):
-        lost = f" ({bytes_text(tally.bytes_lost)} of {bytes_text(tally.bytes_in)} lost)" if tally.bytes_lost else ""
+        lost = f" ({bytes_text(tally.bytes_lost)} of {bytes_text(tally.bytes_in)} bad)" if tally.bytes_lost else ""
         rows.append((shown(entry), f"{tally.documents_in:,} documents in, {tally.skipped.total():,} skipped{lost}"))
         for name, split in (("  train", tally.train), ("  valid", tally.valid)):
             text = f"{split.documents:,} documents, {split.tokens:,} tokens, {bytes_text(split.text_bytes)} of text"

@@ -75,9 +75,7 @@ class RangeResult:
     lost_documents: int = 0
     """Number of documents known to be missing where it is damaged."""
     lost_bytes: int = 0
-    """Bytes on disk that could not be read or belong to a line that is too long."""
-    unverified_bytes: int = 0
-    """As in `BadLine`."""
+    """As in `BadLine`, and of lines that are too long."""
     sha256: str = ""
     """SHA-256 of its whole file on a disk, if it is the first range of the file."""
 
@@ -228,7 +226,6 @@ def _quarantined(item: BadLine, range_number: int, held: RangeResult) -> bytes:
     """Count a bad line; its record, in which the range stands for the file, and `line` is counted as in the item."""
     held.skipped[item.reason.value] += item.documents
     held.lost_bytes += item.lost_bytes
-    held.unverified_bytes += item.unverified_bytes
     record = {name: getattr(item, name) for name in ("line", "offset", "reason", "excerpt", "bytes")}
     if item.reason is Reason.DAMAGED:
         held.damage = held.damage or item.excerpt

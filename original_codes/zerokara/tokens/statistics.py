@@ -3,11 +3,11 @@
 Documents: what came in = train + valid + skipped, where every row of a damaged row group is one that was skipped.
 
 Bytes are those of the files on disk (compressed, if they are), and matter only where something cannot be counted in
-documents. *Lost* bytes could not be read: a compressed file from its damage on; of a damaged row group, the share of
-its missing rows; a line that is too long. *Unverified* bytes were read, and their documents are used, but they count
-against `max_bad_fraction` as lost ones do: the gzip member or zstd frame in which a damage was met, for its checksum
-failed or was never reached (a gzip member can unpack to nonsense for long before anything is noticed); and all of a
-compressed file that ends in the middle, for nobody can know how much is missing.
+documents. *Lost* bytes could not be read, or nothing confirms them: a compressed file from the gzip member or zstd
+frame on in which a damage was met, for its checksum failed or was never reached (a gzip member can unpack to nonsense
+for long before anything is noticed); all of a compressed file that ends in the middle, for nobody can know how much is
+missing; of a damaged row group, the share of its missing rows; a line that is too long. Documents that could be read
+are used all the same.
 
 The quarantine lists every line that makes no document, one JSON object a line: ``file``, ``line`` (from 1; a row of a
 .parquet), ``offset`` (byte in the unpacked file; index of the row), ``reason``, ``excerpt``, ``bytes``; of a damage
@@ -30,7 +30,7 @@ from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import HARMLESS
 from zerokara.corpus.read import Block, Range
 from zerokara.durable import atomic_file
-from zerokara.errors import UserError
+from zerokara.errors import Fault, UserError, refuse
 from zerokara.progress import bytes_text, first_of
 from zerokara.tokens.indexed import TokenPaths
 from zerokara.tokens.shards import RangeResult, ShardResult, ShardTask, shard_path
@@ -65,15 +65,9 @@ class DamagedFile:
     """Number of documents known to be missing, a lower bound."""
     bytes_lost: int
     file_bytes: int
-    bytes_unverified: int
 
     def __str__(self) -> str:
-        parts = [f"{bytes_text(self.bytes_lost)} of {bytes_text(self.file_bytes)} lost"]
-        if self.documents > 1:
-            parts.append(f"{self.documents:,} documents")
-        if self.bytes_unverified:
-            parts.append(f"{bytes_text(self.bytes_unverified)} read but unverified")
-        return f"{self.name} ({self.damage}: {', '.join(parts)})"
+        return f"{self.name} ({self.damage}: {bytes_text(self.bytes_lost)} of {bytes_text(self.file_bytes)} lost)"
 
 
 @dataclass
@@ -85,7 +79,6 @@ class SourceTally:
     """Number of documents by reason."""
     bytes_in: int = 0
     bytes_lost: int = 0
-    bytes_unverified: int = 0
     damaged: list[DamagedFile] = field(default_factory=list)
     train: SplitTally = field(default_factory=SplitTally)
     valid: SplitTally = field(default_factory=SplitTally)
@@ -117,15 +110,14 @@ def count_sources(num_sources: int, parts: Sequence[tuple[Range | Block, RangeRe
     for file, of_file in groupby(parts, lambda part: part[0].file):
         held = [result for _, result in of_file]
         tally = tallies[file.source]
-        lost, unverified = sum(part.lost_bytes for part in held), sum(part.unverified_bytes for part in held)
+        lost = sum(part.lost_bytes for part in held)
         tally.documents_in += sum(part.lines for part in held)
         tally.skipped += sum((part.skipped for part in held), Counter[str]())
         tally.bytes_in += file.bytes
         tally.bytes_lost += lost
-        tally.bytes_unverified += unverified
         if damage := next((part.damage for part in held if part.damage), ""):
             documents = sum(part.lost_documents for part in held)
-            tally.damaged.append(DamagedFile(file.name, damage, documents, lost, file.bytes, unverified))
+            tally.damaged.append(DamagedFile(file.name, damage, documents, lost, file.bytes))
     return tallies
 
 
@@ -167,34 +159,26 @@ def check_sources(config: DataSettings, tallies: Sequence[SourceTally], paths: T
     whole = total(tallies)
     check_bad_fraction(config, whole, paths)
     if not whole.documents:
-        why = f": {whole.reasons}" if whole.skipped else ""
-        why += f"; damaged: {whole.damages}" if whole.damaged else ""
-        rule = f"the corpus holds no document with text{why}"
-        raise UserError(config.fault("input_jsonl", rule, _see(paths, whole)))
+        rule = f"the corpus holds no document with text: {whole.reasons or 'nothing at all'}"
+        raise UserError(config.fault("input_jsonl", rule, f"each is listed in {paths.quarantine}"))
 
 
 def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPaths) -> None:
-    """Raise UserError if the share of bad documents (empty lines do not count) or of bad bytes is too large.
-
-    It names both, the counts by reason, the damaged files and the quarantine file.
-    """
-    harmless = sum(tally.skipped[reason] for reason in HARMLESS)
+    """Raise UserError if the share of bad documents (empty lines do not count), or that of lost bytes, is too large."""
+    harmless, faults = sum(tally.skipped[reason] for reason in HARMLESS), list[Fault]()
     bad, among = tally.skipped.total() - harmless, tally.documents_in - harmless
-    bad_bytes, among_bytes = tally.bytes_lost + tally.bytes_unverified, tally.bytes_in
-    shares = [bad / max(1, among), bad_bytes / max(1, among_bytes)]
-    if max(shares) <= config.max_bad_fraction:
-        return
-    rule = f"{bad:,} of {among:,} documents are bad ({shares[0]:.3g} of them): {tally.reasons}"
-    if bad_bytes:
-        rule += f"; {bad_bytes:,} of {among_bytes:,} bytes on the disk are lost or unverified ({shares[1]:.3g})"
-    enough = math.ceil(max(shares) * 1000) / 1000
-    remedy = f"{_see(paths, tally)}; repair the corpus, or set max_bad_fraction to {enough:g}"
-    if tally.damaged:
-        rule += f"; damaged: {tally.damages}"
-    if tally.bytes_unverified:
-        remedy = f"download the damaged files again (unverified bytes count as bad); {remedy}"
-    raise UserError(config.fault("max_bad_fraction", rule, remedy))
+    if bad > config.max_bad_fraction * among:
+        rule = f"{bad:,} of {among:,} documents are bad ({bad / among:.3g} of them): {tally.reasons}"
+        remedy = f"each is listed in {paths.quarantine}; repair the corpus, or set it to {_enough(bad / among):g}"
+        faults.append(config.fault("max_bad_fraction", rule, remedy))
+    lost, size = tally.bytes_lost, tally.bytes_in
+    if lost > config.max_bad_fraction * size:
+        files = f", of {tally.damages}" if tally.damaged else ", in lines that are too long"
+        rule = f"{lost:,} of {size:,} bytes on the disk are lost ({lost / size:.3g}){files}"
+        remedy = f"download or make these files again, or set it to {_enough(lost / size):g}"
+        faults.append(config.fault("max_bad_fraction", rule, remedy))
+    refuse(faults)
 
 
-def _see(paths: TokenPaths, tally: SourceTally) -> str:
-    return f"each is listed in {paths.quarantine}" if tally.skipped else ""
+def _enough(share: float) -> float:
+    return math.ceil(share * 1000) / 1000

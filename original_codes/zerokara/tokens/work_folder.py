@@ -31,7 +31,7 @@ from zerokara.progress import Progress, bytes_text, log
 from zerokara.tokens.indexed import TokenPaths, bin_path
 from zerokara.tokens.shards import ShardResult, is_left_here, shard_path, unfinished_path
 
-FORMAT = 9
+FORMAT = 10
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
 RESULT = TypeAdapter(ShardResult)

@@ -47,9 +47,9 @@ def encoder(train_toy: TrainToy) -> Encoder:
     return Encoder(train_toy(vocab_size=560))
 
 
-def template_of(encoder: Encoder, source: str = "", encodes: bool = False) -> ChatTemplate:
-    tokenizer = tokenizer_of_exports(encoder, encodes)
-    return ChatTemplate(source or auto_source(encoder, encodes), "t.jinja", tokenizer, encodes)
+def template_of(encoder: Encoder, source: str = "", is_encoder_decoder: bool = False) -> ChatTemplate:
+    tokenizer = tokenizer_of_exports(encoder, is_encoder_decoder)
+    return ChatTemplate(source or auto_source(encoder, is_encoder_decoder), "t.jinja", tokenizer, is_encoder_decoder)
 
 
 def encoded(template: ChatTemplate, messages: Sequence[Message]) -> list[list[int]]:
@@ -74,9 +74,11 @@ def test_spans_are_read_and_learned_in_turn(encoder: Encoder, train_toy: TrainTo
     assert encoded(template_of(plain), HELLO) == [read, ids(plain, "42 dogs", "</s>")]
 
 
-@pytest.mark.parametrize("encodes", [False, True], ids=["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("is_encoder_decoder", [False, True], ids=["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
-def test_ids_and_labels_are_those_of_the_export(kind: str, encodes: bool, train_toy: TrainToy, tmp_path: Path) -> None:
+def test_ids_and_labels_are_those_of_the_export(
+    kind: str, is_encoder_decoder: bool, train_toy: TrainToy, tmp_path: Path
+) -> None:
     """And the prompt for the last answer is what stands before it; no message becomes a control piece."""
     if kind in SPECIAL:
         folder = tmp_path / kind
@@ -84,8 +86,8 @@ def test_ids_and_labels_are_those_of_the_export(kind: str, encodes: bool, train_
         encoder = open_encoder(byte_level(folder, kind, tokenizer_config=named).parent)
     else:
         encoder = Encoder(train_toy(**{"vocab_size": 580, **KINDS[kind]}))
-    template = template_of(encoder, encodes=encodes)
-    tokenizer_json.write(encoder, tmp_path, 64, encodes, template.source)
+    template = template_of(encoder, is_encoder_decoder=is_encoder_decoder)
+    tokenizer_json.write(encoder, tmp_path, 64, is_encoder_decoder, template.source)
     theirs = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False, local_files_only=True)
     conversations = list(islice(made_conversations(encoder, toy_lines(50)), 100))
     quiet: dict[str, Any] = {"tokenizer_kwargs": {"verbose": False}}
@@ -98,7 +100,7 @@ def test_ids_and_labels_are_those_of_the_export(kind: str, encodes: bool, train_
         labels = [i % 2 for i, segment in enumerate(ours) for _ in segment]
         assert joined == whole["input_ids"][number][: len(joined)]
         assert not any(mask[len(joined) :])
-        last = slice(len(joined) - len(ours[-1]) if encodes else 0, len(joined))
+        last = slice(len(joined) - len(ours[-1]) if is_encoder_decoder else 0, len(joined))
         assert mask[last] == labels[last]
         assert prompts[number] == joined[: -len(ours[-1])]
         assert [ours[-1].count(i) for i in encoder.control_ids if i in ours[-1]] == [1]
@@ -136,9 +138,9 @@ def test_models_of_others_keep_their_turns(kind: str, text: str, tmp_path: Path)
 
 
 def test_an_encoders_input_ends_with_the_end(encoder: Encoder) -> None:
-    read, learned = encoded(template_of(encoder, encodes=True), TWO_TURNS)
+    read, learned = encoded(template_of(encoder, is_encoder_decoder=True), TWO_TURNS)
     assert read[-1] == learned[-1] == encoder.eos_id
-    assert "</s>" in refused(template_of, encoder, GOOD, encodes=True)[0].rule
+    assert "</s>" in refused(template_of, encoder, GOOD, is_encoder_decoder=True)[0].rule
 
 
 def test_another_end_ends_generation_too(encoder: Encoder) -> None:
@@ -223,24 +225,26 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("encodes", [False, True], ids=["decoder", "encoder-decoder"])
-def test_an_exports_template_is_held_to_what_was_trained(encodes: bool, encoder: Encoder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_encoder_decoder", [False, True], ids=["decoder", "encoder-decoder"])
+def test_an_exports_template_is_held_to_what_was_trained(
+    is_encoder_decoder: bool, encoder: Encoder, tmp_path: Path
+) -> None:
     conversations = islice(made_conversations(encoder, toy_lines(50)), 60)
     lines = "".join(json.dumps({"messages": each}) + "\n" for each in conversations).replace("\\u0000", "0")
     (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
     settings = {"train_data": [str(tmp_path / "train.jsonl")], "output_prefix": str(tmp_path / "out" / "x")}
-    tokenizer = partial(tokenizer_of_exports, encoder, encodes)
+    tokenizer = partial(tokenizer_of_exports, encoder, is_encoder_decoder)
     config = FinetuneConfig(**settings, valid_fraction=0)
-    files = prepare(config, encoder, tokenizer, is_encoder_decoder=encodes, packed_length=9999)
+    files = prepare(config, encoder, tokenizer, is_encoder_decoder=is_encoder_decoder, packed_length=9999)
     trained = [json.loads(line) for line in files.train.texts_path.read_bytes().splitlines()]
 
     def proved(template: str) -> Proof:
-        tokenizer_json.write(encoder, tmp_path, 64, encodes, template)
+        tokenizer_json.write(encoder, tmp_path, 64, is_encoder_decoder, template)
         return prove_chat(load(tmp_path), trained)
 
     proof = proved(files.chat_template)
     assert proof.facts == {"compared": 60, "failures": 0} and not proof.faults, proof.faults
-    for name, (old, new) in ({} if encodes else BROKEN).items():
+    for name, (old, new) in ({} if is_encoder_decoder else BROKEN).items():
         assert old in files.chat_template
         proof = proved(files.chat_template.replace(old, new))
         assert "at token" in proof.faults[0], name

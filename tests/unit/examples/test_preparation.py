@@ -34,15 +34,19 @@ def encoder(train_toy: TrainToy) -> Encoder:
 def prepared(folder: Path, encoder: Encoder, records: Sequence[Any] = (), **settings: Any) -> ExampleFiles:
     """Prepare records as training examples; without validation examples unless `settings` ask for them.
 
-    Beside settings there may be `encodes`, `length` and `redo`.
+    Beside settings there may be `is_encoder_decoder`, `length` and `redo`.
     """
-    encodes, length, redo = (settings.pop(*each) for each in (("encodes", False), ("length", 200), ("redo", False)))
+    is_encoder_decoder, length, redo = (
+        settings.pop("is_encoder_decoder", False),
+        settings.pop("length", 200),
+        settings.pop("redo", False),
+    )
     if records:
         settings["train_data"] = [write_jsonl(folder / "train.jsonl", records)]
     settings = {"valid_fraction": 0, "output_prefix": str(folder / "out" / "x"), **settings}
     config = FinetuneConfig(**settings)
-    tokenizer = partial(tokenizer_of_exports, encoder, encodes)
-    return prepare(config, encoder, tokenizer, is_encoder_decoder=encodes, packed_length=length, redo=redo)
+    tokenizer = partial(tokenizer_of_exports, encoder, is_encoder_decoder)
+    return prepare(config, encoder, tokenizer, is_encoder_decoder=is_encoder_decoder, packed_length=length, redo=redo)
 
 
 def segments(files: ExampleFiles, number: int = 0) -> list[list[int]]:
@@ -263,21 +267,23 @@ def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder
     assert read_lengths.sum() + learned_lengths.sum() == cut.train.counts.tokens
 
 
-@pytest.mark.parametrize("encodes", [False, True])
-def test_an_example_that_fills_a_row_is_kept_and_no_longer_one(tmp_path: Path, encoder: Encoder, encodes: bool) -> None:
+@pytest.mark.parametrize("is_encoder_decoder", [False, True])
+def test_an_example_that_fills_a_row_is_kept_and_no_longer_one(
+    tmp_path: Path, encoder: Encoder, is_encoder_decoder: bool
+) -> None:
     """A decoder's last token is only a label: an example of 61 tokens takes 60 positions."""
     record = {"source": "the fox " * 9, "target": "b"}
-    files = prepared(tmp_path, encoder, [record], encodes=encodes, length=500)
+    files = prepared(tmp_path, encoder, [record], is_encoder_decoder=is_encoder_decoder, length=500)
     read, learned = map(len, segments(files))
-    fits = read if encodes else read + learned - 1
-    kept = prepared(tmp_path, encoder, [record], encodes=encodes, length=fits, redo=True)
+    fits = read if is_encoder_decoder else read + learned - 1
+    kept = prepared(tmp_path, encoder, [record], is_encoder_decoder=is_encoder_decoder, length=fits, redo=True)
     assert (kept.train.counts.kept, kept.train.counts.cut) == (1, 0)
-    lengths = packed(fits, 64 if encodes else fits, encodes)
-    rows = PackedExamples(kept.train.prefix, lengths, encodes, encoder.pad_id)
-    padding = 1 - (read + learned) / (fits + 64) if encodes else 0
+    lengths = packed(fits, 64 if is_encoder_decoder else fits, is_encoder_decoder)
+    rows = PackedExamples(kept.train.prefix, lengths, is_encoder_decoder, encoder.pad_id)
+    padding = 1 - (read + learned) / (fits + 64) if is_encoder_decoder else 0
     assert len(rows) == 1 and rows.padding_share == pytest.approx(padding)
     with pytest.raises(UserError, match=f"needs {fits} positions.*packed_length is {fits - 1}"):
-        prepared(tmp_path, encoder, [record], encodes=encodes, length=fits - 1, redo=True)
+        prepared(tmp_path, encoder, [record], is_encoder_decoder=is_encoder_decoder, length=fits - 1, redo=True)
 
 
 def test_cut_turns_go_with_their_answers_which_are_counted_and_told(tmp_path: Path, encoder: Encoder) -> None:
@@ -291,7 +297,9 @@ def test_cut_turns_go_with_their_answers_which_are_counted_and_told(tmp_path: Pa
     reading = ExampleData(files.train.prefix, packed(13, 13, False), False, encoder.pad_id, 0)
     told = f"{counts.cut_learned_tokens} tokens of answers were cut away"
     assert told in str(list(task.plan_rows(files.train, None, reading.tokens())))
-    only_read = prepared(tmp_path, encoder, records, encodes=True, length=9, overlong="cut_prompt", redo=True)
+    only_read = prepared(
+        tmp_path, encoder, records, is_encoder_decoder=True, length=9, overlong="cut_prompt", redo=True
+    )
     read, _ = segments(only_read)
     assert len(read) == 9 and read[-1] == encoder.eos_id
 

@@ -78,7 +78,7 @@ def test_bad_lines_count_as_documents(
     tally = _same_for_all_sizes(tmp_path / "a.jsonl", tally_of)
     assert tally.skipped == dict.fromkeys(bad, 1) | {"broken JSON": 2, "truncated last line": 1}
     assert tally.documents == 50 and tally.documents_in == 55
-    assert (tally.bytes_lost, tally.bytes_unverified, tally.bytes_in) == (3001, 0, len(content)) and not tally.damaged
+    assert (tally.bytes_lost, tally.bytes_in) == (3001, len(content)) and not tally.damaged
     fault = fault_of(check_bad_fraction, make_config(max_bad_fraction=0.07), tally, TokenPaths("x"))
     assert fault.rule.startswith("4 of 54 documents are bad"), "an empty line is no loss"
 
@@ -94,12 +94,11 @@ def test_a_cut_off_file_counts_whole(tmp_path: Path, tally_of: TallyOf, make_con
     (file,) = tally.damaged
     assert (file.name, file.damage, file.documents) == (str(path), CUT, 1)
     assert tally.skipped.total() == 1 and tally.documents > 4000
-    assert tally.bytes_lost + tally.bytes_unverified == tally.bytes_in == len(packed) // 2 and tally.bytes_unverified
+    assert tally.bytes_lost == tally.bytes_in == len(packed) // 2
     fault = fault_of(check_bad_fraction, make_config(max_bad_fraction=0.5), tally, TokenPaths("x"))
     size = f"{path.stat().st_size:,}"
     assert fault.key == "max_bad_fraction" and fault.value == 0.5
-    assert f"1 of {tally.documents_in:,} documents are bad" in fault.rule
-    assert f"{size} of {size} bytes on the disk are lost or unverified (1)" in fault.rule and str(path) in fault.rule
+    assert f"{size} of {size} bytes on the disk are lost (1)" in fault.rule and str(path) in fault.rule
     check_bad_fraction(make_config(max_bad_fraction=1), tally, TokenPaths("x"))
 
 
@@ -128,15 +127,14 @@ def test_rows_that_were_given_before_the_damage_stay_documents(tmp_path: Path, t
     assert tally.bytes_lost == path.stat().st_size - path.stat().st_size * tally.documents // 1000
 
 
-def test_a_damaged_member_is_unverified_and_bytes_behind_the_last_are_lost(tmp_path: Path, tally_of: TallyOf) -> None:
+def test_a_damaged_member_and_bytes_behind_the_last_are_lost(tmp_path: Path, tally_of: TallyOf) -> None:
     first, last, path = gzip.compress(_lines(500)), gzip.compress(_lines(100)), tmp_path / "a.jsonl.gz"
     path.write_bytes(first + b"garbage" * 10)
     tally = _same_for_all_sizes(path, tally_of)
-    assert (tally.documents, tally.bytes_lost, tally.bytes_unverified) == (500, 70, 0)
+    assert (tally.documents, tally.bytes_lost) == (500, 70)
     path.write_bytes(first + last[:-6] + b"\xff" * 6)  # its checksum
     tally = _same_for_all_sizes(path, tally_of)
-    assert tally.documents == 600 and tally.bytes_lost <= 8
-    assert tally.bytes_unverified == pytest.approx(len(last), abs=8)
+    assert (tally.documents, tally.bytes_lost) == (600, len(last))
 
 
 def test_only_packed_files_without_a_byte_are_damaged(tmp_path: Path, tally_of: TallyOf) -> None:
@@ -194,7 +192,7 @@ def test_the_step_names_the_damaged_files_and_keeps_the_counts(
     facts = manifest.read(TokenPaths(config.output_prefix).manifest).facts
     assert facts["damaged_files"] == len(facts["damaged"]) == 4
     tally = TypeAdapter(SourceTally).validate_python(facts)
-    assert tally.bytes_lost + tally.bytes_unverified >= (tmp_path / "cut.jsonl.gz").stat().st_size
+    assert tally.bytes_lost >= (tmp_path / "cut.jsonl.gz").stat().st_size
     # What was written stays, and a stricter limit says what is wrong with it.
     fault = fault_of(tokenize, make_config(**settings, max_bad_fraction=0.1), options)
     assert (fault.key, fault.value) == ("max_bad_fraction", 0.1) and "cut.jsonl.gz" in fault.rule
@@ -236,8 +234,7 @@ def test_what_is_lost_is_never_silent(tmp_path: Path, make_config: MakeConfig, t
         files = find_files([str(path)], "")
         tally = tally_of(files, 1 << 20)
         assert tally == tally_of(files, random.randrange(500, 20_000)), f"seed {seed}"
-        assert tally.bytes_in == len(content) >= tally.bytes_lost + tally.bytes_unverified
-        assert min(tally.bytes_lost, tally.bytes_unverified) >= 0
+        assert tally.bytes_in == len(content) >= tally.bytes_lost >= 0
         assert (tally.skipped[Reason.DAMAGED] > 0) == (len(tally.damaged) > 0)
         arrived = Counter(item.text for item in read(Range(files[0])) if isinstance(item, Document)) & Counter(texts)
         lost, at_a_members_end = len(texts) - arrived.total(), kind == "cut" and not tally.damaged
