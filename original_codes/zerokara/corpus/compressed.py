@@ -13,7 +13,6 @@ import io
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -116,12 +115,8 @@ class CompressedReader(io.RawIOBase):
                 self.damage = f"what follows its last member is no {'gzip' if self._is_gzip else 'zstd'}"
                 self.verified_bytes = start
             elif is_zstd and self.damage != CUT:
-                need, option = "more than 128 MiB", "--long=31"
-                with suppress(self._error):  # where the header of the frame is damaged
-                    if number := self._library.get_frame_info(head).dictionary_id:
-                        need, option = f"the dictionary {number}", "-D DICTIONARY"
-                again = f"zstd -dc {option} {self.name} | zstd --long={_MAX_WINDOW_LOG} -o NEW.zst"
-                self.damage += f"; compress it again if it needs {need}: {again}"
+                again = f"zstd -dc --long=31 {self.name} | zstd --long={_MAX_WINDOW_LOG} -o NEW.zst"
+                self.damage += f"; if it needs more than 128 MiB or a dictionary (-D), compress it again: {again}"
 
     def _fed(self, start: int, careful_from: int | None) -> Iterator[bytes]:
         """Unpack a member from its first byte; from the compressed byte `careful_from` on by feeding single bytes."""

@@ -26,11 +26,13 @@ from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Range, read, total_plain_bytes
 from zerokara.errors import Fault, UserError, refuse, shown
 from zerokara.examples.facts import PLACE_OF_INPUT
+from zerokara.progress import first_of
 
 Message = Mapping[str, Any]
 """A turn of a conversation: ``role``, ``content``, ``weight`` where it is 0, and what else the chat template reads."""
 HEAD_LINES = 50
 """Records at the head of a file by which its format is found."""
+NAMED_FIELDS = 12
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 _CHANGING = ("weight", "tools", "functions", "images", "videos", "audios", "system", "history", "rejected", "kto_tag")
 """Fields of other programs beside a conversation or a completion, which change what is learned of it."""
@@ -305,15 +307,12 @@ def resolve(config: FinetuneConfig, files: Sequence[InputFile], is_encoder_decod
     for file in files:
         records = list(islice((each for each in read_records(file) if not each.reason), HEAD_LINES))
         form = found or next(filter(None, (_format_of(config, record, is_encoder_decoder) for record in records)), None)
-        wanted = {form.input_field, form.output_field or form.input_field} if form else set()
+        wanted = {form.input_field, form.output_field} - {""} if form else set()
         if form is None or (records and not any(wanted <= record.values.keys() for record in records)):
-            names = list(dict.fromkeys(field for record in records for field in record.values))
-            shown_names = ", ".join(names[:12]) + (f" and {len(names) - 12:,} more" if names[12:] else "")
-            rule = f"fits none of the first {HEAD_LINES} lines of {file.name}, "
-            rule += f"whose fields are {shown_names}" if names else "which hold no fields"
-            if form is not None:
-                rule += "; the other files have " + " and ".join(filter(None, (form.input_field, form.output_field)))
-            faults.append(config.fault("data_format", rule, "name the fields with input_field and output_field"))
+            names = first_of(list(dict.fromkeys(field for record in records for field in record.values)), NAMED_FIELDS)
+            rule = f"fits none of the first {HEAD_LINES} lines of {file.name}, whose fields are: {names or 'none'}"
+            remedy = "name the fields with input_field and output_field, which all files have"
+            faults.append(config.fault("data_format", rule, remedy))
         found = found or form
     if faults or found is None:
         raise UserError(faults)

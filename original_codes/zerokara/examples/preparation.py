@@ -171,21 +171,19 @@ def _check_counts(config: FinetuneConfig, paths: ExamplePaths, counts: Mapping[S
     if bad > config.max_bad_fraction * lines:
         enough = math.ceil(1000 * bad / lines) / 1000
         first = orjson.loads(paths.quarantine.read_bytes().partition(b"\n")[0])
-        rule = f"{bad:,} of {lines:,} lines hold no example ({bad / lines:.3g} of them), the first at "
-        rule += f"{first['file']}:{first['line']}: {first['reason']}"
+        place = f"{first['file']}:{first['line']}: {first['reason']}"
+        rule = f"{bad:,} of {lines:,} lines hold no example ({bad / lines:.3g} of them), the first at {place}"
         remedy = f"each is listed in {paths.quarantine}; repair them, or set max_bad_fraction to {enough:g}"
         raise UserError(config.fault("max_bad_fraction", rule, remedy))
     faults = []
     for split, each in counts.items():
         if not each.kept + each.cut:
             key = f"{split}_data" if getattr(config, f"{split}_data") else "valid_fraction"
-            rule, remedy = f"leaves no {split} example: ", "raise packed_length, or give other examples"
-            if each.read or key != "valid_fraction":
-                rule += f"{each.dropped:,} were dropped, {each.bad:,} lines are bad"
-            else:  # none was drawn
-                rule += f"each of the {counts['train'].read:,} training examples is there too often"
+            why, remedy = f"{each.dropped:,} were dropped, {each.bad:,} lines are bad", "raise packed_length"
+            if key == "valid_fraction" and not each.read:
+                why = f"each of the {counts['train'].read:,} training examples is there too often to be drawn"
                 remedy = "give valid_data, or set it to 0"
-            faults.append(config.fault(key, rule, remedy))
+            faults.append(config.fault(key, f"leaves no {split} example: {why}", remedy))
     refuse(faults)
 
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from zerokara.config.data import SampleLengths
 from zerokara.config.model import ModelSettings
+from zerokara.corpus.token_hashes import splitmix64
 from zerokara.errors import Fault, UserError
 from zerokara.samples.order import GOLDEN, mix
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.split import splitmix64
 
 Ids = NDArray[np.int64]
 
@@ -133,8 +133,8 @@ class SpanCorruption:
         if lengths.num_spans > len(sentinels):
             needed = f"a sample of {lengths.raw} tokens needs one for each of its {lengths.num_spans} masked spans"
             rule = f"has {len(sentinels)} sentinel tokens <extra_id_N>; {needed}"
-            remedy = f"train a tokenizer with extra_ids: {max(100, lengths.num_spans)} (step 1), or lower seq_len"
-            remedy = remedy if sentinels else f"{remedy.partition(',')[0]}, or choose a decoder (architecture)"
+            other = "lower seq_len" if sentinels else "choose a decoder (architecture)"
+            remedy = f"train a tokenizer with extra_ids: {max(100, lengths.num_spans)} (step 1), or {other}"
             raise UserError(Fault(str(encoder.model_path), rule, "input_tokenizer_file", remedy=remedy))
         return cls(lengths, seed, np.array(sentinels, dtype=np.int64), encoder.eos_id, encoder.pad_id)
 

@@ -16,7 +16,7 @@ import errno
 import multiprocessing
 import signal
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -143,7 +143,7 @@ def encode_corpus(
     )
 
 
-def _warn_of_equal_files(hashes: Mapping[FileKey, str]) -> None:
+def _warn_of_equal_files(hashes: dict[FileKey, str]) -> None:
     firsts = {content: key.path for key, content in reversed(hashes.items())}
     for key, content in hashes.items():
         if key.bytes and firsts[content] != key.path:
@@ -226,7 +226,8 @@ def run_in_workers(
                 asked[threads.submit(next, stream, None)] = stream
             if not asked and not under_way:
                 return
-            done = wait([*asked, *under_way], return_when=FIRST_COMPLETED).done
+            futures: list[Future[Any]] = [*asked, *under_way]
+            done = wait(futures, return_when=FIRST_COMPLETED).done
             for answer in asked.keys() & done:
                 stream = asked.pop(answer)
                 if task := answer.result():

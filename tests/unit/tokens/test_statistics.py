@@ -16,7 +16,7 @@ from types import ModuleType
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from configs import fault_of
+from configs import fault_of, refused
 from made_tokens import discard_work, encode, written
 from pydantic import TypeAdapter
 
@@ -79,7 +79,7 @@ def test_bad_lines_count_as_documents(
     assert tally.skipped == dict.fromkeys(bad, 1) | {"broken JSON": 2, "truncated last line": 1}
     assert tally.documents == 50 and tally.documents_in == 55
     assert (tally.bytes_lost, tally.bytes_in) == (3001, len(content)) and not tally.damaged
-    fault = fault_of(check_bad_fraction, make_config(max_bad_fraction=0.07), tally, TokenPaths("x"))
+    fault, _ = refused(check_bad_fraction, make_config(max_bad_fraction=0.07), tally, TokenPaths("x"))
     assert fault.rule.startswith("4 of 54 documents are bad"), "an empty line is no loss"
 
 
