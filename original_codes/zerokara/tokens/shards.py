@@ -21,7 +21,6 @@ from typing import IO
 
 import numpy as np
 import orjson
-import psutil
 
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt
 from zerokara.corpus.read import Block, Range, read
@@ -111,14 +110,6 @@ def shard_path(folder: Path, name: str, ending: str) -> Path:
 def unfinished_path(path: Path) -> Path:
     """Name of a file while this process writes it; no other process uses it, on any machine."""
     return path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}{PARTIAL_SUFFIX}")
-
-
-def is_left_here(path: Path) -> bool:
-    """True if an unfinished file is of a process of this machine that has ended, or of this process."""
-    name, _, pid = path.name.removesuffix(PARTIAL_SUFFIX).rpartition(".")
-    if not name.endswith(f".{socket.gethostname()}") or not pid.isdecimal():
-        return False
-    return int(pid) == os.getpid() or not psutil.pid_exists(int(pid))
 
 
 _job: Job

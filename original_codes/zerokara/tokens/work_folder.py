@@ -29,7 +29,7 @@ from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress, bytes_text, log
 from zerokara.tokens.indexed import TokenPaths, bin_path
-from zerokara.tokens.shards import ShardResult, is_left_here, shard_path, unfinished_path
+from zerokara.tokens.shards import ShardResult, shard_path, unfinished_path
 
 FORMAT = 10
 """Raised when the same plan would give other shards, or results of another form."""
@@ -86,12 +86,12 @@ def claimed(paths: TokenPaths, part: str = "") -> Iterator[Path]:
         try:
             yield folder
         finally:  # only under the lock: otherwise the files may be another run's
-            if folder.is_dir():
-                remove_unfinished(folder, is_alone=not part)
+            if not part and folder.is_dir():
+                remove_unfinished(folder)
                 # Kept if a shard is finished, or if nothing else shows that the token files beside it are step 2's.
                 names = [paths.manifest, bin_path(paths.train), bin_path(paths.valid)]
                 has_manifest, *has_tokens = (path.exists() for path in names)
-                if not part and not any(folder.glob("*-*.json")) and (has_manifest or not any(has_tokens)):
+                if not any(folder.glob("*-*.json")) and (has_manifest or not any(has_tokens)):
                     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -138,7 +138,8 @@ def settle(
         folder.mkdir()
         write_json(folder / PLAN_NAME, wanted)
         return wanted, {}
-    remove_unfinished(folder, is_alone=not is_shared)
+    if not is_shared:
+        remove_unfinished(folder)
     finished = {}
     with Progress("checking finished shards", len(records), "shard") as progress:
         for path in records:
@@ -159,11 +160,10 @@ def kept_text(folder: Path) -> str:
     return f"{number:,} finished shards ({bytes_text(size)}) are kept in {folder}"
 
 
-def remove_unfinished(folder: Path, is_alone: bool) -> None:
-    """Remove what was not finished; where others may be at work, only what ended processes of this machine left."""
+def remove_unfinished(folder: Path) -> None:
+    """Remove what was not finished, where nobody else is at work."""
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
-        if is_alone or is_left_here(path):
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def _is_undamaged(folder: Path, result: ShardResult) -> bool:

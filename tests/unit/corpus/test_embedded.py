@@ -73,22 +73,3 @@ def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path, capsys: pytest.Capt
     before = path.read_bytes()
     path.unlink()
     assert embedded.main([str(path)]) == 0 and path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Too short a text.",
-        "no capital letter at the beginning of it, and so a part of something.",
-        "It does not end with a full stop as it should",
-        "Alpha, Beta, Gamma, Delta, Epsilon, Zeta, Eta, Theta.",
-        ":param x: The description of the parameter is a sentence.",
-        ">>> print('It is a line of code that has words in it.')",
-        "| It is the cell | of a table that has words in it. |",
-        "Sum it.\n\n    Args:\n        name: The name of the thing that is in it.\n    ",
-        "- The first item of a list is here.\n- The second one is in the list too.",
-        "Set the value_of_it with set_value and get_value of the_class.",
-    ],
-)
-def test_no_prose(text: str) -> None:
-    assert list(embedded.prose(text)) == []

@@ -76,31 +76,6 @@ def test_a_first_token_is_not_learned_where_nothing_predicts_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_segments_ascend_and_the_number_of_examples_tells_padding(tmp_path: Path, both: bool) -> None:
-    full = [[[*[5] * 15, END], [*[6] * 11, END]]] * 2 if both else [[[5] * 9, [*[6] * 7, END]]] * 2
-    examples = [*(pair_examples() if both else decoder_examples()), *full]
-    rows = opened(tmp_path, examples, BOTH if both else DECODER, both)
-    made = rows.many(np.arange(len(rows)))
-    assert not made.loss_mask[made.labels == PAD].any()
-    has_padding, num_padding, num_positions = set(), 0, 0
-    for segments, part in ((made.segments, 0), (made.decoder_segments, 1)):
-        if segments is None:
-            continue
-        assert (segments[:, 0] == 0).all() and set(np.diff(segments).ravel()) == {0, 1}
-        is_padding = segments >= made.num_examples[:, None]
-        for row in range(len(rows)):
-            inside = [examples[number] for number in rows.examples(row)]
-            real = sum(len(one[part]) if both else sum(map(len, one)) - 1 for one in inside)
-            assert is_padding[row].tolist() == [position >= real for position in range(segments.shape[1])]
-        has_padding |= set(is_padding.any(axis=1).tolist())
-        num_padding, num_positions = num_padding + is_padding.sum(), num_positions + is_padding.size
-    assert has_padding == {False, True}, "a row that is full, too"
-    assert rows.padding_share == pytest.approx(num_padding / num_positions)
-    none = rows.many([0, 1], real=np.array([True, False]))
-    assert none.num_examples.tolist() == [len(rows.examples(0)), 0] and not none.segments[1].any()
-
-
-@pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (2, 3), (3, 2)])
 def test_a_validation_reads_every_example_once(tmp_path: Path, both: bool, num_ranks: int, micro: int) -> None:
     lengths, examples = (BOTH, pair_examples()) if both else (DECODER, decoder_examples())

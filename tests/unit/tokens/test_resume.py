@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from made_tokens import finished, stopping_after, written
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
-from zerokara.tokens import merge, work_folder
+from zerokara.tokens import merge
 from zerokara.tokens.encode import EncodedCorpus, run_in_workers
 from zerokara.tokens.indexed import TokenPaths
 
@@ -205,20 +204,3 @@ def test_a_disk_that_fails_to_read_and_a_corpus_that_was_moved_with_its_times_co
     files = finished(config)
     assert files.pop("tokens_quarantine.jsonl") != expected.pop("tokens_quarantine.jsonl"), "it names the file"
     assert files == expected
-
-
-def test_another_machines_unfinished_files_stay_while_it_may_be_at_work(make_config: MakeConfig) -> None:
-    config = make_config()
-    _stop(config, 2)
-    folder = TokenPaths(config.output_prefix).work_folder
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    here = os.uname().nodename
-    names = ("elsewhere.123", f"{here}.{gone.pid}", f"{here}.{os.getppid()}")
-    left = [folder / f"0000000-000000000000000.bin.{name}.partial" for name in names]
-    for path in left:
-        path.touch()
-    work_folder.remove_unfinished(folder, is_alone=False)
-    assert [path.exists() for path in left] == [True, False, True]
-    work_folder.remove_unfinished(folder, is_alone=True)
-    assert not any(path.exists() for path in left)
