@@ -248,6 +248,8 @@ class Merge:
             os.fsync(file)
         for name in names:
             os.replace(shard_path(self._folder, name, "lengths"), shard_path(self._folder, name, COPIED))
+        sync_folder(self._folder)
+        for name in names:
             shard_path(self._folder, name, "bin").unlink()
         return sum(self._results[number].files["bin"][0] for number in numbers)
 

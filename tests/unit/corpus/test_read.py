@@ -3,7 +3,6 @@
 import json
 import tracemalloc
 from pathlib import Path
-from random import Random
 
 import pytest
 from corpus_files import COMPRESS, compressed, found, items_of, json_lines
@@ -203,26 +202,3 @@ def test_a_bomb_is_not_unpacked_to_guess_its_size(tmp_path: Path) -> None:
     files = [found(tmp_path / "a.txt.zst")]
     assert seconds_of(lambda: total_plain_bytes(files)) < 1
     assert total_plain_bytes(files) >= 64_000_000
-
-
-@pytest.mark.parametrize("ending", COMPRESS)
-def test_counts_close_and_good_lines_come_out_among_random_bytes(tmp_path: Path, ending: str) -> None:
-    for seed in range(60):
-        random, lines, texts = Random(seed), list[bytes](), dict[int, str]()
-        for number in range(random.randrange(1, 60)):
-            text = f"{number} " + "".join(random.choices('abc 日本語 âÎ 😀👩\u200d " \\ / \t \u2028\u0085\x7f', k=40))
-            line = bytearray(json_lines([text]).rstrip(b"\n"))
-            if random.random() < 0.4:  # spoil it by bytes that are changed, put in or left out
-                for place in random.choices(range(len(line)), k=random.randrange(1, 6)):
-                    line[place : place + random.randrange(3)] = random.randbytes(random.randrange(3))
-            else:
-                texts[number] = text
-            lines.append(bytes(line).replace(b"\n", b"?") + random.choice([b"\n", b"\r\n"]))
-        path = compressed(tmp_path / f"a.jsonl{ending}", b"".join(lines))
-        for size in (1 << 20, random.randrange(1, 50), random.randrange(50, 2000)):
-            items = items_of(path, size)
-            assert len(items) == len(lines), f"seed {seed}, size {size}"
-            good = {number: getattr(items[number], "text", "") for number in texts}
-            assert good == texts, f"seed {seed}, size {size}"
-            for item in items:
-                (item.text if isinstance(item, Document) else item.excerpt).encode("utf-8")
