@@ -120,7 +120,7 @@ def encode_corpus(
                 raise UserError(Fault(str(folder), rule, remedy=remedy))
             if part.number == 0:  # one of the machines that merge
                 write_quarantine(tasks, results, folder, paths.quarantine)
-            ranges = [pair for task in tasks for pair in zip(task.parts, results[task.name].ranges, strict=True)]
+            ranges = [pair for task in tasks for pair in zip(task.ranges, results[task.name].ranges, strict=True)]
             sources = count_sources(len(config.entries), ranges)
             check_sources(config, sources, paths)
             hashes = {file_key(range_.file.path): held.sha256 for range_, held in ranges if held.sha256}
@@ -240,7 +240,7 @@ def run_in_workers(
                 yield result
     except BrokenProcessPool:
         pool.shutdown()
-        firsts = [task.parts[0] for task in under_way.values()][:num_workers]
+        firsts = [task.ranges[0] for task in under_way.values()][:num_workers]
         places = first_of([f"{first.file.name} from byte {first.start:,}" for first in firsts], NAMED_TASKS)
         raise _death_of({worker.exitcode or 0 for worker in workers}, places) from None
     finally:

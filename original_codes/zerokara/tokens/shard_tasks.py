@@ -72,7 +72,7 @@ def input_streams(
     if len(streams) >= part.num_parts:
         streams, of_each = streams[part.number :: part.num_parts], WHOLE
     mine = [task for task in known[part.number :: part.num_parts] if task.name not in done]
-    left, input_streams = sum(held.disk_bytes for task in mine for held in task.parts), [iter(mine)]
+    left, input_streams = sum(held.disk_bytes for task in mine for held in task.ranges), [iter(mine)]
     for index, file in streams:
         *finished, last = _blocks_done(index, done)
         if last not in done:

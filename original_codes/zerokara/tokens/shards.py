@@ -44,7 +44,7 @@ class ShardTask:
     name: str
     """``<index of the first file>-<start of its range or block>``."""
     source: int
-    parts: tuple[Range | Block, ...]
+    ranges: tuple[Range | Block, ...]
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,6 @@ class RangeResult:
     """Number of bad lines by reason."""
     damage: str = ""
     """The first place from which on a file or a row group could not be read."""
-    lost_documents: int = 0
-    """Number of documents known to be missing where it is damaged."""
     lost_bytes: int = 0
     """As in `BadLine`, and of lines that are too long."""
     sha256: str = ""
@@ -148,16 +146,16 @@ def write_shard(task: ShardTask, job: Job) -> ShardResult:
     result = ShardResult(task.name, job.encoder_name)
     with ExitStack() as stack:
         outputs = [_ShardFile(stack.enter_context(open(unfinished_path(path), "wb"))) for path in paths]
-        for part in task.parts:
+        for range_ in task.ranges:
             result.ranges.append(held := RangeResult())
-            if part.start == 0 and part.file.remote is None:
-                with open(part.file.path, "rb") as file:
+            if range_.start == 0 and range_.file.remote is None:
+                with open(range_.file.path, "rb") as file:
                     held.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            for batch in _batches(read(part, job.text_field, job.txt_document)):
+            for batch in _batches(read(range_, job.text_field, job.txt_document)):
                 _write_batch(job, result, outputs, *batch)
-            result.disk_bytes += part.disk_bytes
-            if isinstance(part, Block) and not part.is_last:
-                result.next_start = part.start + len(part.content) + (part.last.bytes if part.last else 0)
+            result.disk_bytes += range_.disk_bytes
+            if isinstance(range_, Block) and not range_.is_last:
+                result.next_start = range_.start + len(range_.content) + (range_.last.bytes if range_.last else 0)
         for ending, output in zip(ENDINGS, outputs, strict=False):
             result.files[ending] = [output.bytes, output.checksum]
         outputs[-1].write(orjson.dumps(result))
@@ -220,7 +218,6 @@ def _quarantined(item: BadLine, range_number: int, held: RangeResult) -> bytes:
     record = {name: getattr(item, name) for name in ("line", "offset", "reason", "excerpt", "bytes")}
     if item.reason is Reason.DAMAGED:
         held.damage = held.damage or item.excerpt
-        held.lost_documents += item.documents
         record |= {"documents": item.documents, "bytes_lost": item.lost_bytes}
     return orjson.dumps({**record, "range": range_number}, option=orjson.OPT_APPEND_NEWLINE)
 

@@ -55,21 +55,6 @@ class SplitTally:
         return SplitTally(*sums)
 
 
-@dataclass(frozen=True)
-class DamagedFile:
-    """A file of which the end or some row groups could not be read; `damage` is the first that was met."""
-
-    name: str
-    damage: str
-    documents: int
-    """Number of documents known to be missing, a lower bound."""
-    bytes_lost: int
-    file_bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.damage}: {bytes_text(self.bytes_lost)} of {bytes_text(self.file_bytes)} lost)"
-
-
 @dataclass
 class SourceTally:
     """Documents of one source, or of all, and bytes of its files; the top of this file says what adds up to what."""
@@ -79,7 +64,8 @@ class SourceTally:
     """Number of documents by reason."""
     bytes_in: int = 0
     bytes_lost: int = 0
-    damaged: list[DamagedFile] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    """Files of which the end or some row groups could not be read, each with the first damage and the bytes lost."""
     train: SplitTally = field(default_factory=SplitTally)
     valid: SplitTally = field(default_factory=SplitTally)
 
@@ -96,7 +82,7 @@ class SourceTally:
     @property
     def damages(self) -> str:
         """The first few damaged files with the loss of each, and the number of others."""
-        return first_of([*map(str, self.damaged)], NAMED_FILES)
+        return first_of(self.damaged, NAMED_FILES)
 
     def facts(self) -> dict[str, Any]:
         """All counts, for the manifest."""
@@ -104,20 +90,20 @@ class SourceTally:
         return {**vars(self), "skipped": skipped, "damaged_files": len(self.damaged), "damaged": damaged}
 
 
-def count_sources(num_sources: int, parts: Sequence[tuple[Range | Block, RangeResult]]) -> list[SourceTally]:
-    """Count every source, except for the splits; `parts` are of all tasks, in corpus order, with what they held."""
+def count_sources(num_sources: int, ranges: Sequence[tuple[Range | Block, RangeResult]]) -> list[SourceTally]:
+    """Count every source, except for the splits; `ranges` are of all tasks, in corpus order, with what they held."""
     tallies = [SourceTally() for _ in range(num_sources)]
-    for file, of_file in groupby(parts, lambda part: part[0].file):
-        held = [result for _, result in of_file]
+    for file, pairs in groupby(ranges, lambda pair: pair[0].file):
+        held = [result for _, result in pairs]
         tally = tallies[file.source]
-        lost = sum(part.lost_bytes for part in held)
-        tally.documents_in += sum(part.lines for part in held)
-        tally.skipped += sum((part.skipped for part in held), Counter[str]())
+        lost = sum(each.lost_bytes for each in held)
+        tally.documents_in += sum(each.lines for each in held)
+        tally.skipped += sum((each.skipped for each in held), Counter[str]())
         tally.bytes_in += file.bytes
         tally.bytes_lost += lost
-        if damage := next((part.damage for part in held if part.damage), ""):
-            documents = sum(part.lost_documents for part in held)
-            tally.damaged.append(DamagedFile(file.name, damage, documents, lost, file.bytes))
+        if damage := next((each.damage for each in held if each.damage), ""):
+            loss = f"{bytes_text(lost)} of {bytes_text(file.bytes)} lost"
+            tally.damaged.append(f"{file.name} ({damage}: {loss})")
     return tallies
 
 
@@ -139,10 +125,10 @@ def write_quarantine(tasks: Sequence[ShardTask], results: Mapping[str, ShardResu
         lines_before, last_name = 0, None
         for task in tasks:
             starts = []
-            for part, held in zip(task.parts, results[task.name].ranges, strict=True):
+            for range_, held in zip(task.ranges, results[task.name].ranges, strict=True):
                 # The lines of a compressed file are counted from its beginning.
-                if part.file.name != last_name or part.file.is_compressed:
-                    lines_before, last_name = 0, part.file.name
+                if range_.file.name != last_name or range_.file.is_compressed:
+                    lines_before, last_name = 0, range_.file.name
                 starts.append(lines_before)
                 lines_before += held.lines
             with open(shard_path(folder, task.name, "bad"), "rb") as bad_lines:
@@ -150,7 +136,7 @@ def write_quarantine(tasks: Sequence[ShardTask], results: Mapping[str, ShardResu
                     values = orjson.loads(line)
                     number = values.pop("range")
                     values["line"] += starts[number]
-                    placed = {"file": task.parts[number].file.name, **values}
+                    placed = {"file": task.ranges[number].file.name, **values}
                     file.write(orjson.dumps(placed, option=orjson.OPT_APPEND_NEWLINE))
 
 

@@ -82,7 +82,7 @@ def tally_of(tmp_path: Path) -> Callable[[Sequence[InputFile], int], SourceTally
                 results[task.name] = RESULT.validate_json(shard_path(tmp_path, task.name, "json").read_bytes())
                 assert results[task.name] == result
         tasks, missing = expected(files, task_bytes, "line", results)
-        parts = [part for task in tasks for part in zip(task.parts, results[task.name].ranges, strict=True)]
+        parts = [part for task in tasks for part in zip(task.ranges, results[task.name].ranges, strict=True)]
         (tally,) = count_sources(1, parts)
         assert not missing
         assert tally.documents_in == sum(result.documents for result in results.values()) + tally.skipped.total()

@@ -31,21 +31,21 @@ def test_tasks_keep_to_one_source_and_gather_small_files(tmp_path: Path) -> None
         (tmp_path / f"{name}.txt").write_text("x" * 99 + "\n", encoding="utf-8")
     files = find_files([str(tmp_path / "a*.txt"), str(tmp_path / "b1.txt")], "")
     made = _all(files, 250)
-    assert [[part.file.path.stem for part in task.parts] for task in made] == [["a1", "a2"], ["a3"], ["b1"]]
+    assert [[part.file.path.stem for part in task.ranges] for task in made] == [["a1", "a2"], ["a3"], ["b1"]]
     assert [task.source for task in made] == [0, 0, 1]
     assert [task.name for task in made] == sorted(task.name for task in made) and len({*made}) == 3
-    assert [len(task.parts) for task in _all(files, 60)] == [1] * 8
+    assert [len(task.ranges) for task in _all(files, 60)] == [1] * 8
     assert expected(files, 250, "line", {}) == (made, [task.name for task in made])
 
 
 def test_packed_files_are_read_whole_where_small_or_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = _packed(tmp_path, "a.jsonl.gz", "b.jsonl.gz")
     whole = _all(files, 8 * max(file.bytes for file in files))
-    assert [part.end for task in whole for part in task.parts if isinstance(part, Range)] == [None, None]
+    assert [part.end for task in whole for part in task.ranges if isinstance(part, Range)] == [None, None]
     assert len(_all(files, 1000)) > 2
     (tmp_path / "one.txt.gz").write_bytes(files[0].path.read_bytes())
     one = input_streams(find_files([str(tmp_path / "one.txt.gz")], ""), 1000, "file", WHOLE, {})[0]
-    assert [type(part) for stream in one for task in stream for part in task.parts] == [Range], "one document"
+    assert [type(part) for stream in one for task in stream for part in task.ranges] == [Range], "one document"
     monkeypatch.setattr(shard_tasks, "MANY_FILES", 1)
     assert len(_all(files, 1000)) == 2
 

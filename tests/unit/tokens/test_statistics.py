@@ -91,8 +91,8 @@ def test_a_cut_off_file_counts_whole(tmp_path: Path, tally_of: TallyOf, make_con
     path.write_bytes(packed[: len(packed) // 2])
     (tmp_path / "good").mkdir()
     tally = tally_of(find_files([str(path)], ""), 1 << 20)
-    (file,) = tally.damaged
-    assert (file.name, file.damage, file.documents) == (str(path), CUT, 1)
+    (damage,) = tally.damaged
+    assert damage.startswith(f"{path} ({CUT}: ")
     assert tally.skipped.total() == 1 and tally.documents > 4000
     assert tally.bytes_lost == tally.bytes_in == len(packed) // 2
     fault = fault_of(check_bad_fraction, make_config(max_bad_fraction=0.5), tally, TokenPaths("x"))
@@ -106,9 +106,8 @@ def test_every_row_of_a_damaged_row_group_counts(tmp_path: Path, tally_of: Tally
     group_bytes = _damaged_parquet(tmp_path / "a.parquet")
     tally = _same_for_all_sizes(tmp_path / "a.parquet", tally_of)
     assert (tally.documents_in, tally.documents, tally.skipped) == (1000, 900, {DAMAGED: 100})
-    assert tally.bytes_lost == pytest.approx(group_bytes, rel=0.1) and not tally.bytes_unverified
-    (file,) = tally.damaged
-    assert (file.documents, file.bytes_lost) == (100, tally.bytes_lost)
+    assert tally.bytes_lost == pytest.approx(group_bytes, rel=0.1)
+    assert len(tally.damaged) == 1
     with pytest.raises(UserError, match=r"max_bad_fraction = 0\.09: 100 of 1,000"):
         check_bad_fraction(make_config(max_bad_fraction=0.09), tally, TokenPaths("x"))
     check_bad_fraction(make_config(max_bad_fraction=0.11), tally, TokenPaths("x"))
@@ -142,7 +141,7 @@ def test_only_packed_files_without_a_byte_are_damaged(tmp_path: Path, tally_of: 
     for name in names:
         (tmp_path / name).write_bytes(_lines(20) if name == "a.jsonl" else b"")
     tally = _same_for_all_sizes(tmp_path, tally_of)
-    assert [Path(file.name).name for file in tally.damaged] == names[3:]
+    assert [Path(damage.partition(" ")[0]).name for damage in tally.damaged] == names[3:]
     assert tally.skipped == {DAMAGED: 3} and tally.documents == 20
 
 
