@@ -131,8 +131,6 @@ results["stopped"] = run()
 encode.write_quarantine = write
 left_behind = Path(f"{config.output_prefix}_tokenizing.partial").iterdir()
 used = sum(path.stat().st_blocks * 512 for path in left_behind)
-leave(estimated - used - little)
-results["less, resumed"] = run()
 leave(estimated - used + little)
 results["resumed"] = run()
 shutil.copytree(disk / "out", "resumed")
@@ -169,9 +167,8 @@ def test_the_estimated_space_is_enough_and_less_is_refused(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(Path("results.json").read_text(encoding="utf-8"))
-    assert results["less, started"] == [2, ["filler"]] and done.stderr.count("output_prefix = disk/out/tokens: ") == 2
+    assert results["less, started"] == [2, ["filler"]] and done.stderr.count("output_prefix = disk/out/tokens: ") == 1
     assert results["stopped"] == 130
-    assert results["less, resumed"] == 2 and "unfinished" in done.stderr
     assert results["resumed"] == results["started"] == 0, done.stderr
     assert results["estimated"] < 1.7 * results["ids"], "twice the ids would need no shard to be let go of"
     settings = [word for one in given for word in ("--set", one.replace("disk/out", "free"))]

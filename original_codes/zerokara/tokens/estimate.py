@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -105,20 +104,11 @@ def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: E
 
 
 def check_disk_space(config: DataSettings, expected: TokenEstimate) -> None:
-    """Raise UserError if the work will not fit on the disk, with what an unfinished run left: part of it, or removed.
-
-    A run that had begun to merge is not checked: it has deleted shards already, and resumes with little room.
-    """
-    work_folder = TokenPaths(config.output_prefix).work_folder
-    if merge.copied(work_folder):
-        return
-    free, used = free_bytes(work_folder), 0
-    with suppress(FileNotFoundError):  # another run may be using it, which is reported when this one claims it
-        used = sum(path.stat().st_blocks * 512 for path in work_folder.iterdir())
-    needed = peak_bytes(expected) - used
-    if free < needed:
-        rule = f"needs about {bytes_text(needed)}, and {bytes_text(free)} are free at {work_folder.absolute().parent}"
-        rule += f" beside the {bytes_text(used)} that an unfinished run left" if used else ""
+    """Raise UserError if the work will not fit on the disk; not of a run that was begun, which has a part there."""
+    folder = TokenPaths(config.output_prefix).work_folder
+    free, needed = free_bytes(folder), peak_bytes(expected)
+    if free < needed and not any(folder.glob("*-*.json")):
+        rule = f"needs about {bytes_text(needed)}, and {bytes_text(free)} are free at {folder.absolute().parent}"
         raise UserError(config.fault("output_prefix", rule, "make room, or name a larger disk"))
 
 

@@ -131,9 +131,6 @@ class Merge:
         dtype: np.dtype[Any],
     ):
         """Count the documents of both splits, in the `tallies` of the sources, too."""
-        if write_once(folder / SPLIT_NAME, _settings(config)) != _settings(config):
-            rule = "is being merged with other settings of the split"
-            raise UserError(Fault(str(folder), rule, remedy="give all parts the same, or start step 2 by itself"))
         self._config, self._folder, self._dtype = config, folder, dtype
         self._results, self._sources = [results[task.name] for task in tasks], [task.source for task in tasks]
         self._thresholds = []
@@ -158,6 +155,9 @@ class Merge:
 
     def copy(self, part: Part) -> None:
         """Copy the shards of a part that are not copied yet, in several threads."""
+        if write_once(self._folder / SPLIT_NAME, _settings(self._config)) != _settings(self._config):
+            rule = "is being merged with other settings of the split"
+            raise UserError(Fault(str(self._folder), rule, remedy="give all parts the same, or start step 2 by itself"))
         sizes, done = np.array([result.files["bin"][0] for result in self._results], np.int64), copied(self._folder)
         # Consecutive ones: two machines that write to the same page of a file would wait for each other.
         is_own = (sizes.cumsum() - sizes) * part.num_parts // max(1, sizes.sum()) == part.number
