@@ -1,8 +1,8 @@
-"""A reader of .gz and .zst that loses nothing readable when the file is truncated or damaged.
+"""A reader of .gz and .zst that gives what can be read of a file that is truncated or damaged.
 
-The libraries' readers raise in the middle of a read and drop what that read had unpacked. This one returns all readable
-bytes, then ends, with the reason in `damage`. It takes a buffer and a window (of zstd at most 128 MiB: a frame that
-asks for more counts as damaged), however much a byte unpacks to. As with gzip(1) and zstd(1), nothing is read behind a
+It returns all bytes before the end of a truncated file, and all but the last 64 KiB of compressed ones before a damage;
+then it ends, with the reason in `damage`. It takes a buffer and a window (of zstd at most 128 MiB: a frame that asks
+for more counts as damaged), however much a byte unpacks to. As with gzip(1) and zstd(1), nothing is read behind a
 damaged member or frame; other bytes after the last one cost no text and are reported. Sources: RFC 1952 (zero bytes
 after the last gzip member are padding); RFC 8878 (skippable zstd frames hold no data).
 """
@@ -52,7 +52,7 @@ class CompressedReader(io.RawIOBase):
         self._packed, self._is_gzip = packed, compression == "gzip"
         self._library: Any = zlib if self._is_gzip else zstd_module()
         self._error: type[Exception] = zlib.error if self._is_gzip else self._library.ZstdError
-        self._fed_from = self._member_end = 0
+        self._member_end = 0
         self._pieces, self._piece = self._members(), memoryview(b"")
 
     def readable(self) -> bool:
@@ -87,39 +87,28 @@ class CompressedReader(io.RawIOBase):
                 start = self._member_end
 
     def _member(self, start: int, head: bytes) -> Iterator[bytes]:
-        """Yield the unpacked bytes of the member that begins at `start` with `head`.
+        """Yield the unpacked bytes of the member that begins at `start` with `head`, up to the first damage."""
+        has_begun = False
+        try:
+            for piece in self._unpacked(start):
+                has_begun = has_begun or bool(piece)
+                yield piece
+            return
+        except EOFError:
+            self.damage, self.verified_bytes = CUT, 0
+        except self._error as error:
+            self.damage, self.verified_bytes = str(error), start
+        is_skippable = 0x50 <= head[0] <= 0x5F and _SKIPPABLE_MAGIC.startswith(head[1:4])
+        is_zstd = is_skippable or _ZSTD_MAGIC.startswith(head[:4])
+        if start and not (_GZIP_MAGIC.startswith(head[:2]) if self._is_gzip else is_zstd):
+            self.damage = f"what follows its last member is no {'gzip' if self._is_gzip else 'zstd'}"
+            self.verified_bytes = start
+        elif is_zstd and not has_begun and self.damage != CUT:
+            again = f"zstd -dc --long=31 {self.name} | zstd --long={_MAX_WINDOW_LOG} -o NEW.zst"
+            self.damage += f"; if it needs more than 128 MiB or a dictionary (-D), compress it again: {again}"
 
-        A call that fails loses what it had unpacked before the error; a call with one byte of input loses nothing. So
-        a damaged member is unpacked again, byte by byte near the error.
-        """
-        num_yielded, careful_from = 0, None
-        while not self.damage:
-            skip = num_yielded
-            try:
-                for piece in self._fed(start, careful_from):
-                    fresh = piece[skip:]
-                    skip -= len(piece) - len(fresh)
-                    num_yielded += len(fresh)
-                    yield fresh
-                return
-            except EOFError:
-                self.damage, self.verified_bytes = CUT, 0
-            except self._error as error:
-                if careful_from is not None:
-                    self.damage, self.verified_bytes = str(error), start
-                careful_from = self._fed_from
-        if not num_yielded:
-            is_skippable = 0x50 <= head[0] <= 0x5F and _SKIPPABLE_MAGIC.startswith(head[1:4])
-            is_zstd = is_skippable or _ZSTD_MAGIC.startswith(head[:4])
-            if start and not (_GZIP_MAGIC.startswith(head[:2]) if self._is_gzip else is_zstd):
-                self.damage = f"what follows its last member is no {'gzip' if self._is_gzip else 'zstd'}"
-                self.verified_bytes = start
-            elif is_zstd and self.damage != CUT:
-                again = f"zstd -dc --long=31 {self.name} | zstd --long={_MAX_WINDOW_LOG} -o NEW.zst"
-                self.damage += f"; if it needs more than 128 MiB or a dictionary (-D), compress it again: {again}"
-
-    def _fed(self, start: int, careful_from: int | None) -> Iterator[bytes]:
-        """Unpack a member from its first byte; from the compressed byte `careful_from` on by feeding single bytes."""
+    def _unpacked(self, start: int) -> Iterator[bytes]:
+        """Unpack a member from its first byte; what is unpacked in the call that fails is lost."""
         if self._is_gzip:
             member: Any = self._library.decompressobj(wbits=31)  # a gzip member with a window of any size
         else:
@@ -130,8 +119,7 @@ class CompressedReader(io.RawIOBase):
         while not member.eof:
             left = getattr(member, "unconsumed_tail", b"")  # zlib's; zstd keeps it
             if needs_input := getattr(member, "needs_input", not left):
-                count = _CHUNK_BYTES if careful_from is None else min(_CHUNK_BYTES, max(1, careful_from - position))
-                self._fed_from, left = position, self._packed.read(count)
+                left = self._packed.read(_CHUNK_BYTES)
                 position += len(left)
                 self.packed_bytes = max(self.packed_bytes, position)
             piece = member.decompress(left, _PIECE_BYTES)
