@@ -107,7 +107,7 @@ def encode_corpus(
         plan, finished = work_folder.settle(folder, wanted, merge.copied(folder), is_shared=stage != "all")
         started, results = time.monotonic(), finished
         if stage != "merge":
-            job = Job(choice.encoder, folder, config.text_field, config.txt_document, choice.name, stage == "encode")
+            job = Job(choice.encoder, folder, config.text_field, config.txt_document, stage == "encode")
             todo, left_bytes = input_streams(files, plan.task_bytes, config.txt_document, part, finished)
             results = finished | encode(job, todo, num_workers(config, files), left_bytes, finished.values())
         seconds = time.monotonic() - started
@@ -133,7 +133,7 @@ def encode_corpus(
     keeps_mark = encoder.decode(encoder.encode(SPACE_MARK)) == SPACE_MARK
     return EncodedCorpus(
         sources,
-        encoder_name=next((result.encoder_name for result in results.values()), choice.name),
+        encoder_name=choice.name,
         resumed_shards=len(results) - len(made),
         text_bytes=sum(result.text_bytes for result in made),
         seconds=seconds,

@@ -56,7 +56,6 @@ class Job:
     folder: Path
     text_field: str
     txt_document: TxtDocument
-    encoder_name: str = ""
     is_synced: bool = False
     """True if a shard is synced before it counts as finished, since another machine relies on it."""
 
@@ -83,7 +82,6 @@ class ShardResult:
 
     name: str
     """Name of its task."""
-    encoder_name: str = ""
     documents: int = 0
     tokens: int = 0
     text_bytes: int = 0
@@ -143,7 +141,7 @@ def write_shard(task: ShardTask, job: Job) -> ShardResult:
     """Encode one task."""
     # No other process uses these names: the orphan of a killed run may be working on the same task, here or elsewhere.
     paths = [shard_path(job.folder, task.name, ending) for ending in (*ENDINGS, "json")]
-    result = ShardResult(task.name, job.encoder_name)
+    result = ShardResult(task.name)
     with ExitStack() as stack:
         outputs = [_ShardFile(stack.enter_context(open(unfinished_path(path), "wb"))) for path in paths]
         for range_ in task.ranges:
