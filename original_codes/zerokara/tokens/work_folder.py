@@ -33,7 +33,7 @@ from zerokara.tokens.shards import ShardResult, shard_path, unfinished_path
 
 FORMAT = 10
 """Raised when the same plan would give other shards, or results of another form."""
-PLAN_NAME = "plan.json"
+SHARD_PLAN_NAME = "plan.json"
 RESULT = TypeAdapter(ShardResult)
 _BEGIN_SECONDS = 60.0
 """Time for which a part of the work waits for others that begin at the same moment."""
@@ -121,10 +121,10 @@ def settle(
     the others follow another plan.
     """
     if is_shared:
-        write_once(folder / PLAN_NAME, wanted)
+        write_once(folder / SHARD_PLAN_NAME, wanted)
     earlier = None
     with suppress(FileNotFoundError, ValidationError):  # another OSError ends the step: the plan may be intact
-        earlier = TypeAdapter(ShardPlan).validate_json((folder / PLAN_NAME).read_bytes())
+        earlier = TypeAdapter(ShardPlan).validate_json((folder / SHARD_PLAN_NAME).read_bytes())
     differing = wanted.differences(earlier) if earlier else ["there is no plan that can be read"]
     if differing and is_shared:
         rule = f"the work that was begun here is another: {'; '.join(differing)}"
@@ -136,7 +136,7 @@ def settle(
             log(f"  starting over, not from what an earlier run has finished: {'; '.join(differing)}")
         shutil.rmtree(folder)
         folder.mkdir()
-        write_json(folder / PLAN_NAME, wanted)
+        write_json(folder / SHARD_PLAN_NAME, wanted)
         return wanted, {}
     if not is_shared:
         remove_unfinished(folder)
