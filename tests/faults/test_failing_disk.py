@@ -27,7 +27,7 @@ from made_checkpoints import state_of
 from zerokara import checkpoint
 from zerokara.checkpoint import folders
 from zerokara.checkpoint.store import CheckpointStore
-from zerokara.config.machine import MonitoringSettings
+from zerokara.config.engine import MonitoringSettings
 from zerokara.errors import RunError
 
 INJECTIONS_PER_KILL = 4

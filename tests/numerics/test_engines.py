@@ -14,8 +14,8 @@ from drawn_models import build
 from engines import OF_A_LARGE_MODEL, open_with_weights, random_batch
 from forked import answers_of
 
-from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.deepspeed_template import load_template
+from zerokara.config.model import ARCHITECTURES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape

@@ -23,7 +23,8 @@ from zerokara.huggingface import families, to_hf
 from zerokara.huggingface import proof as export_proof
 from zerokara.huggingface.tokenizer_proof import Proof
 from zerokara.huggingface.weight_rules import QUERY_KEY_VALUE, Parts, Transform, WeightRule
-from zerokara.model import builder, rotary
+from zerokara.model import builder
+from zerokara.model.attention import attention_factor
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
 
@@ -120,7 +121,7 @@ def test_scaled_frequencies_are_those_of_transformers(name: str, monkeypatch: py
     model = builder.build(shape)
     assert isinstance(model, builder.Decoder)
     torch.testing.assert_close(model.rotary_pos_emb.inv_freq, theirs, rtol=3e-7, atol=0)  # two roundings
-    assert rotary.attention_factor(shape.rope_scaling) == factor
+    assert attention_factor(shape.rope_scaling) == factor
     plain = builder.build(replace(shape, rope_scaling=None)).rotary_pos_emb.inv_freq
     divided = (plain / theirs).round(decimals=4).tolist()
     assert divided != [1.0] * 4 and (name == "linear") is (divided == [4.0] * 4)

@@ -11,7 +11,7 @@ import pytest
 from foreign_models import GEMMA, LLAMA, T5
 from toy_tokenizers import toy_lines, trainer
 
-from zerokara.config.architectures import ARCHITECTURES
+from zerokara.config.model import ARCHITECTURES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import tokenizer_json, tokenizer_proof
 from zerokara.huggingface.families import FAMILIES, SpecialIds, hf_config

@@ -19,8 +19,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from zerokara.config import architectures
 from zerokara.config.loading import load
+from zerokara.config.model import ARCHITECTURES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, from_hf, to_hf, tokenizer_json
 from zerokara.model import builder, parallel
@@ -230,7 +230,7 @@ def test_a_broken_twin_is_noticed(tmp_path: Path, encoder: Encoder, monkeypatch:
     write_folder(folder, encoder, smaller(name, encoder.vocab_size, True), "fp32", "4GB")
     shape = ModelShape.from_config(settings_of(folder), encoder.vocab_size)
     weights, ids_BS = dict(from_hf.open_weights(folder, shape)), ids_of(encoder.vocab_size)
-    table = architectures.ARCHITECTURES
+    table = ARCHITECTURES
     monkeypatch.setitem(table, shape.architecture, replace(table[shape.architecture], **wrong))
     found = ours(weights, shape, ids_BS)
     assert rounding.tensor_times_tolerance(found, logits_of(folder, ids_BS)) > rounding.BROKEN

@@ -1,8 +1,6 @@
 """Intra-document masking: a document in a packed sequence is computed as alone, by a mask and by offsets."""
 
-import sys
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -13,11 +11,9 @@ import rounding
 import torch
 from drawn_models import build
 from shapes import shape_of
-from torch.nn.attention import varlen
-from torch.torch_version import TorchVersion
 
 from zerokara.config.data import causal
-from zerokara.model import attention, compilation, cpu_attention, layout, parallel
+from zerokara.model import attention, compilation, cpu_attention, layers, parallel
 from zerokara.model.language_model import Decoder
 from zerokara.samples.objective import Causal
 from zerokara.training.run import as_tensors
@@ -101,7 +97,7 @@ def test_offsets_compute_what_a_mask_does(family: str, compiled: bool, monkeypat
     model = model_of(family)
     expected = [nats_and_gradients(model, batch[:4]) for batch in BATCHES]  # without offsets: a mask
     monkeypatch.setattr(attention, "has_variable_length_kernel", lambda weight, head_dim: True)
-    monkeypatch.setattr(layout, "is_batch_first", lambda _: True)
+    monkeypatch.setattr(layers, "is_batch_first", lambda _: True)
     monkeypatch.setattr(cpu_attention, "blocked_attention", lambda *_, **__: pytest.fail("a mask is used"))
     if compiled:
         assert compilation.start(model, BATCHES[0], log=print)
@@ -121,44 +117,20 @@ def test_offsets_compute_what_a_mask_does(family: str, compiled: bool, monkeypat
         assert rounding.times_tolerance([wrong], [expected[0][0]]) > rounding.BROKEN
 
 
-def varlen_attn_of_2_11(
-    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int, *,
-    return_aux: Any = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
-) -> Any:  # fmt: skip
-    """In torch 2.13 it takes `enable_gqa` as well; in 2.10 it had `is_causal` in place of scale and window."""
-    assert query.size(1) == key.size(1) == value.size(1)
-    return varlen.varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
-
-
-@pytest.mark.parametrize("family", ["llama", "llama_ungrouped"])
-def test_documents_under_an_older_torch(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "has_variable_length_kernel", lambda weight, head_dim: True)
-    (nats, gradients), model = nats_and_gradients(model_of(family), BATCHES[0]), model_of(family)
-    monkeypatch.setitem(sys.modules, varlen.__name__, SimpleNamespace(varlen_attn=varlen_attn_of_2_11))
-    found_nats, found = nats_and_gradients(model, BATCHES[0])
-    rounding.assert_same_loss(found_nats, nats)
-    for name, gradient in gradients.items():
-        rounding.assert_same_tensor(found[name], gradient)
-
-
 @pytest.mark.parametrize(
-    ("is_cuda", "dtype", "head_dim", "capability", "has", "release"),
+    ("is_cuda", "dtype", "head_dim", "capability", "has"),
     [
-        (True, torch.bfloat16, 64, (9, 0), True, "2.13.0"),
-        (True, torch.bfloat16, 64, (9, 0), True, "2.11.0+cu128"),
-        (True, torch.bfloat16, 64, (9, 0), False, "2.10.0"),
-        (True, torch.bfloat16, 20, (9, 0), False, "2.13.0"),
-        (True, torch.bfloat16, 320, (9, 0), False, "2.13.0"),
-        (True, torch.float32, 64, (9, 0), False, "2.13.0"),
-        (True, torch.bfloat16, 64, (7, 5), False, "2.13.0"),
-        (False, torch.bfloat16, 64, (9, 0), False, "2.13.0"),
+        (True, torch.bfloat16, 64, (9, 0), True),
+        (True, torch.bfloat16, 20, (9, 0), False),
+        (True, torch.bfloat16, 320, (9, 0), False),
+        (True, torch.float32, 64, (9, 0), False),
+        (True, torch.bfloat16, 64, (7, 5), False),
+        (False, torch.bfloat16, 64, (9, 0), False),
     ],
 )
 def test_where_the_kernel_serves(
-    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, dtype: torch.dtype, head_dim: int, capability: Any, has: bool,
-    release: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, dtype: torch.dtype, head_dim: int, capability: Any, has: bool
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch, "__version__", TorchVersion(release))
     weight: Any = type("Weight", (), {"is_cuda": is_cuda, "dtype": dtype, "device": "any"})
     assert attention.has_variable_length_kernel(weight, head_dim) is has

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.deepspeed_template import load_template
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import attention, experts, layout, parallel
+from zerokara.model import attention, experts, layers, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.training.processes.joining import Processes
 
@@ -106,7 +106,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     # As on a GPU: the kernel for experts, and in bf16 that for documents.
     experts.has_kernel, experts.grouped_mm = lambda hidden: True, plain_grouped_mm
     attention.has_variable_length_kernel = lambda weight, head_dim: weight.dtype == torch.bfloat16
-    layout.is_batch_first = lambda _: True
+    layers.is_batch_first = lambda _: True
     flash.install()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=config)
     template = load_template(config.deepspeed_template)

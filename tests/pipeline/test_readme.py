@@ -11,9 +11,9 @@ from typing import get_args
 import pytest
 import warm
 
-from zerokara.config.architectures import SIZES
 from zerokara.config.finetune_config import DataFormat
 from zerokara.config.loading import FILES, load
+from zerokara.config.model import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.model.shapes import ModelShape

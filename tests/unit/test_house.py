@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from zerokara.config.architectures import ARCHITECTURES, Name
+from zerokara.config.model import ARCHITECTURES, Name
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "original_codes"
@@ -301,7 +301,7 @@ def test_no_task_is_told_by_its_class() -> None:
 
 
 def test_training_names_no_family() -> None:
-    """What it must know of a model it asks of `config.architectures.Architecture`."""
+    """What it must know of a model it asks of `config.model.Architecture`."""
     for path in (path for path in TREES if path.startswith("training/")):
         for node in ast.walk(TREES[path]):
             said = {getattr(node, "value", None), getattr(node, "id", None), getattr(node, "attr", None)}

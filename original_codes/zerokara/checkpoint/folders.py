@@ -28,7 +28,7 @@ import orjson
 
 from zerokara import manifest
 from zerokara.checkpoint.state import read_state
-from zerokara.config.machine import MonitoringSettings
+from zerokara.config.engine import MonitoringSettings
 from zerokara.durable import PARTIAL_SUFFIX, recover, unused_name, write_file
 from zerokara.errors import Fault, RunError, UserError, nearest
 

@@ -26,7 +26,7 @@ from torch.distributed import Store
 from zerokara import manifest
 from zerokara.checkpoint import folders, tensor_file
 from zerokara.checkpoint.state import OPTIMIZER, STATE_NAME, WEIGHTS, Share, TrainingState
-from zerokara.config.machine import MonitoringSettings
+from zerokara.config.engine import MonitoringSettings
 from zerokara.durable import atomic_folder, sync_folder, write_json
 from zerokara.progress import bytes_text
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from zerokara.config.data import SampleLengths, packed
-from zerokara.config.machine import EngineSettings
-from zerokara.config.optim import LearningRateSchedule, OptimizerName
+from zerokara.config.engine import EngineSettings, LearningRateSchedule, OptimizerName
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import Auto, Fraction, NaturalFloat, PositiveFloat, PositiveInt, Settings, Text, Words
 from zerokara.errors import Fault

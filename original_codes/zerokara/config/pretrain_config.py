@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from zerokara.config.data import DataOrderSettings, DataSettings, declared_tokens
-from zerokara.config.machine import EngineSettings
+from zerokara.config.engine import EngineSettings
 from zerokara.config.model import ModelSettings
 from zerokara.config.settings import NaturalInt, PositiveFloat, Settings
 from zerokara.errors import Fault

@@ -16,8 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from zerokara.config.architectures import SizeName
 from zerokara.config.loading import load
+from zerokara.config.model import SizeName
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import overrides
 from zerokara.model.shapes import ModelShape

@@ -1,1 +1,1 @@
-"""The models: shapes, the border to megatron-core, loss. `shapes` and `loss_chunks` need no torch."""
+"""The models: shapes, the border to megatron-core, loss. `shapes` needs no torch."""

@@ -5,13 +5,30 @@ grouped queries without repeating keys and values; `cpu_attention` has what is b
 With intra-document masking it is given one mask for all layers, in place of the causal flag.
 
 On a GPU in bf16 it is given where each document begins instead, for torch's kernel for sequences of many lengths (torch
-2.11, torch/nn/attention/varlen.py): no mask of [S, S], and no work between documents. The host knows their number when
+2.13, torch/nn/attention/varlen.py): no mask of [S, S], and no work between documents. The host knows their number when
 it makes the batch, so that nobody waits for the device; their greatest length is not asked for, S is an upper bound
 (the kernel's blocks beyond the end of a document return at once).
+
+FlashAttention 3 or 4 take the place of torch's own (2) where one is installed that serves the model: torch's registry
+(2.13, torch/nn/attention/_fa3.py and _fa4.py, prototypes) puts their kernels behind `scaled_dot_product_attention` and
+`varlen_attn`. They are tried before the first step, and cuDNN's kernel, which torch prefers on Hopper and Blackwell, is
+turned off for them.
 
 QK-norm is the RMSNorm of each head's queries and keys before the rotary embedding (Qwen3; Dehghani et al., 2023).
 Attention scores are then bounded by the weight, and no longer grow until the softmax saturates. One weight of size E
 serves all heads of a layer. OLMo 2 (arXiv 2501.00656) normalizes all heads together, by weights of sizes H·E and K·E.
+
+`scaled_frequencies` are rotary positions for longer texts than a model was first trained on (`rope_scaling`). Frequency
+f turns a pair of a head's numbers by f radians from one position to the next. Where a pair turned less than once or so
+within the original length L, angles beyond L would be new to the model; divided by `factor` they are not.
+
+* ``linear`` divides all frequencies (Chen et al., 2023, arXiv 2306.15595).
+* ``llama3`` those that turn fewer than `low_freq_factor` times within L, and not those that turn more than
+  `high_freq_factor` times; in between it goes over in a line of the turns (Llama 3.1's code).
+* ``yarn`` likewise by `beta_slow` and `beta_fast`, in a line of the frequencies' indices; and it sharpens the attention
+  (Peng et al., 2023, arXiv 2309.00071).
+
+The same numbers as transformers' (5.23, modeling_rope_utils.py), which runs what was trained.
 
 Shape suffixes: S sequence, B batch, P = B·S packed positions, H heads, K kv heads, N either of the two (those of this
 process; of offsets, documents), E head dim, D = H·E.
@@ -19,15 +36,18 @@ process; of offsets, documents), E head dim, D = H·E.
 
 from __future__ import annotations
 
-from inspect import signature
+import importlib.util
+import math
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
+from zerokara.config.model import RopeScaling
 from zerokara.model import cpu_attention, parallel
-from zerokara.model.layout import sequence_first
+from zerokara.model.layers import sequence_first
 from zerokara.model.megatron_core import (
     AttnMaskType,
     SelfAttention,
@@ -65,7 +85,7 @@ class FusedAttention(torch.nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """Return the attended values, [S, B, D]; all of it as hidden states lie (`layout`).
+        """Return the attended values, [S, B, D]; all of it as hidden states lie (`layers`).
 
         `attention_mask` is True where a position may attend to another, and includes causality (`intra_document_mask`);
         megatron-core's own masks would be True where it may not. Or it is the offsets of documents [N + 1]. It comes
@@ -173,7 +193,6 @@ def has_variable_length_kernel(weight: Tensor, head_dim: int) -> bool:
     """True if the kernel, FlashAttention 2, serves heads of this size where this weight lies, in its format."""
     return (
         weight.is_cuda
-        and torch.__version__ >= "2.11"  # as versions, not as text: 2.10's takes neither a scale nor a window
         and weight.dtype == torch.bfloat16
         and head_dim % 8 == 0
         and head_dim <= 256
@@ -184,7 +203,7 @@ def has_variable_length_kernel(weight: Tensor, head_dim: int) -> bool:
 def variable_length_attention(
     query_SBHE: Tensor, key_SBKE: Tensor, value_SBKE: Tensor, offsets_N1: Tensor, scale: float | None
 ) -> Tensor:
-    """Return the values attended causally within documents, [S, B, D]; all of it as hidden states lie (`layout`).
+    """Return the values attended causally within documents, [S, B, D]; all of it as hidden states lie (`layers`).
 
     `offsets_N1` in int32, ascending from 0 to P, are where documents begin, each within one sequence: position s of
     sequence b is b · S + s.
@@ -193,13 +212,8 @@ def variable_length_attention(
 
     query_BSHE, key_BSKE, value_BSKE = (sequence_first(x).transpose(0, 1) for x in (query_SBHE, key_SBKE, value_SBKE))
     batch, length, num_heads, _ = query_BSHE.shape
+    has_groups = num_heads > key_BSKE.size(2)
     query_PHE, key_PKE, value_PKE = (x.flatten(0, 1) for x in (query_BSHE, key_BSKE, value_BSKE))
-    grouped: dict[str, Any] = {}
-    if (repeats := num_heads // key_PKE.size(1)) > 1:
-        if "enable_gqa" in signature(varlen_attn).parameters:
-            grouped["enable_gqa"] = True
-        else:  # torch 2.11 wants as many key heads as query heads
-            key_PKE, value_PKE = (x.repeat_interleave(repeats, dim=1) for x in (key_PKE, value_PKE))
     out_PHE = varlen_attn(
         query_PHE,
         key_PKE,
@@ -210,7 +224,96 @@ def variable_length_attention(
         length,
         scale=scale,
         window_size=(-1, 0),  # causal
-        **grouped,
+        enable_gqa=has_groups,
     )
     assert isinstance(out_PHE, Tensor)
     return sequence_first(out_PHE.unflatten(0, (batch, length)).transpose(0, 1)).flatten(2)
+
+
+FLASH_PACKAGES = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute"}
+"""What is imported of each, by its name in torch's registry."""
+
+
+def flash_choice(
+    installed: Collection[str], capability: tuple[int, int], dtype: torch.dtype, head_dim: int
+) -> str | None:
+    """Return the kernels' name in torch's registry; None stands for torch's own.
+
+    FlashAttention 3 is written for Hopper, and serves heads of up to 256 there. 4 serves Hopper and data-center
+    Blackwell (flash_attn/cute/interface.py, `_validate_head_dims`): up to 128 on both.
+    """
+    if dtype != torch.bfloat16 or head_dim % 8:
+        return None
+    if "FA3" in installed and capability[0] == 9 and head_dim <= 256:
+        return "FA3"
+    return "FA4" if "FA4" in installed and capability[0] in (9, 10) and head_dim <= 128 else None
+
+
+def start_flash(head_dim: int, dtype: torch.dtype, device: torch.device, log: Callable[[str], None]) -> None:
+    """Let attention on a GPU use what `flash_choice` names, if it runs."""
+    if device.type != "cuda":
+        return
+    installed = [name for name, module in FLASH_PACKAGES.items() if _is_installed(module)]
+    name = flash_choice(installed, torch.cuda.get_device_capability(device), dtype, head_dim)
+    if name is None:
+        return
+    from torch.nn.attention import (
+        activate_flash_attention_impl,
+        current_flash_attention_impl,
+        restore_flash_attention_impl,
+    )
+
+    try:
+        activate_flash_attention_impl(name)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        _try_flash(head_dim, dtype, device)
+    except Exception as error:  # whatever a prototype, or what it compiles, dislikes
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        if current_flash_attention_impl():
+            restore_flash_attention_impl()
+        log(f"attention: {FLASH_PACKAGES[name]} is installed and does not run, torch's kernels do: {error!r}")
+    else:
+        log(f"attention: FlashAttention {name[-1]} ({FLASH_PACKAGES[name]}), cuDNN's kernel is off")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # its package is missing, or was built for another torch
+        return False
+
+
+def _try_flash(head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compute forward and backward, of whole sequences and of documents."""
+    heads_BSHE = torch.ones(1, 128, 2, head_dim, dtype=dtype, device=device, requires_grad=True)
+    heads_BHSE = heads_BSHE.transpose(1, 2)
+    offsets_N1 = torch.tensor([0, 32, 128], dtype=torch.int32, device=device)
+    whole = scaled_dot_product_attention(heads_BHSE, heads_BHSE, heads_BHSE, is_causal=True)
+    parts = variable_length_attention(heads_BSHE, heads_BSHE, heads_BSHE, offsets_N1, None)
+    (whole.square().sum() + parts.square().sum()).backward()
+
+
+def scaled_frequencies(frequencies: Tensor, rope_theta: float, scaling: RopeScaling) -> Tensor:
+    """Return the frequencies theta^(-2i/E) of the indices i = 0 … E/2 - 1, scaled: [E/2]."""
+    slow = frequencies / scaling.factor
+    if scaling.rope_type == "linear":
+        return slow
+    length, count, (low, high) = scaling.original_max_position_embeddings, len(frequencies), scaling.turns
+    assert length is not None, "a rule of the configuration"
+    if scaling.rope_type == "llama3":
+        kept = (length * frequencies / (2 * math.pi) - low) / (high - low)
+    else:  # by the indices of frequencies that turn so often
+        last, first = (count * math.log(length / (each * 2 * math.pi)) / math.log(rope_theta) for each in (low, high))
+        first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * count - 1)
+        kept = 1 - (torch.arange(count, device=slow.device) - first) / max(last - first, 0.001)
+    kept = kept.clamp(0, 1)
+    return frequencies * kept + slow * (1 - kept)
+
+
+def attention_factor(scaling: RopeScaling | None) -> float:
+    """Factor of rotated queries and of rotated keys, so that its square multiplies the scores."""
+    if scaling is None or scaling.rope_type != "yarn":
+        return 1.0
+    return scaling.attention_factor or 0.1 * math.log(scaling.factor) + 1.0

@@ -8,9 +8,15 @@ from typing import Any
 import torch
 from torch.nn.functional import gelu, silu
 
-from zerokara.config.optim import OptimSettings
-from zerokara.model import layers, parallel, rotary
-from zerokara.model.attention import FusedAttention, QKNorm, UnrotatedAttention
+from zerokara.config.engine import OptimSettings
+from zerokara.model import layers, parallel
+from zerokara.model.attention import (
+    FusedAttention,
+    QKNorm,
+    UnrotatedAttention,
+    attention_factor,
+    scaled_frequencies,
+)
 from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, experts_of
 from zerokara.model.language_model import Decoder, EncoderDecoder
 from zerokara.model.layers import ColumnLinear, FeedForward, Layer, NormedFeedForward, NormedRowLinear, RowLinear
@@ -91,7 +97,7 @@ def _model_of(shape: ModelShape, config: TransformerConfig) -> Model:
         )
         if shape.rope_scaling:
             rotation = decoder.rotary_pos_emb
-            rotation.inv_freq = rotary.scaled_frequencies(rotation.inv_freq, shape.rope_theta, shape.rope_scaling)
+            rotation.inv_freq = scaled_frequencies(rotation.inv_freq, shape.rope_theta, shape.rope_scaling)
         return decoder
     model = EncoderDecoder(
         **common,
@@ -126,7 +132,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 
 def _config(shape: ModelShape) -> TransformerConfig:
     traits, scaling = shape.traits, shape.rope_scaling
-    sharpened = {"softmax_scale": rotary.attention_factor(scaling) ** 2 * shape.head_dim**-0.5} if scaling else {}
+    sharpened = {"softmax_scale": attention_factor(scaling) ** 2 * shape.head_dim**-0.5} if scaling else {}
     return TransformerConfig(
         tensor_model_parallel_size=parallel.tensor_size(),
         num_layers=shape.num_layers,

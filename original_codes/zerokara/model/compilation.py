@@ -7,9 +7,9 @@ run eagerly, and the log says so; but a lack of memory ends the process, for eag
 softmax of the loss is compiled as well: there it costs more than the matrix products around it.
 
 ZeRO 3 gathers weights around a layer. Tensor parallelism communicates inside it, and no compiler sees through
-that. There what lies between is compiled function by function (`Fused`): the softmax of the
-loss, activations, and the rotation of queries and keys by their positions. Norms are not among them: on a GPU torch has
-one kernel for each (native_layer_norm, _fused_rms_norm).
+that. There what lies between is compiled function by function: the softmax of the loss, activations, and the rotation
+of queries and keys by their positions. Norms are not among them: on a GPU torch has one kernel for each
+(native_layer_norm, _fused_rms_norm).
 """
 
 from __future__ import annotations
@@ -77,23 +77,23 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
     """
     device = arguments[0].device
     layers = model.all_layers() if whole_layers else []
-    kernels, warmed = model.kernels, set[Any]()
+    kernels, functions, warmed = model.kernels, list[CompiledFunction](), set[Any]()
     for layer in layers:
         layer.compiled = CompiledLayer(layer, warmed)
     if not whole_layers or device.type == "cuda":
-        kernels.softmax = [Fused(each) for each in loss.SOFTMAX]
+        kernels.softmax = [CompiledFunction(each) for each in loss.SOFTMAX]
+        functions += kernels.softmax
     if not whole_layers:
-        kernels.activate = Fused(plain_activate, num_differentiable=2)
-        rope_utils._apply_rotary_pos_emb_bshd = Fused(plain_rotate, num_differentiable=1)
+        kernels.activate = CompiledFunction(plain_activate, in_training=True)
+        rope_utils._apply_rotary_pos_emb_bshd = CompiledFunction(plain_rotate, in_training=True)
+        functions += kernels.activate, rope_utils._apply_rotary_pos_emb_bshd
     what = "the layers" if whole_layers else "the loss, activations and rotary positions"
     log(f"compiling {what} (torch.compile; cached in {_choose_cache_folder()} for the next start)")
     started, kernels.is_warming_up = time.monotonic(), True
     try:
         for experts in experts_of(layers):
             experts.counts.reset(device)  # the compiler looks at where they are
-        # Layers and functions compile their own backward pass: there is none of the model.
-        with torch.set_grad_enabled(whole_layers):
-            model(*arguments)
+        model(*arguments)
     except Exception as error:  # whatever else the compiler dislikes, training works without it
         if not whole_layers or is_out_of_memory(error):
             raise
@@ -108,19 +108,11 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
         layer.compiled.is_warming_up = False
     for experts in experts_of(layers):
         experts.counts.reset(device)
-    functions = fused_functions(model)
-    for fused in functions:
-        fused.stop_learning()
-        if fused.error:
-            log(f"not compiled, runs eagerly: {fused.function.__name__.strip('_')}: {_first_line(fused.error)}")
+    failed = [each for each in functions if each.error]
+    for each in failed:
+        log(f"not compiled, runs eagerly: {each.function.__name__.strip('_')}: {_first_line(each.error)}")
     log(f"compiled in {seconds_text(time.monotonic() - started)}")
-    return not any(fused.error for fused in functions)
-
-
-def fused_functions(model: Any) -> list[Fused]:
-    """Return the functions of a model that are compiled by themselves."""
-    places = *(model.kernels.softmax or ()), model.kernels.activate, rope_utils._apply_rotary_pos_emb_bshd
-    return [place for place in places if isinstance(place, Fused)]
+    return not failed
 
 
 def _first_line(error: Exception | None) -> str:
@@ -138,7 +130,7 @@ class CompiledLayer:
         self._shape: torch.Size | None = None
         self.is_warming_up = True
 
-    def __call__(self, hidden_states: torch.Tensor, mask: Any, context: Any, **named: Any) -> Any:
+    def __call__(self, hidden_states: Tensor, mask: Any, context: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._eager(hidden_states, mask, context, **named)
         if mask is not None and mask.dim() == 1:
@@ -157,61 +149,30 @@ class CompiledLayer:
         return hidden_states, context  # of equal shape, for the next layer and the loss
 
 
-class Fused:
-    """A function compiled for the sizes of tensors that it is shown while `is_learning`; eager for others.
+class CompiledFunction:
+    """A function compiled for the sizes of tensors that it meets.
 
-    Should the compiler fail, the function runs eagerly from then on, and `error` says why. It fails in one place only:
-    within the call that shows it a new size, so that no process leaves a forward pass in which others communicate.
+    Should the compiler fail, it runs as written from then on, and `error` says why: no process leaves a forward pass in
+    which others communicate.
     """
 
-    def __init__(self, function: Callable[..., Any], num_differentiable: int = 0):
-        """`num_differentiable`: its first arguments, of which tensors need gradients in training.
-
-        Without any, the second size that it is shown is compiled for all further ones.
-        """
-        self.function, self._num_differentiable = function, num_differentiable
-        self._compiled = torch.compile(function, fullgraph=True, dynamic=False if num_differentiable else None)
-        self._sizes: set[Any] = set()
-        self.is_learning = True
-        """True while it compiles for sizes that it has not met."""
+    def __init__(self, function: Callable[..., Any], in_training: bool = False):
+        """`in_training` compiles it where gradients are computed alone, for each size; else the second size that it
+        meets is compiled for all further ones."""
+        self.function, self._in_training = function, in_training
+        self._compiled = torch.compile(function, fullgraph=True, dynamic=False if in_training else None)
         self.error: Exception | None = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the function."""
-        sizes = tuple((each.shape, each.stride()) for each in arguments if isinstance(each, Tensor))
-        if self.is_learning and self.error is None and sizes not in self._sizes:
+        if self.error is None and (torch.is_grad_enabled() or not self._in_training):
             try:
-                self._learn(arguments, named)
-                self._sizes.add(sizes)
+                return self._compiled(*arguments, **named)
             except Exception as error:  # whatever else the compiler dislikes, training works without it
                 if is_out_of_memory(error):
                     raise
                 self.error = error
-        use = self._compiled if self.error is None and sizes in self._sizes else self.function
-        return use(*arguments, **named)
-
-    def stop_learning(self) -> None:
-        """Compile for no further size, unless one compiled function serves them all."""
-        self.is_learning = not self._num_differentiable
-
-    def _learn(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Compile as for evaluation; then forward and backward, on copies that nobody else sees."""
-        with torch.no_grad():
-            self._compiled(*arguments, **named)
-        if not self._num_differentiable:
-            return
-        with torch.enable_grad():
-            copies = list(arguments)
-            for index, tensor in enumerate(arguments[: self._num_differentiable]):
-                if isinstance(tensor, Tensor):
-                    # Of equal strides, and a parameter if it is one, for the compiler looks at both.
-                    copied = torch.empty_strided(
-                        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-                    )
-                    copied.copy_(tensor.detach())
-                    is_parameter = isinstance(tensor, torch.nn.Parameter)
-                    copies[index] = torch.nn.Parameter(copied) if is_parameter else copied.requires_grad_()
-            self._compiled(*copies, **named).sum().backward()
+        return self.function(*arguments, **named)
 
 
 def _choose_cache_folder() -> str:

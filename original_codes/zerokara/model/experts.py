@@ -35,8 +35,7 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm, linear
 
 from zerokara.model import parallel
-from zerokara.model.layers import Kernels, plain_activate
-from zerokara.model.layout import sequence_first
+from zerokara.model.layers import Kernels, plain_activate, sequence_first
 from zerokara.model.megatron_core import TransformerConfig
 
 PADDING = -1
@@ -87,7 +86,7 @@ class _Weight(torch.nn.Module):
 
 
 class MixtureOfExperts(torch.nn.Module):
-    """The `mlp` of an MoE layer: [S, B, D] in and out, as hidden states lie (`layout`); the router sees [S, B]."""
+    """The `mlp` of an MoE layer: [S, B, D] in and out, as hidden states lie (`layers`); the router sees [S, B]."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from zerokara.model import attention, cpu_attention, layout, parallel
+from zerokara.model import attention, cpu_attention, layers, parallel
 from zerokara.model.attention import intra_document_mask, positions_in_documents
 from zerokara.model.experts import PADDING, AuxiliaryLoss
-from zerokara.model.layers import Kernels, Layer
-from zerokara.model.layout import sequence_first
+from zerokara.model.layers import Kernels, Layer, sequence_first
 from zerokara.model.loss import Projection, cross_entropy
 from zerokara.model.megatron_core import (
     GPTModel,
@@ -61,9 +60,9 @@ class LanguageModel:
         return segments_BS.where(segments_BS < num_examples_B[:, None], PADDING)
 
     def _embedded(self, ids_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
-        """Return the embeddings as hidden states lie (`layout`)."""
+        """Return the embeddings as hidden states lie (`layers`)."""
         # megatron-core leaves what it will scatter as it is; without sequence parallelism it scatters nothing.
-        self.embedding.reduce_scatter_embeddings = layout.is_batch_first(ids_BS)
+        self.embedding.reduce_scatter_embeddings = layers.is_batch_first(ids_BS)
         embedded: Tensor = self.embedding(ids_BS, position_ids=positions_BS)
         return embedded
 

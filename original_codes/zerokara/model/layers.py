@@ -9,6 +9,12 @@ keeps the input of each layer and recomputes the whole layer; ``selective`` reco
 the norm before it: about three fifths of what one of llama's layers keeps, for less than half of its arithmetic. The
 same operations run on the same numbers, so gradients are equal to the last bit (tests/numerics/test_processes.py).
 
+*How hidden states lie*: as [S, B, D] on a CPU, as megatron-core has them, and as [B, S, D] on a GPU, whose attention
+kernels compute on [B, S, H, E]: in that order queries, keys, values, what is attended and the rows of the loss are
+views of each other, also where documents lie one after another. megatron-core's layers ask for the order nowhere but in
+the embedding and in the rotary positions. A CPU keeps its order: in another one the sums over tokens, and so the bits,
+would differ.
+
 Shape suffixes: S sequence, B batch, D hidden size, F feed-forward size of this process, R rows of its first matrix (2F
 with a gate).
 """
@@ -38,6 +44,16 @@ from zerokara.model.megatron_core import (
 
 Activation = Callable[[Tensor], Tensor]
 Softmax = Sequence[Callable[..., Tensor]]
+
+
+def is_batch_first(tensor: Tensor) -> bool:
+    """True where hidden states lie as [B, S, D] on the device of a tensor."""
+    return tensor.is_cuda
+
+
+def sequence_first(hidden: Tensor) -> Tensor:
+    """View hidden states as [S, B, ...]; and what has that order as hidden states lie: it is its own inverse."""
+    return hidden.transpose(0, 1) if is_batch_first(hidden) else hidden
 
 
 def plain_activate(inner: Tensor, bias_R: Tensor | None, activation: Activation, gated: bool) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from zerokara.model.layers import Kernels, Softmax
-from zerokara.model.loss_chunks import block_rows, chunk_rows
+from zerokara.model.shapes import block_rows, chunk_rows
 
 
 class Projection(NamedTuple):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokara import manifest, progress
-from zerokara.config.architectures import ARCHITECTURES
+from zerokara.config.model import ARCHITECTURES
 from zerokara.errors import UserError
 from zerokara.examples import facts as finetuning_facts
 from zerokara.tokens.indexed import TokenPaths

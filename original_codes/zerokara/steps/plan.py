@@ -13,7 +13,7 @@ from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 
-from zerokara.config.architectures import SIZES
+from zerokara.config.model import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import value_text, write_values
 from zerokara.errors import Fault, RunError, UserError

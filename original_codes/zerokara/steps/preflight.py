@@ -17,8 +17,8 @@ from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data import DataSettings
+from zerokara.config.engine import ScheduleSettings
 from zerokara.config.loading import FILES, load
-from zerokara.config.optim import ScheduleSettings
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile

@@ -11,7 +11,7 @@ from made_checkpoints import flip_last_byte, saved
 
 from zerokara import checkpoint
 from zerokara.checkpoint import folders
-from zerokara.config.machine import MonitoringSettings
+from zerokara.config.engine import MonitoringSettings
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from made_checkpoints import saved
 
 from zerokara import checkpoint, manifest
 from zerokara.checkpoint import folders
-from zerokara.config.machine import MonitoringSettings
+from zerokara.config.engine import MonitoringSettings
 from zerokara.errors import RunError
 
 

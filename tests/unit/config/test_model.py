@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 from configs import config_of, fault_of, faults_of, loaded
 
-from zerokara.config.architectures import SIZES, SizeName
 from zerokara.config.data import SampleLengths, causal, with_spans
+from zerokara.config.model import SIZES, SizeName
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape
 

@@ -6,9 +6,9 @@ import pytest
 from configs import loaded
 
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.engine import MachineSettings
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import FILES, load
-from zerokara.config.machine import MachineSettings
 from zerokara.config.model import RopeScaling
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from configs import config_of
 
-from zerokara.config.architectures import SIZES
+from zerokara.config.model import SIZES
 from zerokara.errors import UserError
 from zerokara.forecast import sizes as module
 from zerokara.forecast.fit import MeasuredRun, ScalingLaw, SmallRuns, fit

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from zerokara import checkpoint
-from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.loading import load
+from zerokara.config.model import ARCHITECTURES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation.inputs import check_folder

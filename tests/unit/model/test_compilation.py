@@ -12,7 +12,7 @@ from shapes import shape_of
 
 from zerokara.model import compilation
 from zerokara.model.builder import Decoder
-from zerokara.model.compilation import Fused
+from zerokara.model.compilation import CompiledFunction
 from zerokara.model.megatron_core import rope_utils
 
 
@@ -45,17 +45,13 @@ def test_where_layers_and_functions_are_compiled(mode: str, device: str, layers:
     assert compilation.compiles_functions(mode, device) == functions
 
 
-def test_a_function_runs_compiled_at_sizes_that_it_was_shown() -> None:
+def test_a_function_of_the_layers_runs_compiled_in_training_alone() -> None:
     compiled = mock.Mock(side_effect=lambda values: 2 * values)
     with mock.patch.object(torch, "compile", return_value=compiled):
-        fused = Fused(lambda values: 2 * values, num_differentiable=1)
+        double = CompiledFunction(lambda values: 2 * values, in_training=True)
     with torch.no_grad():
-        fused(torch.ones(3))  # in evaluation, and forward and backward on a copy
-    assert compiled.call_count == 3
-    fused.stop_learning()
-    assert torch.equal(fused(torch.ones(3, requires_grad=True)), torch.full((3,), 2.0))
-    assert torch.equal(fused(torch.ones(4)), torch.full((4,), 2.0))
-    assert compiled.call_count == 4 and fused.error is None
+        assert double(1) == 2 and not compiled.called
+    assert double(1) == 2 and compiled.call_count == 1
 
 
 @pytest.mark.parametrize("whole_layers", [True, False])

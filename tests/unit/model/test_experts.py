@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from zerokara.config.data import packed
-from zerokara.config.optim import OptimSettings
+from zerokara.config.engine import OptimSettings
 from zerokara.model import experts
 from zerokara.model.builder import Model
 from zerokara.model.experts import PADDING, MixtureOfExperts, experts_of, statistics

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import flash
 import pytest
 import torch
-from torch.nn import attention
+from torch.nn import attention as torch_attention
 
-from zerokara.model import flash_attention
+from zerokara.model import attention
 
 FA3, FA4, BOTH = ["FA3"], ["FA4"], ["FA3", "FA4"]
 HOPPER, BLACKWELL, AMPERE, CONSUMER = (9, 0), (10, 0), (8, 0), (12, 0)
@@ -33,7 +33,7 @@ HOPPER, BLACKWELL, AMPERE, CONSUMER = (9, 0), (10, 0), (8, 0), (12, 0)
 def test_the_choice_follows_from_what_is_there(
     installed: list[str], capability: tuple[int, int], dtype: torch.dtype, head_dim: int, expected: str | None
 ) -> None:
-    assert flash_attention.choice(installed, capability, dtype, head_dim) == expected
+    assert attention.flash_choice(installed, capability, dtype, head_dim) == expected
 
 
 class Library:
@@ -48,33 +48,33 @@ class Library:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     """A GPU with FlashAttention 4, in torch's registry."""
-    assert not flash_attention._is_installed("not.there") and flash_attention._is_installed("torch.nn")
+    assert not attention._is_installed("not.there") and attention._is_installed("torch.nn")
     handle = Library()
-    monkeypatch.setitem(attention._registry._FLASH_ATTENTION_IMPLS, "FA4", lambda: handle)
-    monkeypatch.setattr(flash_attention, "_is_installed", lambda module: module == "flash_attn.cute")
+    monkeypatch.setitem(torch_attention._registry._FLASH_ATTENTION_IMPLS, "FA4", lambda: handle)
+    monkeypatch.setattr(attention, "_is_installed", lambda module: module == "flash_attn.cute")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: HOPPER)
     yield handle
-    attention._registry._FLASH_ATTENTION_ACTIVE = None
+    torch_attention._registry._FLASH_ATTENTION_ACTIVE = None
     torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_is_installed_serves_where_it_runs(library: Library, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     flash.install()
-    run, cpu = flash_attention._try, torch.device("cpu")
+    run, cpu = attention._try_flash, torch.device("cpu")
 
     def on_a_cpu(head_dim: int, dtype: torch.dtype, _: torch.device) -> None:
         assert (head_dim, dtype) == (64, torch.bfloat16)
-        assert attention.current_flash_attention_impl() == "FA4" and not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch_attention.current_flash_attention_impl() == "FA4" and not torch.backends.cuda.cudnn_sdp_enabled()
         run(head_dim, torch.float32, cpu)
         assert not fails, "an assertion of the kernels'"
 
-    monkeypatch.setattr(flash_attention, "_try", on_a_cpu)
+    monkeypatch.setattr(attention, "_try_flash", on_a_cpu)
     lines: list[str] = []
-    flash_attention.start(64, torch.bfloat16, cpu, lines.append)
-    assert not lines and attention.current_flash_attention_impl() is None, "on a CPU nothing is looked for"
-    flash_attention.start(64, torch.bfloat16, torch.device("cuda"), lines.append)
-    assert attention.current_flash_attention_impl() == (None if fails else "FA4")
+    attention.start_flash(64, torch.bfloat16, cpu, lines.append)
+    assert not lines and torch_attention.current_flash_attention_impl() is None, "on a CPU nothing is looked for"
+    attention.start_flash(64, torch.bfloat16, torch.device("cuda"), lines.append)
+    assert torch_attention.current_flash_attention_impl() == (None if fails else "FA4")
     assert torch.backends.cuda.cudnn_sdp_enabled() is library.is_removed is fails
     (line,) = lines
     assert ("AssertionError" in line) is fails and "flash_attn.cute" in line

@@ -11,8 +11,8 @@ from shapes import shape_of
 from torch import Tensor
 from unit.model.dispatched import Dispatched
 
-from zerokara.config.optim import OptimSettings
-from zerokara.model import attention, cpu_attention, layout
+from zerokara.config.engine import OptimSettings
+from zerokara.model import attention, cpu_attention, layers
 
 BATCH, LENGTH, HIDDEN = 3, 24, 64
 MODELS: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ def ids(seed: int) -> Tensor:
 
 def computed(name: str, documents: str, batch_first: bool) -> tuple[list[Tensor], list[torch.Size]]:
     """Loss, gradients and logits of one position; and the sizes of copies that are no smaller than hidden states."""
-    layout.is_batch_first = lambda _: batch_first
+    layers.is_batch_first = lambda _: batch_first
     shape = shape_of(num_layers=1, hidden_size=HIDDEN, num_attn_heads=4, seq_len=LENGTH, **MODELS[name])
     routing = OptimSettings(router_aux_loss_coef=0.3, router_z_loss_coef=0.2, expert_capacity_factor=1.0)
     model = build(shape, seed=1, routing=routing).train()
@@ -62,7 +62,7 @@ def computed(name: str, documents: str, batch_first: bool) -> tuple[list[Tensor]
 )  # fmt: skip
 def test_batch_first_is_the_same_and_copies_nothing(monkeypatch: pytest.MonkeyPatch, name: str, documents: str) -> None:
     flash.install()
-    monkeypatch.setattr(layout, "is_batch_first", layout.is_batch_first)
+    monkeypatch.setattr(layers, "is_batch_first", layers.is_batch_first)
     monkeypatch.setattr(cpu_attention, "serves", lambda _: False)
     monkeypatch.setattr(attention, "has_variable_length_kernel", lambda weight, head_dim: True)
     (expected, copied_before), (found, copied) = (computed(name, documents, each) for each in (False, True))

@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy as plain_cross_entropy
 from torch.utils._python_dispatch import _disable_current_modes
 from unit.model.dispatched import Dispatched
 
-from zerokara.model import loss, loss_chunks
+from zerokara.model import loss, shapes
 from zerokara.model.layers import Kernels
 from zerokara.model.loss import Projection, cross_entropy
-from zerokara.model.loss_chunks import loss_bytes
+from zerokara.model.shapes import loss_bytes
 
 ROWS, VOCAB_SIZE, HIDDEN_SIZE, TOKENS, RANKS = 384, 130, 8, 20, 4
 """Of four ranks the second holds 34 real rows, the third and fourth only padding."""
@@ -70,7 +70,7 @@ def computed(weight: Tensor, group: Any = None, softmax: Any = None) -> tuple[fl
 def test_loss_and_gradients_are_torchs(
     monkeypatch: pytest.MonkeyPatch, ranks: list[Any], chunk_bytes: int, is_shared: bool, is_fused: bool
 ) -> None:
-    monkeypatch.setitem(loss_chunks.CHUNK_BYTES, "cpu", chunk_bytes // (RANKS if is_shared else 1))
+    monkeypatch.setitem(shapes.CHUNK_BYTES, "cpu", chunk_bytes // (RANKS if is_shared else 1))
     hidden, weight, labels, mask = inputs()
     parts = hidden.requires_grad_(), weight.requires_grad_()
     each = plain_cross_entropy((hidden @ weight.t())[:, :VOCAB_SIZE], labels, reduction="none")
@@ -120,12 +120,12 @@ def test_what_the_loss_takes_is_forecast_and_no_chunk_makes_a_gradient_of_the_we
     monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype, hidden_size: int
 ) -> None:
     """A matrix of that size for each chunk would be written, read and rounded."""
-    monkeypatch.setattr(loss_chunks, "CHUNK_BYTES", {"cpu": 0, "cuda": 0})
-    monkeypatch.setattr(loss_chunks, "LEAST_ROWS", {"cpu": 128, "cuda": 128})
+    monkeypatch.setattr(shapes, "CHUNK_BYTES", {"cpu": 0, "cuda": 0})
+    monkeypatch.setattr(shapes, "LEAST_ROWS", {"cpu": 128, "cuda": 128})
     softmax = on_a_gpu(monkeypatch) if device != "cpu" else None
     kernels = Kernels(softmax if "compiled" in device else None)
     tokens, rows = 8 * 128, 1152
-    monkeypatch.setattr(loss_chunks, "BLOCK_BYTES", 4 * rows * (48 if device == "cpu" else 128))
+    monkeypatch.setattr(shapes, "BLOCK_BYTES", 4 * rows * (48 if device == "cpu" else 128))
     hidden, weight = (torch.randn(size, hidden_size, dtype=dtype).requires_grad_() for size in (tokens, rows))
     hidden_SBD = hidden.view(-1, 2, hidden_size) if device == "cpu" else hidden.view(2, -1, hidden_size).transpose(0, 1)
     labels = torch.randint(0, rows, (2, tokens // 2))
@@ -146,14 +146,14 @@ def test_blocks_that_stay_in_the_cache_change_no_bit(monkeypatch: pytest.MonkeyP
     labels, mask = (torch.randint(0, most, (4, 25), generator=generator) for most in (290, 2))
     found = []
     for block in (2**30, 4 * 300 * 7):
-        monkeypatch.setattr(loss_chunks, "BLOCK_BYTES", block)
+        monkeypatch.setattr(shapes, "BLOCK_BYTES", block)
         nats = cross_entropy(hidden, labels, mask.float(), False, Projection(weight, 290), Kernels())
         found.append([nats, *torch.autograd.grad(nats, (hidden, weight))])
-    assert loss_chunks.block_rows("cpu", 100, 300) == 7 and all(map(torch.equal, *found))
+    assert shapes.block_rows("cpu", 100, 300) == 7 and all(map(torch.equal, *found))
 
 
 def test_chunks_are_large_enough_for_full_products() -> None:
-    rows = [[loss_chunks.chunk_rows(on, 16_384, size) for size in (8_192, 32_000, 128_256)] for on in ("cpu", "cuda")]
+    rows = [[shapes.chunk_rows(on, 16_384, size) for size in (8_192, 32_000, 128_256)] for on in ("cpu", "cuda")]
     assert rows == [[2048, 512, 130], [16_384, 4096, 4096]]
 
 

@@ -17,8 +17,8 @@ from zerokara import checkpoint, manifest
 from zerokara.checkpoint import store
 from zerokara.checkpoint.folders import prune, set_aside
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.engine import MonitoringSettings
 from zerokara.config.finetune_config import FinetuneRunConfig
-from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml
 from zerokara.manifest import sha256_of

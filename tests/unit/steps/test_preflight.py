@@ -14,8 +14,8 @@ from configs import typed
 from programs import run_program
 
 from zerokara import manifest
-from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.model import ARCHITECTURES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault, UserError

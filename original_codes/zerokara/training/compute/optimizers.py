@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from zerokara.config.optim import OptimSettings
+from zerokara.config.engine import OptimSettings
 from zerokara.config.settings import resolved
 from zerokara.model.shapes import VOCABULARY_NAMES, ModelShape, TensorShape, is_layer_matrix, row_blocks
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from zerokara.config.machine import MachineSettings
+from zerokara.config.engine import MachineSettings
 from zerokara.errors import Fault, UserError
 
 JOIN, HOST = "--join", "--host"

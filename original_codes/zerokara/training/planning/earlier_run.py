@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerokara.checkpoint import TrainingState
-from zerokara.config.machine import MonitoringSettings
+from zerokara.config.engine import MonitoringSettings
 from zerokara.config.writing import overrides
 from zerokara.errors import Fault
 from zerokara.model.shapes import ModelShape

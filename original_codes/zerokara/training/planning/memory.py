@@ -20,8 +20,7 @@ from typing import Any, Literal
 
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import Fault
-from zerokara.model.loss_chunks import loss_bytes
-from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, partition_of
+from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, loss_bytes, partition_of
 from zerokara.progress import bytes_text, plural
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.engine_choice import hierarchy_of, uses_deepspeed

@@ -23,7 +23,7 @@ from typing import Literal
 
 import psutil
 
-from zerokara.config.machine import MachineSettings
+from zerokara.config.engine import MachineSettings
 from zerokara.errors import Fault, UserError
 from zerokara.progress import count_text, plural
 from zerokara.resources import available_cores

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from zerokara import resources
 from zerokara.config.deepspeed_template import load_template
-from zerokara.config.optim import ScheduleSettings
+from zerokara.config.engine import ScheduleSettings
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import Origin
 from zerokara.durable import write_json

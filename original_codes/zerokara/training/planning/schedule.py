@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zerokara.config.optim import ScheduleSettings
+from zerokara.config.engine import ScheduleSettings
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
 from zerokara.errors import Fault, UserError
