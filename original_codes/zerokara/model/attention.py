@@ -9,11 +9,6 @@ On a GPU in bf16 it is given where each document begins instead, for torch's ker
 it makes the batch, so that nobody waits for the device; their greatest length is not asked for, S is an upper bound
 (the kernel's blocks beyond the end of a document return at once).
 
-FlashAttention 3 or 4 take the place of torch's own (2) where one is installed that serves the model: torch's registry
-(2.13, torch/nn/attention/_fa3.py and _fa4.py, prototypes) puts their kernels behind `scaled_dot_product_attention` and
-`varlen_attn`. They are tried before the first step, and cuDNN's kernel, which torch prefers on Hopper and Blackwell, is
-turned off for them.
-
 QK-norm is the RMSNorm of each head's queries and keys before the rotary embedding (Qwen3; Dehghani et al., 2023).
 Attention scores are then bounded by the weight, and no longer grow until the softmax saturates. One weight of size E
 serves all heads of a layer. OLMo 2 (arXiv 2501.00656) normalizes all heads together, by weights of sizes H·E and K·E.
@@ -36,9 +31,7 @@ process; of offsets, documents), E head dim, D = H·E.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -228,71 +221,6 @@ def variable_length_attention(
     )
     assert isinstance(out_PHE, Tensor)
     return sequence_first(out_PHE.unflatten(0, (batch, length)).transpose(0, 1)).flatten(2)
-
-
-FLASH_PACKAGES = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute"}
-"""What is imported of each, by its name in torch's registry."""
-
-
-def flash_choice(
-    installed: Collection[str], capability: tuple[int, int], dtype: torch.dtype, head_dim: int
-) -> str | None:
-    """Return the kernels' name in torch's registry; None stands for torch's own.
-
-    FlashAttention 3 is written for Hopper, and serves heads of up to 256 there. 4 serves Hopper and data-center
-    Blackwell (flash_attn/cute/interface.py, `_validate_head_dims`): up to 128 on both.
-    """
-    if dtype != torch.bfloat16 or head_dim % 8:
-        return None
-    if "FA3" in installed and capability[0] == 9 and head_dim <= 256:
-        return "FA3"
-    return "FA4" if "FA4" in installed and capability[0] in (9, 10) and head_dim <= 128 else None
-
-
-def start_flash(head_dim: int, dtype: torch.dtype, device: torch.device, log: Callable[[str], None]) -> None:
-    """Let attention on a GPU use what `flash_choice` names, if it runs."""
-    if device.type != "cuda":
-        return
-    installed = [name for name, module in FLASH_PACKAGES.items() if _is_installed(module)]
-    name = flash_choice(installed, torch.cuda.get_device_capability(device), dtype, head_dim)
-    if name is None:
-        return
-    from torch.nn.attention import (
-        activate_flash_attention_impl,
-        current_flash_attention_impl,
-        restore_flash_attention_impl,
-    )
-
-    try:
-        activate_flash_attention_impl(name)
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        _try_flash(head_dim, dtype, device)
-    except Exception as error:  # whatever a prototype, or what it compiles, dislikes
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        torch.backends.cuda.enable_cudnn_sdp(True)
-        if current_flash_attention_impl():
-            restore_flash_attention_impl()
-        log(f"attention: {FLASH_PACKAGES[name]} is installed and does not run, torch's kernels do: {error!r}")
-    else:
-        log(f"attention: FlashAttention {name[-1]} ({FLASH_PACKAGES[name]}), cuDNN's kernel is off")
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:  # its package is missing, or was built for another torch
-        return False
-
-
-def _try_flash(head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compute forward and backward, of whole sequences and of documents."""
-    heads_BSHE = torch.ones(1, 128, 2, head_dim, dtype=dtype, device=device, requires_grad=True)
-    heads_BHSE = heads_BSHE.transpose(1, 2)
-    offsets_N1 = torch.tensor([0, 32, 128], dtype=torch.int32, device=device)
-    whole = scaled_dot_product_attention(heads_BHSE, heads_BHSE, heads_BHSE, is_causal=True)
-    parts = variable_length_attention(heads_BSHE, heads_BSHE, heads_BSHE, offsets_N1, None)
-    (whole.square().sum() + parts.square().sum()).backward()
 
 
 def scaled_frequencies(frequencies: Tensor, rope_theta: float, scaling: RopeScaling) -> Tensor:

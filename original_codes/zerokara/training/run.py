@@ -22,7 +22,7 @@ from zerokara.checkpoint import TrainingState
 from zerokara.checkpoint.state import ComputedTensors
 from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
-from zerokara.model import attention, builder, compilation, initial_weights, layers, parallel
+from zerokara.model import builder, compilation, initial_weights, layers, parallel
 from zerokara.model.builder import Model
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
@@ -209,8 +209,6 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
         load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
     if config.precision == "fp8":
         layers.multiply_in_float8(model)
-    dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
-    attention.start_flash(plan.shape.head_dim, dtype, device, log)
     share, training = (
         BatchLayout(config.global_batch, config.micro_batch, parallel.data_size()),
         plan.data.training,
