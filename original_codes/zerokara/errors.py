@@ -148,7 +148,7 @@ class Stopped(KeyboardInterrupt):
 def guarded(work: Callable[[], None], resume_command: str = "") -> int:
     """Run `work` and turn its errors into messages and an exit code. An unexpected one keeps its traceback, redacted.
 
-    `again` is the command that resumes interrupted work; it is not mentioned if it is empty.
+    `resume_command` resumes interrupted work; it is not mentioned if it is empty.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # characters that the encoding lacks are escaped

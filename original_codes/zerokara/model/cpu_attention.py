@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,17 +78,18 @@ def blocked_attention(
 
 
 # As operators of torch's they are one call each to its compiler, which would otherwise write code for every block; and
-# their names stand in a profile (`training.worker`).
+# their names stand in a profile (`training.worker`). They take tensors and numbers alone, and so many of them.
 @torch.library.custom_op("zerokara::blocked_attention", mutates_args=())
 def _blocked(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, list[Tensor]]:
     """The values attended to, and each block's probabilities where they are to be kept."""
-    out, kept, hidden = torch.empty_like(query), [], _hidden(mask, query)
-    for part, rows, seen in _blocks(query, key, is_causal, mask):
+    out, kept = torch.empty_like(query), []
+    for block in _blocks(query, key, is_causal, mask):
+        part, rows, seen, _ = block
         # The queries of all heads that share a key head, one after another.
         q_GQE, k_GUE, v_GUE = query[part, :, rows].flatten(1, 2), key[part, :seen], value[part, :seen]
-        p_GQU = _probabilities(q_GQE, k_GUE, part, rows, is_causal, scale, hidden, len(query))
+        p_GQU = _probabilities(q_GQE * scale, k_GUE, block)
         out[part, :, rows] = (p_GQU @ v_GUE).view(out[part, :, rows].shape)
         kept += [p_GQU] if _keeps(query, key) else []
     return out, kept
@@ -100,7 +101,7 @@ def _(
 ) -> tuple[Tensor, list[Tensor]]:
     shapes = [
         (part.stop - part.start, query.size(1) * (rows.stop - rows.start), seen)
-        for part, rows, seen in _blocks(query, key, is_causal, mask)
+        for part, rows, seen, _ in _blocks(query, key, is_causal, mask)
         if _keeps(query, key)
     ]
     return torch.empty_like(query), [query.new_empty(shape) for shape in shapes]
@@ -119,11 +120,12 @@ def _blocked_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     # Each block adds to the keys that it sees: in fp32, since in bf16 each addition would round.
     d_key, d_value = (torch.zeros_like(each, dtype=torch.float32) for each in (key, value))
-    d_query, hidden = torch.empty_like(query), None if kept else _hidden(mask, query)
-    for number, (part, rows, seen) in enumerate(_blocks(query, key, is_causal, mask)):
+    d_query = torch.empty_like(query)
+    for number, block in enumerate(_blocks(query, key, is_causal, mask)):
+        part, rows, seen, _ = block
         q_GQE, g_GQE = query[part, :, rows].flatten(1, 2), gradient[part, :, rows].flatten(1, 2)
         k_GUE, v_GUE = key[part, :seen], value[part, :seen]
-        p_GQU = kept[number] if kept else _probabilities(q_GQE, k_GUE, part, rows, is_causal, scale, hidden, len(query))
+        p_GQU = kept[number] if kept else _probabilities(q_GQE * scale, k_GUE, block)
         d_value[part, :seen] += p_GQU.mT @ g_GQE
         d_scores = torch.ops.aten._softmax_backward_data(g_GQE @ v_GUE.mT, p_GQU, -1, p_GQU.dtype)
         d_query[part, :, rows] = (d_scores @ k_GUE).mul_(scale).view(d_query[part, :, rows].shape)
@@ -153,53 +155,43 @@ def _keeps(query_GRSE: Tensor, key_GTE: Tensor) -> bool:
     return query_GRSE[..., 0].numel() * key_GTE.size(1) <= MAX_KEPT
 
 
-def _hidden(mask_B1ST: Tensor | None, query: Tensor) -> Tensor | None:
-    """What is added to the scores: -inf where a query may not attend."""
-    if mask_B1ST is None:
-        return None
-    return torch.zeros_like(mask_B1ST, dtype=query.dtype).masked_fill_(~mask_B1ST, float("-inf"))
+class _Block(NamedTuple):
+    part: slice
+    """Of the G key heads; with a mask they are of one sample, or of whole ones."""
+    rows: slice
+    """Of the S queries."""
+    seen: int
+    """U, the keys that these queries may see."""
+    may_attend_BWL: Tensor | None
+    """True where a query may attend to one of the last L of these keys; B is 1 without a mask. None: everywhere."""
 
 
-def _blocks(
-    query_GRSE: Tensor, key_GTE: Tensor, is_causal: bool, mask_B1ST: Tensor | None
-) -> Iterator[tuple[slice, slice, int]]:
-    """Yield the key heads and queries of each block, and the number of keys that these queries may see.
-
-    With a mask they are key heads of one sample, or of whole ones.
-    """
+def _blocks(query_GRSE: Tensor, key_GTE: Tensor, is_causal: bool, mask_B1ST: Tensor | None) -> Iterator[_Block]:
     groups, repeats, queries, _ = query_GRSE.shape
     width = BLOCK if is_causal else queries
     for start in range(0, queries, width):
         end = min(start + width, queries)
-        seen = end if is_causal else key_GTE.size(1)
-        step = max(1, MAX_SCORES // (repeats * (end - start) * seen))
+        rows, seen, may_attend = slice(start, end), end if is_causal else key_GTE.size(1), None
+        step, of_sample = max(1, MAX_SCORES // (repeats * (end - start) * seen)), 1
         if mask_B1ST is not None:
             of_sample = groups // len(mask_B1ST)
             step = step // of_sample * of_sample or math.gcd(step, of_sample)
+        elif is_causal:  # what lies before the block's first query is seen by all of it
+            may_attend = torch.ones(1, end - start, end - start, dtype=torch.bool).tril_()
         for first in range(0, groups, step):
-            yield slice(first, min(first + step, groups)), slice(start, end), seen
+            last = min(first + step, groups)
+            if mask_B1ST is not None:
+                may_attend = mask_B1ST[first // of_sample : -(-last // of_sample), 0, rows, :seen]
+            yield _Block(slice(first, last), rows, seen, may_attend)
 
 
-def _probabilities(
-    query_GQE: Tensor,
-    key_GUE: Tensor,
-    part: slice,
-    rows: slice,
-    is_causal: bool,
-    scale: float,
-    hidden_B1ST: Tensor | None,
-    groups: int,
-) -> Tensor:
-    """softmax(scale · Q·Kᵀ) of a block, [G, R·W, U]: the key heads `part` of all `groups`, and the queries `rows`."""
-    width = rows.stop - rows.start
-    scores_GQU = torch.bmm(query_GQE * scale, key_GUE.mT)
-    if hidden_B1ST is not None:
-        of_sample = groups // len(hidden_B1ST)
-        hidden_BWU = hidden_B1ST[part.start // of_sample : -(-part.stop // of_sample), 0, rows, : key_GUE.size(1)]
-        scores_GQU.view(len(hidden_BWU), -1, *hidden_BWU.shape[1:]).add_(hidden_BWU[:, None])
-    elif is_causal:  # what lies before the block's first query is seen by all of it
-        future_WW = torch.full((width, width), float("-inf"), dtype=scores_GQU.dtype).triu_(1)
-        scores_GQU.unflatten(1, (-1, width))[..., rows.start :].add_(future_WW)
+def _probabilities(scaled_query_GQE: Tensor, key_GUE: Tensor, block: _Block) -> Tensor:
+    """softmax(scale · Q·Kᵀ) of a block, [G, R·W, U]."""
+    scores_GQU = torch.bmm(scaled_query_GQE, key_GUE.mT)
+    if (may_attend_BWL := block.may_attend_BWL) is not None:
+        samples, width, length = may_attend_BWL.shape
+        hidden_BWL = scores_GQU.new_zeros(may_attend_BWL.shape).masked_fill_(~may_attend_BWL, float("-inf"))
+        scores_GQU.view(samples, -1, width, block.seen)[..., -length:].add_(hidden_BWL[:, None])
     return scores_GQU.softmax(-1)
 
 

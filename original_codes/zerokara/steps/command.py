@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokara.config.data import DataSettings
 from zerokara.config.loading import FILES, load
 from zerokara.config.settings import Settings
 from zerokara.config.writing import help_text, overrides
@@ -159,29 +158,33 @@ def next_command(
 ) -> str:
     """Return the command of `script` that continues from this step, whose configuration is `config`.
 
-    What was given by ``--set`` is passed on if that step has the setting. So are the settings of each of `made`, this
-    step's outputs, unless the next step's file has the first of them already, or names something inside it.
+    A step that reads the same file gets what was given by ``--set``. One with another file gets that of the same set,
+    ja_convert_config.yaml for ja_config.yaml, or the default one; and the settings of each of `made`, this step's
+    outputs, unless that file has the first of them already, or names something inside it.
     """
-    folder = (_called() or Path()).parent
-    default, path = SCRIPTS[script], options.config_path
+    folder, default, path = (_called() or Path()).parent, SCRIPTS[script], options.config_path
     own = next(name for name, config_class in FILES.items() if isinstance(config, config_class))
-    if default != own:  # the file of the same set, ja_convert_config.yaml for ja_config.yaml, or the default one
-        beside = [path.with_name(path.name.removesuffix(own) + default)] if path.name.endswith(own) else []
+    passed_on = list(options.overrides)
+    if default != own:
         # The current folder may have none.
-        path = next((each for each in (*beside, Path(default), folder / default) if each.is_file()), Path(default))
-    # Step 1 has a seed too, which is not that of a run; how step 2 works concerns no other step.
-    known = {*DataSettings.model_fields}
-    if script != "2_tokenize.sh":
-        known = {*FILES[default].model_fields} - {"num_workers"}
-    typed = ((text.partition("=")[0].strip(), text) for text in options.overrides)
-    if own == "clean_config.yaml":  # whose output_dir is another
-        known = set()
-    passed_on = {key: text for key, text in typed if key in known}
-    for settings in made:
-        lacking = _lacking(FILES[default], path, settings)
-        passed_on |= zip(lacking, overrides(lacking), strict=True)
+        places = path.with_name(path.name.removesuffix(own) + default), Path(default), folder / default
+        path = next((place for place in places if place.is_file()), Path(default))
+        passed_on = [text for settings in made for text in overrides(_lacking(FILES[default], path, settings))]
     words = [*_program(folder / script), *flags, *([] if str(path) == default else ["--config", str(path)])]
-    return shlex.join([*words, *(word for text in passed_on.values() for word in ("--set", text))])
+    return shlex.join([*words, *(word for text in passed_on for word in ("--set", text))])
+
+
+def _lacking(config_class: type[Settings], path: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the `settings` that a configuration file lacks; none if it has the first, or names something inside it."""
+    try:
+        config = load(config_class, path)
+    except UserError:  # that step will report it
+        return settings
+    key, made = next(iter(settings.items()))
+    named = getattr(config, key)
+    if named == made or (isinstance(made, str) and Path(named).resolve().is_relative_to(Path(made).resolve())):
+        return {}
+    return {key: value for key, value in settings.items() if getattr(config, key) != value}
 
 
 def _called() -> Path | None:
@@ -192,16 +195,3 @@ def _called() -> Path | None:
 
 def _program(script: Path) -> list[str]:
     return ["bash" if script.suffix == ".sh" else "python", str(script)]
-
-
-def _lacking(config_class: type[Settings], path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `settings` that a configuration file lacks; none if it has the first, or names something inside it."""
-    try:
-        config = load(config_class, path)
-    except UserError:  # that step will report it
-        return dict(settings)
-    key, made = next(iter(settings.items()))
-    named = getattr(config, key)
-    if named == made or (isinstance(made, str) and Path(named).resolve().is_relative_to(Path(made).resolve())):
-        return {}
-    return {key: value for key, value in settings.items() if getattr(config, key) != value}

@@ -39,15 +39,16 @@ class Outputs:
 
     key: str
     files: Sequence[Path]
-    step: str = ""  # its name in the manifest; empty where the room itself knows whose the files are
-    under_way: bool = False  # an earlier run was killed before it had written the manifest: the files are its own
+    step: str = ""
+    """Its name in the manifest. Empty where the room itself knows whose the files are, and where an earlier run was
+    killed before it had written the manifest: the files are its own."""
 
 
 def of_tokenizer(config: TokenizerConfig) -> Outputs:
     """Step 1."""
     folder = Path(config.output_dir)
     files = [folder / name for name in (*TOKENIZER_NAMES, LOG_NAME, "manifest.json")]
-    return Outputs("output_dir", files, TOKENIZER_STEP, (folder / WORK_NAME).is_dir())
+    return Outputs("output_dir", files, "" if (folder / WORK_NAME).is_dir() else TOKENIZER_STEP)
 
 
 def of_tokens(config: DataSettings) -> Outputs:
@@ -55,7 +56,7 @@ def of_tokens(config: DataSettings) -> Outputs:
     paths = TokenPaths(config.output_prefix)
     files = [path_of(prefix) for prefix in (paths.train, paths.valid) for path_of in (bin_path, idx_path)]
     files += [paths.work_folder / "plan.json", paths.quarantine, paths.manifest]
-    return Outputs("output_prefix", files, TOKENS_STEP, any(paths.work_folder.glob("*.json")))
+    return Outputs("output_prefix", files, "" if any(paths.work_folder.glob("*.json")) else TOKENS_STEP)
 
 
 def of_run(config: ScheduleSettings) -> Outputs:
@@ -104,7 +105,7 @@ def faults(config: Settings, outputs: Outputs) -> Iterator[Fault]:
         if made and made.step != outputs.step:
             rule = f"cannot be written: {record} is of step {made.step!r}"
             yield config.fault(key, rule, f"{remedy}, or move those files away")
-        elif others and not outputs.under_way:
+        elif others:
             names = ", ".join(path.name for path in others)
             rule = f"cannot be written: {record.parent} holds {names}, which no run of this step wrote"
             yield config.fault(key, rule, f"{remedy}, or move {'them' if others[1:] else 'it'} away")
