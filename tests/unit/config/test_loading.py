@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from configs import fault_of, faults_of, loaded, refused
-from huggingface_hub.utils import HFValidationError, validate_repo_id
+from huggingface_hub.utils import validate_repo_id
 from quiet_core import seconds_of
 
 from zerokara.config.convert_config import ConvertConfig
@@ -80,33 +80,25 @@ def assert_reads_all_of(text: str, fault: Fault) -> None:
 @pytest.mark.parametrize(
     ("text", "where", "key", "keyword"),
     [
-        ("global_batch_size: 500\nmicro_batch_size: 8\nnum_processes: 4\n", ":1", "global_batch_size", "8 × 4 = 32"),
         ("global_batch_size: 500\nmicro_batch_size: 8\nnum_processes: 4\n", ":1", "global_batch_size", "480 or 512"),
         ("tie_word_embeddings: yes\n", ":1", "tie_word_embeddings", "write true"),
-        ("wandb: maybe\n", ":1", "wandb", "offline"),
         ("lr: 1e-3\nmin_lr: 1\n", ":2", "min_lr", "lr = 0.001"),
         ("train_tokens: 1.5\n", ":1", "train_tokens", "whole number"),
         ("hidden_size: 12\n", ":1", "hidden_size", "even"),
         ("architecture: gpt2\nnum_kv_heads: 2\n", ":2", "num_kv_heads", "gpt2"),
         ("architecture: t5\nintra_document_masking: true\n", ":2", "intra_document_masking", "t5"),
-        ("relative_attention_num_buckets: 30\n", ":1", "relative_attention_num_buckets", "multiple of 4"),
         ("architecture: t5\nrelative_attention_max_distance: 16\n", ":2", "relative_attention_max_distance", "16"),
         ("architecture: t5\nseq_len: 2\n", ":2", "seq_len", "at least 3"),
         ("head_dim: 7\n", ":1", "head_dim", "even"),
-        ("rope_scaling: {rope_type: linear, factor: 1}\n", ":1", "rope_scaling.factor", "greater than 1"),
         ("rope_scaling:\n  rope_type: ntk\n  factor: 2\n", ":2", "rope_scaling.rope_type", "'yarn'"),
-        ("rope_scaling: {rope_type: yarn}\n", ":1", "rope_scaling.factor", "given"),
         ("rope_scaling: {rope_type: yarn, factor: 2}\n", ":1", "rope_scaling", "original_max_position_embeddings"),
         (f"rope_scaling: {LLAMA3}\n".replace("1,", "4,"), ":1", "rope_scaling", "4 is not below 4"),
         (f"rope_scaling: {LLAMA3}\n".replace("low_", "lo_"), ":1", "rope_scaling.lo_freq_factor", "low_freq_factor"),
         (f"rope_scaling: {LLAMA3}\n".replace("llama3", "linear"), ":1", "rope_scaling.high_freq_factor", "remove it"),
         (f"architecture: gpt2\nrope_scaling: {LLAMA3}\n", ":2", "rope_scaling", "gpt2"),
-        ("rope_scaling: yarn\n", ":1", "rope_scaling", "a mapping"),
         ("keep_every: 150\nsave_interval: 100\n", ":1", "keep_every", "try 200"),
-        ("valid_fraction: 0.9\n", ":1", "valid_fraction", "0.5"),
         ("lr: .nan\n", ":1", "lr", "must be"),
         ("- a\n- b\n", ":1", None, "key: value"),
-        ("lr: [1\n", ":2", None, "YAML"),
     ],
 )
 def test_a_fault_names_the_line_the_setting_and_the_rule(
@@ -118,23 +110,19 @@ def test_a_fault_names_the_line_the_setting_and_the_rule(
 
 
 @pytest.mark.parametrize(
-    ("config_class", "text", "key", "keyword"),
+    ("text", "key", "keyword"),
     [
-        (TokenizerConfig, "vocab_size: 400\nextra_ids: 200\n", "vocab_size", "469"),
-        (TokenizerConfig, "character_coverage: 0.95\n", "character_coverage", "0.98"),
-        (TokenizerConfig, "user_defined_symbols: ['</s>']\n", "user_defined_symbols", "</s>"),
-        (TokenizerConfig, "user_defined_symbols: [good, two words]\n", "user_defined_symbols", "'two words'"),
-        (TokenizerConfig, "user_defined_symbols: [a\u2581b]\n", "user_defined_symbols", "U+2581"),
-        (TokenizerConfig, "user_defined_symbols: [<0x41>]\n", "user_defined_symbols", "'<0x41>'"),
-        (TokenizerConfig, "reserved_pieces: [<b>]\n", "reserved_pieces", "<b>"),
-        (TokenizerConfig, "reserved_pieces: [<|a|>, <|a|>]\n", "reserved_pieces", "twice"),
-        (TokenizerConfig, "user_defined_symbols: [<|user|>]\n", "user_defined_symbols", "<|user|>"),
-        (TokenizerConfig, "add_dummy_prefix: true\nuser_defined_symbols: [a]\n", "add_dummy_prefix", "user_defined"),
-        (ConvertConfig, "huggingface_name: only-a-name\n", "huggingface_name", "user/name"),
+        ("vocab_size: 400\nextra_ids: 200\n", "vocab_size", "469"),
+        ("user_defined_symbols: ['</s>']\n", "user_defined_symbols", "</s>"),
+        ("user_defined_symbols: [good, two words]\n", "user_defined_symbols", "'two words'"),
+        ("reserved_pieces: [<b>]\n", "reserved_pieces", "<b>"),
+        ("reserved_pieces: [<|a|>, <|a|>]\n", "reserved_pieces", "twice"),
+        ("user_defined_symbols: [<|user|>]\n", "user_defined_symbols", "<|user|>"),
+        ("add_dummy_prefix: true\nuser_defined_symbols: [a]\n", "add_dummy_prefix", "user_defined"),
     ],
 )
-def test_tokenizer_and_convert_rules(tmp_path: Path, config_class: type, text: str, key: str, keyword: str) -> None:
-    (fault,) = faults_of(tmp_path, text, of=config_class)
+def test_tokenizer_rules(tmp_path: Path, text: str, key: str, keyword: str) -> None:
+    (fault,) = faults_of(tmp_path, text, of=TokenizerConfig)
     assert (fault.where, fault.key) == (":1", key) and keyword in fault.rule
     assert_reads_all_of(text, fault)
 
@@ -147,14 +135,10 @@ def test_a_rule_holds_unless_a_setting_that_it_reads_is_wrong_itself(tmp_path: P
 
 def test_overrides_win_and_are_named(tmp_path: Path) -> None:
     assert loaded(tmp_path, "lr: 1e-3\n", "lr=6e-4", "train_tokens=1e9").lr == 6e-4
+    assert loaded(tmp_path, "init_from: somewhere\n", "init_from=").init_from == "", "the shell takes quotes away"
     nonsense, wrong = faults_of(tmp_path, "lr: 1e-3\n", "lr=-1", "nonsense")
     assert (wrong.where, wrong.key, wrong.value) == ("--set", "lr", -1)
     assert (nonsense.where, nonsense.key, nonsense.value) == ("--set", None, "nonsense") and "lr=" in nonsense.remedy
-
-
-def test_the_shell_leaves_nothing_of_two_quotes(tmp_path: Path) -> None:
-    config = loaded(tmp_path, "init_from: somewhere\nmodel_size: 1M\n", "init_from=", "model_size= ")
-    assert (config.init_from, config.model_size) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -162,8 +146,6 @@ def test_the_shell_leaves_nothing_of_two_quotes(tmp_path: Path) -> None:
     [
         ("lr=abc", "--set", "lr"),
         ("lr=!foo 1", "--set", "lr"),
-        ("lr=2024-13-45", "--set", "lr"),
-        (f"lr={'[' * 9}1{']' * 9}", "--set", "lr"),
         (" lr = abc", "--set", "lr"),
         ("hiden_size=8", "--set", "hiden_size"),
         ("stages=[{tokens: 5, order: up}]", "--set", "stages[0].order"),  # stands in the file as well
@@ -185,11 +167,8 @@ def test_a_fault_that_the_command_line_made_cites_it(
 
 
 def test_a_later_check_cites_the_command_line_too(tmp_path: Path) -> None:
-    text = "warmup_steps: 50\nmax_steps: 100\nglobal_batch_size: 8\n"
-    config = loaded(tmp_path, text, "max_steps=20")
+    config = loaded(tmp_path, "warmup_steps: 50\nmax_steps: 100\nglobal_batch_size: 8\n", "max_steps=20")
     assert refused(Schedule.from_config, config, 256, 10**6)[0].where == f"{tmp_path}/config.yaml:1, --set max_steps"
-    assert config.fault("warmup_steps", "is no max_steps", reads=["max_steps"]).where.endswith("max_steps")
-    assert loaded(tmp_path, text, "warmup_steps=20").fault("warmup_steps", "is none").where == "--set"
 
 
 def test_numbers_and_lists_read_as_people_write_them(tmp_path: Path) -> None:
@@ -197,7 +176,7 @@ def test_numbers_and_lists_read_as_people_write_them(tmp_path: Path) -> None:
     assert (config.lr, config.train_tokens, config.input_jsonl) == (6e-4, 2_500_000_000, ("one.jsonl",))
 
 
-@pytest.mark.parametrize(("text", "word"), [("[@files.txt]", "@files.txt"), ("*.jsonl", "*.jsonl"), ("%x", "%x")])
+@pytest.mark.parametrize(("text", "word"), [("[@files.txt]", "@files.txt"), ("*.jsonl", "*.jsonl")])
 def test_a_value_that_must_be_quoted(tmp_path: Path, text: str, word: str) -> None:
     (in_file,) = faults_of(tmp_path, f"lr: 1\ninput_jsonl: {text}\n")
     assert in_file.where == ":2" and f'"{word}"' in in_file.remedy
@@ -213,10 +192,8 @@ BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" fo
     [
         ("lr: !!python/object/apply:os.mkdir [made]\n", ":1", "tag:yaml.org,2002:python/object"),
         (BOMB, ":1", "anchor"),
-        ("lr: &a [*a]\n", ":1", "anchor"),
         ("stages: [{? [a, b] : 1}]\n", ":1", "as a key"),
         ("\ninput: " + "[" * 100_000, ":2", "levels"),
-        ("".join(f"{' ' * level}a:\n" for level in range(600)), ":8", "levels"),
         ("".join(f"k{number}: 1\n" for number in range(1000)), "", "1,000"),
         ("a: " + "1" * 1_000_000, "", "256 kB"),
         ("lr: 2024-13-45\n", ":1", "month"),
@@ -242,13 +219,9 @@ def test_a_file_that_is_endless_or_missing_is_no_configuration(path: str, said: 
     ("config_class", "name", "meant"),
     [
         (PretrainConfig, "hidden_sise", "hidden_size"),
-        (PretrainConfig, "num_attention_heads", "num_attn_heads"),
-        (PretrainConfig, "expert_ffn_hidden_size", "moe_ffn_hidden_size"),
         (PretrainConfig, "learning_rate", "lr"),
         (PretrainConfig, "stages[1].order", "--set 'stages=["),
         (PretrainConfig, "vocab_size", "belongs in sentence_piece_config.yaml"),
-        (PretrainConfig, "test_prompt_text", "belongs in convert_config.yaml"),
-        (TokenizerConfig, "model_prefix", "output_dir"),
         (TokenizerConfig, "input_jsonl", "belongs in config.yaml"),
     ],
 )
@@ -271,20 +244,11 @@ def test_a_run_of_an_earlier_version_may_hold_settings_that_are_gone(tmp_path: P
         load(PretrainConfig, tmp_path / "config.yaml")
 
 
-@pytest.mark.parametrize(
-    ("name", "is_right"),
-    [("me/first", True), ("my-team/ja_1.3B", True), ("me/a--b", False), ("me/a..b", False), ("me/a.git", False),
-     ("a/b/c", False), ("me/", False)],
-)  # fmt: skip
-def test_names_of_repositories_are_those_of_the_hub(tmp_path: Path, name: str, is_right: bool) -> None:
-    if is_right:
-        validate_repo_id(loaded(tmp_path, f"huggingface_name: {name}", of=ConvertConfig).huggingface_name)
-        return
-    assert [fault.key for fault in faults_of(tmp_path, f"huggingface_name: {name}", of=ConvertConfig)] == [
-        "huggingface_name"
-    ]
-    with pytest.raises(HFValidationError):
-        validate_repo_id(name)
+@pytest.mark.parametrize("name", ["me/a--b", "me/a..b", "me/a.git", "a/b/c", "me/", "only-a-name"])
+def test_names_of_repositories_are_those_of_the_hub(tmp_path: Path, name: str) -> None:
+    validate_repo_id(loaded(tmp_path, "huggingface_name: my-team/ja_1.3B", of=ConvertConfig).huggingface_name)
+    (fault,) = faults_of(tmp_path, f"huggingface_name: {name}", of=ConvertConfig)
+    assert fault.key == "huggingface_name"
 
 
 @pytest.mark.parametrize(
@@ -292,9 +256,7 @@ def test_names_of_repositories_are_those_of_the_hub(tmp_path: Path, name: str, i
     [
         ("lr:\t3e-4\n", 1),
         ("max_steps: 5\n\tlr: 3e-4\n", 2),
-        ("rope_scaling:\n\trope_type: linear\n", 2),
         ("input_jsonl:\n  - a.jsonl\n\t- b.jsonl\n", 3),
-        ("lr: 3e-4\t# high\n", 1),
         ("text_field: >\n  a\n\tb\n", 3),
     ],
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from configs import config_of, fault_of, faults_of, loaded
+from configs import config_of, faults_of, loaded
 
 from zerokara.config.data import SampleLengths, causal, with_spans
 from zerokara.config.model import SIZES, SizeName
@@ -23,11 +23,6 @@ def test_a_name_says_about_how_many_parameters_there_are(name: SizeName) -> None
     assert 64 <= shape.head_dim <= 128 and 32 <= shape.hidden_size / shape.num_layers <= 128
 
 
-def test_every_name_has_a_shape_and_they_grow() -> None:
-    assert tuple(SIZES) == get_args(SizeName)
-    assert [size.hidden_size for size in SIZES.values()] == sorted({size.hidden_size for size in SIZES.values()})
-
-
 def sizes_of(config: PretrainConfig) -> tuple[int, ...]:
     return tuple(config.resolved_sizes()[key] for key in ("num_layers", "hidden_size", "num_attn_heads"))
 
@@ -41,29 +36,13 @@ def test_what_is_given_stands() -> None:
     assert config.resolved_sizes()["num_layers"] == SIZES["60M"].num_layers // 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "key", "said"),
-    [
-        ({"hidden_size": "auto"}, "hidden_size", "model_size, which is empty"),
-        ({**AUTO, "model_size": "5M", "head_dim": "auto", "hidden_size": 200}, "hidden_size", "multiple"),
-    ],
-)
-def test_a_size_is_given_once(settings: dict[str, str], key: str, said: str) -> None:
-    fault = fault_of(config_of, **settings)
-    assert fault.key == key and said in fault.rule
-
-
-@pytest.mark.parametrize("typed", ["", "numbers", "name", "both"])
-def test_numbers_win_over_a_size_by_name_that_was_not_typed(tmp_path: Path, typed: str) -> None:
+def test_numbers_win_over_a_size_by_name_that_was_not_typed(tmp_path: Path) -> None:
     numbers = ["num_layers=3", "hidden_size=96", "num_attn_heads=4"]
-    in_file = [*([] if typed in ("numbers", "both") else numbers), "model_size=1M"]
-    text = "".join(each.replace("=", ": ") + "\n" for each in in_file)
-    overrides = {"": [], "numbers": numbers, "name": ["model_size=5M"], "both": [*numbers, "model_size=5M"]}[typed]
-    if typed != "name":
-        assert sizes_of(loaded(tmp_path, text, *overrides)) == (3, 96, 4)
-    else:
-        (fault,) = faults_of(tmp_path, text, *overrides)
-        assert (fault.where, fault.key) == ("--set", "model_size")
+    text = "".join(each.replace("=", ": ") + "\n" for each in [*numbers, "model_size=1M"])
+    assert sizes_of(loaded(tmp_path, text)) == (3, 96, 4)
+    assert sizes_of(loaded(tmp_path, text, *numbers, "model_size=5M")) == (3, 96, 4)
+    (fault,) = faults_of(tmp_path, text, "model_size=5M")
+    assert (fault.where, fault.key) == ("--set", "model_size")
 
 
 @pytest.mark.parametrize(
@@ -93,12 +72,3 @@ def test_causal_samples_look_one_token_further() -> None:
     lengths = causal(256)
     assert [lengths.samples_in(tokens) for tokens in (0, 256, 257, 512, 513)] == [0, 0, 1, 1, 2]
     assert with_spans(256, 0.15, 3).samples_in(568) == 2
-
-
-def test_a_configuration_has_them() -> None:
-    settings = config_of(architecture="t5", seq_len=512)
-    assert settings.lengths.raw == 568 and settings.resolved_sizes()["tie_word_embeddings"] is False
-    denser = config_of(architecture="t5", seq_len=512, noise_density=0.5, mean_span_length=8)
-    assert denser.lengths.target > settings.lengths.target
-    shapes = [ModelShape.from_config(each, vocab_size=500) for each in (settings, denser)]
-    assert shapes[0].as_json() != shapes[1].as_json(), "a run cannot resume with other samples"

@@ -22,7 +22,6 @@ from torch.nn.functional import linear
 from zerokara.config.data import packed
 from zerokara.config.engine import OptimSettings
 from zerokara.model import experts
-from zerokara.model.builder import Model
 from zerokara.model.experts import PADDING, MixtureOfExperts, experts_of, statistics
 from zerokara.samples.packed_examples import PackedExamples, Pairs
 from zerokara.training.run import as_tensors
@@ -200,26 +199,21 @@ def loss_of(layer: MixtureOfExperts, hidden_SBD: Tensor, examples_BS: Tensor | N
 
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_a_row_with_padding_has_the_losses_of_the_row_without(top_k: int) -> None:
+    """And padding has no gradient: neither behind examples, nor in a row of its own."""
     layer, (hidden, examples) = layer_of(experts_per_token=top_k), rows()
+    hidden.requires_grad_()
     alone = [loss_of(layer, hidden[: sum(lengths), [row]]) for row, lengths in LENGTHS.items() if lengths]
     found = loss_of(layer, hidden, examples)
+    found.backward(retain_graph=True)
+    padding = (examples == PADDING).T
+    assert hidden.grad is not None and not hidden.grad[padding].any() and (hidden.grad[~padding] != 0).any(-1).all()
     rounding.assert_same_loss(found.item(), sum(alone).item())
     without_mask = loss_of(layer, hidden)  # the broken twin
     assert rounding.times_tolerance([without_mask.item()], [found.item()]) > rounding.BROKEN
 
 
-def test_the_gradient_of_padding_is_zero_and_a_row_of_padding_adds_nothing() -> None:
-    layer, (hidden, examples) = layer_of(), rows()
-    hidden.requires_grad_()
-    loss_of(layer, hidden, examples).backward()
-    assert hidden.grad is not None and hidden.grad.isfinite().all()
-    padding = (examples == PADDING).T
-    assert not hidden.grad[padding].any() and (hidden.grad[~padding] != 0).any(-1).all()
-    assert loss_of(layer, hidden[:, [3]], examples[[3]]) == 0
-
-
 @pytest.mark.parametrize("top_k", [1, 2])
-@pytest.mark.parametrize("factor", [0.5, 0.7, 1.25])
+@pytest.mark.parametrize("factor", [0.5, 0.7])
 def test_an_example_drops_what_it_drops_alone(factor: float, top_k: int) -> None:
     layer, (hidden, examples) = layer_of(routed_with(factor), experts_per_token=top_k), rows()
     together = layer(hidden, examples)[0]
@@ -260,27 +254,6 @@ def batch_of(family: str, folder: Any) -> list[Tensor]:
     batch = Pairs(lengths, 0 if is_pair else None)(packed_rows.many([0, 1, 2]), np.zeros(3, np.int64))
     assert (batch.segments.max(axis=1) == batch.num_examples).any(), "no padding"
     return as_tensors(batch)
-
-
-def gradients(model: Model, batch: list[Tensor]) -> dict[str, Tensor]:
-    model.auxiliary.set_weight(1 / 3, torch.device("cpu"))
-    (model(*batch) / batch[2].sum()).backward()
-    return {name: part.grad.clone() for name, part in model.named_parameters()}
-
-
-@pytest.mark.parametrize("family", PACKED)
-def test_recomputed_layers_are_told_of_padding(family: str, tmp_path: Any) -> None:
-    batch, shape = batch_of(family, tmp_path), shape_of(**FAMILIES[family])
-    routing = OptimSettings(router_aux_loss_coef=0.3, router_z_loss_coef=0.2, expert_capacity_factor=0.7)
-    found = {
-        mode: gradients(build(shape, seed=2, activation_checkpointing=mode, routing=routing), batch)
-        for mode in ("off", "selective", "full")
-    }
-    told_nothing = gradients(build(shape, seed=2, routing=routing), batch[:-1])  # the broken twin
-    for name, gradient in found["off"].items():
-        assert torch.equal(found["selective"][name], gradient) and torch.equal(found["full"][name], gradient), name
-        if "router" in name:
-            assert rounding.tensor_times_tolerance(told_nothing[name], gradient) > rounding.BROKEN
 
 
 @pytest.mark.parametrize("family", PACKED)

@@ -184,18 +184,6 @@ def test_every_order_of_scales_is_right(
         torch.set_flush_denormal(False)
 
 
-def test_a_cpu_asks_no_kernel_for_float8(factors: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN has none for many processors, and torch asks it by another mark of the processor."""
-
-    def refused(*_: Any, **__: Any) -> Tensor:
-        raise RuntimeError("could not create a primitive descriptor for the matmul primitive")
-
-    monkeypatch.setattr(torch, "_scaled_mm", refused)
-    inputs, weight, _, gradient = factors
-    out = product(inputs, weight)
-    assert all(each.isfinite().all() for each in torch.autograd.grad(out, (inputs, weight), gradient))
-
-
 def test_a_gpu_gets_the_layouts_and_sums_that_it_needs(factors: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """cuBLASLt takes the first factor by rows, the second by columns, and e5m2 in one of them alone.
 

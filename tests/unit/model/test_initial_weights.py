@@ -13,7 +13,7 @@ from zerokara.model.shapes import ModelShape
 
 SMALL = {"num_layers": 3, "hidden_size": 96, "num_attn_heads": 6, "seq_len": 64, "init_std": 0.05}
 T5 = {**SMALL, "architecture": "t5", "ffn_hidden_size": 256}
-FAMILIES: list[dict[str, Any]] = [{"num_kv_heads": 2}, {"tie_word_embeddings": False}, {"architecture": "gpt2"}]
+FAMILIES: list[dict[str, Any]] = [{"num_kv_heads": 2, "tie_word_embeddings": False}, {"architecture": "gpt2"}]
 
 
 def weights(shape: ModelShape, seed: int = 3) -> dict[str, torch.Tensor]:
@@ -52,22 +52,13 @@ def test_the_distribution_is_that_of_megatron_core(overrides: dict[str, Any], mo
         assert not torch.equal(weight, theirs[name]) or weight.dim() == 1
 
 
-def test_matrices_whose_outputs_are_normalized_are_as_wide_as_others() -> None:
-    drawn = weights(shape_of(**SMALL, architecture="olmo2", num_kv_heads=2))
-    for name in ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc2"):
-        assert drawn[f"decoder.layers.1.{name}.weight"].std().item() == pytest.approx(0.05, rel=0.05), name
-    norms = [tensor for name, tensor in drawn.items() if "layernorm" in name]
-    assert len(norms) == 4 * 3 + 1 and all(tensor.eq(1).all() for tensor in norms)
-
-
 @pytest.mark.parametrize(
     ("overrides", "embedding", "queries", "residual"),
     [
         ({}, 0.02, 0.02 / math.sqrt(16), 0.02 / math.sqrt(6)),
-        ({"init_std": 0.1}, 0.1, 0.1 / math.sqrt(16), 0.1 / math.sqrt(6)),
         ({"optimizer": "adafactor"}, 1.0, 96**-0.5 / math.sqrt(16), 256**-0.5),
     ],
-    ids=["auto", "a number", "T5's rule"],
+    ids=["auto", "T5's rule"],
 )
 def test_an_encoder_decoder(overrides: dict[str, Any], embedding: float, queries: float, residual: float) -> None:
     """With Adafactor by fan-in, as transformers' T5; small queries in place of scores scaled by 1 / √head_dim."""

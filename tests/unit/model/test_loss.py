@@ -152,11 +152,6 @@ def test_blocks_that_stay_in_the_cache_change_no_bit(monkeypatch: pytest.MonkeyP
     assert shapes.block_rows("cpu", 100, 300) == 7 and all(map(torch.equal, *found))
 
 
-def test_chunks_are_large_enough_for_full_products() -> None:
-    rows = [[shapes.chunk_rows(on, 16_384, size) for size in (8_192, 32_000, 128_256)] for on in ("cpu", "cuda")]
-    assert rows == [[2048, 512, 130], [16_384, 4096, 4096]]
-
-
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_without_a_gradient_none_is_computed(is_fused: bool) -> None:
     """A parameter requires a gradient during validation too; two thirds of the work would be for nothing."""

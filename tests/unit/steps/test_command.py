@@ -63,26 +63,22 @@ def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixtur
     wrong = UserError(Fault(where="config.yaml:3", value=name, rule="is of no format known here"))
     assert (guarded(raising(unreadable)), guarded(raising(wrong))) == (1, 2)
     progress.log(name)
-    progress.log(name)
     progress.summary("step 2: done", [(name, name)])
     printed = "".join(capsys.readouterr())
-    assert printed.count("a\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b31m\\udcff.jsonl\tx") == 5
+    assert printed.count("a\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b31m\\udcff.jsonl\tx") == 4
     assert f"cannot read or write {shown(name)}: " in printed
     assert not set("\x1b\x07\r\x9b\udcff") & set(printed)
 
 
 def test_what_a_terminal_cannot_show_is_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    for encoding in ("ascii", "utf-8"):
-        printed = io.BytesIO()
-        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding=encoding))
-        assert guarded(lambda: print("→", os.fsdecode(b"d\xe9\x1b[31m"))) == 0
-        sys.stdout.flush()
-        assert printed.getvalue() == "→ ".encode(encoding, "backslashreplace") + b"d\\udce9\x1b[31m\n"
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed := io.BytesIO(), encoding="ascii"))
+    assert guarded(lambda: print("→", os.fsdecode(b"d\xe9"), flush=True)) == 0
+    assert printed.getvalue() == b"\\u2192 d\\udce9\n"
 
 
 @pytest.mark.parametrize(
     ("imported", "is_ignored"),
-    [("zerokara.errors", False), ("pydantic.main", False), ("zerokara.steps.command", False), ("numpy", True)],
+    [("zerokara.errors", False), ("zerokara.steps.command", False), ("numpy", True)],
 )
 def test_an_early_interrupt_is_no_traceback(imported: str, is_ignored: bool) -> None:
     """While the step is imported; a command in the background, which ignores it, goes on."""
@@ -107,10 +103,8 @@ PRINTED = "from zerokara.errors import guarded; raise SystemExit(guarded(lambda:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["-c", PRINTED.format(1)], 0),
         (["-c", PRINTED.format(100_000)], 141),
         (["-m", "zerokara.steps", "count_tokens", "--help"], 0),
-        (["-m", "zerokara.steps", "upload", "--help"], 0),
     ],
 )
 def test_a_reader_that_leaves_is_no_traceback(arguments: list[str], code: int) -> None:
@@ -133,8 +127,6 @@ FIRST_READ.append(ROOT / "original_codes/zerokara/steps/__main__.py")
 def test_python_3_6_reads_what_runs_before_the_version_is_known(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 6))
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-    with pytest.raises(SyntaxError):
-        ast.parse("while chunk := read():\n    pass", feature_version=(3, 6))
 
 
 @pytest.mark.parametrize("script", [path.name for path in SCRIPTS] + ["original_codes/zerokara/steps/__main__.py"])

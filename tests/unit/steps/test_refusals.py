@@ -1,6 +1,7 @@
 """A step that is refused leaves nothing on the disk that was not there before, however far it had come."""
 
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -13,32 +14,11 @@ from foreign_models import LLAMA_3, QWEN_3, byte_level
 from tokenizers import Tokenizer
 
 from zerokara import manifest
-from zerokara.durable import made_folder
-from zerokara.errors import RunError
-from zerokara.steps import (
-    clean_corpus,
-    convert_to_hf,
-    evaluate,
-    finetune,
-    generate,
-    tokenize,
-    train,
-    train_tokenizer,
-    upload,
-)
+from zerokara.steps import tokenize, train_tokenizer
 from zerokara.tokenizer import sampling
 
-STEPS = {
-    0: clean_corpus,
-    1: train_tokenizer,
-    2: tokenize,
-    3: train,
-    4: convert_to_hf,
-    5: generate,
-    6: upload,
-    7: finetune,
-    8: evaluate,
-}
+NAMES = "clean_corpus train_tokenizer tokenize train convert_to_hf generate upload finetune evaluate".split()  # noqa: SIM905
+STEPS = {number: importlib.import_module(f"zerokara.steps.{name}") for number, name in enumerate(NAMES)}
 RAW, SPELT = os.fsdecode(b"d\xe9\x1b[31m"), r"d\xe9\u001b[31m"
 """A name that is no UTF-8 and would steer a terminal, and how it is printed."""
 GOOD = '{"text": "%d some words of a text"}\n'
@@ -46,53 +26,33 @@ REFUSED: list[tuple[int, str, str]] = [
     (1, "input=nowhere.jsonl", "nowhere.jsonl: "),
     (1, "text_field=body", "'body'"),
     (1, "vocab_size=300 byte_fallback=true user_defined_symbols=[<1>,<2>] extra_ids=100", "vocab_size = 300: "),
-    (1, "vocab_size=310 add_dummy_prefix=true compare_with=gone.model", "gone.model"),
     (1, "input=bad.jsonl", "50.00%"),
     (1, "input=bad.jsonl max_bad_fraction=0.4 output_dir=there", "50.00%"),
     (1, "vocab_size=300 byte_fallback=false character_coverage=1.0 input=many.txt", "4134"),
     (1, "vocab_size=200000", "310"),
-    (1, "vocab_size=200000 output_dir=there", "310"),
     (1, "input=empty.txt", "0 bytes"),
     (1, "input=spaces.txt max_bad_fraction=1", "no document"),
-    (2, "input_jsonl=nowhere.jsonl", "nowhere.jsonl: there is no such file"),
-    (2, "input_jsonl=empty.txt", "0 bytes"),
     (2, "input_tokenizer_file=corpus.jsonl", "corpus.jsonl"),
-    (2, "input_tokenizer_file=gone.model", "input_tokenizer_file = gone.model: there is no such tokenizer file"),
     (2, "input_tokenizer_file=gone.model input_jsonl=nowhere.jsonl", "nowhere.jsonl: "),
     (2, "text_field=body", "'body'"),
-    (
-        2,
-        "input_tokenizer_file=chat",
-        "end_of_document = auto: … <|im_end|> (tokenizer_config.json), <|endoftext|> (config",
-    ),
+    (2, "input_tokenizer_file=chat", "end_of_document = auto: … <|im_end|> (tokenizer_config.json), <|endoftext|>"),
     (2, "input_tokenizer_file=chat/tokenizer.json end_of_document=</s>", "end_of_document = </s>: "),
     (2, "input_tokenizer_file=there", "input_tokenizer_file = there: "),
     (2, "input_tokenizer_file=other_class", "input_tokenizer_file = other_class: gives other ids in transformers"),
     (2, "end_of_document=<|im_end|>", "end_of_document = <|im_end|>: must be auto"),
     (3, "output_prefix=nowhere/tokens", "nowhere/tokens"),
-    (3, "seq_len=0", "seq_len = 0: "),
     (3, "num_processes=3", "4 × 3 = 12"),
     (3, "init_from=nowhere", "init_from = nowhere: "),
     (4, "input_model_dir=nowhere", "input_model_dir = nowhere: "),
     (6, "output_tokenizer_and_model_dir=there huggingface_name=a/b", "there"),
     (8, "models=nowhere texts=[]", "nowhere: … texts = []"),
     (8, "models=[]", "models = []: "),
-    (8, "models=nowhere texts=empty.txt", "0 bytes"),
     (8, "models=there add_to_card=here", "add_to_card = ['here']: "),
-    (8, "min_context=1", "min_context = 1: "),
     (2, f"output_prefix={RAW}", rf"output_prefix = {SPELT}: "),
     (2, 'output_prefix="a\\e[31m"', r"output_prefix = a\u001b[31m: "),
-    (2, 'output_prefix="a\\0"', "output_prefix = "),
     (2, f"input_jsonl={RAW}/a.jsonl", rf"input_jsonl = {SPELT}/a.jsonl: "),
-    *(
-        (
-            step,
-            f"{key}=corpus.jsonl/out{dry_run}",
-            f"error: --set: {key} = corpus.jsonl/out: … corpus.jsonl: Not a directory",
-        )
-        for step, key in ((1, "output_dir"), (2, "output_prefix"), (3, "output_model_dir"))
-        for dry_run in ("", " --dry-run")
-    ),
+    (1, "output_dir=corpus.jsonl/out", "output_dir = corpus.jsonl/out: … corpus.jsonl: Not a directory"),
+    (3, "output_model_dir=corpus.jsonl/out --dry-run", "output_model_dir = corpus.jsonl/out: … Not a directory"),
 ]
 OUTPUTS = {
     1: "input=corpus.jsonl output_dir=new/deep/tokenizer vocab_size=400 num_threads=1 sample_bytes=100000",
@@ -151,26 +111,19 @@ def test_a_refused_step_leaves_nothing(
 
 
 MISSING = [
-    (0, "input=corpis.jsonl", "corpus.jsonl"),
     (0, "input=corpus.jsonl evaluation_data=bat.jsonl", "bad.jsonl"),
-    (0, "input=corpus.jsonl evaluation_data=evaluate_confg.yaml", "evaluate_config.yaml"),
     (1, 'input="@lists.txt"', "list.txt"),
-    (1, "input=corpus.jsnl", "corpus.jsonl"),
     (1, "input=ther/texts/*.jsonl", "there"),
     (1, "base_tokenizer=chats", "chat"),
     (1, "compare_with=chat/tokeniser.json", "chat/tokenizer.json"),
     (2, "input_jsonl=Ther/deep/corpus.jsonl", "there"),
-    (2, "input_tokenizer_file=chat/tokeniser.json", "chat/tokenizer.json"),
     (2, "input_tokenizer_file=chats/tokenizer.json", "chat/tokenizer.json"),
     (3, "output_prefix=token", "tokens_text_document.manifest.json"),
-    (3, "init_from=chaty", "chat"),
     (3, "deepspeed_template=corpus.json", "corpus.jsonl"),
     (3, "input_tokenizer_file=chatt", "chat"),
     (4, "input_model_dir=theer", "there"),
     (5, "output_tokenizer_and_model_dir=theer", "there"),
-    (6, "output_tokenizer_and_model_dir=theer huggingface_name=a/b", "there"),
     (7, "init_from=chaty", "chat"),
-    (8, "models=chaty", "chat"),
     (8, "models=chat texts=corpus.json", "corpus.jsonl"),
 ]
 
@@ -228,15 +181,3 @@ def test_a_file_that_grows(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     assert train_tokenizer.main(["--config", "/dev/null", *typed(*OUTPUTS[1].split())]) == 1
     assert "corpus.jsonl" in capfd.readouterr().err
     assert not (place / "new").exists()
-
-
-def test_folders_made_for_nothing_go_again_and_others_stay(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    for name in ("there", "there/a/b", "c"):
-        with pytest.raises(RunError), made_folder(tmp_path / name):
-            raise RunError("after it was made")
-    assert tree(tmp_path) == {"there": ""}
-    with pytest.raises(RunError), made_folder(tmp_path / "there/a/b"):
-        (tmp_path / "there/a/log").touch()
-        raise RunError("when something lies there")
-    assert set(tree(tmp_path)) == {"there", "there/a", "there/a/log"}
