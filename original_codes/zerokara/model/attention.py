@@ -53,17 +53,7 @@ from zerokara.model.megatron_core import (
 class FusedAttention(torch.nn.Module):
     """Drop-in for megatron.core.transformer.dot_product_attention.DotProductAttention (0.16.1), dropout 0."""
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        layer_number: int,
-        attn_mask_type: AttnMaskType,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: Any = None,
-    ):
+    def __init__(self, attn_mask_type: AttnMaskType, softmax_scale: float | None = None, **_: Any):
         super().__init__()
         self.causal = attn_mask_type == AttnMaskType.causal
         self.softmax_scale = softmax_scale
@@ -74,9 +64,8 @@ class FusedAttention(torch.nn.Module):
         key_SBKE: Tensor,
         value_SBKE: Tensor,
         attention_mask: Tensor | None,
-        attn_mask_type: AttnMaskType | None = None,
         attention_bias: Tensor | None = None,
-        packed_seq_params: Any = None,
+        **_: Any,
     ) -> Tensor:
         """Return the attended values, [S, B, D]; all of it as hidden states lie (`layers`).
 

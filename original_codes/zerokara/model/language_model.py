@@ -38,7 +38,11 @@ from zerokara.model.shapes import ModelShape
 
 
 class LanguageModel:
-    """The part that a decoder and an encoder-decoder have in common; stands before a model class of megatron-core."""
+    """The part that a decoder and an encoder-decoder have in common; stands before a model class of megatron-core.
+
+    The tensors of a batch are arguments by themselves, in the order of `Batch.arguments`: the hooks of torch's modules,
+    and so of DeepSpeed's, see no others.
+    """
 
     embedding: Any
     output_layer: Any

@@ -63,12 +63,13 @@ def cross_entropy(
     differentiates = torch.is_grad_enabled() and (hidden_ND.requires_grad or projection.weight_VD.requires_grad)
     mask_N = None if mask_BS is None else mask_BS.flatten()
     needs_gradient = differentiates or kernels.is_warming_up
-    # The weight by itself: torch looks for what it differentiates by among the arguments, and not inside of them.
     weight_VD = projection.weight_VD
     return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, *arguments[1:], mask_N, needs_gradient)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Torch differentiates by arguments alone, not by what is inside of them: hence so many."""
+
     @staticmethod
     def forward(
         ctx: Any,

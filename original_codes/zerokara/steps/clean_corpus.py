@@ -47,8 +47,8 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
 
     rules.check_rules(config)
     reports = [output / "report.html", output / "report.json"]
-    under_way = plan.work_folder.parent.is_dir()
-    outputs = preflight.Outputs("output_dir", [*plan.outputs, *reports, record], STEP, under_way)
+    step = "" if plan.work_folder.parent.is_dir() else STEP
+    outputs = preflight.Outputs("output_dir", [*plan.outputs, *reports, record], step)
     preflight.check(config, outputs, input=plan.files, evaluation_data=plan.evaluation_files)
     corpus = f"{plural(len(plan.files), 'file')}, {bytes_text(sum(file.bytes for file in plan.files))}"
     processes = plural(executors.num_workers(plan), "process", "processes")
