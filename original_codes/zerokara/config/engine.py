@@ -262,12 +262,8 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, Schedul
         if self.global_batch_size == "auto" or self.global_batch_size % step == 0:
             return
         what = "processes" if self.tensor_parallel_size == 1 else "(processes ÷ tensor_parallel_size)"
-        if step > self.global_batch_size and self.global_batch_size % ranks == 0:
-            fitting = max(n for n in range(1, micro) if self.global_batch_size % (n * ranks) == 0)
-            rule = f"times {what} = {ranks} must divide global_batch_size = {self.global_batch_size}"
-            yield self.fault("micro_batch_size", rule, f"try {fitting}, or auto", reads)
-            return
         lower = self.global_batch_size // step * step
         tries = " or ".join(str(size) for size in (lower, lower + step) if size)
         rule = f"must be a multiple of micro_batch_size × {what} = {micro} × {ranks} = {step}"
-        yield self.fault("global_batch_size", rule, f"try {tries}", reads)
+        remedy = f"try {tries}" + (", or a smaller micro_batch_size" if micro > 1 else "")
+        yield self.fault("global_batch_size", rule, remedy, reads)

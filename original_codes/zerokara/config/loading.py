@@ -15,7 +15,6 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import MaxDepthExceededError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -43,6 +42,7 @@ GONE = "resize_vocabulary"  # a setting that runs of 1.0.0 have recorded, and th
 _Config = TypeVar("_Config", bound=Settings)
 _MAX_BYTES = 256 * 1024  # the shipped files have 16 kB with their comments
 _MAX_LEVELS = 8  # no setting has more than four
+_SYNTAX = "write `key: value`, spaces in place of tabs, and quotes around a text that begins with @, `, *, &, % or !"
 _MAX_UNKNOWN = 50  # of a file with more it is asked whether it is the right one
 _RENAMED = {
     "learning_rate": "lr",
@@ -139,11 +139,7 @@ def _value(node: Node) -> Any:
         raise YAMLError(str(error)) from error
 
 
-def _problem(error: YAMLError, text: str) -> str:
-    if isinstance(error, MarkedYAMLError) and error.problem_mark and text[error.problem_mark.index :][:1] == "\t":
-        return "a tab where YAML takes spaces alone"
-    if isinstance(error, MaxDepthExceededError):
-        return f"lists or mappings in more than {_MAX_LEVELS} levels; no setting has so many"
+def _problem(error: YAMLError) -> str:
     return getattr(error, "problem", None) or str(error).partition("\n")[0]
 
 
@@ -162,15 +158,14 @@ def _read_file(
         _note_lines(root, "", str(path), lines, faults)
     except YAMLError as error:
         mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
-        remedy = (_quoting(text[mark.index :]) if mark else "") or "write `key: value`"
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(Fault(where, f"is not plain YAML: {_problem(error, text)}", remedy=remedy)) from error
+        raise UserError(Fault(where, f"is not plain YAML: {_problem(error)}", remedy=_SYNTAX)) from error
     for key_node, value_node in root.value:
         key = str(key_node.value)
         try:
             values[key] = _value(value_node)
         except YAMLError as error:
-            rule = f"is not a YAML value ({_problem(error, text)})"
+            rule = f"is not a YAML value ({_problem(error)})"
             faults.append(Fault(f"{path}:{lines[key]}", rule, key, remedy="put it in quotes if it is meant as text"))
     return values, lines
 
@@ -216,17 +211,8 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
             values[key] = read_value(value) if value.strip() else ""
             overridden.add(key)
         except YAMLError as error:
-            rule = f"is not a YAML value ({_problem(error, value)})"
-            faults.append(Fault("--set", rule, key, shown(value), _quoting(value)))
+            faults.append(Fault("--set", f"is not a YAML value ({_problem(error)})", key, shown(value), _SYNTAX))
     return overridden
-
-
-def _quoting(rest: str) -> str:
-    """Return the remedy for a value that begins with a tab, or a reserved character: ``@files.txt``, ``*.jsonl``."""
-    if rest.startswith("\t"):
-        return "write spaces in place of the tab"
-    word = rest.split(maxsplit=1)[0].rstrip(",]") if rest.strip() else ""
-    return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%", "!") else ""
 
 
 def _check_is_the_file(path: str | Path, keys: Set[str], config_class: type[Settings]) -> None:
@@ -295,23 +281,15 @@ def _invalid(key: str, details: list[ErrorDetails], origin: Origin, config_class
         remedy = _nearest(name, item.model_fields, f"there are {', '.join(item.model_fields)}")
         return Fault(origin.where(key), "there is no such setting", key, value, remedy)
     rules = list(dict.fromkeys(_rule_text(detail) for detail in details))
-    remedy = ""
-    if isinstance(value, str):
-        word = value.lower()
-        if "true or false" in rules and word in ("yes", "no", "on", "off"):
-            remedy = f"write {'true' if word in ('yes', 'on') else 'false'}"
-        elif any("number" in rule for rule in rules):
-            remedy = "write a number without quotes or units"
-        value = shown(value)
-    value = list(value) if isinstance(value, tuple) else value
-    return Fault(origin.where(key), "must be " + " or ".join(rules), key, value, remedy)
+    value = shown(value) if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
+    return Fault(origin.where(key), "must be " + " or ".join(rules), key, value)
 
 
 _WORDS = {
     "missing": "given",
-    "int_type": "a whole number",
+    "int_type": "a whole number (without quotes or units)",
     "int_from_float": "a whole number",
-    "float_type": "a number",
+    "float_type": "a number (without quotes or units)",
     "string_type": "text",
     "string_too_short": "text that is not empty",
     "bool_type": "true or false",

@@ -59,19 +59,6 @@ def test_tensor_parallelism_divides_what_it_shards(tmp_path: Path) -> None:
     loaded(tmp_path, layers + two_ranks)  # data-parallel, of four sequences each
 
 
-@pytest.mark.parametrize(
-    ("batch", "micro", "processes", "fitting"), [(8, 64, 1, 8), (8, 64, 2, 4), (12, 8, 2, 6), (12, 64, 3, 4)]
-)
-def test_a_micro_batch_that_cannot_fit_is_answered_with_one_that_does(
-    tmp_path: Path, batch: int, micro: int, processes: int, fitting: int
-) -> None:
-    text = f"global_batch_size: {batch}\nmicro_batch_size: {micro}\nnum_processes: {processes}\n"
-    (fault,) = faults_of(tmp_path, text)
-    assert (fault.where, fault.key, fault.value) == (":2", "micro_batch_size", micro)
-    assert f"try {fitting}" in fault.remedy
-    loaded(tmp_path, text, f"micro_batch_size={fitting}")
-
-
 def assert_reads_all_of(text: str, fault: Fault) -> None:
     """A rule (the loader's own faults are none) says that it reads every setting of a text that breaks it."""
     assert not fault.reads or {*re.findall(r"^\w+", text, re.MULTILINE)} <= {*fault.reads}
@@ -81,7 +68,7 @@ def assert_reads_all_of(text: str, fault: Fault) -> None:
     ("text", "where", "key", "keyword"),
     [
         ("global_batch_size: 500\nmicro_batch_size: 8\nnum_processes: 4\n", ":1", "global_batch_size", "480 or 512"),
-        ("tie_word_embeddings: yes\n", ":1", "tie_word_embeddings", "write true"),
+        ("tie_word_embeddings: yes\n", ":1", "tie_word_embeddings", "true or false"),
         ("lr: 1e-3\nmin_lr: 1\n", ":2", "min_lr", "lr = 0.001"),
         ("train_tokens: 1.5\n", ":1", "train_tokens", "whole number"),
         ("hidden_size: 12\n", ":1", "hidden_size", "even"),
@@ -153,7 +140,7 @@ def test_overrides_win_and_are_named(tmp_path: Path) -> None:
         ("source_weights=replay", "--set", "source_weights"),
         ("=5", "--set", None),
         ("num_attn_heads=5", ":1, --set num_attn_heads", "hidden_size"),
-        ("global_batch_size=4", ":5, --set global_batch_size", "micro_batch_size"),
+        ("num_processes=3", ":5, --set num_processes", "global_batch_size"),
         ("lr=1e-6", ":2, --set lr", "min_lr"),
     ],
 )
@@ -161,7 +148,7 @@ def test_a_fault_that_the_command_line_made_cites_it(
     tmp_path: Path, override: str, where: str, key: str | None
 ) -> None:
     text = "hidden_size: 256\nmin_lr: 1e-4\nstages:\n  - {tokens: 5, source_weights: [1], order: shuffle}\n"
-    text += "micro_batch_size: 8\n"
+    text += "global_batch_size: 8\n"
     (fault,) = faults_of(tmp_path, text, override)
     assert (fault.where, fault.key) == (where, key)
 
@@ -176,12 +163,21 @@ def test_numbers_and_lists_read_as_people_write_them(tmp_path: Path) -> None:
     assert (config.lr, config.train_tokens, config.input_jsonl) == (6e-4, 2_500_000_000, ("one.jsonl",))
 
 
-@pytest.mark.parametrize(("text", "word"), [("[@files.txt]", "@files.txt"), ("*.jsonl", "*.jsonl")])
-def test_a_value_that_must_be_quoted(tmp_path: Path, text: str, word: str) -> None:
-    (in_file,) = faults_of(tmp_path, f"lr: 1\ninput_jsonl: {text}\n")
-    assert in_file.where == ":2" and f'"{word}"' in in_file.remedy
-    (on_line,) = faults_of(tmp_path, "lr: 1\n", f"input_jsonl={text.strip('[]')}")
-    assert (on_line.where, on_line.key) == ("--set", "input_jsonl") and f'"{word}"' in on_line.remedy
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("lr: 1\ninput_jsonl: [@files.txt]\n", 2),
+        ("input_jsonl: *.jsonl\n", 1),
+        ("lr:\t3e-4\n", 1),
+        ("max_steps: 5\n\tlr: 3e-4\n", 2),
+        ("input_jsonl:\n  - a.jsonl\n\t- b.jsonl\n", 3),
+    ],
+)
+def test_a_value_that_must_be_quoted_and_a_tab(tmp_path: Path, text: str, line: int) -> None:
+    (in_file,) = faults_of(tmp_path, text)
+    assert in_file.where == f":{line}" and "spaces" in in_file.remedy and "quotes" in in_file.remedy
+    (on_line,) = faults_of(tmp_path, "lr: 1\n", "input_jsonl=@files.txt")
+    assert (on_line.where, on_line.key) == ("--set", "input_jsonl") and "quotes" in on_line.remedy
 
 
 BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
@@ -193,7 +189,7 @@ BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" fo
         ("lr: !!python/object/apply:os.mkdir [made]\n", ":1", "tag:yaml.org,2002:python/object"),
         (BOMB, ":1", "anchor"),
         ("stages: [{? [a, b] : 1}]\n", ":1", "as a key"),
-        ("\ninput: " + "[" * 100_000, ":2", "levels"),
+        ("\ninput: " + "[" * 100_000, ":2", "depth"),
         ("".join(f"k{number}: 1\n" for number in range(1000)), "", "1,000"),
         ("a: " + "1" * 1_000_000, "", "256 kB"),
         ("lr: 2024-13-45\n", ":1", "month"),
@@ -249,19 +245,3 @@ def test_names_of_repositories_are_those_of_the_hub(tmp_path: Path, name: str) -
     validate_repo_id(loaded(tmp_path, "huggingface_name: my-team/ja_1.3B", of=ConvertConfig).huggingface_name)
     (fault,) = faults_of(tmp_path, f"huggingface_name: {name}", of=ConvertConfig)
     assert fault.key == "huggingface_name"
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("lr:\t3e-4\n", 1),
-        ("max_steps: 5\n\tlr: 3e-4\n", 2),
-        ("input_jsonl:\n  - a.jsonl\n\t- b.jsonl\n", 3),
-        ("text_field: >\n  a\n\tb\n", 3),
-    ],
-)
-def test_a_tab_is_called_a_tab(text: str, line: int, tmp_path: Path) -> None:
-    (fault,) = faults_of(tmp_path, text)
-    assert fault.where == f":{line}" and "a tab" in fault.rule and "spaces" in fault.remedy
-    (fault,) = faults_of(tmp_path, "", "lr=3e-4\t5")
-    assert (fault.where, fault.key) == ("--set", "lr") and "a tab" in fault.rule
