@@ -93,22 +93,18 @@ def test_what_a_step_reads_is_what_the_one_before_it_wrote(tmp_path: Path) -> No
     assert "here/tokenizer/tokenizer.model" in first.remedy and "here/run" in second.remedy
 
 
-@pytest.mark.parametrize(
-    ("keys", "texts"),
-    [
-        (["vocab_size", "num_layer", "dtype"], ["vocab_size: many\n", "num_layer: 2\n", "dtype: fp64\n"]),
-        (
-            ["output_dir", "output_prefix", "output_model_dir", "output_tokenizer_and_model_dir"],
-            [
-                "output_dir: /proc/tokenizer\n",
-                "input_tokenizer_file: /proc/tokenizer/tokenizer.model\noutput_prefix: /proc/tokens\n"
-                "output_model_dir: /proc/run\n",
-                "input_model_dir: /proc/run\noutput_tokenizer_and_model_dir: /proc/hf\n",
-            ],
-        ),
-    ],
-    ids=["settings", "outputs"],
-)
-def test_the_faults_of_all_three_files_are_told_at_once(tmp_path: Path, keys: list[str], texts: list[str]) -> None:
-    wrong = dict(zip(("sentence_piece_config", "config", "convert_config"), texts, strict=True))
-    assert [fault.key for fault in line_faults(tmp_path, **wrong)] == keys
+def test_the_faults_of_all_three_files_are_told_at_once(tmp_path: Path) -> None:
+    wrong = {
+        "sentence_piece_config": "vocab_size: many\n",
+        "config": "num_layer: 2\n",
+        "convert_config": "dtype: fp64\n",
+    }
+    assert [fault.key for fault in line_faults(tmp_path, **wrong)] == ["vocab_size", "num_layer", "dtype"]
+    places = {
+        "sentence_piece_config": "output_dir: /proc/tokenizer\n",
+        "config": "input_tokenizer_file: /proc/tokenizer/tokenizer.model\noutput_prefix: /proc/tokens\n"
+        "output_model_dir: /proc/run\n",
+        "convert_config": "input_model_dir: /proc/run\noutput_tokenizer_and_model_dir: /proc/hf\n",
+    }
+    found = [fault.key for fault in line_faults(tmp_path, **places)]
+    assert found == ["output_dir", "output_prefix", "output_model_dir", "output_tokenizer_and_model_dir"]
