@@ -72,7 +72,7 @@ if [ -n "$further" ]; then
     moved=(tests/numerics/test_memory.py)
     first+=("${moved[@]}") second+=("${moved[@]/#/--ignore=}")
 else
-    moved=(tests/pipeline/test_{evaluate_step,notebook}.py)
+    moved=(tests/pipeline/test_{inputs_hub,notebook}.py)
     second+=("${moved[@]}") first+=("${moved[@]/#/--ignore=}")
 fi
 cores=$($python -c 'import os

@@ -175,7 +175,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "gpt2, tensor parallel, checkpointing": {**SHARED, "architecture": "gpt2", "activation_checkpointing": "full"},
 }
 SHARDED: dict[str, dict[str, Any]] = {
-    "llama, ZeRO 3": {**ZERO_3, "num_kv_heads": 2},
     "gpt2, ZeRO 3, bf16, checkpointing": {
         **ZERO_3, "architecture": "gpt2", "precision": "bf16", "activation_checkpointing": "full",
     },
