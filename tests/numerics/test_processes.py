@@ -16,10 +16,10 @@ from tiny import T5, assert_same_bits
 from zerokara.training.monitoring import step_metrics
 from zerokara.training.processes import joining
 
-STEPS, STOP_AT = 12, 7
+STEPS, STOP_AT = 8, 5
 SLOWER = {"lr": 0.003, "micro_batch_size": 8}
 """At a lower learning rate than the other runs', which has loss spikes here: they amplify a last digit."""
-WATCHED = {"sample_prompts": "[ab, cde]", "sample_tokens": 3, "eval_interval": 6}
+WATCHED = {"sample_prompts": "[ab, cde]", "sample_tokens": 3, "eval_interval": 4}
 SENTINEL = "cde <extra_id_0> f"
 MOE = {"num_experts": 4, "moe_layers": "[1]", "router_aux_loss_coef": 0.02, "router_z_loss_coef": 0.001}
 MASKED = {"lr": 0.003, "intra_document_masking": True}
@@ -98,7 +98,7 @@ def test_it_equals_one_process(runs: dict, name: str) -> None:
     one, found = runs[EQUAL[name]], runs[name]
     # With span corruption a sample takes more raw tokens than the encoder input has.
     assert len(one.losses) in (STEPS - 1, STEPS)
-    least = 0.1 if EQUAL[name] == "t5" else 0.3  # a tied T5 begins slowly
+    least = 0.05 if EQUAL[name] == "t5" else 0.2  # a tied T5 begins slowly
     assert one.losses[0] - one.losses[-1] > least, "nothing was learned: equality would mean nothing"
     rounding.assert_same_curve(found.losses, one.losses)
     rounding.assert_same_weights(found.weights, one.weights, at_step=len(one.losses))
