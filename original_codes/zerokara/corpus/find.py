@@ -238,9 +238,19 @@ def _is_corpus(path: str, entry: str, formats: Formats | None, left_out: LeftOut
 def _search(given: Path, formats: Formats, where: str, left_out: LeftOut) -> dict[str, Path]:
     """Wanted files of a folder or a pattern and of all folders below, links last, by what tells them apart."""
     found, folders, faults = dict[str, Path](), dict[str, Path](), dict[Path, str]()
+    # `glob` follows a circle of links until the path is too long: what stands below any `**` is walked, and compared.
+    above, stars, below = os.path.join(".", given, "").partition("/**/")
+    if "**" in below:
+        raise UserError(
+            Fault(where, "has ** more than once", value=shown(given), remedy="write it once, and * elsewhere")
+        )
+
+    def matches(path: Path) -> bool:
+        names = [path.relative_to(top) for top in tops if path.is_relative_to(top)]
+        return not below or any(each.match(below[:-1]) for name in names for each in (name, *name.parents))
 
     def take_file(path: Path, real: str) -> None:
-        if path != given and not _is_corpus(str(path), str(given), formats, left_out):
+        if not matches(path) or (path != given and not _is_corpus(str(path), str(given), formats, left_out)):
             return
         status = os.stat(path)
         key = real if status.st_nlink == 1 else f"{status.st_dev}:{status.st_ino}"  # of hard links
@@ -249,14 +259,8 @@ def _search(given: Path, formats: Formats, where: str, left_out: LeftOut) -> dic
         elif found.setdefault(key, path) != path:
             left_out[_REPEATED].add(str(path))
 
-    waiting: list[tuple[bool, bool, Path, str]] = []  # a heap
-    try:
-        if os.path.lexists(given):
-            waiting = [_turn(str(given))]
-        else:
-            waiting = sorted(_turn(match) for match in {str(Path(each)) for each in _matches(os.path.join(".", given))})
-    except OSError as error:
-        faults[Path(error.filename)] = f"cannot be looked into: {error.strerror or error}"
+    tops = [given] if os.path.lexists(given) else sorted({*map(Path, glob.glob(f"{above}/" if stars else str(given)))})
+    waiting = sorted(_turn(str(top)) for top in tops)  # a heap
     while waiting:
         is_link, _, path, real = heapq.heappop(waiting)
         try:
@@ -274,6 +278,8 @@ def _search(given: Path, formats: Formats, where: str, left_out: LeftOut) -> dic
         except OSError as error:
             if not is_link or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 faults[path] = f"cannot be looked into: {error.strerror or error}"
+            elif not matches(path):
+                continue
             elif formats.of(path.name) and _is_corpus(str(path), str(given), formats, left_out):
                 faults[path] = "is a link to nothing"
             else:
@@ -288,21 +294,3 @@ def _turn(path: str) -> tuple[bool, bool, Path, str]:
     """Sorts what stands in its own place first, then what a linked folder leads to, then links."""
     real = os.path.realpath(path)
     return os.path.islink(path), real != os.path.abspath(path), Path(path), real
-
-
-def _matches(pattern: str, real_above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the matches of a recursive pattern, with a folder before any ``**``; `real_above`: folders it came through.
-
-    `glob.glob` follows a circle of links until the path is too long, and with two such circles never ends.
-    """
-    before, stars, after = f"{pattern}/".partition("/**/")
-    if not stars:
-        yield from glob.glob(pattern)
-        return
-    for folder in glob.glob(f"{before}/"):
-        real = os.path.realpath(folder)
-        if real not in real_above:
-            os.scandir(folder).close()  # Raises where glob would silently skip the folder.
-            below = after.removesuffix("/")
-            yield from _matches(glob.escape(folder) + below) if below else [folder]
-            yield from _matches(f"{glob.escape(folder)}*/**/{below}".removesuffix("/"), (*real_above, real))

@@ -68,6 +68,9 @@ def test_each_entry_is_a_source_and_globs_expand(here: Path) -> None:
     expected = [(0, "y/deep/two.txt"), (0, "y/one.txt"), (1, "x1.jsonl"), (1, "x2.jsonl")]
     assert by_source("y", "x*.jsonl") == expected
     assert names("exact[1].txt") == ["exact[1].txt"]
+    assert names("**/two.txt") == names("y/**/deep") == names("./**/d*/*.txt") == ["y/deep/two.txt"]
+    assert names("**/x?.jsonl", "y/**/*.txt") == ["x1.jsonl", "x2.jsonl", "y/deep/two.txt", "y/one.txt"]
+    assert "more than once" in fault_of(names, "**/y/**/*.txt").rule
 
 
 def test_every_entry_without_a_file_is_named_with_what_was_looked_for(here: Path, tmp_path: Path) -> None:
