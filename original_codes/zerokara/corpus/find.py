@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
 
 FileFormat = Literal["jsonl", "txt", "tsv", "parquet"]
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
-_AT_WORK = re.compile(rf"[._~$].*|.*{re.escape(PARTIAL_SUFFIX)}|lost\+found|node_modules|site-packages|venv")
+_AT_WORK = re.compile(rf"[._~$].+|.*{re.escape(PARTIAL_SUFFIX)}|lost\+found|node_modules|site-packages|venv")
 """Names of hidden folders and files, and of programs at work: ``_temporary`` and ``_SUCCESS`` of Spark, our own."""
 _ABOUT = re.compile(
     r"(?i).*(manifest\.json|_quarantine\.jsonl)|(dataset[_-](infos?|dict|metadata)|state|croissant|metadata|datapackage|"
