@@ -25,7 +25,6 @@ import torch
 from made_checkpoints import state_of
 
 from zerokara import checkpoint
-from zerokara.checkpoint import folders
 from zerokara.checkpoint.store import CheckpointStore
 from zerokara.config.engine import MonitoringSettings
 from zerokara.errors import RunError
@@ -183,11 +182,6 @@ class Life:
         best = min(self.saved, key=lambda step: LOSSES[step], default=None)
         expected = {*self.saved[-SETTINGS.keep_last :], best} - {None}
         assert expected <= whole, f"{expected - whole} is lost after {self.disk.failed}: {self.log}"
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "RETRY_PAUSES_SECONDS", (0.0, 0.0))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -79,6 +80,8 @@ def main(arguments: Sequence[str], task: RunTask = PRETRAINING, work: Mapping[st
             code, text = _explained(error, forecast)
             if not code:
                 raise
+            if code == supervision.LOST_CONNECTION:
+                time.sleep(1)  # so that the launching process sees the end of the one that is lost before this one's
             explained = RunError(text)
             explained.exit_code = code
             raise explained from error

@@ -1,7 +1,6 @@
 """Training processes: requests to stop reach them, a killed one is reported, who waits for whom, and their rendezvous.
 
-No other machine and no other user can join that: another user who connects in the place of a training process is
-detected before anything is computed.
+No other machine and no other user can join that.
 """
 
 import ctypes
@@ -12,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -21,77 +21,78 @@ from tiny import ROOT
 
 from zerokara.resources import network_environment
 from zerokara.training import spawning
-from zerokara.training.nodes import agent
 from zerokara.training.planning import processors
 from zerokara.training.processes import joining, supervision
 
 TRAINER = """
-import os, pathlib, signal, sys, time
+import pathlib, signal, sys, time
 def heard(number, frame):
-    (pathlib.Path(sys.argv[1]) / str(os.getpid())).write_text(signal.Signals(number).name)
-    os._exit(0)
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, heard)
-(pathlib.Path(sys.argv[1]) / f"{os.getpid()}.ready").touch()
+    sys.exit(7)
+signal.signal(signal.SIGTERM, heard)
+pathlib.Path(sys.argv[1]).touch()
 time.sleep(60)
 """
-LOADING = "import pathlib, sys, time; (pathlib.Path(sys.argv[1]) / 'loading.ready').touch(); time.sleep(60)"
+LOADING = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
+BLOCKED = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {LOADING}"
+"""As a process that waits for the others in C, and never runs a signal handler."""
 
 
-@pytest.mark.parametrize(
-    ("number", "heard"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGTERM")]
-)
-def test_training_processes_hear_what_was_asked_once_they_listen(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], number: signal.Signals, heard: str
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Start a program as a training process; it has begun then."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begun(program: str) -> subprocess.Popen[bytes]:
+        path = tmp_path / f"{len(started)}.ready"
+        started.append(subprocess.Popen([sys.executable, "-c", program, path], start_new_session=True))
+        while not path.exists():
+            assert started[-1].poll() is None
+            time.sleep(0.01)
+        return started[-1]
+
+    yield begun
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_stop_is_forwarded(
+    start: Callable[[str], subprocess.Popen[bytes]], capfd: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
-    """Before that they would die of a Ctrl-C with a traceback: SIGTERM ends them silently."""
-    started = [
-        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], start_new_session=True)
-        for program in (TRAINER, TRAINER, LOADING)
-    ]
-    while len(list(tmp_path.glob("*.ready"))) < 3:
-        assert all(process.poll() is None for process in started)
-        time.sleep(0.01)  # without which they may wait for the folder that is listed all the time
-    with supervision.SignalForwarding([each.pid for each in started]) as forwarding:
+    """A process that does not listen yet would die of SIGINT with a traceback: SIGTERM ends it silently."""
+    processes = [start(program) for program in (TRAINER, TRAINER, LOADING)]
+    with supervision.SignalForwarding(lambda: [each.pid for each in processes]) as forwarding:
         os.kill(os.getpid(), number)
-        assert [process.wait(30) for process in started] == [0, 0, -signal.SIGTERM]
+        assert [process.wait(30) for process in processes] == [7, 7, -signal.SIGTERM]
     assert forwarding.requested
-    assert [path.read_text(encoding="utf-8") for path in tmp_path.iterdir() if path.suffix == ""] == [heard, heard]
     output = capfd.readouterr()
     assert "end of this step" in output.out and "KeyboardInterrupt" not in output.err
 
 
-BLOCKED = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-"""As a process that waits for the others in C, and never runs a signal handler."""
-
-
-def test_processes_that_wait_for_one_that_failed_are_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_second_ctrl_c_kills_at_once_and_a_first_ends_this_process_before_there_are_others(
+    start: Callable[[str], subprocess.Popen[bytes]],
 ) -> None:
-    monkeypatch.setattr(agent, "END_SECONDS", 2.0)
-    failed = tmp_path / "failed"
-    fails = f"time.sleep(1); pathlib.Path({str(failed)!r}).touch(); sys.exit(7)"
-    program = f"import os, pathlib, sys, time\nif os.environ['RANK'] == '2': {fails}\n{BLOCKED}\n"
+    with pytest.raises(KeyboardInterrupt), supervision.SignalForwarding(lambda: []):
+        os.kill(os.getpid(), signal.SIGTERM)
+    process = start(BLOCKED)
+    with supervision.SignalForwarding(lambda: [process.pid]):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        assert process.poll() is None
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert process.wait(30) == -signal.SIGKILL
+
+
+def test_processes_that_wait_for_one_that_failed_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code is that of the first one; one that lost it leaves a second later."""
+    program = "import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '2' else time.sleep(60)\n"
     (tmp_path / "probe.py").write_text(program, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert launch("probe", [], 4) == 7
-    assert time.time() - failed.stat().st_mtime < agent.END_SECONDS + 5
+    started = time.monotonic()
+    assert launch("probe", [], 4) == 7 and time.monotonic() - started < 30
     assert not [each for each in psutil.Process().children() if "probe" in each.cmdline()]
-
-
-def test_a_second_ctrl_c_kills_at_once_and_a_first_ends_this_process_before_there_are_others(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(KeyboardInterrupt), supervision.SignalForwarding():
-        os.kill(os.getpid(), signal.SIGTERM)
-    with subprocess.Popen([sys.executable, "-c", BLOCKED], start_new_session=True) as started:
-        time.sleep(1)
-        with supervision.SignalForwarding([started.pid]):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.2)
-            assert started.poll() is None and "before the first step" in capfd.readouterr().out
-            os.kill(os.getpid(), signal.SIGINT)
-            assert started.wait(30) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("before", "word"), [(6, " 1 "), (7, "outside"), (None, "dmesg")])
@@ -127,6 +128,7 @@ def test_what_ends_runs_its_exit_functions_and_is_not_taken_apart() -> None:
 HELD = """
 import os, psutil, torch
 from zerokara.training.processes import joining
+torch.ones(2_000_000)  # loads what the first tensor needs
 for keeps in (True, False):
     if not os.fork():
         joining.keep_freed_memory(keeps)
@@ -136,22 +138,6 @@ for keeps in (True, False):
         print(psutil.Process().memory_info().rss - before, flush=True)
         os._exit(0)
     os.wait()
-"""
-SILENT = """
-import os, sys, time
-import torch.distributed
-from zerokara.errors import RunError
-from zerokara.training.processes import joining
-joining.ANSWER_SECONDS = 2
-rank = 0 if os.fork() else 1
-torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-if rank == 1:
-    time.sleep(60)
-try:
-    joining.require_answers()
-except RunError as error:
-    print(error, flush=True)
-    os._exit(3)
 """
 SLOW = f"""
 import datetime, os, sys, time
@@ -192,16 +178,6 @@ def test_freed_memory_is_kept_or_given_back(tmp_path: Path) -> None:
     assert kept > 80e6 and given_back < 40e6
 
 
-def test_a_process_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    program = [sys.executable, "-c", SILENT, str(tmp_path / "rendezvous")]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    message = next(line for line in process.stdout if "processes answered" in line)
-    assert process.wait(timeout=30) == 3
-    os.killpg(process.pid, signal.SIGKILL)  # the one that sleeps
-    assert "2 processes" in message and "1" in message.partition("s: ")[2]
-
-
 def test_the_others_wait_for_as_long_as_the_launcher_is_alive(tmp_path: Path) -> None:
     """The first one's work takes longer than a collective may; where it fails, or the launcher is gone, they end."""
     assert sorted(run(SLOW, tmp_path)) == ["0 7", "0 7", "0 no disk", "1 1", "1 1", "1 7"]
@@ -223,12 +199,8 @@ def listening() -> set[int]:
 
 
 def test_processes_share_the_store_which_outlives_the_one_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And opens no port. A process without a rendezvous is left to torch."""
+    """And opens no port."""
     before, stores = listening(), []
-    for _ in range(2):
-        joining.rendezvous_store.cache_clear()
-        monkeypatch.delenv(supervision.RENDEZVOUS_NAME, raising=False)
-        assert joining.rendezvous_store() is None
     with spawning.local_rendezvous() as environment:
         monkeypatch.setenv(supervision.RENDEZVOUS_NAME, environment[supervision.RENDEZVOUS_NAME])
         for _ in range(2):

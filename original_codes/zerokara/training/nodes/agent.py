@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -26,8 +25,14 @@ from torch.distributed import HashStore, PrefixStore, Store
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, MultiprocessContext, Std
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousInfo,
+    RendezvousTimeoutError,
+)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
@@ -39,14 +44,10 @@ from zerokara.training.processes import supervision
 
 RETURN_SECONDS = 600
 """Wait for a lost machine to come back, where the others are fewer than `min_nodes`."""
-END_SECONDS = 15
-"""Time that the others may take to end once a process has failed. One that waits for a collective in C or on the device
-never runs a signal handler, and is killed then."""
 INTERVAL_SECONDS, LOST_SECONDS = 1.0, 10.0
 """Time between two heartbeats of a machine, and without one until it counts as lost."""
 _NAME = "zerokara"
 _TAIL_LINES = 40
-_FAILURES = ("failure", "lost connection")  # keys of a round's store; the second failure follows from a lost machine
 _RESUME = "The checkpoints are whole: start all machines again, and they resume from the newest"
 
 
@@ -94,116 +95,93 @@ class Heartbeat:
 
 
 class _Handler(DynamicRendezvousHandler):
-    """torch's own, whose look for new machines does not keep the agent waiting on a cut link."""
+    """torch's own, with a heartbeat in each round. That looks for new machines, too: the agent must not wait for it."""
 
-    num_waiting = 0
+    machines: Rendezvous
+    heartbeat: Heartbeat | None = None
+    _num_waiting = 0
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Agree on the machines of a round; tell this machine's processes where they meet, and start the heartbeat."""
+        self.stop_heartbeat()
+        info = super().next_rendezvous()
+        store, rank = info.store, info.rank
+        store.set(f"host/{rank}", f"{socket.gethostname()} ({self.machines.address})")
+        hosts = {index: store.get(f"host/{index}").decode() for index in range(info.world_size) if index != rank}
+        start = store.compare_set("start", "", str(time.time_ns())).decode()
+        host, port = self.machines.endpoint
+        os.environ[supervision.RENDEZVOUS_NAME] = f"{host} {port} {start}"
+        self._num_waiting = 0  # who waited is in now
+        self.heartbeat = Heartbeat(store.clone(), rank, hosts, self._update)  # type: ignore[attr-defined]
+        return info
 
     def num_nodes_waiting(self) -> int:
-        return self.num_waiting
+        return self._num_waiting
 
-    def update(self) -> None:
-        """Ask the store; for a thread that may wait."""
-        self.num_waiting = super().num_nodes_waiting()
+    def _update(self) -> None:
+        self._num_waiting = super().num_nodes_waiting()
+
+    def stop_heartbeat(self) -> None:
+        if self.heartbeat is not None:
+            self.heartbeat.stop()
+
+    def shutdown(self) -> bool:
+        self.stop_heartbeat()
+        with contextlib.suppress(RendezvousError, RuntimeError):
+            return super().shutdown()
+        return False
 
 
 class NodeAgent(LocalElasticAgent):
-    """The agent of one machine."""
+    """torch's agent of one machine. Among several it also tells all why the first process failed."""
 
     _store: Any  # torch's own: the store of the present round
     _pcontext: Any  # torch's own: the processes of this machine
-    _heartbeat: Heartbeat | None = None
 
-    def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, rendezvous: Rendezvous | None):
-        super().__init__(spec, logs, "fork", log_line_prefix_template="[${rank}] ")
-        self._joined = rendezvous
-        self.forwarding = supervision.SignalForwarding()
+    def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs):
+        super().__init__(spec, logs, "fork", exit_barrier_timeout=RETURN_SECONDS, log_line_prefix_template="[${rank}] ")
+        self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, _Handler) else None
+        self.forwarding = supervision.SignalForwarding(self.pids)
+
+    def pids(self) -> list[int]:
+        """Return the training processes of this machine; none before they are started."""
+        return [worker.id for worker in self._worker_group.workers if worker.id]
 
     def first_failure(self) -> tuple[int, str]:
         """Return exit code and message of the process that failed first in this round, on whichever machine."""
         with contextlib.suppress(RuntimeError):
-            for kind in _FAILURES if self._store else ():
-                if self._store.check([kind]):
-                    code, text = orjson.loads(self._store.get(kind))
-                    return int(code), str(text)
+            if self._store and self._store.check(["failure"]):
+                code, text = orjson.loads(self._store.get("failure"))
+                return int(code), str(text)
         return RunError.exit_code, ""
 
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        super()._rendezvous(worker_group)
-        if self._joined is None:
-            return
-        rank, count, handler = worker_group.group_rank, worker_group.group_world_size, worker_group.spec.rdzv_handler
-        assert rank is not None and count is not None and isinstance(handler, _Handler)
-        self._store.set(f"host/{rank}", f"{socket.gethostname()} ({self._joined.address})")
-        hosts = {index: self._store.get(f"host/{index}").decode() for index in range(count) if index != rank}
-        start = self._store.compare_set("start", "", str(time.time_ns())).decode()
-        host, port = self._joined.endpoint
-        os.environ[supervision.RENDEZVOUS_NAME] = f"{host} {port} {start}"
-        handler.num_waiting = 0  # who waited is in now
-        self._heartbeat = Heartbeat(self._store.clone(), rank, hosts, handler.update)
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        pids = super()._start_workers(worker_group)
-        self.forwarding.pids = list(pids.values())
-        return pids
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
-        super()._shutdown(death_sig, END_SECONDS)
-        self.forwarding.pids = []
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        # torch's own would take any failed process for the first, and wait for forked ones to answer.
-        if lost := self._lost():
-            supervision.kill(self.forwarding.pids)
-            if isinstance(lost, LostFirstMachine):
-                raise lost
-            print(lost, file=sys.stderr, flush=True)
-            return RunResult(state=WorkerState.UNHEALTHY)
-        if isinstance(self._pcontext, MultiprocessContext):
-            assert self._pcontext._pc is not None
-            codes = [process.exitcode for process in self._pcontext._pc.processes]
-        else:
-            codes = [handler.proc.poll() for handler in self._pcontext.subprocess_handlers.values()]
-        if any(codes):
-            self._publish_failure(codes)
-            return RunResult(state=WorkerState.FAILED)
-        if None in codes:
-            return RunResult(state=WorkerState.HEALTHY)
-        return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: 0 for worker in worker_group.workers})
+        lost = self._handler.heartbeat.lost() if self._handler and self._handler.heartbeat else None
+        if lost:
+            supervision.kill(self.pids())
+        result = super()._monitor_workers(worker_group)
+        if isinstance(lost, LostFirstMachine):
+            raise lost
+        if result.is_failed():
+            ((rank, failure), *_) = result.failures.items()
+            self._publish(rank, failure, lost)
+        return result
 
-    def _publish_failure(self, codes: Sequence[int | None]) -> None:
-        """Publish the first failure on this machine, by the exit `codes` of its processes; decide whether to restart.
-
-        Among several that have ended since the last look, one that lost another was not the first.
-        """
-        failed = [(code == supervision.LOST_CONNECTION, rank, code) for rank, code in enumerate(codes) if code]
-        has_lost, local_rank, code = min(failed)
-        text = ""
-        if self._joined is not None and code != INTERRUPTED:
-            log = Path(self._pcontext.stderrs[local_rank])
-            rank = self._worker_group.workers[local_rank].global_rank
+    def _publish(self, rank: int, failure: ProcessFailure, lost: RunError | None) -> None:
+        """Publish the first failure on this machine, or that another one is `lost`; decide whether to restart."""
+        code, text = failure.exitcode, str(lost or "")
+        if lost and self._handler and self._handler.machines.index == 0:
+            self._handler.machines.store.add("departed", 1)  # the first machine does not wait for a lost one to leave
+        elif not lost and self._handler and code != INTERRUPTED:
+            log = Path(self._pcontext.stderrs[failure.local_rank])
             tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             text = f"process {rank} on {socket.gethostname()} failed first ({how}; {log}):\n{tail}"
         with contextlib.suppress(RuntimeError):
-            self._store.compare_set(_FAILURES[has_lost], "", orjson.dumps([code, text]).decode())
-        if self.forwarding.requested or not (code < 0 or has_lost):  # what was not killed would fail again
+            self._store.compare_set("failure", "", orjson.dumps([code, text]).decode())
+        # What was not killed would fail again.
+        if self.forwarding.requested or not (code < 0 or code == supervision.LOST_CONNECTION):
             self._remaining_restarts = 0
-
-    def _exit_barrier(self) -> None:
-        """Wait until the processes of all machines are done, for as long as these show signs of life."""
-        with contextlib.suppress(RuntimeError):
-            self._store.add("done", 1)
-            while self._store.add("done", 0) < (self._worker_group.group_world_size or 1) and not self._lost():
-                time.sleep(0.2)
-
-    def _lost(self) -> RunError | None:
-        """Return the error of the heartbeat; the first machine does not wait for a lost one to leave."""
-        lost = self._heartbeat.lost() if self._heartbeat is not None else None
-        if lost and self._joined is not None and self._joined.index == 0:
-            self._joined.store.add("departed", 1)
-        return lost
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:
         return Event(state, source)  # torch's own has the host's full name, for which it waits where no DNS answers
@@ -231,20 +209,7 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, rendezvous: Re
         handler, logs = StaticTCPRendezvous("localhost", 0, 0, 1, _NAME, 0), DefaultLogsSpecs(os.devnull)
         handler._store = HashStore()  # torch would open a port for one
     else:
-        # Two connections: the threads may hang in theirs.
-        own, of_threads = (PrefixStore("elastic", rendezvous.store.clone()) for _ in range(2))  # type: ignore[attr-defined]
-        handler = _Handler.from_backend(
-            _NAME,
-            own,
-            C10dRendezvousBackend(of_threads, _NAME),
-            rendezvous.min_count,
-            rendezvous.count,
-            # torch sorts the machines by this text: the first one gets the first ranks.
-            local_addr=f"{rendezvous.index:06} {rendezvous.address}",
-            timeout=RendezvousTimeout(join=timedelta(seconds=RETURN_SECONDS), last_call=timedelta(seconds=5)),
-            keep_alive_interval=2,
-            keep_alive_max_attempt=5,
-        )
+        handler = _handler_among(rendezvous)
         log_dir = plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}"
         logs = DefaultLogsSpecs(str(log_dir), redirects=Std.ALL, tee=Std.ALL)
     module, restarts = plan.task.worker, plan.requested.max_restarts if rendezvous else 0
@@ -252,7 +217,7 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, rendezvous: Re
     command = (module, *arguments) if is_forked else ("-u", "-m", module, *arguments)
     count = plan.processes_per_node
     spec = WorkerSpec(_NAME, count, handler, entrypoint=entrypoint, args=command, max_restarts=restarts)
-    agent = NodeAgent(spec, logs, rendezvous)
+    agent = NodeAgent(spec, logs)
     code, text = 0, ""
     with agent.forwarding:
         try:
@@ -262,8 +227,8 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, rendezvous: Re
         except RendezvousClosedError:
             code, text = agent.first_failure()
             text = text or "another machine has given up; see what it printed"
-        except KeyboardInterrupt:  # there were no processes yet
-            agent.forwarding.requested = True
+        except KeyboardInterrupt:  # the second one, or there were no processes yet
+            code = INTERRUPTED
         except RendezvousTimeoutError:
             rule = f"fewer machines than min_nodes are left, and none came back within {RETURN_SECONDS} s"
             raise RunError(f"{rule}. {_RESUME}") from None
@@ -271,7 +236,25 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, rendezvous: Re
             raise LostFirstMachine(f"the first machine does not answer any more: {error}") from error
     if text:
         print(text, file=sys.stderr)
-    with contextlib.suppress(RendezvousError, RuntimeError):
-        handler.shutdown()
+    handler.shutdown()
     # A run that was asked to stop, and could not save, has failed.
     return INTERRUPTED if agent.forwarding.requested and code != RunError.exit_code else code
+
+
+def _handler_among(rendezvous: Rendezvous) -> _Handler:
+    # Two connections: the threads may hang in theirs.
+    own, of_threads = (PrefixStore("elastic", rendezvous.store.clone()) for _ in range(2))  # type: ignore[attr-defined]
+    handler = _Handler.from_backend(
+        _NAME,
+        own,
+        C10dRendezvousBackend(of_threads, _NAME),
+        rendezvous.min_count,
+        rendezvous.count,
+        # torch sorts the machines by this text: the first one gets the first ranks.
+        local_addr=f"{rendezvous.index:06} {rendezvous.address}",
+        timeout=RendezvousTimeout(join=timedelta(seconds=RETURN_SECONDS), last_call=timedelta(seconds=5)),
+        keep_alive_interval=2,
+        keep_alive_max_attempt=5,
+    )
+    handler.machines = rendezvous
+    return handler

@@ -26,8 +26,6 @@ from zerokara.training.processes import supervision
 
 POLL_SECONDS = 0.02  # between two looks for a message
 _message_stores = itertools.count()
-ANSWER_SECONDS = 60
-"""Seconds that a process may take to answer before it is named."""
 TIMEOUT = datetime.timedelta(minutes=30)
 """Time that a collective waits for the slowest process, in every group; `Processes.from_one` waits for longer."""
 
@@ -119,11 +117,7 @@ def shared_folder(processes: Processes) -> FolderSharing:
 
 
 def join(plan: RunPlan) -> Processes:
-    """Become one of the processes of a run: take a device, and form the process groups.
-
-    Raises:
-        RunError: a process did not answer, or is not part of this run.
-    """
+    """Become one of the processes of a run: take a device, and form the process groups."""
     device, config = local_device(), plan.resolved
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -134,7 +128,6 @@ def join(plan: RunPlan) -> Processes:
     init_process_group(device)
     # NCCL's collectives are the device's, and its time-out says nothing of who is missing.
     host_group = torch.distributed.new_group(backend="gloo", timeout=TIMEOUT) if device.type == "cuda" else None
-    require_answers(host_group)
     parallel.start(config.seed, config.tensor_parallel_size)
     set_timeouts()
     return Processes(device, torch.distributed.get_rank(), host_group)
@@ -173,25 +166,6 @@ def rendezvous_store() -> Store | None:
             store = FileStore(f"/proc/self/fd/{os.open(path, os.O_RDWR)}")
             store.set_timeout(TIMEOUT)
     return store
-
-
-def require_answers(host_group: ProcessGroup | None = None) -> None:
-    """Check that all processes of a gloo group are running and reach each other; every process must call it.
-
-    Raises:
-        RunError: some did not answer within `ANSWER_SECONDS`; the first process names them.
-    """
-    if torch.distributed.get_world_size() == 1:
-        return
-    deadline = datetime.timedelta(seconds=ANSWER_SECONDS)
-    try:
-        torch.distributed.monitored_barrier(host_group, timeout=deadline, wait_all_ranks=True)
-    except RuntimeError as error:
-        message = str(error).strip().splitlines()[0]
-        raise RunError(
-            f"not all {torch.distributed.get_world_size()} processes answered within {ANSWER_SECONDS} s: {message}. "
-            "See what these processes printed, and whether they run at all"
-        ) from error
 
 
 def set_timeouts() -> None:

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -29,16 +29,28 @@ LOST_CONNECTION = 13
 """Exit code of a training process that lost the others: it can do nothing for it."""
 
 
-def forked(module: str, *arguments: str) -> NoReturn:
-    """Act as ``python -m module arguments`` in a fork of the launching process; for torch's agent."""
+def forked(module: str, *arguments: str) -> None:
+    """Act as ``python -m module arguments`` in a fork of the launching process; for torch's agent.
+
+    Where all is well it returns, as the agent expects: the fork then waits until all processes are done.
+    """
+    parent = os.getppid()
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
+    _restore_signals()
     # Exit functions of the launching process are not this one's.
     atexit._clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    leave(importlib.import_module(module).main(arguments))
+    code = importlib.import_module(module).main(arguments)
+    _restore_signals()  # a request to stop ends it now
+    if code or os.getppid() != parent:
+        leave(code)
+    atexit._run_exitfuncs()
+
+
+def _restore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def leave(code: int) -> NoReturn:
@@ -75,11 +87,11 @@ def kill_message(oom_kills_before: int | None) -> str:
 
 
 class SignalForwarding:
-    """Forwards requests to stop from this process to the training processes; a context manager."""
+    """Forwards requests to stop from this process to the training processes, as SIGTERM; a context manager."""
 
-    def __init__(self, pids: Sequence[int] = ()):
-        self.pids = pids
-        """The training processes, each the leader of a session. While there are none, the request ends this process."""
+    def __init__(self, pids: Callable[[], Sequence[int]]):
+        """`pids` gives the training processes, each the leader of a session; none before they are started."""
+        self._pids = pids
         self.requested = False
         """True once somebody has asked to stop."""
 
@@ -93,22 +105,16 @@ class SignalForwarding:
             signal.signal(number, handler)
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        if not self.pids:
-            raise KeyboardInterrupt
-        # Those that handle SIGTERM already, by `loop.StopRequest`; proc(5): a mask in hexadecimal, bit 0 for signal 1.
-        status = {pid: content(Path(f"/proc/{pid}/status")) for pid in self.pids}
-        caught = {pid: re.search(r"^SigCgt:\s*(\w+)$", text, re.MULTILINE) for pid, text in status.items()}
-        ready = [pid for pid, mask in caught.items() if mask and int(mask[1], 16) >> (signal.SIGTERM - 1) & 1]
-        if not self.requested:
-            when = "at the end of this step, and saving" if ready else "before the first step"
-            print(f"stopping {when}; Ctrl-C again kills the run at once", flush=True)
-        if self.requested and number == signal.SIGINT:
-            kill(self.pids)
+        pids, is_second = self._pids(), self.requested and number == signal.SIGINT
         self.requested = True
-        for pid in self.pids:
-            # They log which signal they got; one that still imports torch is ended by SIGTERM, without a traceback.
+        if not pids or is_second:
+            kill(pids)
+            raise KeyboardInterrupt
+        when = "at the end of this step, and saving; before the first step at once"
+        print(f"stopping {when}. Ctrl-C again kills the run", flush=True)
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGINT if number == signal.SIGINT and pid in ready else signal.SIGTERM)
+                os.kill(pid, signal.SIGTERM)
 
 
 def kill(pids: Iterable[int]) -> None:
