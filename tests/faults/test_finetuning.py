@@ -2,18 +2,16 @@
 
 import copy
 import json
-import random
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import made_tasks
 import pytest
 import warm
-from faults.running import Forge, Kills, assert_equal, trained_unbroken, whole_checkpoints
+from faults.running import Forge, assert_equal, trained_unbroken, whole_checkpoints
 from faults.test_full_disk import Disk, small
 from tiny import Trained
 
@@ -34,7 +32,6 @@ SETTINGS: dict[str, Any] = {
     "save_interval": 2, "keep_last": 2, "eval_examples": 12, "eval_batch_size": 4, "zero_stage": 0,
 }  # fmt: skip
 """Many small steps, a save every other one, and answers to examples every fourth."""
-KILLS = 3
 
 
 def config_of(task: Path, **settings: object) -> FinetuneConfig:
@@ -72,19 +69,6 @@ def tuned(tuning: Forge, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     trained = trained_unbroken(tuning, tmp_path_factory.mktemp("tuned") / "run", settings=SETTINGS)
     assert len([line for line in step_metrics.read(trained.folder) if "valid_accuracy" in line]) > 4
     return trained
-
-
-def test_killed_at_random_moments(tuning: Forge, tuned: Trained, tmp_path: Path) -> None:
-    """In the start, in a step, in answering, in a save."""
-    chance, files = random.Random(4), [*tuned.folder.rglob("*")]
-    seconds = max(path.stat().st_mtime for path in files) - min(path.stat().st_mtime for path in files)
-
-    def kill(run_dir: Path) -> int:
-        tuning.start(run_dir, **SETTINGS)
-        time.sleep(chance.uniform(0, 1.2 * seconds))
-        return tuning.kill()
-
-    Kills(tuning, tuned, tmp_path, SETTINGS).survive(KILLS, kill)
 
 
 def test_sigterm_while_answering_is_obeyed_at_the_edge_of_a_step(tuning: Forge, tuned: Trained, tmp_path: Path) -> None:

@@ -283,4 +283,5 @@ def _complete(run_dir: Path) -> dict[int, float | None]:
 
 def _best(losses: dict[int, float | None]) -> int:
     """Step with the lowest loss, of equal ones the newest; -1 if none was validated."""
-    return -min(((loss, -step) for step, loss in losses.items() if loss is not None), default=(0.0, 1))[1]
+    validated = [(loss, -step) for step, loss in losses.items() if loss is not None]
+    return -min(validated)[1] if validated else -1

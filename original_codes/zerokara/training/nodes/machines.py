@@ -66,7 +66,7 @@ class Machines:
 
     @classmethod
     def of(cls, config: MachineSettings, join: str | None, host: str | None, resume_command: str) -> Machines:
-        """Find out the role of this machine; `again` is the command that was typed here.
+        """Find out the role of this machine; `resume_command` is what was typed here.
 
         Raises:
             UserError: the options or Slurm's variables contradict the settings; or there is no default route.

@@ -66,23 +66,23 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def num_oom_kills() -> int | None:
-    """Count the processes that the kernel has killed for lack of memory, in this control group or on the machine."""
+def num_oom_kills() -> int:
+    """Count the processes that the kernel has killed for lack of memory, in this control group or on the machine.
+
+    0 where the count cannot be read.
+    """
     for path in (*(folder / "memory.events" for folder in control_groups()), Path("/proc/vmstat")):
         if found := re.search(r"^oom_kill (\d+)$", content(path), re.MULTILINE):
             return int(found[1])
-    return None
+    return 0
 
 
-def kill_message(oom_kills_before: int | None) -> str:
+def kill_message(oom_kills_before: int) -> str:
     """Explain a SIGKILL; `oom_kills_before` is `num_oom_kills` at the start of the run."""
-    oom_kills = num_oom_kills()
-    if oom_kills is None or oom_kills_before is None:
-        evidence = "most likely by the kernel, out of memory (its counter cannot be read here; see dmesg)"
-    elif oom_kills > oom_kills_before:
-        evidence = f"by the kernel, out of memory: it has killed {oom_kills - oom_kills_before} here since the start"
+    if number := num_oom_kills() - oom_kills_before:
+        evidence = f"by the kernel, out of memory: it has killed {number} here since the start"
     else:
-        evidence = "from outside: the kernel has killed no process here for lack of memory since the start"
+        evidence = "from outside: the kernel reports none that it has killed here for lack of memory since the start"
     return f"a training process was killed (SIGKILL), {evidence}"
 
 
