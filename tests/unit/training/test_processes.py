@@ -128,9 +128,9 @@ def test_what_ends_runs_its_exit_functions_and_is_not_taken_apart() -> None:
 HELD = """
 import os, psutil, torch
 from zerokara.training.processes import joining
-torch.ones(2_000_000)  # loads what the first tensor needs
 for keeps in (True, False):
     if not os.fork():
+        torch.ones(2_000_000)  # loads what the first tensor needs
         joining.keep_freed_memory(keeps)
         before = psutil.Process().memory_info().rss
         tensors = [torch.ones(2_000_000) for _ in range(15)]

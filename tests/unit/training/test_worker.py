@@ -1,8 +1,6 @@
-"""A training process: how it leaves and is asked to, and the attention kernels that its trial names."""
+"""A training process: how it leaves, and the attention kernels that its trial names."""
 
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from zerokara.model import compilation, cpu_attention
 from zerokara.training import worker
-from zerokara.training.loop import StopRequest
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
 from zerokara.training.worker import attention_kernels, profile_first_forward
@@ -85,29 +82,3 @@ def test_the_operators_exist() -> None:
     names = {schema.name for schema in torch._C._jit_get_all_schemas()}
     for kernel in ("flash_attention", "cudnn_attention", "flash_attention_for_cpu", "varlen_attn"):
         assert kernel in attention_kernels(names).split()
-
-
-@pytest.fixture
-def listening() -> Iterator[StopRequest]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield StopRequest()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def test_later_it_waits_for_the_edge_and_a_second_ctrl_c_does_not(listening: StopRequest) -> None:
-    listening.at_once = False
-    assert not listening.poll()
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)  # schedulers ask more than once
-    assert listening.poll() and listening.reason == "SIGTERM"
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_a_file_and_other_reasons(listening: StopRequest, tmp_path: Path) -> None:
-    stop, file = listening, tmp_path / "STOP"
-    stop.watch_file(file)
-    file.touch()
-    stop.reasons.append(lambda: "max_hours")
-    assert stop.poll() and stop.reason == f"the file {file}"  # the first reason stays

@@ -97,7 +97,7 @@ class Heartbeat:
 class _Handler(DynamicRendezvousHandler):
     """torch's own, with a heartbeat in each round. That looks for new machines, too: the agent must not wait for it."""
 
-    machines: Rendezvous
+    joined: Rendezvous
     heartbeat: Heartbeat | None = None
     _num_waiting = 0
 
@@ -106,10 +106,10 @@ class _Handler(DynamicRendezvousHandler):
         self.stop_heartbeat()
         info = super().next_rendezvous()
         store, rank = info.store, info.rank
-        store.set(f"host/{rank}", f"{socket.gethostname()} ({self.machines.address})")
+        store.set(f"host/{rank}", f"{socket.gethostname()} ({self.joined.address})")
         hosts = {index: store.get(f"host/{index}").decode() for index in range(info.world_size) if index != rank}
         start = store.compare_set("start", "", str(time.time_ns())).decode()
-        host, port = self.machines.endpoint
+        host, port = self.joined.endpoint
         os.environ[supervision.RENDEZVOUS_NAME] = f"{host} {port} {start}"
         self._num_waiting = 0  # who waited is in now
         self.heartbeat = Heartbeat(store.clone(), rank, hosts, self._update)  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ class NodeAgent(LocalElasticAgent):
     _pcontext: Any  # torch's own: the processes of this machine
 
     def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs):
-        super().__init__(spec, logs, "fork", exit_barrier_timeout=RETURN_SECONDS, log_line_prefix_template="[${rank}] ")
+        super().__init__(spec, logs, "fork", log_line_prefix_template="[${rank}] ")
         self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, _Handler) else None
         self.forwarding = supervision.SignalForwarding(self.pids)
 
@@ -156,8 +156,7 @@ class NodeAgent(LocalElasticAgent):
         return RunError.exit_code, ""
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        lost = self._handler.heartbeat.lost() if self._handler and self._handler.heartbeat else None
-        if lost:
+        if lost := self._lost():
             supervision.kill(self.pids())
         result = super()._monitor_workers(worker_group)
         if isinstance(lost, LostFirstMachine):
@@ -170,9 +169,7 @@ class NodeAgent(LocalElasticAgent):
     def _publish(self, rank: int, failure: ProcessFailure, lost: RunError | None) -> None:
         """Publish the first failure on this machine, or that another one is `lost`; decide whether to restart."""
         code, text = failure.exitcode, str(lost or "")
-        if lost and self._handler and self._handler.machines.index == 0:
-            self._handler.machines.store.add("departed", 1)  # the first machine does not wait for a lost one to leave
-        elif not lost and self._handler and code != INTERRUPTED:
+        if not lost and self._handler and code != INTERRUPTED:
             log = Path(self._pcontext.stderrs[failure.local_rank])
             tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -182,6 +179,21 @@ class NodeAgent(LocalElasticAgent):
         # What was not killed would fail again.
         if self.forwarding.requested or not (code < 0 or code == supervision.LOST_CONNECTION):
             self._remaining_restarts = 0
+
+    def _exit_barrier(self) -> None:
+        # torch's own waits in C, where no Ctrl-C reaches it, and for a lost machine, too.
+        with contextlib.suppress(RuntimeError):
+            self._store.add("done", 1)
+            while self._store.add("done", 0) < (self._worker_group.group_world_size or 1) and not self._lost():
+                time.sleep(0.2)
+
+    def _lost(self) -> RunError | None:
+        """Return the error of the heartbeat; the first machine does not wait for a lost one to leave."""
+        if not self._handler or not self._handler.heartbeat or not (lost := self._handler.heartbeat.lost()):
+            return None
+        if self._handler.joined.index == 0:
+            self._handler.joined.store.add("departed", 1)
+        return lost
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:
         return Event(state, source)  # torch's own has the host's full name, for which it waits where no DNS answers
@@ -256,5 +268,5 @@ def _handler_among(rendezvous: Rendezvous) -> _Handler:
         keep_alive_interval=2,
         keep_alive_max_attempt=5,
     )
-    handler.machines = rendezvous
+    handler.joined = rendezvous
     return handler
