@@ -129,7 +129,7 @@ def fit(runs: Sequence[MeasuredRun], seed: int = 0) -> ScalingLaw:
     assert len(runs) >= 3, f"{len(runs)} runs do not make a law"
     parameters_P, tokens_P, values_P = np.array([(run.parameters, run.tokens, run.bits_per_byte) for run in runs]).T
     every = np.meshgrid(_FLOORS, _EXPONENTS, _EXPONENTS, _GAMMAS, indexing="ij")
-    share_G, alpha_G, beta_G, gamma_G = (each.ravel() for each in every)
+    share_G, alpha_G, beta_G, gamma_G = (axis.ravel() for axis in every)
     floor_G = share_G * values_P.min()
     rest_GP, gamma_G1 = values_P - floor_G[:, None], gamma_G[:, None]
     # (L - E)^(1/γ) = A·n + B·d. An error of the left side times this weight is a relative error of L.
@@ -236,7 +236,7 @@ def slots(most: int, num_gpus: int) -> list[Slot]:
     cores = sorted(os.sched_getaffinity(0))[: available_cores()]
     gpus = named_gpus() or [str(number) for number in range(num_gpus)]
     number = max(1, min(most, len(cores), int(available_memory() // SLOT_BYTES), num_gpus or most))
-    return [Slot(tuple(cores[each::number]), gpus[each] if num_gpus else None) for each in range(number)]
+    return [Slot(tuple(cores[slot::number]), gpus[slot] if num_gpus else None) for slot in range(number)]
 
 
 @contextmanager
@@ -280,7 +280,7 @@ class SmallRuns:
         """Measure the speed of a small run in a slot: a few steps of two sizes."""
         settings = {**self.settings, "global_batch_size": 2 * MIN_BATCH}
         with pinned(slot.cores):
-            return Speed.of(*(self.planner.measure({**settings, **SHAPES[each]}) for each in (0, 4)))
+            return Speed.of(*(self.planner.measure({**settings, **SHAPES[size]}) for size in (0, 4)))
 
     def train(self, runs: Sequence[CalibrationRun], speed: Speed, free: list[Slot]) -> None:
         """Train the runs without a result, in each free slot one at a time.
@@ -301,7 +301,7 @@ class SmallRuns:
                         running.append((self._start(run, slot), run, slot))
                     time.sleep(0.1)
                     progress.advance(0)
-                    for program, run, slot in [each for each in running if each[0].poll() is not None]:
+                    for program, run, slot in [entry for entry in running if entry[0].poll() is not None]:
                         running.remove((program, run, slot))
                         free.append(slot)
                         self._finish(run, program.returncode)
@@ -321,8 +321,8 @@ class SmallRuns:
         settings = {**_QUIET, **self.settings, **run.settings, "output_model_dir": str(path.with_suffix(""))}
         settings |= {"train_tokens": run.tokens, "eval_tokens": run.eval_tokens, "global_batch_size": run.batch}
         command = [sys.executable, "-P", "-m", "zerokara.steps", "train", "--config", str(self.planner.config_path)]
-        for each in (*self.planner.overrides, *overrides(settings)):
-            command += ["--set", each]
+        for setting in (*self.planner.overrides, *overrides(settings)):
+            command += ["--set", setting]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment |= {VARIABLE: slot.gpu} if slot.gpu else {}
         with pinned(slot.cores), open(path.with_suffix(".log"), "ab") as log:
@@ -349,7 +349,7 @@ def draw(path: Path, law: ScalingLaw, runs: Sequence[MeasuredRun]) -> None:
     lengths = np.geomspace(min(run.tokens for run in runs), max(run.tokens for run in runs))
     for size in sorted({run.parameters for run in runs}):
         some = [run for run in runs if run.parameters == size]
-        line = axes.plot(lengths, [law.predict(size, each).value for each in lengths], label=count_text(size))[0]
+        line = axes.plot(lengths, [law.predict(size, length).value for length in lengths], label=count_text(size))[0]
         axes.plot([run.tokens for run in some], [run.bits_per_byte for run in some], "o", color=line.get_color())
     axes.set(xscale="log", xlabel="tokens", ylabel="bits per byte", title="small runs (dots) and the law (lines)")
     axes.legend(title="parameters")

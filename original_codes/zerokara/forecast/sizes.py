@@ -182,13 +182,13 @@ def candidate(
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
     """Choose a size from candidates in ascending order; None where none fits."""
     # With hardly a token for each parameter, so far from any run, no law is to be believed.
-    fitting = [each for each in candidates if each.is_sensible] or [each for each in candidates if each.fits][:1]
-    values = {each.name: each.prediction.value for each in fitting if each.prediction}
+    fitting = [size for size in candidates if size.is_sensible] or [size for size in candidates if size.fits][:1]
+    values = {size.name: size.prediction.value for size in fitting if size.prediction}
     if not values:  # the largest with about 20 tokens for each parameter, or else the smallest
-        ample = [each for each in fitting if each.tokens_per_parameter >= RULE_OF_THUMB]
+        ample = [size for size in fitting if size.tokens_per_parameter >= RULE_OF_THUMB]
         return (ample[-1] if ample else fitting[0]) if fitting else None
     best = min(values.values())
-    return next(each for each in fitting if values[each.name] <= GOOD_ENOUGH * best)
+    return next(size for size in fitting if values[size.name] <= GOOD_ENOUGH * best)
 
 
 def table(shown: Mapping[Candidate, int], chosen: Candidate) -> list[str]:
@@ -196,10 +196,10 @@ def table(shown: Mapping[Candidate, int], chosen: Candidate) -> list[str]:
     last = "bits per byte (95 %)" if chosen.prediction else "tokens a parameter"
     columns = f"{'parameters':>10} {'tokens':>8} {'epochs':>7} {'steps':>9} {'memory':>9} {'time':>14}"
     lines = [f"  {'size':<6} {columns}  {last}"]
-    for each, steps in shown.items():
+    for size, steps in shown.items():
         lines.append(
-            f"{'→' if each is chosen else ' '} {each.name:<6} {count_text(each.shape.num_parameters()):>10} "
-            f"{count_text(each.tokens):>8} {each.epochs:>7.2f} {steps:>9,} {bytes_text(each.memory_bytes):>9} "
-            f"{seconds_text(3600 * each.hours):>14}  {each.prediction or f'{each.tokens_per_parameter:.1f}'}"
+            f"{'→' if size is chosen else ' '} {size.name:<6} {count_text(size.shape.num_parameters()):>10} "
+            f"{count_text(size.tokens):>8} {size.epochs:>7.2f} {steps:>9,} {bytes_text(size.memory_bytes):>9} "
+            f"{seconds_text(3600 * size.hours):>14}  {size.prediction or f'{size.tokens_per_parameter:.1f}'}"
         )
     return lines

@@ -17,17 +17,8 @@ from zerokara.config.model import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import value_text, write_values
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.forecast import fit
-from zerokara.forecast.sizes import (
-    LEFT_TO_RECIPE,
-    MEASURED,
-    Planner,
-    Speed,
-    candidate,
-    recommended,
-    size_settings,
-    table,
-)
+from zerokara.forecast import fit, sizes
+from zerokara.forecast.sizes import LEFT_TO_RECIPE, Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import log, summary
 from zerokara.steps import command
@@ -59,7 +50,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     for _, note in run_plan.length_notes(config.seq_len, train):
         log(f"  note: {note}")
     small = fit.SmallRuns(planner, Path(f"{config.output_prefix}_plan"))
-    shapes = [ModelShape.from_config(planner.config(**each), vocab_size) for each in fit.SHAPES]
+    shapes = [ModelShape.from_config(planner.config(**settings), vocab_size) for settings in fit.SHAPES]
     free = fit.slots(fit.NUM_RUNS, 0 if planner.device == "cpu" else planner.local_plan().num_processes)
     num_valid = len(valid.tokens) if valid is not None else 0
     wanted = num_valid if config.eval_tokens == "all" else config.eval_tokens
@@ -67,7 +58,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     if options.fit is not None:  # what not even a machine without limits could do costs no minute here
         fit.plan_runs(shapes, Speed(0, 0), options.fit, *there)
     if options.dry_run:
-        log(f"dry run: would measure a few steps of {' and '.join(MEASURED[planner.device])}, in about a minute")
+        log(f"dry run: would measure a few steps of {' and '.join(sizes.MEASURED[planner.device])}, in about a minute")
         if options.fit is not None:
             log(f"dry run: would train {fit.NUM_RUNS} small models in {options.fit:g} minutes")
         if options.write:
@@ -88,14 +79,14 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     for name in SIZES:
         shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
         memory, predict = planner.memory(name), law.predict if law else None
-        candidates.append(candidate(name, shape, memory, speed, predict, limits, num_tokens))
-    chosen = recommended(candidates)
+        candidates.append(sizes.candidate(name, shape, memory, speed, predict, limits, num_tokens))
+    chosen = sizes.recommended(candidates)
     if chosen is None:
         raise RunError("no size fits into the memory of this machine")
-    sensible = [each for each in candidates if each.is_sensible or each is chosen]
-    shown = {each: planner.num_steps(each.name, each.tokens) for each in sensible}
-    log("\n".join(table(shown, chosen)))
-    if others := [each.name for each in candidates if each not in shown]:
+    sensible = [size for size in candidates if size.is_sensible or size is chosen]
+    shown = {size: planner.num_steps(size.name, size.tokens) for size in sensible}
+    log("\n".join(sizes.table(shown, chosen)))
+    if others := [size.name for size in candidates if size not in shown]:
         log(f"  not shown, too large for this memory or for so few tokens: {', '.join(others)}")
     tokens, plot_path = int(chosen.tokens), small.plan_folder / "plan.png"
     rows = [("take", f"model_size: {chosen.name}, train_tokens: {tokens:,} ({chosen.epochs:.2f} epochs)")]
@@ -106,7 +97,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         offer = command.resume_command([*options.argv, "--fit"], without=["--write"])
         offer = f"small models trained on this corpus for {command.FIT_MINUTES:g} minutes predict them: {offer}"
         try:
-            of_slot = Speed(*(len(free) * each for each in astuple(speed)))
+            of_slot = Speed(*(len(free) * part for part in astuple(speed)))
             fit.plan_runs(shapes, of_slot, command.FIT_MINUTES, *there)
         except UserError as error:
             offer = str(error)
@@ -115,7 +106,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     is_written = options.write or all(getattr(config, key) == value for key, value in values.items())
     if options.write:
         rows.append(("config", write_values(options.config_path, values)))
-    kept = [each for each in options.overrides if each.partition("=")[0].strip() not in values]
+    kept = [override for override in options.overrides if override.partition("=")[0].strip() not in values]
     following = command.next_command("3_train_node1.sh", replace(options, overrides=kept), config)
     # Numbers on a command line are soon forgotten, and the run would be another.
     summary("plan", rows, following if is_written else command.resume_command([*options.argv, "--write"]))

@@ -118,7 +118,7 @@ class Logbook:
         causal, palm, share = None, None, "n/a"
         if self._peak_flops:  # model FLOPs utilization: the share of the peak that the model's own arithmetic takes
             per_flop = speed / (self._peak_flops * self._plan.num_processes)
-            causal, palm = (per_flop * self._plan.shape.flops_per_token(each) for each in (True, False))
+            causal, palm = (per_flop * self._plan.shape.flops_per_token(is_causal) for is_causal in (True, False))
             share = f"{causal:.1%} causal, {palm:.1%} palm"
         # At the speed of this start, pauses included, without its first step, which is slow.
         first, ended = self._first_step

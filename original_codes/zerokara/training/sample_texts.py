@@ -86,7 +86,7 @@ class Sampler:
                     break
         module.train()
         decoded = [self._encoder.decode_continuation(list(takewhile(end.__ne__, tokens))) for tokens in written]
-        return [Sample(*each) for each in zip(self._texts, decoded[0::2], decoded[1::2], strict=True)]
+        return [Sample(*texts) for texts in zip(self._texts, decoded[0::2], decoded[1::2], strict=True)]
 
 
 def sample_top_p(logits_BV: Tensor, generator: torch.Generator) -> Tensor:

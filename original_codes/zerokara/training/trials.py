@@ -55,7 +55,7 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
         # for each besides. With one micro batch stage 2 sends as much as stage 1, and holds less.
         has_one = plan.resolved.global_batch == plan.resolved.micro_batch * plan.data_parallel_size
         stages = range(max(plan.resolved.stage, 2 if has_one else 1), 4)
-        stage = next((each for each in stages if plan.memory.with_settings(zero_stage=each).fits), stages[-1])
+        stage = next((number for number in stages if plan.memory.with_settings(zero_stage=number).fits), stages[-1])
         plan = plan.with_settings(zero_stage=stage)
     return plan
 
@@ -126,7 +126,7 @@ def _largest_on_gpu(plan: RunPlan) -> tuple[int, TrialResult | None]:
             size = next((larger for larger in sizes if larger >= 2 * size), size)
         else:
             size = next((smaller for smaller in reversed(sizes) if 2 * smaller <= size), size)
-    largest = max((each for each, result in tried.items() if result), default=sizes[0])
+    largest = max((tried_size for tried_size, result in tried.items() if result), default=sizes[0])
     return largest, tried[largest]
 
 

@@ -94,7 +94,7 @@ class LossValidation:
         module.train()
         sums = torch.cat([nats_PK, torch.from_numpy(counts).to(nats_PK)], dim=1)
         torch.distributed.all_reduce(sums, group=parallel.data_group())
-        line, by_source = _numbers(sums.sum(dim=0)), [_numbers(each) for each in sums]
+        line, by_source = _numbers(sums.sum(dim=0)), [_numbers(row) for row in sums]
         facts = {key: line[key] for key in ("valid_loss", "valid_bits_per_byte", "valid_end_nats")}
         messages = [f"valid_loss {line['valid_loss']:.4f}  {line['valid_bits_per_byte']:.4f} bits per byte of text"]
         for kind in ("end", "sentinel"):

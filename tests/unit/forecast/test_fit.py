@@ -106,12 +106,6 @@ def test_too_little_time_or_text_for_any() -> None:
         planned(60, unique_tokens=1000)
 
 
-def test_the_batch_is_that_of_the_recipe_before_it_is_made_a_power_of_two() -> None:
-    lengths = (10**3, 2_000_000, 3_000_000, 10_000_000)
-    batches = [CalibrationRun({}, SHAPES[0], length, 0).batch for length in lengths]
-    assert batches == [module.MIN_BATCH, 9, 11, 23]
-
-
 @pytest.mark.parametrize(
     ("most", "num_cores", "memory", "num_gpus", "expected"),
     [

@@ -8,12 +8,9 @@ from configs import config_of
 
 from zerokara.config.model import SIZES
 from zerokara.errors import UserError
-from zerokara.forecast import sizes as module
 from zerokara.forecast.fit import MeasuredRun, ScalingLaw, SmallRuns, fit
 from zerokara.forecast.sizes import Candidate, Planner, Speed, candidate, recommended, size_settings
 from zerokara.model.shapes import ModelShape
-from zerokara.training.planning.memory import TrialResult
-from zerokara.training.planning.run_plan import RunPlan
 
 SPEED = Speed(1e-5, 1e-11)
 AUTO = {"num_layers": "auto", "hidden_size": "auto", "num_attn_heads": "auto", "seq_len": 256}
@@ -78,20 +75,6 @@ def test_a_size_takes_the_place_of_the_users(planner: Planner) -> None:
     assert planner.local_plan().shape.hidden_size == 48  # the configuration's own
     with pytest.raises(UserError, match="model_size"):
         planner.config(hidden_size="auto")
-
-
-def test_two_sizes_are_tried_and_their_tokens_counted(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-
-    def steps(plan) -> tuple[RunPlan, TrialResult]:  # type: ignore[no-untyped-def]
-        seconds_of_token = 1e-5 + 1e-11 * plan.shape.flops_per_token()
-        tried.append((plan.resolved.model_size, plan.shape.hidden_size, plan.resolved.precision))
-        return plan, TrialResult(1, seconds_of_token * plan.schedule.batch_tokens)
-
-    monkeypatch.setattr(module, "try_steps", steps)
-    speed = planner.measure_speed()
-    assert speed.seconds_per_token == pytest.approx(1e-5) and speed.seconds_per_flop == pytest.approx(1e-11)
-    assert tried == [(size, SIZES[size].hidden_size, "fp32") for size in ("1M", "10M")]
 
 
 def test_what_does_not_fit_is_seen(planner: Planner) -> None:

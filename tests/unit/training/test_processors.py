@@ -227,13 +227,3 @@ def test_training_processes_are_started_with_it(eight_cores: Path, monkeypatch: 
     monkeypatch.setattr(subprocess_handler, "Popen", start)
     assert launch("module", [], 2) == 0
     assert (started[0]["OMP_NUM_THREADS"], started[0]["OMP_WAIT_POLICY"]) == ("4", "ACTIVE")
-
-
-@pytest.mark.parametrize("given", ["", "ACTIVE"])
-def test_step_4_computes_with_it(tmp_path: Path, root: Path, given: str) -> None:
-    """The script sets it: Python reads `sitecustomize` before anything else."""
-    told = "import os, pathlib; pathlib.Path(__file__).with_name('told').write_text(os.environ['OMP_WAIT_POLICY'])"
-    (tmp_path / "sitecustomize.py").write_text(told, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_WAIT_POLICY": given}
-    subprocess.run(["bash", root / "4_convert_to_HF.sh", "--help"], env=environment, check=True, capture_output=True)
-    assert (tmp_path / "told").read_text(encoding="utf-8") == (given or "PASSIVE")

@@ -67,8 +67,8 @@ def draw(run_dir: Path) -> list[Path]:
         for name, axes in zip(panels, grid, strict=False):
             figures[name] = Figure(figsize=(8, 4.5), layout="constrained")
             figures[name].suptitle(run_dir.name, fontsize=9, color=GREY)
-            for each in (axes, figures[name].subplots()):
-                _fill(each, name, curves, names)
+            for target in (axes, figures[name].subplots()):
+                _fill(target, name, curves, names)
         for name, figure in figures.items():
             with atomic_file(folder / f"{name}.png") as file:
                 figure.savefig(file, dpi=120, format="png")

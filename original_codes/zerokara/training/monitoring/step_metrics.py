@@ -190,9 +190,9 @@ def shared(value: Any) -> Any:
     Every text is taken for a path, except the prompts, which are sent whole.
     """
     if isinstance(value, dict):
-        return {key: each if key == "sample_prompts" else shared(each) for key, each in value.items()}
+        return {key: item if key == "sample_prompts" else shared(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [shared(each) for each in value]
+        return [shared(item) for item in value]
     return redacted(value).rstrip("/").rpartition("/")[2] if isinstance(value, str) else value
 
 
@@ -281,7 +281,7 @@ def _curves(line: dict[str, Any]) -> dict[str, float]:
         group = _GROUPS.get(name, "valid" if name.startswith("valid_") else "train")
         tag = f"{group}/{name.removeprefix(f'{group}_')}"
         if isinstance(value, list):
-            curves.update({f"{tag}/{number}": each for number, each in enumerate(value)})
+            curves.update({f"{tag}/{number}": item for number, item in enumerate(value)})
         else:
             curves[tag] = 1 if name == "skipped" else value
     return {tag: value for tag, value in curves.items() if isinstance(value, int | float)}

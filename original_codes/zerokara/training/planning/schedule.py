@@ -63,7 +63,7 @@ class Schedule:
         """
         batch, samples = config.global_batch, num_samples(config, sample_tokens, samples_per_epoch, stage_samples)
         num_steps = max(1, round(samples / batch))
-        declared = sum(each or 0 for each in stage_samples)
+        declared = sum(count or 0 for count in stage_samples)
         if stage_samples and stage_samples[-1] is not None:
             # Nothing follows the last stage: samples that do not fill a step are left out.
             num_steps = min(num_steps, declared // batch)
@@ -149,12 +149,13 @@ def differences(before: Schedule, after: Schedule, step: int) -> Iterator[str]:
     """Yield what would differ by more than a tenth in a run after `step`: length, time limit, learning rate."""
     if abs(after.num_tokens - before.num_tokens) > before.num_tokens / 10:
         yield f"{after.num_steps:,} steps, not {before.num_steps:,}"
-    was, now = (math.inf if each.config.max_hours == "auto" else each.config.max_hours for each in (before, after))
+    limits = (schedule.config.max_hours for schedule in (before, after))
+    was, now = (math.inf if limit == "auto" else limit for limit in limits)
     if not math.isclose(was, now, rel_tol=0.1):
         yield f"max_hours {after.config.max_hours}, not {before.config.max_hours}"
     last = max(before.num_steps, after.num_steps)
     for number in range(step + 1, last + 1, max(1, (last - step) // 200)):
-        old, new = (each.learning_rate(min(number, each.num_steps)) for each in (before, after))
+        old, new = (schedule.learning_rate(min(number, schedule.num_steps)) for schedule in (before, after))
         if abs(new - old) > resolved(before.config.lr) / 10:
             yield f"a learning rate of {new:.2e} at step {number:,}, not {old:.2e}"
             return
@@ -171,7 +172,8 @@ def num_samples(
     if config.train_tokens != "auto":
         return config.train_tokens / sample_tokens
     is_open = not stage_samples or stage_samples[-1] is None
-    return sum(each or 0 for each in stage_samples) + (resolved(config.epochs) * samples_per_epoch if is_open else 0)
+    declared = sum(count or 0 for count in stage_samples)
+    return declared + (resolved(config.epochs) * samples_per_epoch if is_open else 0)
 
 
 def hours_are_used_up(config: ScheduleSettings, trained_seconds: float) -> bool:
