@@ -69,19 +69,14 @@ def test_secrets_of_the_environment_are_known_by_the_names_of_their_variables(mo
     assert redacted(f"key {'0123456789' * 4}, correct horse, 1") == "key …, …, 1"
 
 
-@pytest.mark.parametrize(
-    "value", ["“hf_abcdefghijklmnop”", '"hf_abcdefghijklmnop"', "hf_abcdefgh ijklmnop", "hf_é", "hf_a\u00a0b"]
-)
+@pytest.mark.parametrize("value", ["“hf_abcdefghijklmnop”", "hf_abcdefgh ijklmnop", "hf_é"])
 def test_a_token_that_cannot_be_one_is_named_and_not_shown(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HUGGING_FACE_HUB_TOKEN", "HF_TOKEN"):
         monkeypatch.setenv(name, value)
         fault = fault_of(check_hub_token)
         assert fault.where == name and value.strip('“”"') not in str(fault)
-        assert (
-            fault_of(remote.find, "hf://datasets/a/b", "here")
-            == fault_of(hub.upload, Path(), [], "a/b", private=True)
-            == fault
-        )
+        assert fault_of(remote.find, "hf://datasets/a/b", "here") == fault
+        assert fault_of(hub.upload, Path(), [], "a/b", private=True) == fault
     for good in ("hf_abcdefghijklmnop", " hf_abcdefghijklmnop\n", "hf_oauth_a.b-c_d~e+f/g=="):
         monkeypatch.setenv("HF_TOKEN", good)
         check_hub_token()

@@ -49,27 +49,18 @@ def test_an_estimated_total_is_never_passed_and_what_was_done_before_has_no_rate
 
 def test_a_warning_is_the_last_thing_that_a_step_prints(capsys: pytest.CaptureFixture[str]) -> None:
     progress.summary("done", [("warning", "worse than before"), ("loss", "2.0")], "step 4")
-    assert capsys.readouterr().out.split("\n")[-4:] == [
-        "  loss     2.0",
-        "next: step 4",
-        "warning: worse than before",
-        "",
-    ]
+    assert capsys.readouterr().out.endswith("  loss     2.0\nnext: step 4\nwarning: worse than before\n")
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (progress.plural(1, "process", "processes"), "1 process"),
         (progress.plural(2400, "process", "processes"), "2,400 processes"),
         (progress.plural(0, "file"), "0 files"),
-        (progress.bytes_text(999), "999 B"),
         (progress.bytes_text(12_345_678), "12.3 MB"),
-        (progress.count_text(12_345), "12.3k"),
         (progress.count_text(1_230_000_000), "1.23B"),
         (progress.seconds_text(4.21), "4.2 s"),
         (progress.seconds_text(200), "3 min 20 s"),
-        (progress.seconds_text(18_720), "5 h 12 min"),
         (progress.seconds_text(180_000), "2 d 2 h"),
         (progress.seconds_text(float("inf")), "?"),
     ],

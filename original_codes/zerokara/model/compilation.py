@@ -89,7 +89,7 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
         functions += kernels.activate, rope_utils._apply_rotary_pos_emb_bshd
     what = "the layers" if whole_layers else "the loss, activations and rotary positions"
     log(f"compiling {what} (torch.compile; cached in {_choose_cache_folder()} for the next start)")
-    started, kernels.is_warming_up = time.monotonic(), True
+    started = time.monotonic()
     try:
         for experts in experts_of(layers):
             experts.counts.reset(device)  # the compiler looks at where they are
@@ -102,8 +102,6 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
         kernels.softmax = None
         log(f"not compiled, the layers run eagerly: {_first_line(error)}")
         return False
-    finally:
-        kernels.is_warming_up = False
     for layer in layers:
         layer.compiled.is_warming_up = False
     for experts in experts_of(layers):

@@ -73,8 +73,6 @@ class Kernels:
     softmax: Softmax | None = None
     """`loss.SOFTMAX` compiled: two kernels instead of eight passes over the logits."""
     activate: Callable[..., Tensor] = plain_activate
-    is_warming_up: bool = False
-    """True while `compilation` shows the loss the sizes of training, though no other gradient is computed."""
 
 
 class _PlainProduct:

@@ -60,11 +60,9 @@ def cross_entropy(
         with torch.no_grad():
             return torch.cat([nats_C for _, nats_C, _ in _chunks(*arguments, needs_gradient=False)]).view_as(labels_BS)
     # Asked here: inside a Function gradients are always off, and a parameter requires one during validation too.
-    differentiates = torch.is_grad_enabled() and (hidden_ND.requires_grad or projection.weight_VD.requires_grad)
+    needs_gradient = torch.is_grad_enabled() and (hidden_ND.requires_grad or projection.weight_VD.requires_grad)
     mask_N = None if mask_BS is None else mask_BS.flatten()
-    needs_gradient = differentiates or kernels.is_warming_up
-    weight_VD = projection.weight_VD
-    return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, *arguments[1:], mask_N, needs_gradient)
+    return _ChunkedCrossEntropy.apply(hidden_ND, projection.weight_VD, *arguments[1:], mask_N, needs_gradient)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

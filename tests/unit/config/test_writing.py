@@ -129,7 +129,8 @@ def test_what_most_people_change_stands_first_and_every_setting_once(config_clas
     keys = [line.partition(":")[0] for line in text.splitlines() if line and line[0] not in "# "]
     assert tuple(keys[: len(config_class.first)]) == config_class.first
     assert sorted(keys) == sorted(config_class.model_fields)
-    assert all(f"  {key}: " in help_text(config_class) for key in keys)
+    told = help_text(config_class)
+    assert all(f"  {key}: " in told for key in keys)
 
 
 def test_a_docstring_that_is_not_repeated_leaves_out_an_auto_that_is_not_accepted() -> None:

@@ -60,13 +60,8 @@ def test_what_cannot_compile_runs_eagerly(model: Decoder, whole_layers: bool, mo
     monkeypatch.setattr(torch, "compile", lambda *_, **__: compiled)  # fails at the first call
     expected, lines = model(*BATCH), []
     assert not compilation.start(model, BATCH, lines.append, whole_layers)
-    if whole_layers:
-        assert lines[-1].endswith("RuntimeError: no C++ compiler"), "the first line of the error"
-    else:
-        assert [line.split(": ")[1:3] for line in lines[1:-1]] == [
-            [name, "RuntimeError"]
-            for name in ("log_sum_of_exponentials", "softmax_of_real", "plain_activate", "apply_rotary_pos_emb_bshd")
-        ]
+    assert all(line.endswith("RuntimeError: no C++ compiler") for line in lines[1:-1] or lines[1:])
+    assert len(lines) == (2 if whole_layers else 6), "the layers, or each of four functions"
     found = model(*BATCH)
     found.backward()
     rounding.assert_same_loss(found.item(), expected.item())
