@@ -1,8 +1,8 @@
 """torch.compile for each layer: the many small operations between its matrix products become a few.
 
 One compiled layer serves all of its kind, for one shape: that of a micro batch; everything else, validation for
-example, runs eagerly. Layers are compiled at the start, in a warm-up of one micro batch, which computes one layer of
-each kind; the result is cached in a folder of the user's. Should it fail (no compiler, an error of torch's), the layers
+example, runs eagerly. Layers are compiled at the start, in a warm-up of one micro batch, which computes each layer by
+itself; the result is cached in a folder of the user's. Should it fail (no compiler, an error of torch's), the layers
 run eagerly, and the log says so; but a lack of memory ends the process, for eager layers need more. On a GPU the
 softmax of the loss is compiled as well: there it costs more than the matrix products around it.
 
@@ -77,9 +77,9 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
     """
     device = arguments[0].device
     layers = model.all_layers() if whole_layers else []
-    kernels, functions, warmed = model.kernels, list[CompiledFunction](), set[Any]()
+    kernels, functions = model.kernels, list[CompiledFunction]()
     for layer in layers:
-        layer.compiled = CompiledLayer(layer, warmed)
+        layer.compiled = CompiledLayer(layer)
     if not whole_layers or device.type == "cuda":
         kernels.softmax = [CompiledFunction(each) for each in loss.SOFTMAX]
         functions += kernels.softmax
@@ -120,9 +120,8 @@ def _first_line(error: Exception | None) -> str:
 class CompiledLayer:
     """A layer's way forward: compiled in training at the shape of the warm-up, eager otherwise."""
 
-    def __init__(self, layer: Any, warmed: set[Any]):
-        """`warmed` are the kinds of layers that have been compiled: by their modules, as experts and attention are."""
-        self._eager, self._warmed, self._kind = layer.compute, warmed, tuple(type(each) for each in layer.modules())
+    def __init__(self, layer: Any):
+        self._eager = layer.compute
         # The whole layer in one graph or not at all: a graph with breaks gains nothing.
         self._compiled = torch.compile(layer.compute, fullgraph=True, dynamic=False)
         self._shape: torch.Size | None = None
@@ -138,12 +137,10 @@ class CompiledLayer:
             chosen = self._compiled if hidden_states.shape == self._shape else self._eager
             return chosen(hidden_states, mask, context, **named)
         self._shape = hidden_states.shape
-        if self._kind not in self._warmed:
-            out, _ = self._compiled(hidden_states, mask, context, **named)
-            # All gradients of the layer, freed at once: training, which adds them up as they come, holds no more. They
-            # are not accumulated: DeepSpeed does not notice.
-            torch.autograd.grad(out, hidden_states, torch.zeros_like(out))
-            self._warmed.add(self._kind)
+        out, _ = self._compiled(hidden_states, mask, context, **named)
+        # All gradients of the layer, freed at once: training, which adds them up as they come, holds no more. They are
+        # not accumulated: DeepSpeed does not notice.
+        torch.autograd.grad(out, hidden_states, torch.zeros_like(out))
         return hidden_states, context  # of equal shape, for the next layer and the loss
 
 
