@@ -15,7 +15,6 @@ import rounding
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from wide_weights import spread_weights
 
 from zerokara.config.model import RopeScaling
@@ -23,8 +22,6 @@ from zerokara.huggingface import families, to_hf
 from zerokara.huggingface import proof as export_proof
 from zerokara.huggingface.tokenizer_proof import Proof
 from zerokara.huggingface.weight_rules import QUERY_KEY_VALUE, Parts, Transform, WeightRule
-from zerokara.model import builder
-from zerokara.model.attention import attention_factor
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
 
@@ -93,7 +90,7 @@ def export_and_prove(
     to_hf.write_model(folder, weights, shape, SPECIAL, dtype, "4GB")
     harm(folder)
     texts, prompts = texts_and_prompts(shape)
-    found, _, _ = export_proof.prove(folder, weights, shape, dtype, texts, prompts, num_sampled=1)
+    found, _, _ = export_proof.prove(folder, weights, shape, dtype, texts, prompts)
     return found
 
 
@@ -108,26 +105,9 @@ def test_logits_arg_max_and_greedy_are_equal(tmp_path: Path, shape: ModelShape, 
     assert found.faults == []
     assert found.facts["logit_std"] > export_proof.SPREAD and found.facts["notes"] == []
     assert found.facts["max_difference"] <= rounded(found)
-    assert found.facts["positions"] == 3 * 43 and found.facts["bf16_positions"] == 3 * 10
+    assert found.facts["positions"] == 3 * 43
     assert found.facts["greedy_tokens"] == 3 * (shape.seq_len - 1) >= 3 * 20
-    assert found.facts["tied_output"] is shape.tie_word_embeddings
     assert found.facts["bf16_max_difference"] > 1e-3, "bf16 cannot be this exact: it was not computed"
-
-
-@pytest.mark.parametrize("name", SCALED)
-def test_scaled_frequencies_are_those_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = SCALED[name]
-    theirs, factor = ROPE_INIT_FUNCTIONS[name.split()[0]](families.hf_config(shape, SPECIAL, "fp32"))
-    model = builder.build(shape)
-    assert isinstance(model, builder.Decoder)
-    torch.testing.assert_close(model.rotary_pos_emb.inv_freq, theirs, rtol=3e-7, atol=0)  # two roundings
-    assert attention_factor(shape.rope_scaling) == factor
-    plain = builder.build(replace(shape, rope_scaling=None)).rotary_pos_emb.inv_freq
-    divided = (plain / theirs).round(decimals=4).tolist()
-    assert divided != [1.0] * 4 and (name == "linear") is (divided == [4.0] * 4)
-    assert ModelShape.from_json(json.loads(json.dumps(shape.as_json()))) == shape
-    older = {key: value for key, value in LLAMA.as_json().items() if key != "rope_scaling"}
-    assert ModelShape.from_json(older) == LLAMA, "what was saved before there was the setting"
 
 
 def _swapped_names(rule: WeightRule) -> WeightRule:
@@ -216,6 +196,7 @@ def test_a_scaling_that_others_do_not_read_fails(tmp_path: Path, name: str) -> N
         (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
 
     found = export_and_prove(tmp_path / "hf", SCALED[name], harm=forget)
+    assert ModelShape.from_json(json.loads(json.dumps(SCALED[name].as_json()))) == SCALED[name]
     assert found.faults and found.facts["max_difference"] > rounding.BROKEN * rounded(found)
 
 

@@ -88,6 +88,11 @@ def test_everything_of_the_manifest_arrives_and_nothing_else(user: User, hub: An
     again = user.run()
     assert again.returncode == 0, again.stderr
     assert repository.commits == 1 and hub.count("PUT") == 2
+    for name in names[1:3]:  # one in git, one outside it
+        repository.files[name] = b"x" * len(sent[name])
+    mended = user.run()
+    assert mended.returncode == 0 and repository.commits == 2, mended.stderr
+    assert {name: repository.files[name] for name in names} == sent
 
 
 def test_a_dry_run_lists_files_and_bytes_without_network_or_token(user: User, hub: Any) -> None:
@@ -122,7 +127,6 @@ def test_who_may_not_is_told(user: User, hub: Any, name: str, token: str | None,
     ("switch", "value", "words", "left"),
     [
         ("fail_commit", 500, ["status 500", "the Hub stumbled"], 0),
-        ("fail_commit", 403, ["the Hub stumbled"], 0),
         ("fail_put_after", 1, ["the storage broke down"], 1),
     ],
 )
@@ -146,8 +150,8 @@ def test_a_failing_upload_ends_with_1_quotes_no_secret_and_the_next_run_sends_wh
     assert hub.count("PUT") == left, "the same bytes were sent again"
 
 
-@pytest.mark.parametrize("proxy", ["http://ada:pass%2Fword@127.0.0.1:9", "odd://ada:pass%2Fword@127.0.0.1:9"])
-def test_the_password_of_a_proxy_is_not_told(user: User, proxy: str) -> None:
+def test_the_password_of_a_proxy_is_not_told(user: User) -> None:
+    proxy = "http://ada:pass%2Fword@127.0.0.1:9"
     run = user.run(HTTP_PROXY=proxy, http_proxy=proxy, ALL_PROXY=proxy, NO_PROXY="", no_proxy="")
     assert run.returncode == 1 and "pass%2Fword" not in run.stderr + run.stdout
 

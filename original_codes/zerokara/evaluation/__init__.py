@@ -1,1 +1,1 @@
-"""What a trained model can do, measured so that it can be believed: numbers with intervals, beside baselines."""
+"""Evaluation of trained models: bits per byte and tasks, with intervals, beside baselines."""

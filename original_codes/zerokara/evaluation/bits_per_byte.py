@@ -40,9 +40,10 @@ from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
 from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.evaluation.scoring import SMALL_SAMPLE, Measure, share
 from zerokara.progress import Progress, plural
+from zerokara.publishing.exported_folder import is_export
 from zerokara.samples.validation_batches import Window, stride_of, windows
 
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 """Raised when a change of this module changes what is measured."""
 BLOCK_BYTES = 200_000
 """Text that is measured at once; a run that is killed loses no more."""
@@ -81,6 +82,8 @@ class Losses:
     text_nats: list[float] = field(default_factory=list)
     end_nats: list[float] = field(default_factory=list)
     """Empty for a tokenizer without an end token."""
+    is_lossless: list[bool] = field(default_factory=list)
+    """True of each document that decodes to itself."""
 
     @property
     def num_finite(self) -> int:
@@ -114,18 +117,18 @@ def measure_model(
         f"start: {windowing.start} ({windowing.start_reason})",
         f"context {windowing.context_length:,}{' (the model takes no more)' if is_less else ''}",
     ]
-    details: dict[str, Any] = {"reading": asdict(windowing)}
+    details: dict[str, Any] = {"windowing": asdict(windowing)}
 
     def not_ranked(why: str) -> Measured:
         return Row(model.name, None, notes=(*notes, why), details=details), None
 
-    if changed := _changed(model, text):
-        details["lost_documents"] = len(changed)
-        rule = f"not ranked: the tokenizer loses text, {len(changed):,} of {len(text.documents):,} documents do not"
-        return not_ranked(f"{rule} decode to themselves (the first is number {changed[0] + 1:,})")
     losses = _losses(model, text, windowing, config, folder)
     if losses is None:
         return not_ranked(SEES_LATER_TOKENS)
+    if lost := losses.is_lossless.count(False):
+        details["lost_documents"], first = lost, losses.is_lossless.index(False) + 1
+        rule = f"not ranked: the tokenizer loses text, {lost:,} of {len(text.documents):,} documents do not"
+        return not_ranked(f"{rule} decode to themselves (the first is number {first:,})")
     if wrong := len(text.documents) - losses.num_finite:
         return not_ranked(f"not ranked: {plural(wrong, 'document')} without a finite loss")
     bits = [nats / math.log(2) for nats in losses.text_nats]
@@ -134,12 +137,9 @@ def measure_model(
     end = sum(losses.end_nats) / len(losses.end_nats) if losses.end_nats else None
     notes.append("no end token" if end is None else f"end of document: {end:.2f} nats")
     details |= {
-        "bits": float(measure.statistics[:, 0].sum()),
         "tokens": tokens,
         "bytes_per_token": sum(text.bytes) / max(tokens, 1),
-        "nats_per_token": sum(losses.text_nats) / max(tokens, 1),
         "end_nats_per_document": end,
-        "context_length_of_model": model.context_length,
         "precision": str(model.dtype).removeprefix("torch."),
     }
     interval = measure.interval(config.seed)
@@ -186,7 +186,7 @@ def windowing_of(model: LoadedModel, config: EvaluateConfig) -> Windowing | str:
     tokenizer = model.tokenizer
     first = tokenizer("a")["input_ids"][:1]
     end = model.end_id
-    if tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id] and not model.is_ours:
+    if tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id] and not is_export(model.folder):
         start, reason = tokenizer.bos_token_id, "bos, which the tokenizer puts before text"
     elif end is not None:
         start, reason = end, "end of the document before"
@@ -280,18 +280,10 @@ def _batches(sorted_windows: Sequence[Window], batch_tokens: int) -> Iterator[li
         yield batch
 
 
-def _changed(model: LoadedModel, text: MeasuredText) -> list[int]:
-    """Numbers of the documents that do not decode to themselves."""
-    changed = []
-    with Progress(f"{model.name}, tokenizer on {text.name}", sum(text.bytes), "B") as progress:
-        for numbers in _blocks(text):
-            documents = [text.documents[number] for number in numbers]
-            for number, document, ids in zip(numbers, documents, encode(model.tokenizer, documents), strict=True):
-                decoded = model.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-                if decoded not in (document, " " + document):  # some tokenizers put a space before every text
-                    changed.append(number)
-                progress.advance(text.bytes[number])
-    return changed
+def _decodes(tokenizer: Any, ids: Sequence[int], document: str) -> bool:
+    """True if the ids of a document are its text again."""
+    decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return decoded in (document, " " + document)  # some tokenizers put a space before every text
 
 
 def _losses(
@@ -313,13 +305,16 @@ def _losses(
     with Progress(f"{model.name} on {text.name}", sum(sizes), "B", done=done) as progress:
         for index, (numbers, block) in enumerate(zip(blocks, cached, strict=True)):
             if block is None:
-                encoded = encode(model.tokenizer, [text.documents[number] for number in numbers])
+                documents = text.documents[numbers.start : numbers.stop]
+                encoded = encode(model.tokenizer, documents)
                 block = losses_of(model, encoded, windowing, batch_tokens, progress, sizes[index])
+                block.is_lossless = [_decodes(model.tokenizer, *pair) for pair in zip(encoded, documents, strict=True)]
                 if block.num_finite == len(numbers):
                     cache.write(folder, index, asdict(block))
             losses.tokens += block.tokens
             losses.text_nats += block.text_nats
             losses.end_nats += block.end_nats
+            losses.is_lossless += block.is_lossless
     return losses
 
 

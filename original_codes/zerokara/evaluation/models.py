@@ -24,7 +24,6 @@ from zerokara.errors import Fault, UserError, refuse
 from zerokara.evaluation.inputs import model_files, short_names
 from zerokara.huggingface import families, tokenizer_proof
 from zerokara.huggingface.model_folder import CONFIG
-from zerokara.publishing import exported_folder
 from zerokara.tokenizer.hugging_face import ANOTHER_MODEL, of_another_model, read_json
 
 SEES_LATER_TOKENS = "not measured: sees the tokens after, so it does not predict them"
@@ -57,11 +56,8 @@ class LoadedModel:
     @property
     def context_length(self) -> int:
         """Maximum tokens of a sequence; `NO_LIMIT_CONTEXT` if nothing limits it."""
-        text_config = self.config.get_text_config()
-        for key in ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"):
-            if isinstance(found := getattr(text_config, key, None), int) and found > 0 and not self.is_encoder_decoder:
-                return found
-        return NO_LIMIT_CONTEXT
+        longest = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        return NO_LIMIT_CONTEXT if self.is_encoder_decoder else int(longest or NO_LIMIT_CONTEXT)
 
     @property
     def vocab_size(self) -> int:
@@ -74,11 +70,6 @@ class LoadedModel:
         named = read_json(self.folder / CONFIG).get("eos_token_id")
         first = next(iter(named), None) if isinstance(named, list) else named
         return self.tokenizer.eos_token_id if first is None else int(first)
-
-    @property
-    def is_ours(self) -> bool:
-        """True for an export of step 4."""
-        return exported_folder.is_export(self.folder)
 
     @cached_property
     def is_causal(self) -> bool:

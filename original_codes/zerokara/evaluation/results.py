@@ -33,7 +33,7 @@ class Row:
     model: str
     """Name of the model in all tables (`LoadedModel.name`), or of a baseline."""
     value: float | None
-    """In the section's unit; None for a model that is named but not ranked, with the reason in `notes`."""
+    """Value in the section's unit; None for a model that is named but not ranked, with the reason in `notes`."""
     interval: Interval | None = None
     """95 % interval; None where there is none, e.g. for fewer than two documents."""
     n: int = 0
@@ -63,7 +63,7 @@ class Section:
     metric: str
     """Name of the metric in snake_case, also the type in a model card: ``bits_per_byte``, ``accuracy``."""
     unit: str
-    """As printed behind a value: ``bits/byte``, ``%``; shares are given in per cent (50.0, not 0.5)."""
+    """Unit behind a value: ``bits/byte``, ``%``; shares are given in per cent (50.0, not 0.5)."""
     higher_is_better: bool
     rows: tuple[Row, ...]
     differences: tuple[PairedDifference, ...] = ()

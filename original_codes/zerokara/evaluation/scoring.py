@@ -55,7 +55,7 @@ class Measure:
 
     name: str
     statistics: Statistics
-    """What each example adds to the sums, [N, K]."""
+    """Statistics that each example adds to the sums, [N, K]."""
     of_sums: Callable[[Statistics], Statistics]
     """Sums [..., K] → the metric [...]; NaN where there is nothing to measure."""
 

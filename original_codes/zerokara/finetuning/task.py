@@ -65,8 +65,8 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
         values["packed_length"] = min(values["seq_len"], MAX_PACKED_LENGTH)
     run, length = FinetuneRunConfig(**values, intra_document_masking=True), values["packed_length"]
     run._origin = config._origin
-    faults, encodes = list(run.rule_faults(set())), run.traits.is_encoder_decoder
-    if not encodes and length > run.seq_len:
+    faults, is_encoder_decoder = list(run.rule_faults(set())), run.traits.is_encoder_decoder
+    if not is_encoder_decoder and length > run.seq_len:
         rule = f"is longer than the model's context, {run.seq_len} tokens"
         faults.append(config.fault("packed_length", rule, f"set it to {run.seq_len}, or auto", ["seq_len"]))
     refuse(faults)
@@ -74,12 +74,12 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
     files = preparation.prepare(
         run,
         encoder,
-        lambda: tokenizer_proof.tokenizer_of_exports(encoder, encodes),
-        is_encoder_decoder=encodes,
+        lambda: tokenizer_proof.tokenizer_of_exports(encoder, is_encoder_decoder),
+        is_encoder_decoder=is_encoder_decoder,
         packed_length=length,
         redo=redo,
     )
-    if encodes:
+    if is_encoder_decoder:
         pairs = pair_lengths(IndexedTokens(files.train.prefix, EXAMPLES_STEP))
         run = run.model_copy(update={"packed_target_length": target_length(*pairs, length)})
     return run
@@ -87,18 +87,18 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
 
 def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
     """Open the prepared examples."""
-    files, encodes = ExampleFiles.read(config.output_prefix), config.traits.is_encoder_decoder
+    files, is_encoder_decoder = ExampleFiles.read(config.output_prefix), config.traits.is_encoder_decoder
     train, valid = files.train, files.splits.get("valid")
     training = ExampleData(
         train.prefix,
         config.lengths,
-        encodes,
+        is_encoder_decoder,
         encoder.pad_id,
         config.seed,
         num_valid_tokens=valid.counts.tokens if valid else 0,
         name=", ".join(config.train_data),
     )
-    packed, objective = training.tokens(), Pairs(config.lengths, encoder.pad_id if encodes else None)
+    packed, objective = training.tokens(), Pairs(config.lengths, encoder.pad_id if is_encoder_decoder else None)
     return PlannedData(
         training=training,
         objective=objective,
@@ -194,7 +194,7 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
 
 
 def facts_of(config: FinetuneRunConfig, examples: ExampleFiles) -> FinetuneFacts:
-    """What is known of a fine-tuning before it begins."""
+    """Return what is known of a fine-tuning before it begins."""
     counts = {str(name): split.counts for name, split in examples.splits.items()}
     task, asked = examples.data_format.replace("_", " "), (config.label_words, config.system_prompt)
     name = Path(config.init_from).name

@@ -95,7 +95,6 @@ class TaskValidation:
                     max_new_tokens=self._max_new_tokens,
                     eos_id=self._end_ids,
                     pad_id=self._plan.encoder.pad_id,
-                    batch_size=size,
                     progress=progress,
                 )
                 answers |= zip(part, found, strict=True)

@@ -43,7 +43,6 @@ def _weight_and_bias(ours: str, hf: str, transform: Transform = SAME) -> tuple[W
 GPT2 = Family(
     model_type="gpt2",
     class_name="GPT2LMHeadModel",
-    description="GPT-2-like: LayerNorm, GELU, learned positions",
     rules=(
         WeightRule("embedding.word_embeddings.weight", ("transformer.wte.weight",), VOCABULARY),
         WeightRule("embedding.position_embeddings.weight", ("transformer.wpe.weight",)),
@@ -94,7 +93,6 @@ def _query_key_value(kind: str) -> WeightRule:
 LLAMA = Family(
     model_type="llama",
     class_name="LlamaForCausalLM",
-    description="Llama-like: RMSNorm, SwiGLU, rotary positions, grouped-query attention",
     rules=(
         WeightRule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), VOCABULARY),
         WeightRule(_OURS + "input_layernorm.weight", (_HF + "input_layernorm.weight",)),
@@ -134,7 +132,6 @@ MISTRAL = replace(
     LLAMA,
     model_type="mistral",
     class_name="MistralForCausalLM",
-    description="Mistral-like: RMSNorm, SwiGLU, rotary positions, grouped-query attention",
     fixed_values=_as_llama("attention_bias", "mlp_bias", sliding_window=None),
 )
 
@@ -142,7 +139,6 @@ QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
     class_name="Qwen2ForCausalLM",
-    description="Qwen2-like: RMSNorm, SwiGLU, rotary positions, grouped-query attention with biases",
     rules=(*LLAMA.rules, _query_key_value("bias")),
     fixed_values=_as_llama("attention_bias", "mlp_bias", use_sliding_window=False),
 )
@@ -156,7 +152,6 @@ QWEN3 = replace(
     LLAMA,
     model_type="qwen3",
     class_name="Qwen3ForCausalLM",
-    description="Qwen3-like: RMSNorm, QK-norm, SwiGLU, rotary positions, grouped-query attention",
     rules=(*LLAMA.rules, *_QK_NORM),
     fixed_values=_as_llama("mlp_bias", use_sliding_window=False),
 )
@@ -171,7 +166,6 @@ SMOLLM3 = replace(
     LLAMA,
     model_type="smollm3",
     class_name="SmolLM3ForCausalLM",
-    description="SmolLM3-like: RMSNorm, SwiGLU, rotary positions in three of four layers, grouped-query attention",
     fixed_values=_smollm3_values,
 )
 
@@ -179,7 +173,6 @@ OLMO2 = replace(
     LLAMA,
     model_type="olmo2",
     class_name="Olmo2ForCausalLM",
-    description="OLMo-2-like: RMSNorm after attention and feed-forward layers, QK-norm, SwiGLU, rotary positions",
     rules=(
         *(rule for rule in LLAMA.rules if "input_layernorm" not in rule.ours and "pre_mlp" not in rule.ours),
         *_QK_NORM,
@@ -209,7 +202,6 @@ MIXTRAL = replace(
     LLAMA,
     model_type="mixtral",
     class_name="MixtralForCausalLM",
-    description="Mixtral-like: Llama with a mixture of experts in each layer, top-k routing",
     rules=(
         *(rule for rule in LLAMA.rules if ".mlp." not in rule.ours),
         *_experts("block_sparse_moe", "w1", "w3", "w2"),
@@ -243,7 +235,6 @@ QWEN3_MOE = replace(
     QWEN3,
     model_type="qwen3_moe",
     class_name="Qwen3MoeForCausalLM",
-    description="Qwen3-MoE-like: Qwen3 with a mixture of experts in its MoE layers, top-k routing",
     rules=(
         *(replace(rule, layers="dense") if ".mlp." in rule.ours else rule for rule in QWEN3.rules),
         *_experts("mlp", "gate_proj", "up_proj", "down_proj", layers="sparse"),

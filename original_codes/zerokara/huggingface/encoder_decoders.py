@@ -73,7 +73,6 @@ def _t5_values(shape: ModelShape) -> dict[str, Any]:
 T5 = Family(
     model_type="t5",
     class_name="T5ForConditionalGeneration",
-    description="T5 version 1.1: encoder-decoder, RMSNorm, gated GELU, relative position bias",
     is_encoder_decoder=True,
     rules=(
         WeightRule("embedding.word_embeddings.weight", ("shared.weight",), VOCABULARY),
@@ -138,7 +137,6 @@ def _switch_moe_layers(config: Any) -> tuple[int, ...]:
 SWITCH = Family(
     model_type="switch_transformers",
     class_name="SwitchTransformersForConditionalGeneration",
-    description="Switch Transformer: T5 with a mixture of experts in its MoE layers, top-1 routing",
     is_encoder_decoder=True,
     rules=(
         *(rule for rule in T5.rules if "mlp" not in rule.ours),

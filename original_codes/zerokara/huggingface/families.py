@@ -33,7 +33,7 @@ _MAX_REASON = 300
 """Characters of a message of transformers, which may quote a whole file."""
 
 FAMILIES = {family.model_type: family for family in (*DECODERS, T5)} | {"switch": SWITCH}
-"""By our names of the architectures, which are transformers' but for one."""
+"""Families by our names of the architectures; all but `switch` are named as in transformers."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SpecialIds:
     """Ids of the control tokens; the same in tokenizer, trainer, and generation."""
 
     bos: int | None
-    """None if the tokenizer has none, as T5's."""
+    """None for a tokenizer without a start token, such as T5's."""
     eos: int
     pad: int
     other_ends: tuple[int, ...] = ()
@@ -87,22 +87,16 @@ def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
 def hf_shapes(shape: ModelShape, config: Any) -> dict[str, tuple[int, ...]]:
     """Name → shape of every tensor in the file of a model with this configuration, from a model without content."""
     import transformers
+    from transformers.core_model_loading import revert_weight_conversion
 
     family = FAMILIES[shape.architecture]
     with torch.device("meta"):
         model = getattr(transformers, family.auto_class).from_config(config)
-        state = state_by_file_names(model)
+        # Files hold a tensor for each expert, where transformers keeps one for all (core_model_loading.py).
+        state = dict(revert_weight_conversion(model, model.state_dict()))
     is_tied = shape.tie_word_embeddings
     tied = {*(() if family.stores_copies and not is_tied else family.copies), *(UNTIED_OUTPUT.hf if is_tied else ())}
     return {name: tuple(tensor.shape) for name, tensor in state.items() if name not in tied}
-
-
-def state_by_file_names(model: Any) -> dict[str, Tensor]:
-    """Tensors of a transformers model by their names in files, which hold a tensor for each expert, where transformers
-    keeps one for all (core_model_loading.py)."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    return dict(revert_weight_conversion(model, model.state_dict()))
 
 
 def load_model(folder: Path, dtype: torch.dtype, auto_class: str) -> tuple[Any, list[str]]:

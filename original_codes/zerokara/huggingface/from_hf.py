@@ -20,12 +20,14 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from safetensors import safe_open
 from torch import Tensor
 
+from zerokara.checkpoint.state import ComputedTensors
 from zerokara.config.model import ModelSettings, RopeScaling
 from zerokara.config.pretrain_config import NewEmbeddings
 from zerokara.config.writing import value_text
-from zerokara.errors import Fault, RunError, UserError, refuse
+from zerokara.errors import Fault, UserError, refuse
 from zerokara.huggingface import families, model_folder, tokenizer_proof, weight_rules
 from zerokara.huggingface.model_folder import Stored
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
@@ -44,7 +46,7 @@ _NOT_COMPUTED = {
     "attn_logit_softcapping": None, "final_logit_softcapping": None,
     "rope_parameters.partial_rotary_factor": 1.0,
 }  # fmt: skip
-"""What some model of any family may state, and none computes here → the value without effect."""
+"""Keys that a model of any family may state, and nothing here computes → the value without effect."""
 _FLOATS = "F32", "F16", "BF16", "F64"
 _T5_CONTEXT = 512
 """Context length of the T5 models, whose configuration has none: relative positions know no limit."""
@@ -67,11 +69,9 @@ def check_source(
     Raises:
         UserError: there is no such folder, or it holds another model; lists everything that differs.
     """
-    if reason := shape.traits.no_class:
-        raise UserError(fault("init_from", f"has no class for architecture {shape.architecture}: {reason}"))
     stored, hf_config = _opened(folder, fault)
-    family = families.FAMILIES[shape.architecture]
-    if hf_config.model_type != family.model_type:
+    family = families.FAMILIES.get(shape.architecture)  # of t5_moe there is none
+    if family is None or hf_config.model_type != family.model_type:
         rule = f"{folder} holds a model of type {hf_config.model_type}"
         name = _architecture(hf_config)
         raise UserError(fault("architecture", rule, f"set architecture: {name}" if name else _KNOWN))
@@ -96,39 +96,32 @@ def vocabulary_of(folder: Path, encoder: Encoder, new_embeddings: NewEmbeddings)
 def open_weights(
     folder: Path, shape: ModelShape, vocabulary: NewVocabulary | None = None, seed: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Load the weights of `folder`, and return them by our parameter names, in fp32; `check_source` comes first.
+    """Return the weights of `folder` by our parameter names, in fp32, each read when its turn comes.
 
-    With a new `vocabulary` rows are made for it; `seed` is that of random ones.
-
-    Each is let go when it was returned: beside what is left of them, one tensor is held.
-
-    Raises:
-        RunError: a tensor is missing, left over, or of another shape.
+    `check_source` comes first. With a new `vocabulary` rows are made for it; `seed` is that of random ones.
     """
-    model, loading_faults = families.load_model(folder, torch.float32, families.FAMILIES[shape.architecture].auto_class)
-    if loading_faults:
-        raise RunError(f"{folder}: the weights do not belong to config.json: {'; '.join(loading_faults)}")
-    table, theirs = families.rules_for(shape), families.state_by_file_names(model)
-    for rule in table:
-        name, *_ = rule.hf
-        if rule.transform in (VOCABULARY, COPIED_VOCABULARY):
-            rows = theirs[name]
-            theirs[name] = vocabulary.rows(rows, seed) if vocabulary else rows[: shape.vocab_size]
-    del model
-    return weight_rules.from_hf(table, theirs, shape)
+    stored, _ = _opened(folder, lambda key, rule, remedy="": Fault(str(folder), rule, remedy=remedy))
+    rules = families.rules_for(shape)
+    of_vocabulary = {name for rule in rules if rule.transform in (VOCABULARY, COPIED_VOCABULARY) for name in rule.hf}
+
+    def tensor(name: str) -> Tensor:
+        rows = _read(stored[name])
+        if name not in of_vocabulary:
+            return rows
+        # T5's are 32,128 for 32,100 ids; those beyond our last id are dropped.
+        return vocabulary.rows(rows, seed) if vocabulary else rows[: shape.vocab_size]
+
+    return weight_rules.from_hf(rules, ComputedTensors(stored, tensor), shape)
+
+
+def _read(stored: Stored) -> Tensor:
+    with safe_open(stored.path, "pt") as file:
+        return file.get_tensor(stored.name).float()
 
 
 def names(shape: ModelShape) -> list[str]:
     """Our parameter names in the order of `open_weights`."""
     return [rule.ours for rule in families.rules_for(shape)]
-
-
-def num_surplus_rows(folder: Path, shape: ModelShape) -> int:
-    """Rows of the folder's embedding after our last id, which no token uses (`check_source`) and `weights` drops.
-
-    T5's has 32,128 rows for 32,100 ids, so that it can be split among processes.
-    """
-    return max(0, int(_read_config(folder).vocab_size) - shape.vocab_size)
 
 
 def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
@@ -196,8 +189,6 @@ def _opened(folder: Path, fault: SettingFault) -> tuple[dict[str, Stored], Any]:
 
     An output matrix of its own makes the configuration of a decoder untied, as it makes the model of transformers.
     """
-    from safetensors import safe_open
-
     stored, config = model_folder.tensors(folder, partial(fault, "init_from")), _read_config(folder)
     if (architecture := _architecture(config)) is None:
         return stored, config
@@ -210,8 +201,7 @@ def _opened(folder: Path, fault: SettingFault) -> tuple[dict[str, Stored], Any]:
     is_tied = config.tie_word_embeddings = family.config_is_tied(config)
     for name in [each for each in (*family.copies, *([output] if is_tied else [])) if each in stored]:
         pair = [stored[each] for each in (name, embedding) if each in stored]
-        values = [safe_open(each.path, "pt").get_tensor(each.name).float() for each in pair]
-        if len(values) < 2 or not torch.equal(*values):
+        if len(pair) < 2 or not torch.equal(*map(_read, pair)):
             if name == output and not family.is_encoder_decoder:
                 config.tie_word_embeddings = False
             else:

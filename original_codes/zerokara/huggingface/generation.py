@@ -28,8 +28,9 @@ from zerokara.progress import Progress
 from zerokara.samples.objective import Prompt
 
 BATCH_TOKENS = 16_384
-"""Default of `batch_tokens`. A token's keys and values are 2 · layers · kv heads · head_dim numbers: in a model of 6
-layers and 384 dimensions 18 kB of fp32, 300 MB for a batch."""
+"""Most rows × (longest prompt + new tokens) of a batch; a longer prompt is a batch of its own. A token's keys and
+values are 2 · layers · kv heads · head_dim numbers: in a model of 6 layers and 384 dimensions 18 kB of fp32, 300 MB for
+a batch."""
 MAX_BATCH_SIZE = 256
 """A batch runs until its last row has ended; more rows gain little, and wait longer for that one."""
 
@@ -60,8 +61,6 @@ def generate(
     max_new_tokens: int | Sequence[int],
     eos_id: int | Sequence[int],
     pad_id: int,
-    batch_tokens: int = BATCH_TOKENS,
-    batch_size: int = MAX_BATCH_SIZE,
     sampling: Sampling | None = None,
     progress: Progress | None = None,
 ) -> list[Generated]:
@@ -69,8 +68,7 @@ def generate(
 
     For an encoder-decoder a prompt is the encoder's input, with its end token; else it is what stands before the first
     new token. `max_new_tokens` is one limit, or one for each prompt; a decoder's context length limits it further.
-    `batch_tokens` caps rows × (longest prompt + new tokens), and so the memory of the cache; a longer prompt is a batch
-    of its own. Without an `eos_id` nothing ends before its limit. `progress` advances by one for each prompt.
+    Without an `eos_id` nothing ends before its limit. `progress` advances by one for each prompt.
 
     Raises:
         RunError: a prompt is empty, or longer than the context; names its number, counted from 0.
@@ -84,14 +82,10 @@ def generate(
         if not len(prompt) or limit < 1:
             longest = "" if context is None else f", and no more than the context length, {context}"
             raise RunError(f"prompt {number} has {len(prompt)} tokens; a prompt must have at least one{longest}")
-    # With rotary embeddings a row that has ended may continue beyond the context, but for the kinds that change the
-    # positions of all rows once one row is longer.
-    rope = getattr(model.config, "rope_parameters", None)
-    is_unbounded = rope and not any(kind in str(rope) for kind in ("dynamic", "longrope"))
     results: dict[int, Generated] = {}
     lengths = [len(prompt) for prompt in prompts]
     with _settings(model, ends, pad_id, sampling), torch.inference_mode():
-        for batch in _batches(lengths, limits, batch_tokens, batch_size, None if is_unbounded else context):
+        for batch in _batches(lengths, limits, context):
             written = _continued(model, [prompts[number] for number in batch], max(limits[i] for i in batch), pad_id)
             for number, new in zip(batch, written, strict=True):
                 ids = list(takewhile(lambda token: token not in ends, new[: limits[number]]))
@@ -109,18 +103,16 @@ def context_length(model: Any) -> int | None:
     return None if model.config.is_encoder_decoder else getattr(model.config, "max_position_embeddings", None)
 
 
-def _batches(
-    lengths: Sequence[int], limits: Sequence[int], batch_tokens: int, batch_size: int, num_positions: int | None
-) -> Iterator[list[int]]:
+def _batches(lengths: Sequence[int], limits: Sequence[int], context: int | None) -> Iterator[list[int]]:
     """Numbers of prompts of like lengths, the longest first: what needs most memory runs first."""
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], -limits[number], number)):
         if batch:
             # A whole batch takes as many steps as its row with the highest limit.
             length = lengths[batch[0]] + max(limits[each] for each in (*batch, number))
-            full = len(batch) >= batch_size or length * (len(batch) + 1) > batch_tokens
-            # A row that has ended is computed on; where positions are learned, there is none after the last.
-            if full or (num_positions is not None and length > num_positions + 1):
+            full = len(batch) >= MAX_BATCH_SIZE or length * (len(batch) + 1) > BATCH_TOKENS
+            # A row that has ended is computed on; learned positions have none after the last.
+            if full or (context is not None and length > context + 1):
                 yield batch
                 batch = []
         batch.append(number)

@@ -32,14 +32,14 @@ class NewVocabulary(NamedTuple):
 
     way: Literal["mean_of_pieces", "overlap", "random"]
     sources: list[list[int]]
-    """Of each new id: the old id of the same piece, or the ids that the old tokenizer makes of its text, or none."""
+    """Per new id: the old id of the same piece, or the ids that the old tokenizer makes of its text, or none."""
     kept: list[bool]
     """True of each new id whose piece the old vocabulary holds too."""
     num_old: int
 
     @property
     def row(self) -> str:
-        """For the plan."""
+        """Return the row of the plan."""
         kept, missing = sum(self.kept), sum(not ids for ids in self.sources)
         counts = f"{kept:,} stood in the old vocabulary, {len(self.sources) - missing - kept:,} it splits"
         return f"{self.way}: of {len(self.sources):,} pieces {counts}, {missing:,} have no source"

@@ -87,7 +87,6 @@ def prove(encoder: Encoder, theirs: Any, texts: Iterable[str], max_lines: int = 
             lines += len(single)
             equal += len(single) - len(differing)
             progress.advance(len(single))
-            progress.set_postfix(ties=len(ties), failures=len(failures), refresh=False)
     found_in = f"{lines:,} lines, {whole_texts:,} whole texts and {len(hard)} hard texts"
     faults = []
     if failures:

@@ -127,8 +127,6 @@ class Family:
     model_type: str
     """transformers' name of the configuration class."""
     class_name: str
-    description: str
-    """For the model card."""
     rules: tuple[WeightRule, ...]
     settings: Mapping[str, str]
     """Keys of the configuration, dotted where nested ↔ keys of config.yaml."""
@@ -196,10 +194,12 @@ def to_hf(
         yield from zip(rule.hf, rule.transform.to_hf(weights[rule.ours], shape), strict=True)
 
 
-def from_hf(rules: Iterable[WeightRule], weights: dict[str, Tensor], shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
-    """Convert back, tensor by tensor, each taken out of `weights`; rows that pad the vocabulary are zero."""
+def from_hf(
+    rules: Iterable[WeightRule], weights: Mapping[str, Tensor], shape: ModelShape
+) -> Iterator[tuple[str, Tensor]]:
+    """Convert back, tensor by tensor; rows that pad the vocabulary are zero."""
     for rule in rules:
-        yield rule.ours, rule.transform.from_hf(tuple(weights.pop(name) for name in rule.hf), shape)
+        yield rule.ours, rule.transform.from_hf(tuple(weights[name] for name in rule.hf), shape)
 
 
 def check(rules: Iterable[WeightRule], ours: Shapes, hf: Shapes, shape: ModelShape) -> None:

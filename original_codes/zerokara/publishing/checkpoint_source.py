@@ -1,4 +1,4 @@
-"""What an export is made from: the checkpoint in its run folder, and real text to prove it on. No torch here.
+"""Source of an export: the checkpoint in its run folder, and real text to prove the export on. No torch here.
 
 A run folder holds, besides its checkpoints: ``tokenizer.model`` (or ``tokenizer/tokenizer.json``, and what lay beside
 it), ``config_resolved.yaml``, ``metrics.jsonl``.
@@ -56,7 +56,7 @@ class CheckpointSource:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """That tokenizer, opened."""
+        """The tokenizer, opened."""
         return open_encoder(self.tokenizer_path, self.config.end_of_document)
 
     @cached_property

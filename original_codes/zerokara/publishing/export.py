@@ -38,7 +38,8 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
     """Convert, prove, and let the folder appear; `documents` are the text for the proofs.
 
     Raises:
-        RunError: the weights do not fit the rules, a proof did not hold, or the disk is full.
+        RunError: the weights do not fit the rules, or a proof did not hold.
+        OSError: the disk is full; names the file.
     """
     started, seconds = time.monotonic(), dict[str, float]()
 
@@ -128,12 +129,12 @@ def _prove_model(
         asked = [Prompt(ids, own.decoder_ids) if is_encoder_decoder else Prompt([], ids) for ids, own in pairs]
     head = 1 if is_encoder_decoder else min(_CORPUS_PROMPT_TOKENS, longest)
     asked += proof.first_positions(texts[:_CORPUS_PROMPTS], head)
-    found, greedy, sampled = proof.prove(folder, source.weights(), shape, settings.dtype, texts, asked, len(prompts))
+    found, greedy, sampled = proof.prove(folder, source.weights(), shape, settings.dtype, texts, asked)
 
     def text(tokens: list[int]) -> str:
         return encoder.decode_continuation(list(takewhile(lambda token: token not in (encoder.eos_id, *ends), tokens)))
 
-    written = zip(prompts, greedy[: len(prompts)], sampled, strict=True)
+    written = zip(prompts, greedy, sampled, strict=False)  # behind them stand those of the corpus
     return found, [{"prompt": prompt, "greedy": text(one), "sampled": text(other)} for prompt, one, other in written]
 
 

@@ -29,7 +29,7 @@ UPLOAD_RECORD_NAME = "upload.manifest.json"
 _KEY = "output_tokenizer_and_model_dir"
 _BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2}
 _OTHER_BYTES = 64 * 2**20
-"""For everything but the weights: tokenizer, training curve, model card."""
+"""Space for everything but the weights: tokenizer, training curve, model card."""
 _REMEDY = "run step 4 again with --redo"
 
 

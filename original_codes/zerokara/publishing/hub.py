@@ -31,7 +31,7 @@ from zerokara.manifest import FileRecord
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 300.0
 """huggingface_hub waits forever by default; the Hub may take minutes to answer a commit of many files."""
 HUBS_OWN_FILES = frozenset({".gitattributes"})
-_AGAIN = "Run the same command again: what arrived is not sent twice."
+_RESUME = "Run the same command again: what arrived is not sent twice."
 LOGIN_HINT = "log in with `hf auth login`, or put a token with write access into the environment as HF_TOKEN"
 
 
@@ -74,8 +74,8 @@ def upload(
         strays = sorted(remote.keys() - {record.path for record in files} - HUBS_OWN_FILES)
         if strays and not replace:
             rule = f"holds files on the Hub that are not part of this export: {', '.join(strays)}"
-            again = "run again with --redo to delete them in the same commit (the Hub's history keeps them)"
-            raise UserError(Fault(repository, rule, remedy=f"{again}, or choose another name"))
+            remedy = "run again with --redo to delete them in the same commit (the Hub's history keeps them)"
+            raise UserError(Fault(repository, rule, remedy=f"{remedy}, or choose another name"))
         if not strays and not differences(folder, files, remote):
             return Uploaded(url, commit, is_private, 0)
         done = api.upload_folder(
@@ -90,7 +90,7 @@ def upload(
         remote = _listing(api, repository, commit)
     if wrong := differences(folder, files, remote):
         listed = "\n".join(f"  {line}" for line in wrong)
-        raise RunError(f"the files at {url} (commit {commit}) differ from what was sent:\n{listed}\n{_AGAIN}")
+        raise RunError(f"the files at {url} (commit {commit}) differ from what was sent:\n{listed}\n{_RESUME}")
     return Uploaded(url, commit, is_private, len(files))
 
 
@@ -161,4 +161,4 @@ def _errors_explained(repository: str, account: Sequence[str]) -> Iterator[None]
             message += f"; {causes[status]}" if status in causes else ""
         elif isinstance(cause, httpx2.HTTPError):
             message += f", {constants.ENDPOINT} cannot be reached: check the network or the proxy"
-        raise RunError(f"{message}. {_AGAIN}") from error
+        raise RunError(f"{message}. {_RESUME}") from error

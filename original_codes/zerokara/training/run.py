@@ -200,10 +200,7 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
     elif config.init_from:
         load_state(engine, _weights_of(plan, processes).items())
         state = replace(state, facts=state.facts | from_hf.carried(Path(config.init_from), config.new_embeddings))
-        surplus = from_hf.num_surplus_rows(Path(config.init_from), plan.shape)
-        beside = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
-        if config.new_embeddings != "none":
-            beside = f", its embeddings by new_embeddings: {config.new_embeddings}"
+        beside = "" if config.new_embeddings == "none" else f", its embeddings by {config.new_embeddings}"
         log(f"starting from the weights of {config.init_from}{beside}")
     else:
         load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,16 +70,6 @@ def test_a_conversation_goes_through_the_template() -> None:
         prompt_words(tokenizer_of(), turns)
 
 
-def test_end_tokens_are_the_models() -> None:
-    def ends(of_model: Any, of_tokenizer: Any = 2) -> list[int]:
-        model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=of_model))
-        return answers.end_ids(model, SimpleNamespace(eos_token_id=of_tokenizer))
-
-    assert ends(7) == [7] and ends([7, 8]) == [7, 8] and ends(None) == [2]
-    with pytest.raises(RunError, match="end token"):
-        ends(None, None)
-
-
 def test_a_prompt_longer_than_the_context_is_not_answered() -> None:
     shape = shape_of(len(WORDS), architecture="llama")
     model = stock_model_of(shape, spread_weights(shape), SPECIAL)
@@ -125,17 +114,6 @@ def measure(models: list[Any], cache: Path | None) -> dict[str, dict[str, Any]]:
     return {each.name: {row.model: row.value for row in each.rows} for each in sections}
 
 
-@pytest.mark.usefixtures("answered")
-def test_each_model_answers_all_tasks_before_the_next_is_loaded() -> None:
-    log: list[str] = []
-    found = measure([Parrot("a", "0", log), Parrot("b", "none", log)], None)
-    assert log == ["a", "a", "b", "b"]
-    assert found == {
-        "task: first, accuracy": {"a": 50.0, "b": 0.0},
-        "task: second, macro f1": {"a": pytest.approx(100 / 3), "b": 0.0},
-    }
-
-
 def test_a_model_is_asked_as_it_was_fine_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the settings leave it open: its template, its words for the labels, its system message."""
     asked: list[Any] = []
@@ -150,33 +128,37 @@ def test_a_model_is_asked_as_it_was_fine_tuned(tmp_path: Path, monkeypatch: pyte
     facts = FinetuneFacts("text label", {}, "accuracy", "base", **words)  # type: ignore[arg-type]
     write_json(tmp_path / "finetune.json", asdict(facts))
     tuned.folder = tmp_path
-    chat = FinetuneFacts("messages", {}, "loss", "base", system_prompt="Be brief.")
     left_open = TaskData("t", "accuracy", ["a"] * 4, ["0", "1", "1", "1"], labels=("0", "1"))
     (found,) = tasks.measure_tasks([(left_open, {})], [tuned, own], seed=1, cache=None)  # type: ignore[list-item]
     assert asked == ["Review: a\nVerdict:\n", "a\n"] and [row.value for row in found.rows] == [50.0, 25.0]
-    given = replace(left_open, prompt_template="Say {input}:", references=["bad", "good", "good", "bad"])
-    given = replace(given, labels=("bad", "good"))
-    (found,) = tasks.measure_tasks([(given, {})], [tuned], seed=1, cache=None)  # type: ignore[list-item]
-    assert asked[2] == "Say a:" and found.rows[0].value == 75.0
+    assert replace(left_open, prompt_template="Say {input}:").prompts(False, facts)[0] == "Say a:"
+    assert left_open.prompts(is_encoder_decoder=True)[0] == "a"
+    chat = FinetuneFacts("messages", {}, "loss", "base", system_prompt="Be brief.")
     turns: list[Message] = [{"role": "user", "content": "a"}]
-    system = {"role": "system", "content": "Be brief."}
     talk = TaskData("t", "exact_match", ["a"], ["b"], conversations=[turns])
-    assert talk.prompts(False, chat) == [[system, *turns]] and talk.prompts(False) == [turns]
-    assert TaskData("t", "exact_match", ["a"], ["b"]).prompts(False, chat) == ["a\n"]
+    assert talk.prompts(False, chat) == [[{"role": "system", "content": "Be brief."}, *turns]]
+    assert talk.prompts(False) == [turns]
 
 
 @pytest.mark.usefixtures("answered")
-def test_answers_are_kept_in_blocks_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_model_answers_all_tasks_in_turn_and_answers_are_kept_in_blocks_by_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(answers, "BLOCK_PROMPTS", 3)
     log: list[str] = []
-    first = measure([Parrot("a", "0", log)], tmp_path)
-    blocks = list(tmp_path.glob("*/*.json"))
-    assert len(blocks) == len(log) == 4
-    renamed = measure([Parrot("renamed", "-", log, content="a"), Parrot("b", "1", log)], tmp_path)
-    assert log[4:] == ["b"] * 4, "the first was not asked again"
+    first = measure([Parrot("a", "0", log), Parrot("b", "none", log)], tmp_path)
+    assert log == ["a"] * 4 + ["b"] * 4
+    assert first == {
+        "task: first, accuracy": {"a": 50.0, "b": 0.0},
+        "task: second, macro f1": {"a": pytest.approx(100 / 3), "b": 0.0},
+    }
+    renamed = measure([Parrot("renamed", "-", log, content="a"), Parrot("c", "1", log)], tmp_path)
+    assert log[8:] == ["c"] * 4, "the first was not asked again"
     assert [each["renamed"] for each in renamed.values()] == [each["a"] for each in first.values()]
-    blocks[0].write_text('{"outputs": ["0"', encoding="utf-8")
-    assert measure([Parrot("a", "0", log)], tmp_path) == first and len(log) == 9, "a damaged block is asked again"
+    for block in tmp_path.glob("*/*.json"):
+        block.write_text('{"outputs": ["0"', encoding="utf-8")
+    measure([Parrot("a", "0", log)], tmp_path)
+    assert len(log) == 16, "damaged blocks are asked again"
     monkeypatch.setattr(cache, "_PACKAGES", ("numpy",))
     measure([Parrot("a", "0", log)], tmp_path)
-    assert len(log) == 13, "another version measures anew"
+    assert len(log) == 20, "another version measures anew"

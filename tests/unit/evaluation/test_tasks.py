@@ -103,11 +103,3 @@ def test_a_task_of_texts_stands_beside_copying_and_the_most_frequent_forms() -> 
     assert found.metric == "word_accuracy" and found.rows[0].value == 50.0
     baselines = {each.model: each.value for each in found.baselines}
     assert baselines == {"copy": 25.0, "most_frequent_form": 75.0, "most_frequent_form_left": 100.0}
-
-
-def test_prompts_are_those_of_fine_tuning() -> None:
-    task = TaskData("t", "exact_match", ["a {x}"], ["b"])
-    assert task.prompts(is_encoder_decoder=False) == ["a {x}\n"] and task.prompts(is_encoder_decoder=True) == ["a {x}"]
-    assert TaskData("t", "exact_match", ["a"], ["b"], prompt_template="Say {input}:").prompts(False) == ["Say a:"]
-    turns = [{"role": "user", "content": "a"}]
-    assert TaskData("t", "exact_match", ["a"], ["b"], conversations=[turns]).prompts(False) == [turns]

@@ -1,8 +1,6 @@
 """The test examples are read once, with the best checkpoint; a result of another one never passes for its."""
 
-import ast
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,25 +9,14 @@ import pytest
 from made_checkpoints import saved
 
 from zerokara.checkpoint.folders import folder_of
-from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.examples.example_files import ExampleFiles, SplitFiles
 from zerokara.examples.facts import SplitCounts
 from zerokara.finetuning import task
-from zerokara.training import planning
 from zerokara.training.launching import Commands
 from zerokara.training.planning.run_plan import RunPlan
 
 COMMANDS = Commands("again", "next")
-OF_A_CORPUS = {
-    "from_config": "the stages of a curriculum",
-    "epochs_faults": "examples are read as often as `epochs` says",
-    "_growth_faults": "the sequences of a fine-tuning do not grow",
-    "make_plan": "a reason of the plan, not a fault",
-    "resolve": "the same",
-    "prove": "a name in a plan",
-}
-"""Functions that name settings of the corpus alone, and why a fine-tuning does not meet them."""
 
 
 @pytest.fixture
@@ -118,18 +105,3 @@ def test_a_result_that_beats_nothing_is_a_warning(
     rows = task._record(cast(RunPlan, plan), config, examples, newest)
     warnings = [text for name, text in rows if name == "warning"]
     assert len(warnings) == bool(rivals) and all(each in warnings[0] for each in rivals)
-
-
-def test_a_fine_tuning_is_told_of_its_own_settings() -> None:
-    """Rules and remedies that it shares with a pretraining name no setting that its file has not."""
-    foreign = PretrainConfig.model_fields.keys() - FinetuneConfig.model_fields.keys()
-    found = set()
-    for path in Path(planning.__file__).parents[1].rglob("*.py"):
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(function, ast.FunctionDef) and function.name not in OF_A_CORPUS:
-                texts = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]
-                calls = [ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
-                if any(call.endswith(("fault", "Fault")) for call in calls):
-                    words = {word for text in texts if isinstance(text, str) for word in re.findall(r"\w+", text)}
-                    found |= {(function.name, word) for word in words & foreign}
-    assert not found, sorted(found)

@@ -33,7 +33,7 @@ from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.publishing.checkpoint_source import CheckpointSource
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hugging_face import CONFIG_NAME, IN_FOLDER, JSON_NAME, open_encoder
+from zerokara.tokenizer.hugging_face import CONFIG_NAME, JSON_NAME, open_encoder
 
 SIZES = ["num_layers=2", "hidden_size=24", "num_attn_heads=4", "ffn_hidden_size=40", "seq_len=16"]
 YARN = "{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 8, beta_slow: 0.5}"
@@ -191,7 +191,6 @@ def test_a_model_may_read_shorter_sequences_where_positions_are_not_learned(tmp_
 
 def test_a_folder_without_a_known_model_is_refused(tmp_path: Path, encoder: Encoder) -> None:
     assert "hf download" in fault_of(settings_of(tmp_path / "nowhere"), encoder).remedy
-    assert "t5_moe" in fault_of(settings_of(tmp_path, "architecture=t5_moe", "moe_layers=[1]"), encoder).rule
     run = tmp_path / "run"
     (run / "global_step10").mkdir(parents=True)
     for folder in (run, run / "global_step10"):
@@ -212,17 +211,14 @@ def test_a_folder_without_a_known_model_is_refused(tmp_path: Path, encoder: Enco
 def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) -> None:
     folder, trace = tmp_path / "hf", tmp_path / "trace"
     settings = exported(folder, encoder)
-    shape = ModelShape.from_config(settings, encoder.vocab_size)
-    whole = (folder / "model.safetensors").read_bytes()
     (folder / "pytorch_model.bin").write_bytes(f"cos\nmkdir\n(V{trace}\ntR.".encode())  # runs as it is unpickled
     check(settings, encoder)  # beside safetensors it does no harm
     (folder / "model.safetensors").unlink()
     fault = fault_of(settings, encoder)
     assert "pytorch_model.bin" in fault.rule
     assert "*.safetensors" in fault.remedy and "save_pretrained" in fault.remedy
-    with pytest.raises(OSError, match=r"no file named model\.safetensors"):
-        dict(from_hf.open_weights(folder, shape))
-
+    with pytest.raises(UserError, match=r"pytorch_model\.bin"):
+        dict(from_hf.open_weights(folder, ModelShape.from_config(settings, encoder.vocab_size)))
     index = folder / "model.safetensors.index.json"
     for part in ("pytorch_model.bin", "../model.safetensors", 3):
         index.write_text(json.dumps({"weight_map": {"lm_head.weight": part}}), encoding="utf-8")
@@ -230,30 +226,7 @@ def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) 
     for text in ("[3]", "{"):
         index.write_text(text, encoding="utf-8")
         assert fault_of(settings, encoder, None).where == str(index)
-    index.write_text('{"weight_map": 3}', encoding="utf-8")
-    (folder / "pytorch_model.bin").rename(folder / "model.gguf")
-    rule = fault_of(settings, encoder).rule
-    assert "weight_map" in rule and "model.gguf" in rule
-    (folder / "model.gguf").rename(folder / "pytorch_model.bin")
-    index.unlink()
-    (folder / "pytorch_model.bin").rename(folder / "elsewhere")
-    assert "model.safetensors" in fault_of(settings, encoder).rule
-
-    (folder / "model.safetensors").write_bytes(whole)
-    edit(folder / "config.json", transformers_weights="elsewhere")
-    assert "(elsewhere)" in fault_of(settings, encoder).rule
     assert not trace.exists()
-
-
-def test_truncated_weights_are_refused_before_the_training(tmp_path: Path, encoder: Encoder) -> None:
-    settings = exported(tmp_path, encoder)
-    whole = tmp_path / "model.safetensors"
-    whole.write_bytes(whole.read_bytes()[:-1])
-    assert "model.safetensors (" in fault_of(settings, encoder).rule
-    index = {"weight_map": {"a": "model-1.safetensors"}}
-    whole.unlink()
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    assert "model-1.safetensors (No such file" in fault_of(settings, encoder).rule
 
 
 @pytest.mark.parametrize(
@@ -270,11 +243,9 @@ def test_whatever_stands_in_a_folders_json_there_is_a_fault(
 ) -> None:
     settings = exported(tmp_path, encoder)
     edit(tmp_path / name, **values)
-    for _ in range(2):
-        fault = configs.fault_of(check, settings, encoder)
-        assert re.search("transformers|JSON", fault.rule)
-        assert (fault.key or fault.where) == ("init_from" if fault.key else str(tmp_path / name))
-        (tmp_path / name).write_text("[" * 100_000, encoding="utf-8")
+    fault = configs.fault_of(check, settings, encoder)
+    assert re.search("transformers|JSON", fault.rule)
+    assert (fault.key or fault.where) == ("init_from" if fault.key else str(tmp_path / name))
 
 
 def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) -> None:
@@ -364,44 +335,42 @@ def test_every_tensor_of_a_folder_is_used_or_the_folder_refused(
     assert configs.fault_of(from_hf.settings_of, tmp_path, settings.fault).key == "init_from", "step 0 and step 7"
 
 
-def test_files_that_nothing_reads_are_told(tmp_path: Path, encoder: Encoder) -> None:
-    whole, folder = tmp_path / "hf" / "model.safetensors", tmp_path / "hf"
+def test_files_that_are_cut_missing_or_read_by_nothing_are_told(tmp_path: Path, encoder: Encoder) -> None:
+    folder, whole = tmp_path / "hf", tmp_path / "hf" / "model.safetensors"
     settings = exported(folder, encoder)
-    weights = load_file(whole)
-    for beside, refused in (("consolidated.safetensors", False), ("model-00002-of-00002.safetensors", True)):
-        shutil.copyfile(whole, folder / beside)
-        assert not refused or beside in fault_of(settings, encoder).rule
-        check(settings, encoder) if not refused else (folder / beside).unlink()
+    weights, content = load_file(whole), whole.read_bytes()
+    shutil.copyfile(whole, folder / "consolidated.safetensors")  # Mistral's own format of the same
+    check(settings, encoder)
+    shutil.copyfile(whole, folder / "model-00002-of-00002.safetensors")
+    assert "model-00002-of-00002.safetensors" in fault_of(settings, encoder).rule
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    whole.write_bytes(content[:-1])
+    assert "model.safetensors (" in fault_of(settings, encoder).rule
+    whole.unlink()
+    save_file(weights, folder / "a.safetensors", {"format": "pt"})
     save_file({"model.norm.weight": weights["model.norm.weight"]}, folder / "b.safetensors", {"format": "pt"})
-    whole.rename(folder / "a.safetensors")
-    named = dict.fromkeys(weights, "a.safetensors")
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": named}), encoding="utf-8")
-    assert "b.safetensors, beside a.safetensors" in fault_of(settings, encoder).rule
-    index.write_text(json.dumps({"weight_map": named | {"model.norm.weight": "b.safetensors"}}), encoding="utf-8")
-    assert "model.norm.weight is in a.safetensors, too" in fault_of(settings, encoder).rule
+    named, index = dict.fromkeys(weights, "a.safetensors"), folder / "model.safetensors.index.json"
+    for part, rule in (
+        ("a.safetensors", "b.safetensors, beside a.safetensors"),
+        ("b.safetensors", "model.norm.weight is in a.safetensors, too"),
+    ):
+        index.write_text(json.dumps({"weight_map": named | {"model.norm.weight": part}}), encoding="utf-8")
+        assert rule in fault_of(settings, encoder).rule
+    (folder / "b.safetensors").unlink()
+    assert "b.safetensors (No such file" in fault_of(settings, encoder).rule
+    edit(folder / "config.json", transformers_weights="elsewhere")
+    assert "(elsewhere)" in fault_of(settings, encoder).rule
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_adapters_and_models_of_vectors_are_named(tmp_path: Path, encoder: Encoder, beside: bool) -> None:
+def test_an_adapter_is_named_beside_a_model_and_alone(tmp_path: Path, encoder: Encoder) -> None:
     settings = exported(tmp_path, encoder)
-    if not beside:
-        for name in ("model.safetensors", "config.json"):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}', encoding="utf-8")
+    for gone in ((), ("model.safetensors", "config.json")):
+        for name in gone:
             (tmp_path / name).unlink()
-    adapter = tmp_path / "adapter_config.json"
-    adapter.write_text('{"base_model_name_or_path": "org/base"}', encoding="utf-8")
-    for files in ([adapter, "adapter_model.safetensors"], [tmp_path / "adapter_model.bin"]):
-        for file in files:
-            (tmp_path / file).touch()
-        fault = fault_of(settings, encoder)
-        assert "adapter (PEFT)" in fault.rule and "merge_and_unload" in fault.remedy
-        assert "org/base" in fault.rule or not adapter.exists()
-        of_step_8 = check_folder(tmp_path)
+        fault, of_step_8 = fault_of(settings, encoder), check_folder(tmp_path)
+        assert "adapter (PEFT) of org/base" in fault.rule and "merge_and_unload" in fault.remedy
         assert of_step_8 and (of_step_8.rule, of_step_8.remedy) == (fault.rule, fault.remedy)
-        for path in tmp_path.glob("adapter_*"):
-            path.unlink()
-    (tmp_path / "modules.json").write_text("[]", encoding="utf-8")
-    assert "sentence-transformers" in fault_of(settings, encoder).rule
 
 
 LLAMA_31 = (
@@ -459,38 +428,25 @@ def test_a_piece_that_both_vocabularies_have_keeps_its_row(tmp_path: Path, encod
     lines = [" ".join(words) for words in itertools.permutations(["stea", "zilei", "śnieg", "the", "of"])]
     new = Encoder(foreign_models.train(tmp_path / "new.model", foreign_models.STEP_1, lines, vocab_size=300))
     shape = ModelShape.from_config(settings_of(tmp_path / "hf", "tie_word_embeddings=false"), new.vocab_size)
-    old_shape, found = replace(shape, vocab_size=encoder.vocab_size), {}
-    old = dict(from_hf.open_weights(tmp_path / "hf", old_shape))
+    old = dict(from_hf.open_weights(tmp_path / "hf", replace(shape, vocab_size=encoder.vocab_size)))
+    their_id = {encoder.piece(i): i for i in range(encoder.vocab_size)}
+    kept = [i for i in range(new.vocab_size) if new.piece(i) in their_id]
+    word = next(i for i in range(new.vocab_size) if i not in kept and new.piece(i).endswith("zilei"))
+    split = encoder.encode(new.token_texts[word].decode()).tolist()
     for way in ("mean_of_pieces", "overlap", "random"):
         settings = settings_of(tmp_path / "hf", "tie_word_embeddings=false", f"new_embeddings={way}")
         vocabulary = from_hf.check_source(tmp_path / "hf", shape, new, settings.new_embeddings, settings.fault)
-        found[way] = dict(from_hf.open_weights(tmp_path / "hf", shape, vocabulary, seed=5)), vocabulary
-    their_id = {encoder.piece(i): i for i in range(encoder.vocab_size)}
-    unequal = [i for i in range(new.vocab_size) if new.piece(i) not in their_id]
-    word = next(i for i in unequal if new.piece(i).endswith("zilei"))
-    split = encoder.encode(new.token_texts[word].decode()).tolist()
-    for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
-        mean = old[name][: encoder.vocab_size].mean(dim=0)
-        for way, (weights, vocabulary) in found.items():
-            rows = weights[name]
+        weights = dict(from_hf.open_weights(tmp_path / "hf", shape, vocabulary, seed=5))
+        for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+            rows, theirs = weights[name], old[name][: encoder.vocab_size]
             assert rows.shape == (shape.padded_vocab_size, 24) and rows[new.vocab_size :].eq(0).all()
-            kept = [i for i in range(new.vocab_size) if i not in unequal]
-            equal = [torch.equal(rows[i], old[name][their_id[new.piece(i)]]) for i in kept]
-            assert any(equal) == all(equal) == (way != "random") and sum(vocabulary.kept) >= len(kept) > 256
-        expected = old[name][split].mean(dim=0)
-        torch.testing.assert_close(found["mean_of_pieces"][0][name][word], expected)
-        torch.testing.assert_close(found["overlap"][0][name][word], mean)
-        drawn = found["random"][0][name][: new.vocab_size]
-        torch.testing.assert_close(drawn.std(), old[name].std(), rtol=0.1, atol=0)
-    old_rows = torch.arange(6.0).view(3, 2)
-    made = NewVocabulary("overlap", [[2], [2], []], [True, False, False], 3).rows(old_rows, seed=0)
-    assert made.tolist() == [[4.0, 5.0], [2.0, 3.0], [2.0, 3.0]], (
-        "one piece that makes the text is not the piece itself"
-    )
-    for tokenizer in IN_FOLDER:
-        (tmp_path / "hf" / tokenizer).unlink(missing_ok=True)
-    with pytest.raises(UserError, match="the folder holds none of"):
-        from_hf.vocabulary_of(tmp_path / "hf", new, "overlap")
+            if way == "random":
+                torch.testing.assert_close(rows[: new.vocab_size].std(), theirs.std(), rtol=0.1, atol=0)
+                continue
+            assert torch.equal(rows[kept], theirs[[their_id[new.piece(i)] for i in kept]])
+            torch.testing.assert_close(rows[word], (theirs[split] if way == "mean_of_pieces" else theirs).mean(dim=0))
+    made = NewVocabulary("overlap", [[2], [2], []], [True, False, False], 3).rows(torch.arange(6.0).view(3, 2), seed=0)
+    assert made.tolist() == [[4.0, 5.0], [2.0, 3.0], [2.0, 3.0]], "one piece that makes the text is not the piece"
 
 
 @pytest.mark.parametrize("old_kind", ["STEP_1", "LLAMA", "GEMMA", "LLAMA_3"])
@@ -534,11 +490,3 @@ def test_a_tokenizer_json_is_compared_by_its_ids(tmp_path: Path) -> None:
     fault = fault_of(settings, open_encoder(tmp_path / "more.json", "<|endoftext|>"), "input_tokenizer_file")
     assert f"has {of_model.vocab_size + 1} pieces, the model of init_from {of_model.vocab_size}" in fault.rule
     assert f"<one more> (id {of_model.vocab_size})" in fault.rule and "resize_token_embeddings" in fault.remedy
-
-
-def test_the_tokenizer_of_a_folder_is_found_by_any_of_its_names(tmp_path: Path) -> None:
-    config = settings_of(tmp_path)
-    assert configs.fault_of(from_hf.tokenizer_of, tmp_path, config.fault).key == "input_tokenizer_file"
-    for name in reversed(IN_FOLDER):
-        (tmp_path / name).touch()
-        assert from_hf.tokenizer_of(tmp_path, config.fault) == str(tmp_path / name)

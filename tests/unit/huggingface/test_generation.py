@@ -13,7 +13,6 @@ from zerokara.errors import RunError
 from zerokara.huggingface import families, generation
 from zerokara.huggingface.families import stock_model_of
 from zerokara.huggingface.generation import Generated, generate
-from zerokara.samples.objective import Prompt
 
 SPECIAL = families.SpecialIds(bos=1, eos=2, pad=3)
 LENGTHS = (3, 17, 7, 12, 1, 16, 7)
@@ -81,30 +80,22 @@ def test_the_models_own_settings_have_no_effect_and_come_back() -> None:
         own.repetition_penalty = own.min_new_tokens = None
 
 
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Shapes [B, S] of the batches that were made."""
-    seen: list[tuple[int, ...]] = []
+def test_batches_keep_to_their_caps(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, sizes = generated("llama", prompts()), list[tuple[int, ...]]()
 
     def recorded(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
         tokens_BS, mask_BS = PADDED(*arguments, **named)
-        seen.append(tuple(tokens_BS.shape))
+        sizes.append(tuple(tokens_BS.shape))
         return tokens_BS, mask_BS
 
     monkeypatch.setattr(generation, "padded", recorded)
-    return seen
-
-
-def test_batches_keep_to_the_cap_on_tokens(batches: list[tuple[int, ...]]) -> None:
-    expected = generated("llama", prompts())
-    assert batches == [(7, 17)]
-    batches.clear()
-    assert generated("llama", prompts(), batch_tokens=60) == expected
-    assert all(size * (longest + NEW_TOKENS) <= 60 for size, longest in batches)
-    assert sum(size for size, _ in batches) == 7 and len(batches) > 2
-    batches.clear()
-    assert generated("llama", prompts(), batch_size=3) == expected
-    assert [size for size, _ in batches] == [3, 3, 1]
+    monkeypatch.setattr(generation, "MAX_BATCH_SIZE", 3)
+    assert generated("llama", prompts()) == expected
+    assert [size for size, _ in sizes] == [3, 3, 1]
+    sizes.clear()
+    monkeypatch.setattr(generation, "BATCH_TOKENS", 60)
+    assert generated("llama", prompts()) == expected
+    assert all(size * (longest + NEW_TOKENS) <= 60 for size, longest in sizes) and len(sizes) > 2
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
@@ -115,29 +106,6 @@ def test_no_row_goes_beyond_the_last_position(architecture: str) -> None:
     found = generated(architecture, batch, eos_id=999)
     assert [len(each.ids) for each in found] == [1, 3, NEW_TOKENS, 3]
     assert found == [generated(architecture, [prompt], eos_id=999)[0] for prompt in batch]
-
-
-@pytest.mark.parametrize(
-    ("architecture", "kind", "number"), [("gpt2", "", 4), ("llama", "", 1), ("mixtral", "", 1), ("llama", "dynamic", 4)]
-)
-def test_only_learned_positions_keep_rows_of_different_limits_apart(
-    architecture: str, kind: str, number: int, batches: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The context of 32 limits each row to another number of new tokens."""
-    if kind:  # one long row would change the positions of the others
-        config = model_of(architecture).config
-        monkeypatch.setattr(config, "rope_parameters", {**config.rope_parameters, "rope_type": kind})
-    generated(architecture, [list(range(4, 4 + length)) for length in (30, 28, 26, 24)], eos_id=999)
-    assert len(batches) == number
-
-
-def test_arguments_are_padded_to_one_length() -> None:
-    names = torch.device("cpu"), "mask", "decoder_ids"
-    ids, named = generation.arguments([Prompt([], [5, 6, 8]), Prompt([], [7])], *names)
-    assert ids.tolist() == [[5, 6, 8], [7, 0, 0]] and not named
-    ids, named = generation.arguments([Prompt([5, 6, 2], [3, 8]), Prompt([7, 2], [3, 9])], *names)
-    assert ids.tolist() == [[5, 6, 2], [7, 2, 0]] and named["mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert named["decoder_ids"].tolist() == [[3, 8], [3, 9]]
 
 
 @pytest.mark.parametrize("bad", [[], list(range(4, 37))], ids=["empty", "too long"])
@@ -157,12 +125,3 @@ def test_training_is_not_disturbed(architecture: str) -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert all(weight.requires_grad for weight in weights.values())
     assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_weights_that_do_not_fit_are_all_named() -> None:
-    shape = shape_of(201, architecture="llama")
-    weights = spread_weights(shape)
-    left_out = [name for name in weights if name.endswith("layernorm.weight")][:2]
-    with pytest.raises(RunError) as caught:
-        stock_model_of(shape, {name: weight for name, weight in weights.items() if name not in left_out}, SPECIAL)
-    assert all(name in str(caught.value) for name in left_out)

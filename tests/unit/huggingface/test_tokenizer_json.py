@@ -9,7 +9,7 @@ import foreign_models
 import pytest
 from foreign_models import GEMMA, LLAMA, LLAMA_3, QWEN_3, STEP_1, T5
 from tokenizers import Tokenizer
-from tokenizers.processors import BertProcessing, ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
+from tokenizers.processors import BertProcessing, ByteLevel, Sequence, TemplateProcessing
 
 from zerokara.examples.encoding import prompt_ids
 from zerokara.huggingface import tokenizer_json, tokenizer_proof
@@ -81,12 +81,10 @@ def test_files_of_hugging_face_are_carried_and_a_bare_one_gets_its_end(tmp_path:
 
 
 ENDS: dict[str, Any] = {
-    "$A <end>": lambda end, begin: TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end]),
     "<begin> $A <end>": lambda end, begin: TemplateProcessing(
         single=f"{begin[0]} $A {end[0]}", pair=f"{begin[0]} $A {end[0]} $B {end[0]}", special_tokens=[begin, end]
     ),
     "of BERT": lambda end, begin: BertProcessing(end, begin),
-    "of RoBERTa": lambda end, begin: RobertaProcessing(end, begin),
     "a sequence": lambda end, begin: Sequence(
         [ByteLevel(trim_offsets=False), TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])]
     ),
@@ -110,5 +108,5 @@ def test_a_decoders_tokenizer_puts_nothing_behind_a_text(tmp_path: Path, kind: s
         found[encodes] = tokenizer(text)["input_ids"]
         assert tokenizer(text, add_special_tokens=False)["input_ids"] == encoder.encode(text).tolist()
         assert prompt_ids(tokenizer, text, encodes, [encoder.eos_id]) == found[encodes]
-    before = [] if kind in ("$A <end>", "a sequence") else [found[True][0]]
+    before = [] if kind == "a sequence" else [found[True][0]]
     assert found[False] == [*before, *encoder.encode(text)] == found[True][:-1]

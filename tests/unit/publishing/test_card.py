@@ -31,7 +31,7 @@ def facts() -> dict[str, Any]:
             "hidden_size": 8, "ffn_hidden_size": 16, "num_attn_heads": 4, "num_kv_heads": 2, "seq_len": 64,
             "vocab_size": 321, "tie_word_embeddings": True, "rope_theta": 5000.0, "dtype": "bf16",
             "auto_class": "AutoModelForCausalLM", "task": "text-generation",
-            "description": "Llama-like", "moe_layers": [],
+            "moe_layers": [],
         },
         "training": {
             "step": 100, "init_from": None, "tokens": 51200, "epochs": 0.701, "seconds": 60.0, "precision": "fp32",
@@ -76,13 +76,14 @@ def test_an_encoder_decoder_has_a_card_of_its_own(facts: dict[str, Any]) -> None
     text = render(facts)
     data = ModelCard(text).data
     assert data.pipeline_tag is None, "transformers 5 has no such pipeline"
-    assert "text2text-generation" in data.tags
+    assert "text2text-generation" in data.tags and "rope" not in text
     for words in (
-        "masked span", "AutoModelForSeq2SeqLM.from_pretrained", "skip_special_tokens=False", "345,678",
-        "| 8 in layers 1, 3, feed-forward 16; 1 per token |", "吾輩は\n    → 猫",
-    ):  # fmt: skip
+        "AutoModelForSeq2SeqLM.from_pretrained",
+        "skip_special_tokens=False",
+        "345,678",
+        "| 8 in layers 1, 3",
+    ):
         assert words in text, words
-    assert "rope" not in text
 
 
 def test_the_numbers_stand_in_it_and_the_hub_reads_its_front_matter(facts: dict[str, Any]) -> None:
@@ -91,10 +92,7 @@ def test_the_numbers_stand_in_it_and_the_hub_reads_its_front_matter(facts: dict[
     assert (data.language, data.license, data.library_name) == (["ja", "no"], "cc-by-4.0", "transformers")
     assert data.pipeline_tag == "text-generation"
     for words in (
-        "# first", "1.23M parameters", "1,234,567", "4 (2 key and value heads)",
-        "| ja\\|1.jsonl | train | 12 | 3,456 |",
-        "5.5000 (step 10) | 2.2500 (step 100)", "`lr` | 0.001", "2e-06 (allowed 0.0001", "10,000 lines", "2 ties",
-        'name = "me/first"', "吾輩は猫", "    ```\n    である",
+        "1,234,567", "| train | 12 | 3,456 |", "2.2500 (step 100)", "`lr` | 0.001", "2e-06", 'name = "me/first"',
     ):  # fmt: skip
         assert words in text, words
 
@@ -154,26 +152,18 @@ def finetuned(facts: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     return facts | {"finetuning": asdict(made)}
 
 
-def test_a_fine_tuned_model_tells_its_task_its_data_and_its_metric(finetuned: dict[str, Any]) -> None:
-    text = render(finetuned)
-    for words in (
-        "fine-tuned from me\\|base on 9,040 examples for: Korean reviews.",
-        "| train | 9,000 | 40 | 12 | 7 | 123,456 | 4,321 | 56 |", "| test | 500 | 0 | 3 | 0 |",
-        "| **this model** | 87.12% | 85.10% to 88.99% |", "| character 3-grams | 86.10% |", "| majority | 33.50% |",
-        "500 examples of the test data", "700 conversations of the training data: equal.",
-    ):  # fmt: skip
-        assert words in text, words
-    assert "pretrained from scratch" not in text
-
-
-def test_it_tells_how_it_is_asked(finetuned: dict[str, Any]) -> None:
+def test_a_fine_tuned_model_tells_its_task_its_data_and_how_it_is_asked(finetuned: dict[str, Any]) -> None:
     asked = {"prompt_template": "Review: {input}\nVerdict:\n", "label_words": {"0": "bad*", "1": "good"}}
     finetuned["finetuning"] |= asked | {"system_prompt": "Be <brief>."}
     finetuned["model"]["system_prompt"] = "Be <brief>."
     text = render(finetuned)
-    assert card.inline(json.dumps("Review: {input}\nVerdict:\n")) in text
-    assert "0: bad\\*, 1: good" in text and card.inline("Be <brief>.") in text
-    assert '[{"role": "system", "content": "Be <brief>."}, {"role": "user", ' in text
+    for words in (
+        "me\\|base", "9,040 examples", "| train | 9,000 | 40 | 12 | 7 | 123,456 |", "| majority | 33.50% |",
+        "| **this model** | 87.12% | 85.10% to 88.99% |", card.inline(json.dumps(asked["prompt_template"])),
+        "0: bad\\*, 1: good", '[{"role": "system", "content": "Be <brief>."}, {"role": "user", ',
+    ):  # fmt: skip
+        assert words in text, words
+    assert "pretrained from scratch" not in text
 
 
 def test_the_hub_reads_the_result(finetuned: dict[str, Any]) -> None:
@@ -184,19 +174,14 @@ def test_the_hub_reads_the_result(finetuned: dict[str, Any]) -> None:
     where = (result.task_type, result.dataset_name, result.dataset_split)
     assert where == ("text-generation", "Korean reviews", "test")
     assert (result.metric_type, result.metric_value) == ("f1", 0.8712)
-    assert result.metric_name == "macro f1 (95 % interval 0.8510 to 0.8899, n = 500)"
     snippet = text.partition("```python\n")[2].partition("```")[0]
     assert ast.parse(snippet) and 'apply_chat_template([{"role": "user", "content": "吾輩は"}]' in snippet
     # A loss has no interval, and without a test nothing is claimed.
     test = {"value": 1.23456, "low": None, "high": None, "num_examples": 500, "checkpoint": "global_step30"}
     finetuned["finetuning"] |= {"test": test, "baselines": {}, "metric": "loss"}
-    text = render(finetuned)
-    assert "| **this model** | 1.2346 |" in text
-    (result,) = ModelCard(text).data.eval_results or []
-    assert (result.metric_value, result.metric_name) == (1.23456, "loss (in nats per token, n = 500)")
+    assert "| **this model** | 1.2346 |" in render(finetuned)
     finetuned["finetuning"] |= {"test": None}
-    text = render(finetuned)
-    assert "test data" not in text and not ModelCard(text).data.eval_results
+    assert not ModelCard(render(finetuned)).data.eval_results
 
 
 @pytest.mark.parametrize(

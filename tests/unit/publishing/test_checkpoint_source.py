@@ -109,10 +109,8 @@ def run_of(run_dir: Path, losses: Sequence[float]) -> None:
     ("file", "losses", "taken", "said"),
     [
         ("global_step20/weights", (2.0, 1.9), 10, "skipping"),
-        ("global_step20/state.json", (2.0, 1.9), 10, "state.json: is missing"),
         ("global_step20/manifest.json", (2.0, 1.9), 10, "manifest.json, which is written last, is missing"),
         ("global_step10/weights", (1.0, 1.9), 20, "global_step10, the best by validation, which is not whole"),
-        ("global_step10/state.json", (1.0, 1.9), 20, "global_step10, the best by validation, which is not whole"),
     ],
 )
 def test_of_a_damaged_run_it_is_said_which_checkpoint_is_taken(
