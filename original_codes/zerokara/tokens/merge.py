@@ -165,7 +165,7 @@ class Merge:
         if not left:  # a run that was killed may have given the files their final names already
             return
         threads = max(1, min(NUM_THREADS, available_cores() // 2, len(left) // NUM_THREADS))
-        batches, size, most = list[list[int]](), 0, min(CHECKPOINT_BYTES, int(sizes.sum()) // (4 * NUM_THREADS))
+        batches, size, most = list[list[int]](), 0, min(CHECKPOINT_BYTES, int(sizes.sum()) // (2 * threads))
         for number in left:
             if not batches or size + sizes[number] > most:
                 batches.append([])
