@@ -6,21 +6,23 @@ and every file has the recorded size and hash. The two files are for display; ea
 
 Only complete checkpoints are deleted, where the ones to keep are complete, and the leftovers of killed saves and
 deletions. A broken checkpoint keeps its content under another name, ``global_step200.broken``, and can be given its
-name back. One that the disk fails to read (`OSError`) is not complete, and never deleted: a network file system fails
-this way for a moment when its server restarts.
+name back. One that the disk fails to read (`OSError`) is neither complete nor broken, but unknown. A network file
+system fails this way for a moment when its server restarts, so reads are retried for half a minute.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -45,10 +47,19 @@ EXPORTED_PARTS = ("weights", "state")
 BROKEN_SUFFIX = ".broken"
 DELETED_SUFFIX = f".deleted{PARTIAL_SUFFIX}"
 """Ending of a checkpoint that is being deleted."""
+RETRY_PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+"""Between the attempts to read what the disk failed to read."""
+TRANSIENT_ERRORS = frozenset({
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.EREMOTEIO, errno.ENOTCONN,
+    errno.ECONNRESET, errno.ECONNREFUSED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+    errno.ESHUTDOWN, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+})  # fmt: skip
+"""Error numbers of a server that restarts, a network that is down, a machine that is short of something."""
 _NAME = re.compile(r"global_step(\d+)")
 _INTERRUPTED_REPLACEMENT = re.compile(rf"(global_step\d+)\.old{re.escape(PARTIAL_SUFFIX)}")
 """A save that was to replace a checkpoint was killed between two renames."""
 _LEFTOVER = re.compile(rf"(global_step\d+|.+\.\d+){re.escape(PARTIAL_SUFFIX)}|.+{re.escape(DELETED_SUFFIX)}")
+_Result = TypeVar("_Result")
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
@@ -126,9 +137,26 @@ def check_sizes(folder: Path, parts: Collection[str] = PARTS) -> manifest.Manife
         return None
 
 
-def _read_error(error: OSError, path: Path) -> str:
+def with_retries(read: Callable[[], _Result], log: Callable[[str], None] = print) -> _Result:
+    """Call `read`, retrying for half a minute if the disk fails with one of `TRANSIENT_ERRORS`.
+
+    Raises:
+        OSError: it still fails, or with another error.
+    """
+    for pause in RETRY_PAUSES_SECONDS:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno not in TRANSIENT_ERRORS:
+                raise
+            log(f"{_read_error(error)}; retrying in {pause:g} s")
+            time.sleep(pause)
+    return read()
+
+
+def _read_error(error: OSError, path: Path | None = None) -> str:
     """``FILE cannot be read (Stale file handle)``."""
-    return f"{error.filename or path} cannot be read ({error.strerror or error})"
+    return f"{error.filename or path or 'a file'} cannot be read ({error.strerror or error})"
 
 
 def newest_complete(run_dir: Path, log: Callable[[str], None] = print, parts: Collection[str] = PARTS) -> Path | None:
@@ -150,7 +178,7 @@ def complete(
             continue
         folder = folder_of(run_dir, step)
         try:
-            check(folder, parts)
+            with_retries(lambda: check(folder, parts), log)  # noqa: B023  # called at once
         except manifest.NewerFormatError:
             raise
         except UserError as error:
@@ -170,25 +198,32 @@ def newest_to_resume(run_dir: Path, log: Callable[[str], None] = print) -> Path 
     Only for the process that holds the run's lock.
 
     Raises:
-        RunError: there are checkpoints, but none to resume from, or one cannot be renamed; nothing was changed then.
+        RunError: there are checkpoints, but none to resume from, or the disk cannot read or rename one; nothing was
+            changed then.
         NewerFormatError: a newer zerokara wrote the newest.
     """
-    remove_leftovers(run_dir)
+    with_retries(lambda: remove_leftovers(run_dir), log)
     broken: list[tuple[Path, str]] = []
     newest = None
-    for step in reversed(all_steps(run_dir)):
+    for step in reversed(with_retries(lambda: all_steps(run_dir), log)):
         folder = folder_of(run_dir, step)
         try:
-            check(folder, by_size_alone=newest is not None)  # the older ones are not hashed
-            newest = newest or folder
+            if newest is None:
+                with_retries(lambda: check(folder), log)  # noqa: B023  # called at once
+                newest = folder
+            else:  # the older ones are not hashed
+                check(folder, by_size_alone=True)
         except manifest.NewerFormatError:
             if newest is None:
                 raise
         except UserError as error:
             broken.append((folder, str(error)))
         except OSError as error:
-            if newest is None:  # an older one is not needed
-                broken.append((folder, _read_error(error, folder)))
+            if newest is not None:  # unknown, and not needed
+                continue
+            if error.errno not in TRANSIENT_ERRORS:
+                raise RunError(f"{_read_error(error, folder)}: fix that, and run the same command again") from error
+            broken.append((folder, _read_error(error, folder)))
     if broken and newest is None:
         reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in broken)
         raise RunError(

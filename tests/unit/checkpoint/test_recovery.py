@@ -18,13 +18,20 @@ from zerokara.config.engine import MonitoringSettings
 from zerokara.errors import RunError
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "RETRY_PAUSES_SECONDS", (0.0, 0.0))
+
+
 @pytest.fixture
 def unreadable(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Lets opening files whose paths hold one of `parts` fail."""
-    faults, real = SimpleNamespace(parts=(), errno=errno.ESTALE), io.open
+    """Lets opening files whose paths hold one of `parts` fail, a number of times."""
+    faults, real = SimpleNamespace(parts=(), errno=errno.ESTALE, times=10**9, failed=0), io.open
 
     def opening(path: Any, *arguments: Any, **named: Any) -> Any:
-        if any(part in str(path) for part in faults.parts):
+        if any(part in str(path) for part in faults.parts) and faults.times > 0:
+            faults.times -= 1
+            faults.failed += 1
             raise OSError(faults.errno, os.strerror(faults.errno), str(path))
         return real(path, *arguments, **named)
 
@@ -48,7 +55,18 @@ def test_a_manifest_that_cannot_be_read_now_costs_no_checkpoint(tmp_path: Path, 
     assert folders.prune(tmp_path, MonitoringSettings(keep_last=2)) == [tmp_path / "global_step20"]
 
 
-def test_what_cannot_be_read_is_set_aside_or_stops_a_reader(tmp_path: Path, unreadable: SimpleNamespace) -> None:
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
+def test_transient_errors_are_retried(tmp_path: Path, unreadable: SimpleNamespace, code: int) -> None:
+    newest = saved(tmp_path, 10)
+    log: list[str] = []
+    unreadable.parts, unreadable.errno, unreadable.times = ("weights.safetensors",), code, 2
+    assert checkpoint.newest_to_resume(tmp_path, log.append) == newest
+    assert unreadable.failed == 2 and len(log) == 2
+    unreadable.times = 2
+    assert checkpoint.newest_complete(tmp_path, log.append) == newest
+
+
+def test_an_error_that_lasts_sets_it_aside_or_stops_a_reader(tmp_path: Path, unreadable: SimpleNamespace) -> None:
     older, newer = saved(tmp_path, 10), saved(tmp_path, 20)
     unreadable.parts = ("global_step20/optimizer",)
     with pytest.raises(RunError, match=r"global_step20/optimizer\.safetensors"):
@@ -67,13 +85,16 @@ def test_what_cannot_be_read_is_set_aside_or_stops_a_reader(tmp_path: Path, unre
     ] and checkpoint.all_steps(tmp_path) == [20]
 
 
-@pytest.mark.parametrize("code", [errno.ESTALE, errno.EACCES, 0])
-def test_a_run_never_starts_over(tmp_path: Path, unreadable: SimpleNamespace, code: int) -> None:
+@pytest.mark.parametrize(("harm", "failed"), [("unreadable", 6), ("forbidden", 1), ("broken", 0)])
+def test_a_run_never_starts_over(tmp_path: Path, unreadable: SimpleNamespace, harm: str, failed: int) -> None:
     for step in (10, 20):
         (saved(tmp_path, step) / "weights.safetensors").write_bytes(b"x")
-    unreadable.parts, unreadable.errno = ("manifest.json",) if code else (), code
+    if harm != "broken":
+        unreadable.parts = ("manifest.json",)
+    unreadable.errno = errno.EACCES if harm == "forbidden" else errno.ESTALE
     with pytest.raises(RunError, match="global_step20"):
         checkpoint.newest_to_resume(tmp_path, lambda _: None)
+    assert unreadable.failed >= failed and (harm != "forbidden" or unreadable.failed == 1), "a ban is not retried"
     assert left(tmp_path) == ["global_step10", "global_step20"]
 
 
