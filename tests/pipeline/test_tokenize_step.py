@@ -92,6 +92,10 @@ def test_the_step_from_start_to_count(root: Path, place: Path) -> None:
     (place / "elsewhere").mkdir()
     (place / "corpus.jsonl").rename(place / "elsewhere" / "c.jsonl")
     moved = ("--set", "input_jsonl=elsewhere/c.jsonl")
+    record = next((place / "out").glob("*manifest.json"))
+    written = json.loads(record.read_bytes())
+    written["facts"] |= {"damaged_files": 1, "damaged": [{"name": "a.gz", "bytes_lost": 5}]}  # as 1.0.0 wrote it
+    record.write_text(json.dumps(written), encoding="utf-8")
     assert "done already" in _step(root, *moved).stdout
     assert _step(root, *moved, "--set", "max_bad_fraction=0.001").returncode == 2
 

@@ -49,7 +49,10 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     work, steps = manifest_work(config, files, encoder), ("count_tokens.py", "3_train_node1.sh")
     following = "\nthen: ".join(command.next_command(step, options, config) for step in steps)
     if done := manifest.already_done(paths.manifest, work, redo=options.redo):
-        check_bad_fraction(config, TypeAdapter(SourceTally).validate_python(done.facts), paths)
+        # Version 1.0.0 recorded a damaged file as an object.
+        damaged = [one if isinstance(one, str) else one["name"] for one in done.facts["damaged"]]
+        tally = TypeAdapter(SourceTally).validate_python({**done.facts, "damaged": damaged})
+        check_bad_fraction(config, tally, paths)
         if not options.dry_run:
             work_folder.discard(paths)  # of a step that was killed after it had written its manifest
         log(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
