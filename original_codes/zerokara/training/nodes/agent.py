@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -44,6 +45,9 @@ from zerokara.training.processes import supervision
 
 RETURN_SECONDS = 600
 """Wait for a lost machine to come back, where the others are fewer than `min_nodes`."""
+END_SECONDS = 15
+"""Time that the others may take to end once a process has failed. One that waits for a collective in C or on the device
+never runs a signal handler, and is killed then; torch's own 30 seconds are too many, with the time to notice."""
 INTERVAL_SECONDS, LOST_SECONDS = 1.0, 10.0
 """Time between two heartbeats of a machine, and without one until it counts as lost."""
 _NAME = "zerokara"
@@ -154,6 +158,9 @@ class NodeAgent(LocalElasticAgent):
                 code, text = orjson.loads(self._store.get("failure"))
                 return int(code), str(text)
         return RunError.exit_code, ""
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
+        super()._shutdown(death_sig, END_SECONDS)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if lost := self._lost():
