@@ -96,7 +96,8 @@ class ParameterGroup(NamedTuple):
 
 
 def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape]) -> dict[ParameterGroup, list[str]]:
-    """The non-empty groups, each with the names of its parameters; each parameter is in one. Only matrices decay."""
+    """The non-empty groups, each with the names of its parameters; each parameter is in one. Only matrices decay, by
+    `weight_decay` of the settings, which `planning.recipe` chooses for ``auto``."""
     bias_lr = config.relative_attention_lr_multiplier
     if bias_lr == "auto":
         bias_lr = 1.0 if config.optimizer == "adafactor" else 30.0
