@@ -66,12 +66,9 @@ further() {
 }
 
 # Two halves that take about as long, side by side, each on cores of its own: most tests keep one core busy. The checks
-# of the source come before the first; what CI tries besides comes after the second, which there gives up some tests.
+# of the source come before the first; what CI tries besides comes after the second, which otherwise takes some tests.
 first=(tests/unit tests/pipeline tests/gpu) second=(tests/numerics tests/faults)
-if [ -n "$further" ]; then
-    moved=(tests/numerics/test_memory.py)
-    first+=("${moved[@]}") second+=("${moved[@]/#/--ignore=}")
-else
+if [ -z "$further" ]; then
     moved=(tests/pipeline/test_{inputs_hub,notebook}.py)
     second+=("${moved[@]}") first+=("${moved[@]/#/--ignore=}")
 fi

@@ -1,4 +1,4 @@
-"""A disk that fails to open, to write, to rename or to sync: no good checkpoint is lost, and the run continues.
+"""A disk that fails to read, to write, to rename or to sync: no good checkpoint is lost, and the run continues.
 
 The life of a run's checkpoints (saves, deletions, two restarts), by the code that saves and restarts, on tensors of a
 few bytes. An error befalls each request for a file in turn: once, as when a server restarts, or for good, as on a bad
@@ -25,6 +25,7 @@ import torch
 from made_checkpoints import state_of
 
 from zerokara import checkpoint
+from zerokara.checkpoint import folders
 from zerokara.checkpoint.store import CheckpointStore
 from zerokara.config.engine import MonitoringSettings
 from zerokara.errors import RunError
@@ -35,7 +36,7 @@ LOSSES = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.6, 10: 2.7, 12: 2.8}
 RESTARTS = (8, 12)
 SETTINGS = MonitoringSettings(keep_last=2)
 NAMES = ("open", "rename", "replace", "stat", "listdir", "scandir", "mkdir", "unlink", "rmdir", "fsync", "write")
-"""Functions of `os`; `builtins.open` comes to them."""
+"""Functions of `os`; reading and `builtins.open` come to them."""
 _OPEN = io.open
 
 
@@ -98,7 +99,23 @@ class FailingDisk:
         if isinstance(path, int):
             return _OPEN(path, mode, *arguments, **named)
         self.ask("open", path)
-        return _OPEN(path, mode, *arguments, **named)
+        return _File(_OPEN(path, mode, *arguments, **named), os.fspath(path), self)
+
+
+class _File:
+    def __init__(self, file: Any, path: str, disk: FailingDisk):
+        self._file, self._path, self._disk = file, path, disk
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("read", "readinto", "write"):
+            self._disk.ask(name.removesuffix("into"), self._path)
+        return getattr(self._file, name)
 
 
 class Life:
@@ -168,6 +185,12 @@ class Life:
         assert expected <= whole, f"{expected - whole} is lost after {self.disk.failed}: {self.log}"
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "RETRY_PAUSES_SECONDS", (0.0, 0.0))
+
+
+@pytest.mark.slow
 @pytest.mark.slow
 def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path, num_kills: int) -> None:
     unharmed = FailingDisk(tmp_path / "run")
@@ -175,7 +198,7 @@ def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path, num_kills:
     Life(unharmed.folder, unharmed).live()
     kept = {path.name for path in unharmed.folder.iterdir()}
     assert kept == {"global_step4", "global_step10", "global_step12", "latest", "best"}
-    assert {"open", "rename", "replace", "fsync", "stat", "unlink", "write"} <= unharmed.kinds.keys()
+    assert {"open", "read", "rename", "replace", "fsync", "stat", "unlink", "write"} <= unharmed.kinds.keys()
     shutil.rmtree(unharmed.folder)
     kinds = [(code, lasting) for code in (errno.EIO, errno.ESTALE) for lasting in (False, True)]
     number = INJECTIONS_PER_KILL * num_kills
