@@ -1,7 +1,7 @@
 """Architectures by their building blocks, sizes by name, and the settings that determine the shape of a model.
 
 Other code asks for a property (`gated`, `is_encoder_decoder`), never for a name: a further architecture is then a line
-of `ARCHITECTURES`, and an entry in each of the tables that build, train and export it.
+of `ARCHITECTURES`, and a `Family` with the weight rules that export it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Architecture:
     """The properties of one architecture."""
 
     gated: bool = True  # feed-forward layers: SwiGLU, gated GELU
+    activation: Literal["silu", "gelu_tanh"] = "silu"  # `gelu_new` is Hugging Face's name of the second
     has_biases: bool = False  # in linear layers and norms
     has_qkv_biases: bool = False  # in the projections of queries, keys and values alone
     qk_norm: Literal["", "head", "projection"] = ""
@@ -50,7 +51,7 @@ class Architecture:
         return not self.unrotated_every or (layer + 1) % self.unrotated_every != 0
 
 
-_T5 = Architecture(positions="relative", supports_gqa=False, is_encoder_decoder=True)
+_T5 = Architecture(activation="gelu_tanh", positions="relative", supports_gqa=False, is_encoder_decoder=True)
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(),
     "mistral": Architecture(),
@@ -58,7 +59,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture(qk_norm="head"),
     "smollm3": Architecture(unrotated_every=4),
     "olmo2": Architecture(qk_norm="projection", norms_outputs=True),
-    "gpt2": Architecture(gated=False, has_biases=True, positions="learned", supports_gqa=False),
+    "gpt2": Architecture(gated=False, activation="gelu_tanh", has_biases=True, positions="learned", supports_gqa=False),
     "mixtral": Architecture(moe_every=1, experts_per_token=2),
     "qwen3_moe": Architecture(qk_norm="head", moe_every=1, experts_per_token=2),
     "t5": _T5,

@@ -69,7 +69,7 @@ def build(
     for name, parameter in model.named_parameters():
         # DeepSpeed counts a replicated parameter once in the gradient norm by this mark (runtime/utils.py,
         # is_model_parallel_parameter); megatron-core marks only parameters that it initializes itself.
-        parameter.tensor_model_parallel = not model.sharding.is_replicated(name)
+        parameter.tensor_model_parallel = model.sharding.partition(name) is not None
     for layer in model.all_layers():
         layer.recomputes, layer.mlp.kernels = activation_checkpointing, model.kernels
     return model.to(dtype)
@@ -115,24 +115,15 @@ def _model_of(shape: ModelShape, config: TransformerConfig) -> Model:
     return model
 
 
-_tanh_gelu = partial(gelu, approximate="tanh")
-"""``gelu_new`` in Hugging Face's GPT-2 and T5."""
-
-_FAMILIES: dict[str, dict[str, Any]] = {
-    **{
-        name: {"activation_func": silu}
-        for name in ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "mixtral", "qwen3_moe")
-    },
-    "gpt2": {"activation_func": _tanh_gelu},
-    # T5 does not scale the scores; the initial weights make up for it.
-    **{name: {"activation_func": _tanh_gelu, "softmax_scale": 1.0} for name in ("t5", "switch", "t5_moe")},
-}
-"""The model builder's table: settings of megatron-core that `Architecture` does not hold."""
+_ACTIVATIONS = {"silu": silu, "gelu_tanh": partial(gelu, approximate="tanh")}
 
 
 def _config(shape: ModelShape) -> TransformerConfig:
     traits, scaling = shape.traits, shape.rope_scaling
-    sharpened = {"softmax_scale": attention_factor(scaling) ** 2 * shape.head_dim**-0.5} if scaling else {}
+    # T5 does not scale the scores; the initial weights make up for it. None: 1 / √E.
+    softmax_scale = 1.0 if traits.positions == "relative" else None
+    if scaling:
+        softmax_scale = attention_factor(scaling) ** 2 * shape.head_dim**-0.5
     return TransformerConfig(
         tensor_model_parallel_size=parallel.tensor_size(),
         num_layers=shape.num_layers,
@@ -162,8 +153,8 @@ def _config(shape: ModelShape) -> TransformerConfig:
         # Weight gradients belong to the engine.
         async_tensor_model_parallel_allreduce=False,
         persist_layer_norm=False,
-        **_FAMILIES[shape.architecture],
-        **sharpened,
+        activation_func=_ACTIVATIONS[traits.activation],
+        softmax_scale=softmax_scale,
     )
 
 

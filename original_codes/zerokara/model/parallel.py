@@ -108,52 +108,36 @@ class Sharding:
         """`gated`: `linear_fc1` holds a gate (`Architecture.gated`)."""
         self._gated = gated
 
-    def partition(self, name: str) -> Partition:
-        """The partition of the parameter `name`; raises KeyError where the table does not know it."""
+    def partition(self, name: str) -> Partition | None:
+        """The partition of the parameter `name`; None if every tensor-parallel rank holds all of it."""
         return partition_of(name, self._gated)
-
-    def is_replicated(self, name: str) -> bool:
-        """True if every tensor-parallel rank holds all of the parameter `name`."""
-        return self.partition(name) is Partition.REPLICATED
 
     def local(self, name: str, whole: Tensor) -> Tensor:
         """The shard of a whole parameter that this process holds."""
-        rank, size, partition = tensor_rank(), tensor_size(), self.partition(name)
-        if size == 1 or partition is Partition.REPLICATED:
+        size, partition = tensor_size(), self.partition(name)
+        if size == 1 or not partition:
             return whole
-        if partition is Partition.GATED_ROWS:
-            return torch.cat([_shard(half, 0, rank, size) for half in whole.chunk(2)])
-        return _shard(whole, 1 if partition is Partition.COLUMNS else 0, rank, size)
+        dim, blocks = partition
+        return torch.cat([block.chunk(size, dim)[tensor_rank()] for block in whole.chunk(blocks, dim)], dim)
 
     def whole(self, name: str, shards: Sequence[Tensor]) -> Tensor:
         """The inverse of `local`, from the shards of all ranks of a group, in their order."""
-        partition = self.partition(name)
-        if len(shards) == 1 or partition is Partition.REPLICATED:
+        if len(shards) == 1 or not (partition := self.partition(name)):
             return shards[0]
-        if partition is Partition.GATED_ROWS:
-            return torch.cat([shard.chunk(2)[half] for half in (0, 1) for shard in shards])
-        return torch.cat(list(shards), dim=1 if partition is Partition.COLUMNS else 0)
+        dim, blocks = partition
+        return torch.cat([shard.chunk(blocks, dim)[block] for block in range(blocks) for shard in shards], dim)
 
     def whole_shape(self, name: str, local: torch.Size) -> torch.Size:
         """The shape of a whole parameter of which each rank holds a shard of shape `local`."""
-        size, partition = tensor_size(), self.partition(name)
-        if partition is Partition.REPLICATED:
-            return local
-        if partition is Partition.COLUMNS:
-            return torch.Size((local[0], local[1] * size))
-        return torch.Size((local[0] * size, *local[1:]))
+        partition = self.partition(name)
+        cut = partition.dim if partition else None
+        return torch.Size(length * (tensor_size() if dim == cut else 1) for dim, length in enumerate(local))
 
     def gathered(self, name: str, local: Tensor) -> Tensor:
         """A whole parameter (or a tensor of its shape) from all ranks' shards; every rank of the group must call it."""
-        if tensor_size() == 1 or self.partition(name) is Partition.REPLICATED:
+        if tensor_size() == 1 or not self.partition(name):
             return local
         local = local.contiguous()
         shards = [torch.empty_like(local) for _ in range(tensor_size())]
         torch.distributed.all_gather(shards, local, group=tensor_group())
         return self.whole(name, shards)
-
-
-def _shard(tensor: Tensor, dim: int, rank: int, size: int) -> Tensor:
-    assert tensor.size(dim) % size == 0, f"{tuple(tensor.shape)} cannot be split into {size} along dimension {dim}"
-    length = tensor.size(dim) // size
-    return tensor.narrow(dim, rank * length, length)

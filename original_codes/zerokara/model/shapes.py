@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,47 +238,33 @@ class ModelShape:
         return math.prod(shape) * self.experts_per_token // self.num_experts if is_experts else math.prod(shape)
 
 
-class Partition(Enum):
-    """Partition of a parameter among tensor-parallel ranks."""
+class Partition(NamedTuple):
+    """Partition of a parameter among T tensor-parallel ranks: each has a T-th of a dimension, of each of its blocks."""
 
-    ROWS = "rows"
-    GATED_ROWS = "gated rows"
-    COLUMNS = "columns"
-    REPLICATED = "replicated"
-
-
-_PARTITIONS = {
-    **dict.fromkeys(
-        ("word_embeddings", "linear_qkv", "linear_q", "linear_kv", "linear_fc1", "output_layer"), Partition.ROWS
-    ),
-    **dict.fromkeys(("linear_proj", "linear_fc2"), Partition.COLUMNS),
-    **dict.fromkeys(("position_embeddings", "relative_attention_bias"), Partition.REPLICATED),
-    **dict.fromkeys(("input_layernorm", "q_layernorm", "k_layernorm", "final_layernorm"), Partition.REPLICATED),
-    **dict.fromkeys(("pre_cross_attn_layernorm", "pre_mlp_layernorm", "output_layernorm"), Partition.REPLICATED),
-    **dict.fromkeys(("router", "experts_fc1", "experts_fc2"), Partition.REPLICATED),
-}
-"""Partitions by the last module in a parameter's name."""
+    dim: int
+    blocks: int = 1
+    """Equal blocks of that dimension: the gate and the other projection of a gated `linear_fc1`."""
 
 
-def partition_of(name: str, gated: bool) -> Partition:
-    """The partition of the parameter `name`; `gated`: `linear_fc1` holds a gate (`Architecture.gated`).
+_BY_ROWS = "word_embeddings", "output_layer", "linear_qkv", "linear_q", "linear_kv", "linear_fc1"
+_BY_COLUMNS = "linear_proj", "linear_fc2"
+"""Modules with partitioned parameters; all others are replicated."""
 
-    Raises:
-        KeyError: the table does not know the parameter.
-    """
+
+def partition_of(name: str, gated: bool) -> Partition | None:
+    """The partition of the parameter `name`, None if it is replicated; `gated` is the architecture's."""
     module, kind = name.split(".")[-2:]
-    partition = _PARTITIONS[module]
-    if partition is Partition.COLUMNS and kind == "bias":
-        return Partition.REPLICATED  # added once to the sum over the ranks
-    return Partition.GATED_ROWS if gated and module == "linear_fc1" else partition
+    if module in _BY_ROWS:
+        return Partition(0, blocks=2 if gated and module == "linear_fc1" else 1)
+    # A bias of the others is added once to the sum over the ranks.
+    return Partition(1) if module in _BY_COLUMNS and kind == "weight" else None
 
 
 def local_sizes(shape: ModelShape, tensor_parallel_size: int) -> dict[str, int]:
     """Number of weights of each parameter that one tensor-parallel rank holds."""
     gated, sizes = shape.traits.gated, {}
     for name, of_whole in shape.parameter_shapes().items():
-        is_whole = partition_of(name, gated) is Partition.REPLICATED
-        sizes[name] = math.prod(of_whole) // (1 if is_whole else tensor_parallel_size)
+        sizes[name] = math.prod(of_whole) // (tensor_parallel_size if partition_of(name, gated) else 1)
     return sizes
 
 

@@ -21,7 +21,7 @@ from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.samples.batches import Batches
-from zerokara.samples.packed_examples import TrainingData
+from zerokara.samples.data_plan import DataPlan
 from zerokara.training.run import to_device
 
 WINDOW_STEPS = 100
@@ -105,7 +105,7 @@ class StepGuard:
 
 
 def find_bad_samples(
-    module: torch.nn.Module, batches: Batches, training: TrainingData, consumed: int
+    module: torch.nn.Module, batches: Batches, training: DataPlan, consumed: int
 ) -> list[dict[str, Any]]:
     """Return the sequences of the batch at `consumed` whose loss is not finite, or else those of the highest loss.
 
@@ -149,7 +149,7 @@ class DivergenceCheck:
 
     def __init__(self, model: Model, step: int):
         """`model` is the one that the engine trains; `step` is that of the weights it begins with."""
-        self._parameters, self._is_replicated = dict(model.named_parameters()), model.sharding.is_replicated
+        self._parameters, self._partition = dict(model.named_parameters()), model.sharding.partition
         self._equal_at = step
 
     def check(self, step: int) -> None:
@@ -168,7 +168,7 @@ class DivergenceCheck:
         for index, name in enumerate(self._parameters):
             by_part: dict[int, dict[int, list[str]]] = {}
             for rank in range(world):
-                part = rank % parallel.tensor_size() * (not self._is_replicated(name))
+                part = rank % parallel.tensor_size() if self._partition(name) else 0
                 by_part.setdefault(part, {}).setdefault(sums[rank][index], []).append(str(rank))
             for parties in by_part.values():
                 if len(parties) > 1:

@@ -252,7 +252,7 @@ def min_activation_bytes(run: MemoryForecast) -> int:
         if not is_layer_matrix(name, sizes):
             continue
         width = sizes[-2] * (shape.experts_per_token if "experts_fc1" in name else 1)
-        if partition_of(name, gated=False) is Partition.ROWS:
+        if partition_of(name, gated=False) == Partition(dim=0):
             width //= config.tensor_parallel_size
         of_encoder = name.startswith("encoder.") or "cross_attention.linear_kv" in name
         numbers = width * (shape.input_len if of_encoder else shape.target_len)
