@@ -22,7 +22,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.samples.packed_examples import ExampleData, Pairs
+from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.processes.joining import Processes
@@ -61,7 +61,8 @@ def train(config: PretrainConfig, folder: str, own_tokens: bool = False) -> dict
     model = build(shape, seed=1, routing=config)
     template = load_template(config.deepspeed_template)
     engine = open_with_weights(model, config, template, torch.device("cpu"))
-    data = ExampleData(Path(folder) / ("pairs" if both else "conversations"), lengths, both, PAD, seed=3)
+    prefix = Path(folder) / ("pairs" if both else "conversations")
+    data = ExampleData.of_rows(PackedExamples(prefix, lengths, both, PAD, seed=3))
     layout = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
     objective = Pairs(lengths, PAD if both else None)
     batches = Batches(data.tokens(), data.order(), layout, objective, parallel.data_rank())

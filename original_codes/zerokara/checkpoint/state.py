@@ -129,49 +129,6 @@ def files_of(folder: Path, part: str) -> list[Path]:
     return files
 
 
-class StoredTensors(Mapping[str, "Tensor"]):
-    """Name → tensor of safetensors files, read when it is asked for; its memory is free again with its last user.
-
-    A tensor that lies in one file is mapped from disk; one whose rows lie in several is put together in memory. A file
-    is opened anew for each tensor (half a millisecond): safetensors keeps every page that was read of a file resident
-    as long as one tensor of that opening lives, and a model that is read layer by layer would add up.
-    """
-
-    def __init__(self, paths: Sequence[Path]):
-        """Read the headers of the files at `paths`, in the order of the rows."""
-        self._paths: dict[str, list[Path]] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        """Name → shape of the whole tensor."""
-        for path in paths:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  # no mapping
-                    shape = tuple(file.get_slice(name).get_shape())
-                    known = self.shapes.get(name)
-                    self.shapes[name] = (known[0] + shape[0], *shape[1:]) if known else shape
-                    self._paths.setdefault(name, []).append(path)
-
-    def __getitem__(self, name: str) -> Tensor:
-        import torch
-
-        paths, first = self._paths[name], 0
-        whole = torch.empty(self.shapes[name] if len(paths) > 1 else 0)
-        for path in paths:
-            with safe_open(path, framework="pt") as file:
-                rows = file.get_tensor(name)
-            if len(paths) == 1:
-                return rows
-            whole[first : first + len(rows)].copy_(rows)
-            first += len(rows)
-            del rows  # beside the whole there is one part in memory
-        return whole
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-
 class ComputedTensors(Mapping[str, "Tensor"]):
     """Name → tensor that `compute` returns for the name, each time that it is asked for."""
 
@@ -188,10 +145,42 @@ class ComputedTensors(Mapping[str, "Tensor"]):
         return len(self._names)
 
 
+def stored_tensors(paths: Sequence[Path]) -> ComputedTensors:
+    """Name → tensor of the safetensors files at `paths`, in the order of the rows; in memory while it is used.
+
+    A tensor that lies in one file is mapped from disk; one whose rows lie in several is put together in memory. A file
+    is opened anew for each tensor (half a millisecond): safetensors keeps every page that was read of a file resident
+    as long as one tensor of that opening lives, and a model that is read layer by layer would add up.
+    """
+    files, shapes = dict[str, list[Path]](), dict[str, list[int]]()
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  # no mapping
+                shape = file.get_slice(name).get_shape()
+                shapes[name] = [shapes[name][0] + shape[0], *shape[1:]] if name in shapes else shape
+                files.setdefault(name, []).append(path)
+
+    def read(name: str) -> Tensor:
+        import torch
+
+        whole, first = torch.empty(shapes[name] if len(files[name]) > 1 else 0), 0
+        for path in files[name]:
+            with safe_open(path, framework="pt") as file:
+                rows: Tensor = file.get_tensor(name)
+            if len(files[name]) == 1:
+                return rows
+            whole[first : first + len(rows)].copy_(rows)
+            first += len(rows)
+            del rows  # beside the whole there is one part in memory
+        return whole
+
+    return ComputedTensors(files, read)
+
+
 def read_weights(*folders: Path) -> Mapping[str, Tensor]:
     """Fp32 master weights by name, of several checkpoints their mean, each read when it is asked for; raises as
     `files_of`. A mean is the sum in fp32, in the given order, by the number: the same files give the same bits."""
-    members = [StoredTensors(files_of(folder, WEIGHTS)) for folder in folders]
+    members = [stored_tensors(files_of(folder, WEIGHTS)) for folder in folders]
 
     def mean(name: str) -> Tensor:
         total = members[0][name].clone()  # a mapped file is not written into
@@ -202,6 +191,6 @@ def read_weights(*folders: Path) -> Mapping[str, Tensor]:
     return ComputedTensors(members[0], mean) if len(members) > 1 else members[0]
 
 
-def read_moments(folder: Path) -> StoredTensors:
+def read_moments(folder: Path) -> Mapping[str, Tensor]:
     """The optimizer's state by name, as `read_weights`."""
-    return StoredTensors(files_of(folder, OPTIMIZER))
+    return stored_tensors(files_of(folder, OPTIMIZER))

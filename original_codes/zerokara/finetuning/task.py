@@ -89,16 +89,10 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
     """Open the prepared examples."""
     files, is_encoder_decoder = ExampleFiles.read(config.output_prefix), config.traits.is_encoder_decoder
     train, valid = files.train, files.splits.get("valid")
-    training = ExampleData(
-        train.prefix,
-        config.lengths,
-        is_encoder_decoder,
-        encoder.pad_id,
-        config.seed,
-        num_valid_tokens=valid.counts.tokens if valid else 0,
-        name=", ".join(config.train_data),
-    )
-    packed, objective = training.tokens(), Pairs(config.lengths, encoder.pad_id if is_encoder_decoder else None)
+    packed = PackedExamples(train.prefix, config.lengths, is_encoder_decoder, encoder.pad_id, config.seed)
+    num_valid_tokens = valid.counts.tokens if valid else 0
+    training = ExampleData.of_rows(packed, num_valid_tokens, ", ".join(config.train_data))
+    objective = Pairs(config.lengths, encoder.pad_id if is_encoder_decoder else None)
     return PlannedData(
         training=training,
         objective=objective,
@@ -109,7 +103,7 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         valid_prefix=ExamplePaths(config.output_prefix).prefix("valid"),
         ids=IndexedTokens(train.prefix, EXAMPLES_STEP).tokens,
         num_train_tokens=packed.num_tokens,
-        num_valid_tokens=training.num_valid_tokens,
+        num_valid_tokens=num_valid_tokens,
         examples=(train.num_examples, train.counts.learned_tokens, len(packed)),
         plan_rows=tuple(plan_rows(train, valid, packed)),
         run_files={facts.NAME: orjson.dumps(asdict(facts_of(config, files))).decode()}

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.samples.objective import Batch, Objective
+from zerokara.samples.objective import Batch
 from zerokara.samples.order import MixedOrder, SampleOrder
-from zerokara.samples.packed_examples import PackedExamples, Pairs
-from zerokara.samples.packed_tokens import PackedTokens
+from zerokara.samples.packed_tokens import Samples
 
 SAMPLE_TOKENS = 1 << 22
 """Maximum tokens whose frequencies are counted: their entropy is too low by about half of the ids that occur over the
@@ -50,7 +49,7 @@ class Batches:
 
     def __init__(
         self,
-        tokens: PackedTokens | PackedExamples,
+        tokens: Samples,
         order: SampleOrder | MixedOrder,
         layout: BatchLayout,
         objective: Callable[[Any, NDArray[np.int64]], Batch],
@@ -75,10 +74,9 @@ class Batches:
             yield self._objective(self.tokens.many(samples), row)
 
 
-def unigram_entropy(tokens: PackedTokens | PackedExamples, objective: Objective | Pairs) -> float:
+def unigram_entropy(tokens: Samples, objective: Any) -> float:
     """Return the entropy, in nats, of the targets in samples at equal distances, or in all if they are few."""
     number = min(len(tokens), max(1, SAMPLE_TOKENS // tokens.lengths.raw))
-    samples: Any = tokens.many(np.arange(number) * len(tokens) // number)
-    counts = objective.target_counts(samples)
+    counts = objective.target_counts(tokens.many(np.arange(number) * len(tokens) // number))
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())

@@ -15,13 +15,13 @@ from typing import Any
 from zerokara.config.data import REPLAY_SHARE, DataOrderSettings, DataSettings, OrderKind, SampleLengths, Stage
 from zerokara.errors import Fault, UserError, refuse
 from zerokara.samples.order import MixedOrder, MixedStage, SampleOrder, whole_weights
-from zerokara.samples.packed_tokens import PackedTokens, TokenSource, read_sources
+from zerokara.samples.packed_tokens import PackedTokens, Samples, TokenSource, read_sources
 from zerokara.tokens.indexed import TokenPaths
 
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Training tokens of a run, the lengths of their samples, and their declared order."""
+    """Training tokens of a run, the lengths of their samples, and their declared order: of a corpus."""
 
     prefix: Path
     """Prefix of the .bin and .idx of the training tokens."""
@@ -31,7 +31,7 @@ class DataPlan:
     kind: OrderKind
     stages: tuple[MixedStage, ...]
     """Empty if the tokens are read as one stream."""
-    held_out: tuple[TokenSource, ...] = ()  # the sources of `valid_jsonl`, which have no training tokens
+    held_out: tuple[TokenSource, ...]  # the sources of `valid_jsonl`, which have no training tokens
 
     @classmethod
     def from_config(cls, data: DataSettings, order: DataOrderSettings, lengths: SampleLengths, seed: int) -> DataPlan:
@@ -76,13 +76,13 @@ class DataPlan:
             return MixedOrder(self.stages, self.samples_per_part, self.seed)
         return SampleOrder(self.samples_per_epoch, self.seed, self.kind)
 
-    def tokens(self, where: str = "") -> PackedTokens:
+    def tokens(self, where: str = "") -> Samples:
         """Open the samples; `where` is the place of `seq_len`, for the fault if there is not a single one."""
         return PackedTokens(self.prefix, self.lengths, where, self._parts)
 
     def documents_in(self, sample: int) -> list[tuple[int, int]]:
         """Return the documents in sample number `sample`, in order, each with the index of its source."""
-        return self.tokens().documents(sample, self.sources)
+        return PackedTokens(self.prefix, self.lengths, parts=self._parts).documents(sample, self.sources)
 
     def identity(self) -> dict[str, Any] | None:
         """Return the definition of the mixture, if any; a run resumes only with the same one."""

@@ -17,18 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.data import OrderKind, SampleLengths
+from zerokara.config.data import SampleLengths
 from zerokara.samples import bin_packing
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Batch, Prompt, document_offsets, first_in_segment
-from zerokara.samples.order import MixedStage, SampleOrder
 from zerokara.samples.packed_tokens import TokenSource, document_bounds
 from zerokara.samples.validation_batches import ValidationBatches
 from zerokara.tokenizer.encoder import Encoder
@@ -55,7 +53,7 @@ class PackedExamples:
         max_tokens: int | None = None,
     ):
         self.prefix, self.lengths = Path(prefix), lengths
-        self._is_encoder_decoder, self._pad_id = is_encoder_decoder, pad_id
+        self.is_encoder_decoder, self.pad_id, self.seed = is_encoder_decoder, pad_id, seed
         self._index = IndexedTokens(self.prefix, EXAMPLES_STEP)
         bounds = document_bounds(self._index)
         self.num_examples = len(bounds) - 1
@@ -79,14 +77,14 @@ class PackedExamples:
     @property
     def padding_share(self) -> float:
         """Share of the computed positions that are padding, the encoder's and the decoder's together."""
-        computed = len(self) * (self.lengths.input + (self.lengths.target if self._is_encoder_decoder else 0))
-        num_positions = self.num_tokens - (0 if self._is_encoder_decoder else self.num_examples)
+        computed = len(self) * (self.lengths.input + (self.lengths.target if self.is_encoder_decoder else 0))
+        num_positions = self.num_tokens - (0 if self.is_encoder_decoder else self.num_examples)
         return 1 - num_positions / computed if computed else 0.0
 
     def many(self, indices: Sequence[int] | Ids, real: Mask | None = None) -> Batch:
         """Return the rows at `indices`, without what `Pairs` adds; where `real` is False, a row of padding."""
-        inputs = np.full((len(indices), self.lengths.input), self._pad_id, dtype=np.int64)
-        labels = np.full((len(indices), self.lengths.target), self._pad_id, dtype=np.int64)
+        inputs = np.full((len(indices), self.lengths.input), self.pad_id, dtype=np.int64)
+        labels = np.full((len(indices), self.lengths.target), self.pad_id, dtype=np.int64)
         segments, target_segments = np.zeros_like(inputs), np.zeros_like(labels)
         loss_mask, num_examples = np.zeros(labels.shape, np.float32), np.zeros(len(indices), dtype=np.int64)
         for place, row in enumerate(indices):
@@ -99,7 +97,7 @@ class PackedExamples:
                 ids = self._index.tokens[start : start + int(lengths.sum())]
                 is_learned = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
                 end, first = len(ids) - 1, 1  # a decoder reads all but the last, and predicts all but the first
-                if self._is_encoder_decoder:
+                if self.is_encoder_decoder:
                     end = first = len(ids) - int(is_learned.sum())
                 read, target = slice(at, at + len(ids[:end])), slice(target_at, target_at + len(ids[first:]))
                 inputs[place, read], segments[place, read] = ids[:end], number
@@ -107,7 +105,7 @@ class PackedExamples:
                 loss_mask[place, target] = is_learned[first:]
                 at, target_at = read.stop, target.stop
             segments[place, at:] = target_segments[place, target_at:] = num_examples[place] = len(examples)
-        of_decoder = target_segments if self._is_encoder_decoder else None
+        of_decoder = target_segments if self.is_encoder_decoder else None
         return Batch(inputs, labels, loss_mask, segments, decoder_segments=of_decoder, num_examples=num_examples)
 
 
@@ -154,66 +152,38 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class ExampleData:
-    """Training data of a fine-tuning: what `data_plan` is for a corpus.
+class ExampleData(DataPlan):
+    """Training data of a fine-tuning.
 
     A sample is a packed row of examples, and the rows are shuffled anew in each epoch. Tokens are counted as everywhere
     in a run, by positions of a sample, so the padding at the ends of rows is counted in.
     """
 
-    prefix: Path
-    """Prefix of the .bin and .idx of the training examples."""
-    lengths: SampleLengths
-    is_encoder_decoder: bool
-    pad_id: int
-    seed: int
-    num_valid_tokens: int = 0
-    name: str = "examples"
-    """Name of the source, for display."""
+    packed: PackedExamples
 
-    kind: ClassVar[OrderKind] = "shuffle"
-    stages: ClassVar[tuple[MixedStage, ...]] = ()
-    held_out: ClassVar[tuple[TokenSource, ...]] = ()
-
-    @cached_property
-    def _packed(self) -> PackedExamples:
-        return PackedExamples(self.prefix, self.lengths, self.is_encoder_decoder, self.pad_id, self.seed)
-
-    @property
-    def samples_per_epoch(self) -> int:
-        """Rows in one epoch."""
-        return len(self._packed)
-
-    @property
-    def samples_per_part(self) -> list[int]:
-        """Rows of the one source."""
-        return [self.samples_per_epoch]
-
-    @property
-    def sources(self) -> tuple[TokenSource, ...]:
-        """The one source; its training tokens are the positions of its rows, padding included."""
-        return (TokenSource(self.name, 0, self.samples_per_epoch * self.lengths.raw, self.num_valid_tokens),)
-
-    def order(self) -> SampleOrder:
-        """Return the order, which gives the row at each position of the run."""
-        return SampleOrder(self.samples_per_epoch, self.seed, self.kind)
+    @classmethod
+    def of_rows(cls, packed: PackedExamples, num_valid_tokens: int = 0, name: str = "examples") -> ExampleData:
+        """Return the data of these rows; `name` is that of their one source, for display."""
+        source = TokenSource(name, 0, len(packed) * packed.lengths.raw, num_valid_tokens)
+        return cls(packed.prefix, (source,), packed.lengths, packed.seed, "shuffle", (), (), packed)
 
     def tokens(self, where: str = "") -> PackedExamples:
         """Return the rows."""
-        return self._packed
+        return self.packed
 
     def documents_in(self, sample: int) -> list[tuple[int, int]]:
         """Return the examples in row number `sample`, in order, each with the index of its source."""
-        return [(0, example) for example in self._packed.examples(sample)]
+        return [(0, example) for example in self.packed.examples(sample)]
 
     def validation_batches(self, prefix: Path, objective: Pairs, max_tokens: int | None) -> ValidationBatches:
         """Open the examples at `prefix`, in rows that are longer than in training where an example is."""
         index, lengths = IndexedTokens(prefix, EXAMPLES_STEP), self.lengths
+        is_encoder_decoder, pad_id = self.packed.is_encoder_decoder, self.packed.pad_id
         if index.num_documents:
-            sizes = pair_lengths(index) if self.is_encoder_decoder else (np.diff(document_bounds(index)) - 1,)
+            sizes = pair_lengths(index) if is_encoder_decoder else (np.diff(document_bounds(index)) - 1,)
             longest = [bin_packing.rounded_up(int(each.max())) for each in sizes]
             lengths = replace(lengths, input=max(lengths.input, longest[0]), target=max(lengths.target, longest[-1]))
-        packed = PackedExamples(prefix, lengths, self.is_encoder_decoder, self.pad_id, self.seed, max_tokens)
+        packed = PackedExamples(prefix, lengths, is_encoder_decoder, pad_id, self.seed, max_tokens)
 
         def batch_of(_: int, rows: Ids) -> Batch:
             return objective(packed.many(rows, real=rows < len(packed)), rows)
@@ -224,7 +194,3 @@ class ExampleData:
         """Return what must stay the same for a run to resume: it and the examples determine the packing."""
         lengths = {"packed_length": self.lengths.input, "packed_target_length": self.lengths.target}
         return {**lengths, "packing": bin_packing.VERSION}
-
-
-TrainingData = DataPlan | ExampleData
-"""The training samples of a run and their order: of a corpus, or of the examples of a task."""

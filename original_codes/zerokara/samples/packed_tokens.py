@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,18 @@ def document_bounds(index: IndexedTokens) -> NDArray[np.int64]:
     """Return the beginning of each document in the .bin, and the end of the last, in tokens: [documents + 1]."""
     by_sequence = np.concatenate([[0], np.cumsum(index.lengths, dtype=np.int64)])
     return by_sequence[index.document_indices]
+
+
+class Samples(Protocol):
+    """Training samples by number: `PackedTokens` of a corpus, `PackedExamples` of a task."""
+
+    lengths: SampleLengths
+    num_tokens: int
+
+    def __len__(self) -> int: ...
+
+    def many(self, indices: NDArray[np.int64]) -> Any:
+        """Return the samples at `indices`, as their objective takes them."""
 
 
 class PackedTokens:

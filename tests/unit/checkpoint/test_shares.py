@@ -77,7 +77,7 @@ def test_shares_are_read_as_one(tmp_path: Path, count: int) -> None:
     with others(tmp_path, count) as first:
         folder = saved_by(tmp_path, first)
     weights, moments = checkpoint.read_weights(folder), checkpoint.read_moments(folder)
-    assert weights.shapes == {name: tuple(whole.shape) for name, whole in WEIGHTS.items()}
+    assert weights.keys() == WEIGHTS.keys()
     assert all(torch.equal(weights[name], whole) for name, whole in WEIGHTS.items())
     assert all(torch.equal(moments[name], whole) for name, whole in MOMENTS.items())
     assert folder.name == "global_step10" and checkpoint.read_state(folder) == state_of(10)

@@ -19,7 +19,7 @@ from zerokara.examples.example_files import ExampleFiles, prompt_of, read_task_e
 from zerokara.examples.preparation import prepare
 from zerokara.finetuning import task
 from zerokara.huggingface.tokenizer_proof import tokenizer_of_exports
-from zerokara.samples.packed_examples import ExampleData, PackedExamples, pair_lengths
+from zerokara.samples.packed_examples import PackedExamples, pair_lengths
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens
 
@@ -294,9 +294,9 @@ def test_cut_turns_go_with_their_answers_which_are_counted_and_told(tmp_path: Pa
     assert encoder.decode(learned).strip() == "four" and len(read) + len(learned) <= 14
     assert counts.cut == 1 and whole.cut_learned_tokens == 0
     assert counts.cut_learned_tokens == whole.learned_tokens - counts.learned_tokens > 0
-    reading = ExampleData(files.train.prefix, packed(13, 13, False), False, encoder.pad_id, 0)
+    rows = PackedExamples(files.train.prefix, packed(13, 13, False), False, encoder.pad_id)
     told = f"{counts.cut_learned_tokens} tokens of answers were cut away"
-    assert told in str(list(task.plan_rows(files.train, None, reading.tokens())))
+    assert told in str(list(task.plan_rows(files.train, None, rows)))
     only_read = prepared(
         tmp_path, encoder, records, is_encoder_decoder=True, length=9, overlong="cut_prompt", redo=True
     )

@@ -80,7 +80,8 @@ def test_a_first_token_is_not_learned_where_nothing_predicts_it(tmp_path: Path) 
 def test_a_validation_reads_every_example_once(tmp_path: Path, both: bool, num_ranks: int, micro: int) -> None:
     lengths, examples = (BOTH, pair_examples()) if both else (DECODER, decoder_examples())
     prefix = write_examples(tmp_path / "valid", examples)
-    data = ExampleData(write_examples(tmp_path / "train", examples[:9]), lengths, both, PAD, seed=1)
+    train = write_examples(tmp_path / "train", examples[:9])
+    data = ExampleData.of_rows(PackedExamples(train, lengths, both, PAD, seed=1))
     objective = Pairs(lengths, START if both else None)
     evaluation = data.validation_batches(prefix, objective, max_tokens=None)
     per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
@@ -94,7 +95,7 @@ def test_a_validation_reads_every_example_once(tmp_path: Path, both: bool, num_r
 def test_a_validation_has_room_for_longer_examples_and_takes_the_first_tokens(tmp_path: Path) -> None:
     train = write_examples(tmp_path / "train", pair_examples(5))
     valid = write_examples(tmp_path / "valid", [*pair_examples(5), [[*[5] * 39, END], [*[5] * 59, END]]])
-    data = ExampleData(train, BOTH, True, PAD, seed=1)
+    data = ExampleData.of_rows(PackedExamples(train, BOTH, True, PAD, seed=1))
 
     def read(max_tokens: int | None) -> tuple[int, set[tuple[int, int]]]:
         made = [batch for _, batch in data.validation_batches(valid, Pairs(BOTH, START), max_tokens).batches(1)]
@@ -108,7 +109,7 @@ def test_a_validation_has_room_for_longer_examples_and_takes_the_first_tokens(tm
 
 def test_a_run_counts_positions_as_tokens(tmp_path: Path) -> None:
     train = write_examples(tmp_path / "train", decoder_examples(200))
-    data = ExampleData(train, DECODER, False, PAD, seed=1, num_valid_tokens=7)
+    data = ExampleData.of_rows(PackedExamples(train, DECODER, False, PAD, seed=1), num_valid_tokens=7)
     (source,) = data.sources
     assert source.num_tokens == data.samples_per_epoch * 32 == len(data.tokens()) * 32 and source.num_valid_tokens == 7
     assert sorted(one for row in range(len(data.tokens())) for _, one in data.documents_in(row)) == [*range(200)]

@@ -43,7 +43,7 @@ def logbook(
 ) -> Logbook:
     """A run of 10 steps of 8 sequences of 32 tokens, an epoch being 160 sequences."""
     config = config_of(output_model_dir=run_dir, max_steps=max_steps, **more)
-    reading = DataPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages)
+    reading = DataPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages, ())
     schedule = Schedule.from_config(config, config.lengths.raw, samples_per_epoch=160)
     data, processes = SimpleNamespace(training=reading), Processes(torch.device("cpu"), rank)
     plan: Any = SimpleNamespace(resolved=config, run_dir=run_dir, data=data, schedule=schedule)

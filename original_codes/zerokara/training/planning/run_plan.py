@@ -30,7 +30,7 @@ from zerokara.resources import free_bytes
 from zerokara.samples.batches import unigram_entropy
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Objective, beginnings, objective
-from zerokara.samples.packed_examples import Pairs, TrainingData
+from zerokara.samples.packed_examples import Pairs
 from zerokara.samples.validation_batches import ValidationBatches, validation_batches
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
@@ -62,7 +62,7 @@ _COUNTED_DOCUMENTS = 100_000  # whose lengths are looked at
 class PlannedData:
     """The data of a run."""
 
-    training: TrainingData  # the training samples and their order
+    training: DataPlan  # the training samples and their order
     objective: Objective | Pairs  # turns samples into model inputs and targets
     validation_batches: Callable[[Path, int | None], ValidationBatches]
     """Opens the batches of token files, given their prefix and a maximum number of tokens."""

@@ -19,8 +19,8 @@ from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
 from zerokara.errors import Fault, UserError
 from zerokara.progress import count_text, plural, seconds_text
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.order import MixedOrder, SampleOrder
-from zerokara.samples.packed_examples import TrainingData
 
 STARTED_NAME = "ZEROKARA_STARTED"
 """Environment variable with the start of the launching process, in seconds since 1970."""
@@ -231,7 +231,7 @@ class Consumption:
     """False if `used_tokens` are shares of a partial epoch."""
 
 
-def extent_of(training: TrainingData) -> tuple[int, int, list[int | None]]:
+def extent_of(training: DataPlan) -> tuple[int, int, list[int | None]]:
     """Return the tokens of a sample, the samples of an epoch, and those of each stage: the length depends on them."""
     return (
         training.lengths.raw,
@@ -240,7 +240,7 @@ def extent_of(training: TrainingData) -> tuple[int, int, list[int | None]]:
     )
 
 
-def consumption(training: TrainingData, schedule: Schedule) -> Consumption:
+def consumption(training: DataPlan, schedule: Schedule) -> Consumption:
     """Count the tokens that a run takes of each source."""
     num_samples, order = schedule.num_steps * schedule.config.global_batch, training.order()
     if not isinstance(order, MixedOrder):
@@ -263,14 +263,14 @@ def epochs_faults(config: RunConfig, sources: tuple[SourceUse, ...]) -> Iterator
             yield config.fault("max_epochs_per_source", rule, remedy, reads)
 
 
-def _uses(training: TrainingData, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
+def _uses(training: DataPlan, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
     return tuple(
         SourceUse(source.name, source.num_tokens, taken * training.lengths.raw, taken / there if there else 0.0)
         for source, taken, there in zip(training.sources, samples_taken, training.samples_per_part, strict=True)
     )
 
 
-def _of_stream(training: TrainingData, order: SampleOrder, num_samples: int) -> Consumption:
+def _of_stream(training: DataPlan, order: SampleOrder, num_samples: int) -> Consumption:
     epochs, rest = divmod(num_samples, order.num_samples)
     is_exact = not rest or order.kind == "sequential" or len(training.sources) == 1
     uses = []
@@ -283,7 +283,7 @@ def _of_stream(training: TrainingData, order: SampleOrder, num_samples: int) -> 
     return Consumption((), tuple(uses), is_exact)
 
 
-def table_lines(training: TrainingData, schedule: Schedule, table: Consumption) -> Iterator[str]:
+def table_lines(training: DataPlan, schedule: Schedule, table: Consumption) -> Iterator[str]:
     """Yield the table, for display, with a remedy for a stage that the run never reaches."""
 
     def row(use: SourceUse) -> str:
@@ -306,7 +306,7 @@ def table_lines(training: TrainingData, schedule: Schedule, table: Consumption) 
     yield from map(row, table.sources)
 
 
-def stage_title(training: TrainingData, number: int) -> str:
+def stage_title(training: DataPlan, number: int) -> str:
     """Return name, order and mixture of a stage, for display."""
     stage = training.stages[number]
     shares = [f"{weight / sum(stage.weights):.3g}" for weight in stage.weights]
