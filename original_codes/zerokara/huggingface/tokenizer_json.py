@@ -1,16 +1,16 @@
 """A SentencePiece model → the files from which stock `AutoTokenizer` gives the same ids: no remote code, no conversion.
 
-In: an encoder, and a chat template where there is one. Out: `tokenizer.json` (tokenizers 0.23's format, written by us
-field by field), `tokenizer_config.json` (keys that transformers 4 and 5 read alike), `chat_template.jinja`, and the
-SentencePiece model itself: always as `sentencepiece.model`, from which step 7 trains on, and as `tokenizer.model` for
-llama.cpp, where that gives the same ids. `tokenizer_proof` loads the files and compares.
+In: an encoder, and a chat template where there is one. Out: `tokenizer.json` (tokenizers 0.23's), the keys of
+`tokenizer_config.json` that transformers 4 and 5 read alike, `chat_template.jinja`, and the SentencePiece model itself:
+always as `sentencepiece.model`, from which step 7 trains on, and as `tokenizer.model` for llama.cpp, where that gives
+the same ids. `tokenizer_proof` loads the files and compares.
 
 How SentencePiece (0.2.3) maps to tokenizers (the traps stand beside the code):
 
 - The line end and the user's symbols are *added tokens*: text is cut at these before anything else, so every line is
   normalised and encoded by itself, which is how `Encoder` defines ids. In models that step 1 did not make (`units`),
   "\\n" is not special, and the dummy prefix stands only at the start of a text.
-- No pre-tokeniser: SentencePiece segments a line as a whole. (One exception: `_split_special_names`.)
+- No pre-tokeniser: SentencePiece segments a line as a whole. (One exception: `_special_name_cuts`.)
 - Control pieces, <unk> and byte pieces stand in the vocabulary by name, which never matches in a text.
 - Normalisation is the model's own compiled table. SentencePiece reads it by longest match, tokenizers by single
   characters, so the vendor's NFKC does nearly all of it first. Every single character comes out the same, and so does
@@ -19,14 +19,13 @@ How SentencePiece (0.2.3) maps to tokenizers (the traps stand beside the code):
 
 from __future__ import annotations
 
-import base64
 import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import orjson
-from tokenizers import Tokenizer, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from zerokara.durable import write_file
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME
@@ -125,78 +124,59 @@ def is_for_llama_cpp(encoder: Encoder) -> bool:
 
 def content(model: ModelFile, end: str | None = None, by_line: bool = True) -> dict[str, Any]:
     """Return the content of tokenizer.json; `end` is the piece appended to every text."""
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": _added_tokens(model),
-        "normalizer": _normalizer(model),
-        "pre_tokenizer": _split_special_names(model) if model.is_unigram else None,
-        "post_processor": _template(model, end),
-        "decoder": _decoder(model, by_line),
-        "model": _unigram(model) if model.is_unigram else _bpe(model),
-    }
-
-
-def _template(model: ModelFile, end: str | None) -> dict[str, Any]:
-    """Template around a text; empty without an end, so that the ids are those of training."""
-    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    behind = [] if end is None else [{"SpecialToken": {"id": end, "type_id": 0}}]
-    named = {} if end is None else {end: {"id": end, "ids": [model.id_of["eos"]], "tokens": [end]}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [first, *behind],
-        "pair": [first, *behind, second, *behind],
-        "special_tokens": named,
-    }
-
-
-def _added_tokens(model: ModelFile) -> list[dict[str, Any]]:
+    vendor = Tokenizer(_unigram(model) if model.is_unigram else _bpe(model))
+    vendor.normalizer = _normalizer(model)
+    if model.is_unigram and (cuts := _special_name_cuts(model)):
+        vendor.pre_tokenizer = pre_tokenizers.Split(Regex(cuts), "merged_with_previous")
+    # Empty without an end, so that the ids are those of training.
+    behind, named = ([], []) if end is None else ([end], [(end, model.id_of["eos"])])
+    form: dict[str, Any] = {"single": ["$A", *behind], "pair": ["$A", *behind, "$B", *behind], "special_tokens": named}
+    vendor.post_processor = processors.TemplateProcessing(**form)
+    vendor.decoder = _decoder(model, by_line)
     kinds = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
-    return [
-        {
-            "id": i,
-            "content": piece.text,
-            "single_word": False,
-            # A masked span includes the space before it, so "The <extra_id_0> barks." has no space token of its own.
-            "lstrip": piece.type is PieceType.CONTROL and piece.text.startswith("<extra_id_"),
-            "rstrip": False,
-            # A symbol of spaces (Gemma's) is found among the marks that stand for them, which normalisation makes.
-            "normalized": SPACE_MARK in piece.text,
-            "special": piece.type is not PieceType.USER_DEFINED,
-        }
-        for i, piece in enumerate(model.pieces)
-        if piece.type in kinds
-    ]
+    vendor.add_tokens(
+        [
+            AddedToken(
+                piece.text,
+                # A masked span includes the space before it: "The <extra_id_0> barks." has no token for it.
+                lstrip=piece.type is PieceType.CONTROL and piece.text.startswith("<extra_id_"),
+                # A symbol of spaces (Gemma's) is found among the marks that stand for them, which normalisation makes.
+                normalized=SPACE_MARK in piece.text,
+                special=piece.type is not PieceType.USER_DEFINED,
+            )
+            for piece in model.pieces
+            if piece.type in kinds
+        ]
+    )
+    made: dict[str, Any] = orjson.loads(vendor.to_str())
+    return made
 
 
-def _normalizer(model: ModelFile) -> dict[str, Any]:
+def _normalizer(model: ModelFile) -> normalizers.Normalizer:
     """SentencePiece's steps; repeated spaces are dropped before the prefix is put, the space marks at the end after."""
-    steps: list[dict[str, Any]] = []
+    replace, steps = normalizers.Replace, list[normalizers.Normalizer]()
     if model.charsmap:
         # The rules named nmt keep the full-width tilde, which NFKC would not: it is replaced meanwhile.
-        tilde = [_replace(_FULLWIDTH_TILDE, _PLACEHOLDER)] if model.normalization.startswith("nmt") else []
-        back = [_replace(_PLACEHOLDER, _FULLWIDTH_TILDE)] if tilde else []
-        fold = [{"type": "Lowercase"}] if model.normalization.endswith("_cf") else []
-        table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode("ascii")}
-        steps += [*tilde, {"type": "NFKC"}, *fold, *back, table]
+        keeps_tilde = model.normalization.startswith("nmt")
+        steps += [replace(_FULLWIDTH_TILDE, _PLACEHOLDER)] if keeps_tilde else []
+        steps += [normalizers.NFKC()]
+        steps += [normalizers.Lowercase()] if model.normalization.endswith("_cf") else []
+        steps += [replace(_PLACEHOLDER, _FULLWIDTH_TILDE)] if keeps_tilde else []
+        steps += [normalizers.Precompiled(model.charsmap)]
     if model.remove_extra_whitespaces:
-        steps += [_replace(" {2,}", " ", "Regex"), _replace(r"\A ", "", "Regex")]
+        steps += [replace(Regex(" {2,}"), " "), replace(Regex(r"\A "), "")]
     if model.add_dummy_prefix:
-        steps.append({"type": "Prepend", "prepend": SPACE_MARK})
-    steps.append(_replace(" ", SPACE_MARK))
+        steps += [normalizers.Prepend(SPACE_MARK)]
+    steps += [replace(" ", SPACE_MARK)]
     if model.remove_extra_whitespaces:
-        steps.append(_replace(rf"(?<!{SPACE_MARK}){SPACE_MARK}+\z", "", "Regex"))
-    return {"type": "Sequence", "normalizers": steps}
+        steps += [replace(Regex(rf"(?<!{SPACE_MARK}){SPACE_MARK}+\z"), "")]
+    return normalizers.Sequence(steps)
 
 
-def _replace(text: str, by: str, kind: str = "String") -> dict[str, Any]:
-    """Replace a text, or what a regular expression matches (`kind`: ``Regex``)."""
-    return {"type": "Replace", "pattern": {kind: text}, "content": by}
+def _special_name_cuts(model: ModelFile) -> str:
+    """Where to split the names of control and byte pieces, as a regular expression; empty if nowhere.
 
-
-def _split_special_names(model: ModelFile) -> dict[str, Any] | None:
-    """Split inside the names of control and byte pieces, where a text that spells one would otherwise be that piece.
+    A text that spells such a name would otherwise be that piece.
 
     tokenizers' Unigram takes a name for its piece where the alternative has an unknown character, however low the score
     of the piece is (that of unknown characters is lower). The models of step 1 have every character of a name as a
@@ -213,28 +193,21 @@ def _split_special_names(model: ModelFile) -> dict[str, Any] | None:
         if not alone.issuperset(name):
             # Between a known and an unknown character only: unknown ones that follow each other are one <unk>.
             cuts.update([pair for pair in pairwise(name) if (pair[0] in known) != (pair[1] in known)][:1])
-    if not cuts:
-        return None
-    regex = "|".join(f"{re.escape(left)}(?={re.escape(right)})" for left, right in sorted(cuts))
-    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "MergedWithPrevious", "invert": False}
+    return "|".join(f"{re.escape(left)}(?={re.escape(right)})" for left, right in sorted(cuts))
 
 
-def _decoder(model: ModelFile, by_line: bool) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = [
-        _replace(SPACE_MARK, " "),
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
+def _decoder(model: ModelFile, by_line: bool) -> decoders.Decoder:
+    steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     # After Fuse there is one string.
     if not by_line and (model.add_dummy_prefix or model.remove_extra_whitespaces):
-        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+        steps.append(decoders.Strip(" ", 1, 0))
     elif model.add_dummy_prefix:
         # "^" is the start of every line in tokenizers' regular expressions (Oniguruma).
-        steps.append(_replace("^ ", "", "Regex"))
-    return {"type": "Sequence", "decoders": steps}
+        steps.append(decoders.Replace(Regex("^ "), ""))
+    return decoders.Sequence(steps)
 
 
-def _unigram(model: ModelFile) -> dict[str, Any]:
+def _unigram(model: ModelFile) -> models.Unigram:
     """Pieces that are no text get a score that never wins: any other would make text that spells "<0x41>" a byte."""
     normal = [piece.score for piece in model.pieces if piece.type is PieceType.NORMAL]
     unknown = min(normal) - _UNKNOWN_PENALTY
@@ -245,36 +218,26 @@ def _unigram(model: ModelFile) -> dict[str, Any]:
     never = float(int(unknown - _UNKNOWN_PENALTY) * (longest + 1))
     fixed = {PieceType.USER_DEFINED: _SYMBOL_SCORE}
     vocabulary = [
-        [piece.text, piece.score if piece.type is PieceType.NORMAL else fixed.get(piece.type, never)]
+        (piece.text, piece.score if piece.type is PieceType.NORMAL else fixed.get(piece.type, never))
         for piece in model.pieces
     ]
-    byte_fallback = model.byte_fallback
-    return {"type": "Unigram", "unk_id": model.id_of["unk"], "vocab": vocabulary, "byte_fallback": byte_fallback}
+    return models.Unigram(vocabulary, model.id_of["unk"], model.byte_fallback)
 
 
-def _bpe(model: ModelFile) -> dict[str, Any]:
+def _bpe(model: ModelFile) -> models.BPE:
     """SentencePiece merges pairs by the rank of the piece that they make, tokenizers by the rank of the pair.
 
     All pairs that make one piece follow each other, the shorter left part first, which in runs of one character takes
     the leftmost pair as SentencePiece does. No pair makes the name of a control or byte piece.
     """
     scores = {piece.text: piece.score for piece in model.pieces if piece.type is PieceType.NORMAL}
-    merges: list[list[str]] = []
+    merges = list[tuple[str, str]]()
     for text in sorted((text for text in scores if len(text) > 1), key=lambda text: -scores[text]):
         cuts = ((text[:i], text[i:]) for i in range(1, len(text)))
-        merges.extend([left, right] for left, right in cuts if left in scores and right in scores)
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": model.pieces[model.id_of["unk"]].text,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": True,
-        "byte_fallback": model.byte_fallback,
-        "ignore_merges": False,
-        "vocab": {piece.text: i for i, piece in enumerate(model.pieces)},
-        "merges": merges,
-    }
+        merges.extend((left, right) for left, right in cuts if left in scores and right in scores)
+    vocabulary = {piece.text: i for i, piece in enumerate(model.pieces)}
+    unknown = model.pieces[model.id_of["unk"]].text
+    return models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback)
 
 
 def _tokenizer_config(encoder: Encoder, model_max_length: int, is_encoder_decoder: bool) -> dict[str, Any]:
