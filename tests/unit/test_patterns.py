@@ -25,7 +25,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus import token_hashes
 from zerokara.errors import redacted
 from zerokara.evaluation import overlap, scoring
-from zerokara.tokenizer import morphemes, report_measures, sampling
+from zerokara.tokenizer import morphemes, report, sampling
 
 MEGABYTE = 1_000_000
 PACKAGE = Path(__file__).resolve().parents[2] / "original_codes" / "zerokara"
@@ -195,7 +195,7 @@ FUNCTIONS: list[Callable[[str], object]] = [
     _own_lines,
     lambda text: [*sampling.passages_of(text), *sampling.sentences_of(text)],
     _morphemes,
-    lambda text: report_measures.example_lines([text], 3),
+    lambda text: report.example_lines([text], 3),
     overlap.normalized,
     lambda text: scoring.chrf([text], [text]),
     redacted,

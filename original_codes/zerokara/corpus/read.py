@@ -221,8 +221,8 @@ def _damaged(file: InputFile, packed: CompressedReader, line: int, start: int, s
     return BadLine(file, line, start, Reason.DAMAGED, packed.damage, size, 1, file.bytes - packed.verified_bytes)
 
 
-def total_plain_bytes(files: Sequence[InputFile]) -> int:
-    """Unpacked size of files, to some ten percent, by a sample of each format; of a .parquet that of all columns."""
+def total_plain_bytes(files: Sequence[InputFile], text_field: str = "text") -> int:
+    """Unpacked size of files, to some ten percent, by a sample of each format; of a .parquet that of its text alone."""
     alike: dict[tuple[int, str, str], list[InputFile]] = defaultdict(list)
     for file in files:
         if file.bytes:
@@ -230,17 +230,17 @@ def total_plain_bytes(files: Sequence[InputFile]) -> int:
     total = 0
     for members in alike.values():
         sampled = members[:: -(-len(members) // SAMPLE_FILES)]
-        unpacked = sum(map(_plain_bytes, sampled))
+        unpacked = sum(_plain_bytes(file, text_field) for file in sampled)
         total += unpacked * sum(file.bytes for file in members) // sum(file.bytes for file in sampled)
     return total
 
 
-def _plain_bytes(file: InputFile) -> int:
+def _plain_bytes(file: InputFile, text_field: str) -> int:
     """Of a compressed file guessed from its beginning."""
     if file.format == "parquet":
         from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
-        return tables.unpacked_bytes(file)[0]
+        return tables.text_bytes(file, text_field)
     if not file.is_compressed:
         return file.bytes
     with file.open(_HEAD_BYTES) as raw:
@@ -250,13 +250,3 @@ def _plain_bytes(file: InputFile) -> int:
     while unpacked < _MAX_UNPACKED_HEAD and (count := reader.readinto(buffer)):
         unpacked += count
     return round(file.bytes * unpacked / reader.packed_bytes) if unpacked else file.bytes
-
-
-def bytes_before(item: Document | BadLine) -> int:
-    """Unpacked bytes of the file before an item; in a .parquet by its share of the rows."""
-    if item.file.format != "parquet":
-        return item.offset
-    from zerokara.corpus import tables  # pyarrow: only where there is such a file
-
-    size, rows = tables.unpacked_bytes(item.file)
-    return size * item.offset // max(1, rows)

@@ -42,13 +42,14 @@ def gathered_row_groups(file: InputFile, target_bytes: int) -> list[tuple[int, i
     return [(part[0], part[-1] + 1, sum(sizes[number] for number in part)) for part in parts] or [(0, None, file.bytes)]
 
 
-def unpacked_bytes(file: InputFile) -> tuple[int, int]:
-    """Unpacked bytes of all columns, and number of rows; a file that is no .parquet counts as it is."""
+def text_bytes(file: InputFile, text_field: str) -> int:
+    """Unpacked bytes of the column with the text; a file that is no .parquet counts as it is."""
     try:
         with opened(file) as table:
-            return sum(group.total_byte_size for group in _groups(table.metadata)), table.metadata.num_rows
+            chunks = [chunk for group in _groups(table.metadata) for chunk in _text_chunks(group, text_field)]
+            return sum(chunk.total_uncompressed_size for chunk in chunks)
     except Damaged:
-        return file.bytes, 1
+        return file.bytes
 
 
 def read_rows(file: InputFile, start: int, end: int | None, text_field: str) -> Iterator[Document | BadLine]:
@@ -111,6 +112,11 @@ def _groups(footer: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
     return [footer.row_group(number) for number in range(footer.num_row_groups)]
 
 
+def _text_chunks(group: pq.RowGroupMetaData, text_field: str) -> list[pq.ColumnChunkMetaData]:
+    columns = (group.column(i) for i in range(group.num_columns))
+    return [column for column in columns if column.path_in_schema == text_field]
+
+
 def _items_of_group(
     file: InputFile, table: pq.ParquetFile, number: int, text_field: str, row: int, first_row: int, disk_bytes: int
 ) -> Iterator[Document | BadLine]:
@@ -125,11 +131,10 @@ def _items_of_group(
         shown = excerpt(message.encode())
         yield from (BadLine(file, at - first_row + 1, at, reason, shown, 1) for at in range(row, end))
         return
-    chunks = [group.column(i) for i in range(group.num_columns)]
-    chunks = [chunk for chunk in chunks if chunk.path_in_schema == text_field]
-    text_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
+    chunks = _text_chunks(group, text_field)
+    size = sum(chunk.total_uncompressed_size for chunk in chunks)
     most_rows = _DICTIONARY_BATCH_ROWS if any(chunk.has_dictionary_page for chunk in chunks) else _MAX_BATCH_ROWS
-    batch_rows = min(most_rows, max(1, _BATCH_BYTES * max(1, group.num_rows) // max(1, text_bytes)))
+    batch_rows = min(most_rows, max(1, _BATCH_BYTES * max(1, group.num_rows) // max(1, size)))
     batches = table.iter_batches(batch_rows, [number], [text_field], use_threads=False)
     try:
         while row < end:

@@ -166,11 +166,6 @@ class Encoder:
         return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.CONTROL)
 
     @property
-    def byte_ids(self) -> frozenset[int]:
-        """Ids of byte pieces, such as <0xE3>."""
-        return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.BYTE)
-
-    @property
     def learnt_ids(self) -> list[int]:
         """Ids of the pieces that a training found: not of control pieces, bytes and a user's symbols."""
         return [i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.NORMAL]

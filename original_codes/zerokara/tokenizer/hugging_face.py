@@ -181,11 +181,6 @@ class HuggingFaceEncoder(Encoder):
         return text.replace(self.parts.get("Metaspace", {}).get("replacement", SPACE_MARK), " ").encode()
 
     @property
-    def byte_ids(self) -> frozenset[int]:
-        has_bytes = self.algorithm.get("byte_fallback")
-        return frozenset(i for i, piece in enumerate(self.pieces) if has_bytes and _BYTE_PIECE.fullmatch(piece))
-
-    @property
     def learnt_ids(self) -> list[int]:
         added = {token["id"] for token in self.added}
         return [i for i, piece in enumerate(self.pieces) if len(piece) > 1 and i not in added]

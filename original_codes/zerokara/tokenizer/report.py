@@ -4,26 +4,49 @@ In: the tokenizer's file, texts of each source (held out from the training where
 sample that it was trained on, and the names of other tokenizers. Out: a `Report`, as JSON and as one HTML page
 (`report.html.jinja`). It compares only what was measured on the same text: between texts bytes per token differ by more
 than between tokenizers.
+
+Every tokenizer is measured alike: each line is encoded by itself, and a line end counts as one token. For a tokenizer
+with pieces that hold line ends, such as "):\\n", that is a few tokens more than it would need on the whole text.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import regex
 
 from zerokara.errors import Fault, UserError
 from zerokara.pages import template
 from zerokara.progress import Progress, bytes_text
-from zerokara.tokenizer import report_measures as measuring
+from zerokara.tokenizer.encoder import Encoder, Ids
 from zerokara.tokenizer.hugging_face import IN_FOLDER, open_file, tokenizer_file
 from zerokara.tokenizer.model_file import SPACE_MARK
-from zerokara.tokenizer.report_measures import MeasuredTokenizer, Measures
 from zerokara.tokenizer.sampling import SourceTexts
 
+Counts = npt.NDArray[np.int64]
+"""int64[ids of a tokenizer]: the number of times each was used."""
+
+MAX_USAGE_BYTES = 32_000_000
+"""Text of the sample on which the use of the pieces is counted, in some seconds."""
+EXAMPLE_CHARACTERS = 180
+"""Longest line shown."""
+LOSSLESS_SHARE = 0.01
+"""Share of lines that do not decode exactly up to which a tokenizer counts as lossless."""
+MAX_UNSPACED_SHARE = 0.1
+"""Share of the characters in scripts without spaces up to which white space is taken to separate words; names and
+quotations of another language are found everywhere."""
+_UNSPACED = regex.compile(r"[\p{Hiragana}\p{Katakana}\p{Han}\p{Thai}\p{Lao}\p{Tibetan}\p{Myanmar}\p{Khmer}]")
+_BATCH_LINES = 4096
+_MAX_FAILURES_SHOWN = 5
 HUB_PREFIX = "hf://"
 NUM_LISTED = 50
 OURS = "this one"
@@ -32,6 +55,155 @@ _MAX_EXAMPLES, _EXAMPLES_IN_ALL = 4, 40
 """Lines shown of a source, fewer where there are many sources and tokenizers."""
 _MARKS = {" ": "·\u200b", SPACE_MARK: "·\u200b", "\t": "→\u200b", "\u3000": "□\u200b", "\u00a0": "⍽"}
 """Marks shown in place of spaces, with a place to break the line."""
+
+
+@dataclass
+class Measures:
+    """Counts of one tokenizer on one body of text.
+
+    Tokens include line ends. Words are None where they cannot be told apart (`count_words`), and a round-trip failure
+    is a line that decodes to another text.
+    """
+
+    characters: int = 0
+    bytes: int = 0
+    lines: int = 0
+    words: int | None = None
+    tokens: int = 0
+    byte_tokens: int = 0
+    unknown_tokens: int = 0
+    line_end_tokens: int = 0
+    round_trip_failures: int = 0
+    failure_examples: list[str] = field(default_factory=list)
+
+    @property
+    def is_lossless(self) -> bool:
+        """True if nearly all lines decode exactly: dropping spaces or capitals is an easy way to few tokens."""
+        return self.round_trip_failures <= LOSSLESS_SHARE * self.lines
+
+    def rates(self) -> dict[str, Any]:
+        """Return what compares: bytes and characters per token, tokens per word (fertility), shares of tokens."""
+        tokens = max(self.tokens, 1)
+        return {
+            "bytes_per_token": self.bytes / tokens,
+            "characters_per_token": self.characters / tokens,
+            "tokens_per_word": (self.tokens - self.line_end_tokens) / self.words if self.words else None,
+            "unknown_rate": self.unknown_tokens / tokens,
+            "byte_fallback_rate": self.byte_tokens / tokens,
+            "round_trip_failure_rate": self.round_trip_failures / max(self.lines, 1),
+        }
+
+
+class MeasuredTokenizer:
+    """A tokenizer, its pieces as they are shown, and the ids of parts of characters."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder, self.pieces, self.byte_ids = encoder, list(encoder.pieces), set[int]()
+        """`byte_ids`: of byte pieces (<0x41>), and in byte-level BPE of all pieces that are no whole characters."""
+        for i, content in enumerate(encoder.token_texts):
+            text = content.decode(errors="ignore")
+            if text.encode() != content or (len(content) == 1 and self.pieces[i].startswith("<0x")):
+                self.byte_ids.add(i)
+            elif text:
+                self.pieces[i] = text.replace(" ", SPACE_MARK)
+
+    def uses(self, ids: Sequence[Ids]) -> Counts:
+        """Count the uses of each id."""
+        return np.bincount(np.concatenate([np.zeros(0, dtype=np.int32), *ids]), minlength=len(self.pieces))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A stretch of a line and the tokens that spell it: one, or all bytes of a character."""
+
+    text: str
+    pieces: list[str]
+    kind: str
+    """`piece`, `byte`, `unknown`, or `dropped`: text without a token, such as a space."""
+
+
+def measure(tokenizer: MeasuredTokenizer, texts: Sequence[str]) -> Measures:
+    """Measure a tokenizer on texts."""
+    encoder, lines = tokenizer.encoder, [line for text in texts for line in text.split("\n")]
+    ids = encoder.encode_many(lines)
+    line_ends, counts = len(lines) - len(texts), tokenizer.uses(ids)
+    changed = [line for line, decoded in zip(lines, map(encoder.decode, ids), strict=True) if decoded != line]
+    return Measures(
+        characters=sum(map(len, texts)),
+        bytes=sum(len(text.encode()) for text in texts),
+        lines=len(lines),
+        words=count_words(texts),
+        tokens=int(counts.sum()) + line_ends,
+        byte_tokens=int(counts[sorted(tokenizer.byte_ids)].sum()),
+        unknown_tokens=int(counts[encoder.unk_id]) if encoder.unk_id >= 0 else 0,
+        line_end_tokens=line_ends,
+        round_trip_failures=len(changed),
+        failure_examples=[line[:100] for line in changed[:_MAX_FAILURES_SHOWN]],
+    )
+
+
+def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, progress: Progress) -> tuple[Counts, int]:
+    """Count the uses of each id over evenly spaced lines of a large file; return the bytes of these lines, too."""
+    step = max(1, math.ceil(sentences.stat().st_size / MAX_USAGE_BYTES))
+    used, num_bytes = tokenizer.uses([]), 0
+    with open(sentences, encoding="utf-8", newline="\n") as file:
+        chosen = islice(file, 0, None, step)
+        while batch := [line.removesuffix("\n") for line in islice(chosen, _BATCH_LINES)]:
+            used += tokenizer.uses(tokenizer.encoder.encode_many(batch))
+            batch_bytes = sum(len(line.encode()) for line in batch)
+            num_bytes += batch_bytes
+            progress.advance(batch_bytes)
+    return used, num_bytes
+
+
+def total(measures: Sequence[Measures]) -> Measures:
+    """Add up the measures of several bodies of text; without words where one body has none."""
+    summed = Measures(words=0 if all(one.words is not None for one in measures) else None)
+    for one in measures:
+        for name in (each.name for each in fields(Measures) if getattr(summed, each.name) is not None):
+            setattr(summed, name, getattr(summed, name) + getattr(one, name))
+    summed.failure_examples = summed.failure_examples[:_MAX_FAILURES_SHOWN]
+    return summed
+
+
+def count_words(texts: Sequence[str]) -> int | None:
+    """Number of words in the texts; None where much of them is in scripts that are written without spaces.
+
+    A word is what white space separates, punctuation included, as in papers that publish fertilities.
+    """
+    words = [word for text in texts for word in text.split()]
+    unspaced = sum(len(_UNSPACED.findall(text)) for text in texts)
+    return len(words) if unspaced <= MAX_UNSPACED_SHARE * sum(map(len, words)) else None
+
+
+def example_lines(texts: Sequence[str], number: int) -> list[str]:
+    """Choose a few lines, evenly spread over those of middling length, else over all, cut at `EXAMPLE_CHARACTERS`."""
+    lines = list(dict.fromkeys(line.strip() for text in texts for line in text.split("\n") if line.strip()))
+    middling = [line for line in lines if EXAMPLE_CHARACTERS / 4 <= len(line) <= EXAMPLE_CHARACTERS]
+    candidates = middling if len(middling) >= number else lines
+    number = min(number, len(candidates))
+    return [candidates[(2 * i + 1) * len(candidates) // (2 * number)][:EXAMPLE_CHARACTERS] for i in range(number)]
+
+
+def cells(tokenizer: MeasuredTokenizer, line: str) -> list[Cell]:
+    """Split a line as the tokenizer does; the texts join to the line again."""
+    groups: list[tuple[int, int, list[int]]] = []
+    for token, start, end in tokenizer.encoder.spans(line):
+        ids = [token]
+        # Tokens that share a character form one cell, and an empty token joins the next.
+        if groups and (groups[-1][0] == groups[-1][1] or start < groups[-1][1]):
+            start, end_before, before = groups.pop()
+            end, ids = max(end_before, end), [*before, token]
+        groups.append((start, end, ids))
+    row, done = [], 0
+    for start, end, ids in [*groups, (len(line), len(line), [])]:
+        row += [Cell(line[done:start], [], "dropped")] if start > done else []
+        if ids:
+            is_bytes = not tokenizer.byte_ids.isdisjoint(ids)
+            kind = "unknown" if tokenizer.encoder.unk_id in ids else "byte" if is_bytes else "piece"
+            row.append(Cell(line[start:end], [tokenizer.pieces[i] for i in ids], kind))
+        done = end
+    return row
 
 
 @dataclass(frozen=True)
@@ -124,7 +296,6 @@ class Report:
             fixed=lambda value: "n/a" if value is None else f"{value:.3f}",
             percent=lambda share: f"{share:.3%}",
             visible=_visible,
-            language=_language,
         ).render(
             report=self,
             groups=[*groups, ("all sources", "", self.all_sources)] if len(groups) > 1 else groups,
@@ -183,20 +354,20 @@ def make(
     num_examples = max(1, min(_MAX_EXAMPLES, _EXAMPLES_IN_ALL // max(len(sources) * len(tokenizers), 1)))
     reports = []
     text_bytes = sum(len(text.encode()) for body in texts for text in body.texts)
-    sample_bytes = min(sentences.stat().st_size, measuring.MAX_USAGE_BYTES)
+    sample_bytes = min(sentences.stat().st_size, MAX_USAGE_BYTES)
     with Progress("measuring", total=text_bytes * len(tokenizers) + sample_bytes, unit="B") as progress:
         for source, body in zip(sources, texts, strict=True):
             measures = {}
             for name, each in tokenizers.items():
-                measures[name] = measuring.measure(each, body.texts)
+                measures[name] = measure(each, body.texts)
                 progress.advance(measures[name].bytes)
             measured_on = HELD_OUT if body.held_out else "text offered to the training"
             examples = [
-                {"line": line, "tokenizers": {n: measuring.cells(each, line) for n, each in tokenizers.items()}}
-                for line in measuring.example_lines(body.texts, num_examples)
+                {"line": line, "tokenizers": {n: cells(each, line) for n, each in tokenizers.items()}}
+                for line in example_lines(body.texts, num_examples)
             ]
             reports.append(SourceReport(source, measured_on, measures, examples))
-        used, usage_bytes = measuring.count_sample(ours, sentences, progress)
+        used, usage_bytes = count_sample(ours, sentences, progress)
     counts, learnt = used.tolist(), ours.encoder.learnt_ids
     by_count = sorted(range(len(counts)), key=lambda i: (-counts[i], i))
     by_length = sorted(learnt, key=lambda i: (-len(ours.pieces[i]), i))
@@ -207,7 +378,7 @@ def make(
             for name, each in tokenizers.items()
         },
         sources=reports,
-        all_sources={name: measuring.total([report.tokenizers[name] for report in reports]) for name in tokenizers},
+        all_sources={name: total([report.tokenizers[name] for report in reports]) for name in tokenizers},
         usage_bytes=usage_bytes,
         num_learnt_pieces=len(learnt),
         unused_pieces=[ours.pieces[i] for i in learnt if not counts[i]],
@@ -220,10 +391,3 @@ def make(
 def _visible(text: str) -> str:
     """Show spaces by marks, and each unprintable character by Python's escape."""
     return "".join(_MARKS.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)
-
-
-def _language(text: str) -> str:
-    """Language whose glyphs are meant, where the script decides it (Han alone does not); else empty."""
-    if any("\u3040" <= character <= "\u30ff" for character in text):
-        return "ja"
-    return "ko" if any("\uac00" <= character <= "\ud7a3" for character in text) else ""

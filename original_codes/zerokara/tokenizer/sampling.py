@@ -149,7 +149,7 @@ def plan(config: TokenizerConfig, files: Sequence[InputFile]) -> SampleBudget:
     most = AUTO_MOST_BYTES_BASE if config.base_tokenizer else AUTO_MOST_BYTES
     auto_bytes = max(AUTO_LEAST_BYTES, min(most, largest(AUTO_SHARE)))
     sample_bytes = auto_bytes if config.sample_bytes == "auto" else config.sample_bytes
-    peak_bytes = fixed + PEAK_BYTES[kind] * min(sample_bytes, total_plain_bytes(files))
+    peak_bytes = fixed + PEAK_BYTES[kind] * min(sample_bytes, total_plain_bytes(files, config.text_field))
     if peak_bytes > available:
         rule = f"may need {bytes_text(peak_bytes)} of memory, and {bytes_text(available)} are free"
         raise UserError(config.fault("sample_bytes", rule, f"set {largest(SAFE_SHARE)} or less, or auto"))

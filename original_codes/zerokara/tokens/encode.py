@@ -98,7 +98,7 @@ def encode_corpus(
         tokenizer_sha256=encoder.sha256,
         text_field=config.text_field,
         txt_document=config.txt_document,
-        task_bytes=usual_task_bytes(config, total_plain_bytes(files)),
+        task_bytes=usual_task_bytes(config, total_plain_bytes(files, config.text_field)),
     )
     is_alone = stage == "all" or (stage == "merge" and part == WHOLE)
     with _foreseen_errors(paths), work_folder.claimed(paths, "" if is_alone else f"{stage}-{part}") as folder:
@@ -206,7 +206,7 @@ def run_in_workers(
     Close the generator to end the workers early (`contextlib.closing`).
 
     Raises:
-        RunError: a worker died or met an unforeseen error.
+        RunError: a worker died.
         OSError: as the worker met it (a full disk, a file that is gone).
         UserError: a file that can never be read.
     """
@@ -266,17 +266,13 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kept = work_folder.kept_text(paths.work_folder)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            folder = paths.manifest.parent
-            free = bytes_text(free_bytes(folder))
-            raise RunError(
-                f"the disk is full ({error.strerror}) at {folder.absolute()}, {free} are free there now that "
-                f"unfinished files are removed; {kept}. Make room and run the same command to resume, or set "
-                "output_prefix to another disk"
-            ) from error
         where = f" {shown(str(error.filename))}" if error.filename else ""
-        raise RunError(f"cannot read or write{where}: {error.strerror or error}; {kept}") from error
+        message = f"cannot read or write{where}: {error.strerror or error}; {work_folder.kept_text(paths.work_folder)}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free, folder = bytes_text(free_bytes(paths.manifest.parent)), paths.manifest.parent.absolute()
+            message += f"; the disk is full, {free} are free at {folder} now that unfinished files are removed: make "
+            message += "room and run the same command to resume, or set output_prefix to another disk"
+        raise RunError(message) from error
 
 
 def manifest_facts(config: DataSettings, files: FoundFiles, encoded: EncodedCorpus, encoder: Encoder) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import Document, Range, bytes_before, read, total_plain_bytes
+from zerokara.corpus.read import Document, Range, read, total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.resources import free_bytes
@@ -33,7 +33,7 @@ class SamplePlace:
 
     texts: list[str]
     sampled_bytes: int
-    """Unpacked bytes of the file that they span."""
+    """Unpacked bytes that were read for them (`Document.bytes`)."""
 
     @property
     def beginning(self) -> list[str]:
@@ -62,7 +62,7 @@ def prepare(config: DataSettings, files: Sequence[InputFile], encoder: Encoder) 
     check_exportable(encoder)
     places = sample_corpus(config, files)
     choice = choose(encoder, [text for place in places for text in place.texts])
-    expected = estimate_tokens(total_plain_bytes(files), places, choice.encoder)
+    expected = estimate_tokens(total_plain_bytes(files, config.text_field), places, choice.encoder)
     check_disk_space(config, expected)
     return choice, replace(expected, loss=_loss([text for place in places for text in place.beginning], encoder))
 
@@ -119,16 +119,14 @@ def peak_bytes(expected: TokenEstimate) -> int:
 
 
 def _read_place(config: DataSettings, start: Range) -> SamplePlace:
-    texts, characters, bad_lines, first, last = list[str](), 0, 0, None, None
+    texts, sampled_bytes, characters, bad_lines = list[str](), 0, 0, 0
     for item in read(start, config.text_field, "line"):
-        first = bytes_before(item) if first is None else first
-        if characters >= PLACE_CHARACTERS or bad_lines >= PLACE_BAD_LINES:
-            last = bytes_before(item)
-            break
+        sampled_bytes += item.bytes
         if isinstance(item, Document):
             texts.append(item.text)
             characters += len(item.text)
         else:
             bad_lines += 1
-    end = total_plain_bytes([start.file]) if last is None else last
-    return SamplePlace(texts, max(0, end - (first or 0)))
+        if characters >= PLACE_CHARACTERS or bad_lines >= PLACE_BAD_LINES:
+            break
+    return SamplePlace(texts, sampled_bytes)

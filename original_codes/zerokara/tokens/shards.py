@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import traceback
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ import orjson
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt
 from zerokara.corpus.read import Block, Range, read
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError
 from zerokara.resources import end_with_step
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import FastEncoder
@@ -121,20 +120,8 @@ def begin_worker(job: Job) -> None:
 
 
 def write_shard_in_worker(task: ShardTask) -> ShardResult:
-    """Encode one task in a worker process.
-
-    Raises:
-        RunError: an unforeseen error, with its traceback, which alone would be lost among those of other processes.
-        OSError, UserError: as they come.
-    """
-    try:
-        return write_shard(task, _job)
-    except OSError as error:  # subclasses of other packages do not always survive pickling
-        raise OSError(error.errno, error.strerror or str(error), error.filename) from None
-    except (RunError, UserError):
-        raise
-    except Exception as error:
-        raise RunError(f"a tokenising process met an unforeseen error:\n{traceback.format_exc()}") from error
+    """Encode one task in a worker process."""
+    return write_shard(task, _job)
 
 
 def write_shard(task: ShardTask, job: Job) -> ShardResult:

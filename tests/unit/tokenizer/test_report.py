@@ -16,11 +16,10 @@ from toy_tokenizers import TrainToy, byte_ids
 from zerokara.huggingface import tokenizer_json
 from zerokara.progress import Progress
 from zerokara.tokenizer import report
-from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_file, tokenizer_file
 from zerokara.tokenizer.model_file import ModelFile
-from zerokara.tokenizer.report_measures import MeasuredTokenizer, count_words
+from zerokara.tokenizer.report import MeasuredTokenizer, count_words
 from zerokara.tokenizer.sampling import SourceTexts
 
 TEXTS = ["the quick fox\n今日はとてもよい天気です。", "rare 龘 and ▁ mark\n\n", "오늘 날씨가 좋아서 42"]
@@ -33,8 +32,8 @@ def opened(path: Path) -> MeasuredTokenizer:
     return MeasuredTokenizer(open_file(tokenizer_file(path)))
 
 
-def measured(path: Path, texts: list[str]) -> measuring.Measures:
-    return measuring.measure(opened(path), texts)
+def measured(path: Path, texts: list[str]) -> report.Measures:
+    return report.measure(opened(path), texts)
 
 
 def byte_level(folder: Path) -> Path:
@@ -78,10 +77,10 @@ def test_measures_of_ours_equal_a_count_by_hand(toy: Encoder) -> None:
     assert (measures.round_trip_failures, measures.failure_examples) == (1, ["rare 龘 and ▁ mark"])
     assert measures.rates()["bytes_per_token"] == measures.bytes / len(ids)
     parts = [measured(toy.model_path, [text]) for text in TEXTS]
-    assert measuring.total(parts) == measures != measuring.total(parts[:2])
+    assert report.total(parts) == measures != report.total(parts[:2])
     words = measured(toy.model_path, ["the fox\nthe dogs"])
     assert words.rates()["tokens_per_word"] == (words.tokens - 1) / 4, "line ends are left out"
-    assert measuring.total([words, measuring.Measures(tokens=5)]).words is None
+    assert report.total([words, report.Measures(tokens=5)]).words is None
 
 
 def test_unknown_tokens_are_counted(train_toy: TrainToy) -> None:
@@ -108,10 +107,10 @@ def test_a_bpe_over_bytes_equals_a_count_by_hand(tmp_path: Path) -> None:
 
 def test_a_word_piece_equals_a_count_by_hand(tmp_path: Path) -> None:
     tokenizer = opened(word_piece(tmp_path))
-    measures = measuring.measure(tokenizer, ["The 龘靐 fox", "the fox"])
+    measures = report.measure(tokenizer, ["The 龘靐 fox", "the fox"])
     assert (measures.unknown_tokens, measures.tokens) == (1, 5) and tokenizer.encoder.description.endswith("WordPiece")
     assert measures.failure_examples == ["The 龘靐 fox"]
-    cells = [(cell.text, cell.kind) for cell in measuring.cells(tokenizer, "The 龘靐 fox")]
+    cells = [(cell.text, cell.kind) for cell in report.cells(tokenizer, "The 龘靐 fox")]
     space = (" ", "dropped")
     assert cells == [("The", "piece"), space, ("龘靐", "unknown"), space, ("fox", "piece")]
 
@@ -130,22 +129,22 @@ def test_cells_of_every_kind_join_to_the_line(tmp_path: Path, toy: Encoder) -> N
     for path in (byte_level(tmp_path), word_piece(tmp_path), toy.model_path):
         tokenizer = opened(path)
         for line in [*LINES, "龘靐 fox  龘", "  spaces  "]:
-            cells = measuring.cells(tokenizer, line)
+            cells = report.cells(tokenizer, line)
             assert "".join(cell.text for cell in cells) == line
             ids = tokenizer.encoder.encode(line)
             assert [piece for cell in cells for piece in cell.pieces] == [tokenizer.pieces[i] for i in ids]
-    spaced = measuring.cells(opened(byte_level(tmp_path)), "the fox")
+    spaced = report.cells(opened(byte_level(tmp_path)), "the fox")
     assert not [cell for cell in spaced if cell.kind == "dropped"], "the space belongs to the piece"
-    rare = measuring.Cell("龘", ["<0xE9>", "<0xBE>", "<0x98>"], "byte")
-    assert rare in measuring.cells(opened(toy.model_path), "rare 龘")
+    rare = report.Cell("龘", ["<0xE9>", "<0xBE>", "<0x98>"], "byte")
+    assert rare in report.cells(opened(toy.model_path), "rare 龘")
 
 
 def test_a_large_sample_is_counted_at_some_lines(toy: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentences = tmp_path / "sentences.txt"
     sentences.write_text("the fox\ndogs 42\n" * 10, encoding="utf-8")
     for limit, lines, size in ((10_000, ("the fox", "dogs 42"), 140), (100, ("the fox",), 70)):
-        monkeypatch.setattr(measuring, "MAX_USAGE_BYTES", limit)
-        used, num_bytes = measuring.count_sample(opened(toy.model_path), sentences, Progress("counting"))
+        monkeypatch.setattr(report, "MAX_USAGE_BYTES", limit)
+        used, num_bytes = report.count_sample(opened(toy.model_path), sentences, Progress("counting"))
         assert num_bytes == size and used.sum() == 10 * sum(len(toy.encode(line)) for line in lines)
 
 
@@ -232,7 +231,7 @@ def test_the_page_needs_nothing_else_and_markup_in_pieces_is_text(train_toy: Tra
     text = "".join(outline(page).find("body").itertext())  # type: ignore[union-attr]
     assert all(piece in text for piece in [*NASTY, *names, "<i>changed</i>"]) and "trained on 12.3 MB" in text
     bytes_ = r'<span class="p\d byte" title="&lt;0xE9&gt; &lt;0xBE&gt; &lt;0x98&gt;">龘<sup>&#x2060;3</sup></span>'
-    assert re.search(bytes_, page) and 'lang="ja"' in page
+    assert re.search(bytes_, page)
 
 
 def test_a_model_of_the_hub_is_compared(toy: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
