@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from zerokara.config.settings import Auto, Fraction, NaturalInt, PositiveInt, Settings, Text, Words
+from zerokara.config.settings import Auto, Fraction, Names, NaturalInt, PositiveInt, Settings, Text, Words
 from zerokara.errors import Fault
 
 FilterName = Literal["GopherQualityFilter", "GopherRepetitionFilter", "FineWebQualityFilter"]
@@ -16,7 +16,7 @@ FilterName = Literal["GopherQualityFilter", "GopherRepetitionFilter", "FineWebQu
 class CleanedText(Settings):
     """Cleaning the text (before step 1)"""
 
-    input: Words = ("data/embedded/corpus.jsonl",)
+    input: Names = ("data/embedded/corpus.jsonl",)
     """Raw text, each entry one source: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
     file that lists such entries ("@files.txt"), or a dataset on the Hub (hf://datasets/owner/name[@revision][/path]).
     Of equal texts the first is kept, so name the best source first."""
@@ -75,8 +75,6 @@ class CleanConfig(Rules, CleanedText):
     """Processes on this machine; `auto` is one per core and 2 GB of free memory."""
 
     def rules(self) -> Iterator[Fault]:
-        if not self.input:
-            yield self.fault("input", "must name at least one file", "e.g. data/corpus.jsonl")
         for key, least in (("near_duplicates", 0.5), ("evaluation_overlap", 8), ("repeated_lines", 2)):
             if 0 < getattr(self, key) < least:
                 yield self.fault(key, f"must be 0, or at least {least}")

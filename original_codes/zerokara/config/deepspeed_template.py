@@ -1,12 +1,12 @@
 """DeepSpeed's further settings: the JSON file that `deepspeed_template` names, whose keys are passed on as they stand.
 
 The keys are DeepSpeed 0.19's (its runtime/zero/config.py says what each does) that act in a run here. DeepSpeed itself
-would ignore a mistyped one, or end every process with a traceback once they have started.
+would ignore a mistyped one, or end every process with a traceback once they have started. The keys zero_quantized_… are
+left out on purpose: what is sent in 8 bits depends on the number of GPUs, and so would the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -15,26 +15,21 @@ from pydantic import BeforeValidator, Field
 from zerokara.config.loading import load
 from zerokara.config.settings import Entry, NaturalInt, PositiveInt, Settings, Text, whole
 
-_OWN = "is set from config.yaml, or always the same"
-_COMPRESSED = "is not taken: what is sent in 8 bits depends on the number of GPUs, and so would the model"
+_UNKNOWN = "is not for this file: it is set from config.yaml, or has no effect here, or is no key of DeepSpeed's"
 Bucket = Annotated[int, BeforeValidator(whole), Field(gt=0, le=2_000_000_000)]
 
 
 class OffloadKeys(Entry):
     """What there is to say of an offload besides its device."""
 
-    elsewhere: ClassVar[Mapping[str, str]] = {"device": _OWN}
+    unknown: ClassVar[str] = _UNKNOWN
     pin_memory: bool = False
 
 
 class ZeroKeys(Entry):
     """``zero_optimization``."""
 
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        "stage": _OWN,
-        **dict.fromkeys(("cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory"), _OWN),
-        **dict.fromkeys(("zero_quantized_weights", "zero_quantized_gradients"), _COMPRESSED),
-    }
+    unknown: ClassVar[str] = _UNKNOWN
     contiguous_gradients: bool = True
     reduce_scatter: bool = True
     reduce_bucket_size: Bucket = 500_000_000
@@ -71,15 +66,7 @@ class ProfilerKeys(Entry):
 class DeepSpeedTemplate(Settings):
     """The file. Defaults are never used: only what the file gives is passed on."""
 
-    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        (
-            "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
-            "fp16", "bf16", "data_types", "torch_autocast", "communication_data_type", "gradient_allreduce_op",
-            "optimizer", "scheduler", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "timers",
-            "steps_per_print", "tensorboard", "wandb", "activation_checkpointing",
-        ),
-        _OWN,
-    )  # fmt: skip
+    unknown: ClassVar[str] = _UNKNOWN
     zero_optimization: ZeroKeys = ZeroKeys()
     wall_clock_breakdown: bool = False
     flops_profiler: ProfilerKeys = ProfilerKeys()

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from zerokara.config.data import MIN_CONTEXT
 from zerokara.config.finetune_config import DataFormat, LabelWords
-from zerokara.config.settings import Auto, Entry, NaturalInt, PositiveInt, Settings, Text, Words, as_tuple
+from zerokara.config.settings import Auto, Entry, Names, NaturalInt, PositiveInt, Settings, Text, Words, as_tuple
 from zerokara.errors import Fault
 
 TaskMetric = Literal["accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"]
@@ -19,7 +19,7 @@ TaskMetric = Literal["accuracy", "macro_f1", "exact_match", "word_accuracy", "ch
 class EvaluatedModels(Settings):
     """Models to evaluate (step 8)."""
 
-    models: Words = ("models/embedded_hf",)
+    models: Names = ("models/embedded_hf",)
     """Hugging Face folders on this machine, those of step 4 and anyone's; code that comes with a model is never run."""
     output_dir: Text = "evaluation/embedded"
     """Folder for the results: results.json, report.html, and what was measured so far (cache/)."""
@@ -36,8 +36,6 @@ class EvaluatedModels(Settings):
 
     def rules(self) -> Iterator[Fault]:
         folders = [normpath(name) for name in self.models]
-        if not folders:
-            yield self.fault("models", "must name at least one Hugging Face folder", "e.g. models/embedded_hf")
         if len(set(folders)) < len(folders):
             yield self.fault("models", "names a folder twice")
         if others := [name for name in self.add_to_card if normpath(name) not in folders]:
@@ -66,7 +64,7 @@ class EvaluationTask(Entry):
     """One task: test data, how it is asked, and how the answers are judged; its keys are described at `tasks`."""
 
     name: Text
-    test_data: Words
+    test_data: Names
     train_data: Words = ()
     data_format: DataFormat | Auto = "auto"
     input_field: Text | Auto = "auto"
@@ -99,8 +97,6 @@ class TaskSettings(Settings):
         for number, task in enumerate(self.tasks):
             if names.index(task.name) != number:
                 yield self.fault(f"tasks[{number}].name", "is the name of two tasks", "give each a name of its own")
-            if not task.test_data:
-                yield self.fault(f"tasks[{number}].test_data", "must name at least one file")
             if task.prompt_template != "auto" and task.prompt_template.count("{input}") != 1:
                 rule = "must hold {input} once, where the text goes"
                 yield self.fault(f"tasks[{number}].prompt_template", rule, 'e.g. "{input}\\n"')

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -23,7 +23,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
-from zerokara.config.settings import TEXT_PATTERN, Origin, Settings
+from zerokara.config.settings import TEXT_PATTERN, Origin, Settings, key_of
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault, UserError, nearest, shown
 
@@ -73,18 +73,15 @@ def load(
         values.pop(GONE, None)
     in_file = dict(values)
     origin = Origin(str(path), lines, frozenset(_apply(overrides, values, faults)), in_file)
-
-    for key in [key for key in values if key not in config_class.model_fields]:
-        faults.append(_unknown(key, values.pop(key), config_class, origin))
     wrong: set[str] = set()
     try:
         config = config_class(**values)
     except ValidationError as error:
-        by_key: dict[str, list[ErrorDetails]] = {}
+        by_place: dict[str, list[ErrorDetails]] = {}
         for detail in error.errors():
             wrong.add(str(detail["loc"][0]))
-            by_key.setdefault(_place_of(detail, values), []).append(detail)
-        faults += [_invalid(key, details, origin, config_class) for key, details in by_key.items()]
+            by_place.setdefault(_place_of(detail, values), []).append(detail)
+        faults += [_invalid(*each, config_class, origin) for each in by_place.items()]
         # Every setting has a default: with it in place of the wrong values, the rules can check the valid ones.
         config = config_class(**{key: value for key, value in values.items() if key not in wrong})
     config._origin = origin
@@ -239,50 +236,35 @@ def _place_of(detail: ErrorDetails, values: Any) -> str:
     return place
 
 
-def _model_at(place: str, config_class: type[Settings]) -> type[BaseModel]:
-    """Return the class that holds the last name of a place."""
-    found: type[BaseModel] = config_class
-    for name in re.sub(r"\[\d+\]", "", place).split(".")[:-1]:
-        annotation = found.model_fields[name].annotation
-        found = next(each for each in (annotation, *get_args(annotation)) if hasattr(each, "model_fields"))
-    return found
-
-
-def _unknown(key: str, value: object, config_class: type[Settings], origin: Origin) -> Fault:
-    known = config_class.model_fields
-    rule = "there is no such setting"
-    root = re.split(r"[.\[]", key)[0]
-    if root != key and root in known:  # --set stages[1].order=…
+def _unknown(place: str, detail: ErrorDetails, config_class: type[Settings], origin: Origin) -> Fault:
+    """Return the fault of a name that is no setting, in the file or within a value (``stages[1].ordr``)."""
+    remedy, holder = "remove it", config_class
+    *parents, name = [place] if len(detail["loc"]) == 1 else re.sub(r"\[\d+\]", "", place).split(".")
+    for parent in parents:
+        annotation = holder.model_fields[parent].annotation
+        holder = next(each for each in (annotation, *get_args(annotation)) if hasattr(each, "model_fields"))
+    rule, known = holder.unknown, holder.model_fields
+    if (root := key_of(name)) != name and root in known:  # --set stages[1].order=…
         rule = "a part of a value cannot be set by itself"
         remedy = f"set the whole of it (--set '{root}=[…]'), or edit it in the file"
-    elif key in config_class.elsewhere:
-        rule, remedy = config_class.elsewhere[key], "remove it here"
-    elif _RENAMED.get(key) in known:
-        remedy = f"did you mean {_RENAMED[key]}?"
-    elif elsewhere := [name for name, each in FILES.items() if key in each.model_fields]:
-        remedy = f"it belongs in {elsewhere[0]}"
-    else:
-        remedy = _nearest(key, known, "remove it")
-    return Fault(origin.where(key), rule, key, value, remedy)
+    elif _RENAMED.get(name) in known:
+        remedy = f"did you mean {_RENAMED[name]}?"
+    elif not parents and (files := [file for file, each in FILES.items() if name in each.model_fields]):
+        remedy = f"it belongs in {files[0]}"
+    elif near := difflib.get_close_matches(name, known, n=1):
+        remedy = f"did you mean {near[0]}?"
+    elif parents:
+        remedy = f"there are {', '.join(known)}"
+    return Fault(origin.where(place), rule, place, detail["input"], remedy)
 
 
-def _nearest(key: str, known: Iterable[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]}?" if near else otherwise
-
-
-def _invalid(key: str, details: list[ErrorDetails], origin: Origin, config_class: type[Settings]) -> Fault:
-    """Return the fault of a value that pydantic refuses; `details` are its alternatives (`a number or "auto"`)."""
-    value = details[0]["input"]
-    if details[0]["type"] == "extra_forbidden":  # in a mapping or an item of a list of them: stages[1].order
-        name, item = key.rpartition(".")[2], _model_at(key, config_class)
-        if rule := getattr(item, "elsewhere", {}).get(name):
-            return Fault(origin.where(key), rule, key, value, "remove it here")
-        remedy = _nearest(name, item.model_fields, f"there are {', '.join(item.model_fields)}")
-        return Fault(origin.where(key), "there is no such setting", key, value, remedy)
-    rules = list(dict.fromkeys(_rule_text(detail) for detail in details))
+def _invalid(place: str, details: list[ErrorDetails], config_class: type[Settings], origin: Origin) -> Fault:
+    """Return the fault of what pydantic refuses; `details` are its alternatives (`a number or "auto"`)."""
+    if details[0]["type"] == "extra_forbidden":
+        return _unknown(place, details[0], config_class, origin)
+    rules, value = dict.fromkeys(_rule_text(detail) for detail in details), details[0]["input"]
     value = shown(value) if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
-    return Fault(origin.where(key), "must be " + " or ".join(rules), key, value)
+    return Fault(origin.where(place), "must be " + " or ".join(rules), place, value)
 
 
 _WORDS = {
@@ -294,6 +276,7 @@ _WORDS = {
     "string_too_short": "text that is not empty",
     "bool_type": "true or false",
     "tuple_type": "a list",
+    "too_short": "a list of at least one entry",
     "model_type": "a mapping (name: value, …)",
 }
 """Our words for some of pydantic's kinds of error."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic_core import to_jsonable_python
 
 from zerokara.errors import Fault
 
@@ -56,6 +57,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NaturalFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Names = Annotated[Words, Field(min_length=1)]
 Prompts = Annotated[Auto | tuple[str, ...], BeforeValidator(lambda value: value if value == "auto" else _listed(value))]
 TEXT_PATTERN = r"^[^\x00-\x08\x0a-\x1f\x7f-\x9f]*$"
 Text = Annotated[str, Field(min_length=1, pattern=TEXT_PATTERN)]
@@ -92,24 +94,16 @@ class Entry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Names that are refused with a reason of their own."""
-
-    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """Show only the settings that differ from their defaults."""
-        for key, info in type(self).model_fields.items():
-            if (value := getattr(self, key)) != info.get_default(call_default_factory=True):
-                yield key, value
+    unknown: ClassVar[str] = "there is no such setting"
+    """Why a name that is not a field is refused."""
 
 
-class Settings(BaseModel):
+class Settings(Entry):
     """Base of the configuration classes."""
 
     # Only the classes that are loaded are compiled, not those that they consist of: it takes most of their import.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, defer_build=True)
+    model_config = ConfigDict(use_attribute_docstrings=True, defer_build=True)
 
-    elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Names that are refused with a reason of their own."""
     first: ClassVar[tuple[str, ...]] = ()
     """Settings that stand at the head of the file and of the help: what people change in their first week."""
 
@@ -133,14 +127,12 @@ class Settings(BaseModel):
 
         `reads` are the other settings on which `rule` depends; the place names those set on the command line.
         """
-        shown: Any = self
+        value: Any = self
         for name, index in re.findall(r"(\w+)(?:\[(\d+)\])?", key):
-            shown = getattr(shown, name)
-            shown = shown[int(index)] if index else shown
-        if isinstance(shown, BaseModel):
-            shown = shown.model_dump(exclude_none=True)
-        shown = list(shown) if isinstance(shown, tuple) else shown
-        return Fault(self._origin.where(key, reads), rule, key, shown, remedy, (key_of(key), *reads))
+            value = getattr(value, name)
+            value = value[int(index)] if index else value
+        value = to_jsonable_python(value, exclude_none=True)
+        return Fault(self._origin.where(key, reads), rule, key, value, remedy, (key_of(key), *reads))
 
     def rules(self) -> Iterator[Fault]:
         """Yield faults between valid values, by the rules of this class alone. A rule says which settings it reads: it

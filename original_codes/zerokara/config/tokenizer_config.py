@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zerokara.config.settings import Auto, Fraction, NaturalInt, PositiveInt, Settings, Text, Words
+from zerokara.config.settings import Auto, Fraction, Names, NaturalInt, PositiveInt, Settings, Text, Words
 from zerokara.errors import Fault
 
 NUM_BYTE_PIECES = 256
@@ -17,6 +17,7 @@ TURN_PIECES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assis
 """The reserved piece that begins the turn of each role in a conversation."""
 _RESERVED_PIECES = (*TURN_PIECES.values(), "<|end|>", *(f"<|reserved_{i}|>" for i in range(4)))
 _FIXED = ("reserved_pieces", "byte_fallback", "user_defined_symbols", "extra_ids", "base_tokenizer")
+_NO_SYMBOL = re.compile(r"<unk>|</?s>|<pad>|<extra_id_.*|<0x[0-9A-Fa-f]{2}>|.*[\s\u2581\u2585\0].*|", re.DOTALL)
 _RESERVED_NAME = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 """No two such names overlap, none is a byte piece or a sentinel token, and no ordinary text spells one."""
 
@@ -24,7 +25,7 @@ _RESERVED_NAME = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 class TokenizerConfig(Settings):
     """Training the tokenizer (step 1)."""
 
-    input: Words = ("data/embedded/corpus.jsonl",)
+    input: Names = ("data/embedded/corpus.jsonl",)
     """Raw text, one entry or several: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
     file that lists such entries ("@files.txt"), or a dataset on the Hub (hf://datasets/owner/name[@revision][/path])."""
     text_field: Text = "text"
@@ -91,8 +92,6 @@ class TokenizerConfig(Settings):
         return len(self.reserved_pieces) + self.extra_ids
 
     def rules(self) -> Iterator[Fault]:
-        if not self.input:
-            yield self.fault("input", "must name at least one file", "e.g. data/corpus.jsonl")
         if self.extend and not self.base_tokenizer:
             rule, remedy = "has no effect without base_tokenizer", "name the tokenizer to extend, or set 0"
             yield self.fault("extend", rule, remedy, ["base_tokenizer"])
@@ -107,10 +106,8 @@ class TokenizerConfig(Settings):
             )
             yield self.fault("vocab_size", rule, f"try {max(1000, 4 * self.num_fixed_pieces)}", _FIXED)
         for symbol in self.user_defined_symbols:
-            if re.fullmatch(r"\n?|<unk>|</?s>|<pad>|<extra_id_.*|<0x[0-9A-Fa-f]{2}>", symbol):
-                yield self.fault("user_defined_symbols", f"must not contain {symbol!r}, the name of another piece")
-            elif any(character.isspace() or character in "\u2581\u2585\0" for character in symbol):
-                rule = f"must not contain {symbol!r}: a symbol has no spaces, and neither U+2581, U+2585 nor NUL"
+            if _NO_SYMBOL.fullmatch(symbol):
+                rule = f"must not contain {symbol!r}: empty, another piece's, or with a space, U+2581, U+2585 or NUL"
                 yield self.fault("user_defined_symbols", rule)
         for piece in self.reserved_pieces:
             if not _RESERVED_NAME.fullmatch(piece):

@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,13 @@ def value_text(value: Any) -> str:
     """Return a value as a YAML file has it: a text in quotes where it would be read as something else."""
     if isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
         return "".join(f"\n  - {value_text(item)}" for item in value)  # a line for each mapping in a list
-    if isinstance(value, BaseModel):
-        value = {key: item for key in type(value).model_fields if (item := getattr(value, key)) is not None}
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{value_text(key)}: {value_text(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(value_text(item) for item in value) + "]"
     yaml = YAML(typ="rt")
-    yaml.width = 10_000
-    yaml.default_flow_style = True  # what can stand in [a, b] can stand anywhere
+    yaml.width = 2**31
+    yaml.default_flow_style = True  # what can stand in {x: a} can stand anywhere
     stream = io.StringIO()
-    yaml.dump([value], stream)  # a bare scalar would be followed by an end mark
-    return stream.getvalue().strip()[1:-1]
+    # A bare scalar would be followed by an end mark.
+    yaml.dump({"x": value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value}, stream)
+    return stream.getvalue().strip().removeprefix("{x: ").removesuffix("}")
 
 
 def write_values(config_path: Path, values: Mapping[str, Any], is_dry_run: bool = False) -> str:
@@ -112,18 +108,15 @@ def write_values(config_path: Path, values: Mapping[str, Any], is_dry_run: bool 
         after = "\n".join([f"{after[:start]} {texts[key]}", *inside]) + after[end:]
     for key in (key for key in texts if key not in places):
         after += ("" if after.endswith("\n") or not after else "\n") + f"{key}: {texts[key]}\n"
-    try:
-        new = {key: read_value(text) for key, text in texts.items()}
-        is_as_expected = read_value(after) == (read_value(before) or {}) | new
-    except YAMLError:
-        is_as_expected = False
-    if not is_as_expected:
-        by_hand = "; ".join(f"{key}: {text}" for key, text in texts.items())
-        what = f"cannot change {', '.join(values)} without touching something else"
-        raise RunError(f"{config_path}: {what}; write by hand: {by_hand}")
-    if not is_dry_run:
-        write_file(config_path, after)
-    return f"{'dry run: would write' if is_dry_run else 'written:'} {config_path}"
+    new = {key: read_value(text) for key, text in texts.items()}
+    with suppress(YAMLError):
+        if read_value(after) == (read_value(before) or {}) | new:
+            if not is_dry_run:
+                write_file(config_path, after)
+            return f"{'dry run: would write' if is_dry_run else 'written:'} {config_path}"
+    what = f"cannot change {', '.join(values)} without touching something else"
+    by_hand = "; ".join(f"{key}: {text}" for key, text in texts.items())
+    raise RunError(f"{config_path}: {what}; write by hand: {by_hand}")
 
 
 def _places(text: str) -> dict[str, tuple[int, int]]:
