@@ -181,8 +181,7 @@ def _lacking(config_class: type[Settings], path: Path, settings: Mapping[str, An
     except UserError:  # that step will report it
         return settings
     key, made = next(iter(settings.items()))
-    named = getattr(config, key)
-    if named == made or (isinstance(made, str) and Path(named).resolve().is_relative_to(Path(made).resolve())):
+    if isinstance(made, str) and Path(getattr(config, key)).resolve().is_relative_to(Path(made).resolve()):
         return {}
     return {key: value for key, value in settings.items() if getattr(config, key) != value}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,30 +85,27 @@ def check(config: Settings, outputs: Outputs, **inputs: Sequence[InputFile]) -> 
         if both:
             rule = f"names {', '.join(both[:5])}, which this step writes itself"
             found.append(config.fault(key, rule, "rename or move the input"))
-    if found := found or list(faults(config, outputs)):
-        raise UserError(found)
+    refuse(found or faults(config, outputs))
 
 
-def faults(config: Settings, outputs: Outputs) -> Iterator[Fault]:
-    """Yield the first reason why a step cannot write its outputs, if there is one."""
-    key, place, record = outputs.key, outputs.files[0].resolve(), outputs.files[-1]
-    remedy = f"choose another {key}"
-    markers = [folder / IDENTITY_NAME for folder in place.parents]
-    if reason := next(filter(None, map(_reason_against, outputs.files)), ""):
-        yield config.fault(key, f"cannot be written: {reason}", remedy)
-    elif marker := next((each for each in markers if each.exists() and each != place), None):
-        yield config.fault(key, f"is in the run folder {marker.parent}, which may be deleted as a whole", remedy)
-    elif outputs.step:
-        made = manifest.read(record) if record.exists() else None
-        ours = {record.parent / one.path for files in made.outputs.values() for one in files} if made else set()
-        others = [path for path in outputs.files[:-1] if path.exists() and not (path in ours or _is_left_by_us(path))]
-        if made and made.step != outputs.step:
-            rule = f"cannot be written: {record} is of step {made.step!r}"
-            yield config.fault(key, rule, f"{remedy}, or move those files away")
-        elif others:
-            names = ", ".join(path.name for path in others)
-            rule = f"cannot be written: {record.parent} holds {names}, which no run of this step wrote"
-            yield config.fault(key, rule, f"{remedy}, or move {'them' if others[1:] else 'it'} away")
+def faults(config: Settings, outputs: Outputs) -> list[Fault]:
+    """Return why a step cannot write its outputs: the first reason, if there is one."""
+    reason = next(filter(None, map(_reason_against, outputs.files)), "")
+    others = "" if reason or not outputs.step else _others_in(outputs)
+    remedy = f"choose another {outputs.key}{', or move those files away' if others else ''}"
+    return [config.fault(outputs.key, f"cannot be written: {reason or others}", remedy)] if reason or others else []
+
+
+def _others_in(outputs: Outputs) -> str:
+    """Return which files of another step, or of somebody else, are in the place of `outputs`; empty if none."""
+    record = outputs.files[-1]
+    made = manifest.read(record) if record.exists() else None
+    if made and made.step != outputs.step:
+        return f"{record} is of step {made.step!r}"
+    ours = {record.parent / one.path for files in made.outputs.values() for one in files} if made else set()
+    others = [path for path in outputs.files[:-1] if path.exists() and not (path in ours or _is_left_by_us(path))]
+    names = ", ".join(path.name for path in others)
+    return f"{record.parent} holds {names}, which no run of this step wrote" if others else ""
 
 
 def _reason_against(file: Path) -> str:

@@ -164,7 +164,7 @@ def test_a_step_leaves_others_files_alone(run_step: Any, tmp_path: Path, name: s
     assert contents(tmp_path) == {name: b"mine"}
 
 
-@pytest.mark.parametrize("kind", ["export", "begun run", "in a run", "another program"])
+@pytest.mark.parametrize("kind", ["export", "begun run", "another program"])
 def test_another_steps_folder_is_none_of_step_1(run_step: Any, tmp_path: Path, kind: str) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"its tokenizer")
     if kind == "export":
@@ -173,7 +173,7 @@ def test_another_steps_folder_is_none_of_step_1(run_step: Any, tmp_path: Path, k
         name = "manifest.json" if kind == "another program" else "run.json"
         (tmp_path / name).write_text('{"name": "a web page"}', encoding="utf-8")
     before = contents(tmp_path)
-    code, printed = run_step(1, tmp_path / "tokenizer" if kind == "in a run" else tmp_path, "--redo")
+    code, printed = run_step(1, tmp_path, "--redo")
     assert code == 2 and printed.startswith("error: ") and "Traceback" not in printed
     assert "--redo" not in printed.partition(";")[2]
     assert contents(tmp_path) == before
@@ -248,14 +248,6 @@ def test_what_a_step_writes_is_not_its_input(run_step: Any, tmp_path: Path, link
     code, printed = run_step(2, prefix, "--redo", corpus=given)
     assert code == 2 and f" {given}, " in printed
     assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("key", STEPS)
-def test_no_step_writes_into_a_run(tmp_path: Path, key: str) -> None:
-    (tmp_path / "run.json").touch()
-    (fault,) = faults_at(key, tmp_path / "deep" / "er")
-    assert f"run folder {tmp_path}" in fault.rule
-    assert not faults_at("output_model_dir", tmp_path), "the run itself resumes"
 
 
 def test_what_somebody_wrote_into_an_export_is_found(tmp_path: Path) -> None:
