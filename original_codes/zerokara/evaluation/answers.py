@@ -59,8 +59,9 @@ def answers_of(
     outputs, stopped, num_too_long = list[str](), list[bool](), 0
     for index, start in enumerate(range(0, len(prompts), BLOCK_PROMPTS)):
         asked = prompts[start : start + BLOCK_PROMPTS]
-        block = block_cache.read(folder, index, len(asked), Answers)
-        if block is None:
+        if kept := block_cache.read(folder, index):
+            block = Answers(**kept)
+        else:
             part = f", {start + 1:,} to {start + len(asked):,} of {len(prompts):,}" if len(asked) < len(prompts) else ""
             label = f"{name}, {model.name}{part}"
             block = answer(model.model, model.tokenizer, asked, max_new_tokens=limit, label=label)

@@ -22,12 +22,11 @@ Shape suffixes: B windows, S tokens of the longest.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ from zerokara.progress import Progress, plural
 from zerokara.publishing.exported_folder import is_export
 from zerokara.samples.validation_batches import Window, stride_of, windows
 
-CACHE_FORMAT = 3
+CACHE_FORMAT = 4
 """Raised when a change of this module changes what is measured."""
 BLOCK_BYTES = 200_000
 """Text that is measured at once; a run that is killed loses no more."""
@@ -74,22 +73,19 @@ class Windowing:
     """Tokens by which windows advance, and the maximum that each but the first scores."""
 
 
-@dataclass
-class Losses:
-    """Nats of each document: of its text, and apart from it of its end."""
+class DocumentLoss(NamedTuple):
+    """Nats of a document: of its text, and apart from it of its end."""
 
-    tokens: list[int] = field(default_factory=list)
-    text_nats: list[float] = field(default_factory=list)
-    end_nats: list[float] = field(default_factory=list)
-    """Empty for a tokenizer without an end token."""
-    is_lossless: list[bool] = field(default_factory=list)
-    """True of each document that decodes to itself."""
+    tokens: int
+    text_nats: float
+    end_nats: float
+    """0 for a tokenizer without an end token."""
+    is_lossless: bool
+    """True if the document decodes to itself."""
 
     @property
-    def num_finite(self) -> int:
-        """Number of documents whose nats are numbers."""
-        ends = self.end_nats or [0.0] * len(self.text_nats)
-        return sum(map(math.isfinite, map(operator.add, self.text_nats, ends)))
+    def is_finite(self) -> bool:
+        return math.isfinite(self.text_nats + self.end_nats)
 
 
 Measured = tuple[Row, Measure | None]
@@ -125,16 +121,15 @@ def measure_model(
     losses = _losses(model, text, windowing, config, folder)
     if losses is None:
         return not_ranked(SEES_LATER_TOKENS)
-    if lost := losses.is_lossless.count(False):
-        details["lost_documents"], first = lost, losses.is_lossless.index(False) + 1
-        rule = f"not ranked: the tokenizer loses text, {lost:,} of {len(text.documents):,} documents do not"
-        return not_ranked(f"{rule} decode to themselves (the first is number {first:,})")
-    if wrong := len(text.documents) - losses.num_finite:
+    if lost := [number for number, each in enumerate(losses, 1) if not each.is_lossless]:
+        details["lost_documents"] = len(lost)
+        rule = f"not ranked: the tokenizer loses text, {len(lost):,} of {len(losses):,} documents do not"
+        return not_ranked(f"{rule} decode to themselves (the first is number {lost[0]:,})")
+    if wrong := sum(not each.is_finite for each in losses):
         return not_ranked(f"not ranked: {plural(wrong, 'document')} without a finite loss")
-    bits = [nats / math.log(2) for nats in losses.text_nats]
-    measure = share("bits_per_byte", bits, text.bytes)
-    tokens = sum(losses.tokens)
-    end = sum(losses.end_nats) / len(losses.end_nats) if losses.end_nats else None
+    measure = share("bits_per_byte", [each.text_nats / math.log(2) for each in losses], text.bytes)
+    tokens = sum(each.tokens for each in losses)
+    end = None if windowing.end_id is None else sum(each.end_nats for each in losses) / len(losses)
     notes.append("no end token" if end is None else f"end of document: {end:.2f} nats")
     details |= {
         "tokens": tokens,
@@ -208,13 +203,14 @@ def encode(tokenizer: Any, documents: Sequence[str]) -> list[list[int]]:
 
 def losses_of(
     model: LoadedModel,
-    encoded: Sequence[Sequence[int]],
+    documents: Sequence[str],
     windowing: Windowing,
     batch_tokens: int,
     progress: Progress,
     num_bytes: int,
-) -> Losses:
-    """Nats of each encoded document, in batches of windows of like length; `progress` advances by `num_bytes`."""
+) -> list[DocumentLoss]:
+    """Measure documents in batches of windows of like length; `progress` advances by `num_bytes`."""
+    encoded = encode(model.tokenizer, documents)
     tail = [] if windowing.end_id is None else [windowing.end_id]
     tokens = [[windowing.start_id, *ids, *tail] for ids in encoded]
     size = windowing.context_length, windowing.stride
@@ -226,9 +222,12 @@ def losses_of(
         for window, values in zip(batch, _window_nats(model, tokens, batch, batch_tokens), strict=True):
             nats[window.document][window.first_target : window.end] = values
         progress.advance(num_bytes * sum(window.num_inputs for window in batch) / num_inputs)
-    ends = [float(each[-1]) for each in nats] if tail else []
-    texts = [float(each[:-1].sum() if tail else each.sum()) for each in nats]
-    return Losses([len(ids) for ids in encoded], texts, ends)
+    losses = []
+    for document, ids, values in zip(documents, encoded, nats, strict=True):
+        of_text, of_end = np.split(values, [1 + len(ids)])
+        is_lossless = _decodes(model.tokenizer, ids, document)
+        losses.append(DocumentLoss(len(ids), float(of_text.sum()), float(of_end.sum()), is_lossless))
+    return losses
 
 
 def _window_nats(
@@ -288,42 +287,37 @@ def _decodes(tokenizer: Any, ids: Sequence[int], document: str) -> bool:
 
 def _losses(
     model: LoadedModel, text: MeasuredText, windowing: Windowing, config: EvaluateConfig, cached_in: Path | None
-) -> Losses | None:
-    """Nats of all documents; blocks measured before are read from the cache. None for a model that is not causal."""
+) -> list[DocumentLoss] | None:
+    """Measure all documents; blocks measured before are read from the cache. None for a model that is not causal."""
     how = [str(model.dtype), text.content, asdict(windowing), BLOCK_BYTES, CACHE_FORMAT]
     folder = cache.folder_of(cached_in, model.content, *how)
     batch_tokens = min(MAX_BATCH_TOKENS, max(1, MAX_LOGITS // model.vocab_size))
     if config.batch_tokens != "auto":
         batch_tokens = config.batch_tokens
-    losses = Losses()
+    losses: list[DocumentLoss] = []
     blocks = list(_blocks(text))
-    cached = [cache.read(folder, index, len(numbers), Losses) for index, numbers in enumerate(blocks)]
+    cached = [cache.read(folder, index) for index in range(len(blocks))]
     if None in cached and not model.is_causal:
         return None
-    sizes = [sum(text.bytes[number] for number in numbers) for numbers in blocks]
-    done = sum(size for size, block in zip(sizes, cached, strict=True) if block)
+    sizes = [sum(text.bytes[block]) for block in blocks]
+    done = sum(size for size, rows in zip(sizes, cached, strict=True) if rows)
     with Progress(f"{model.name} on {text.name}", sum(sizes), "B", done=done) as progress:
-        for index, (numbers, block) in enumerate(zip(blocks, cached, strict=True)):
-            if block is None:
-                documents = text.documents[numbers.start : numbers.stop]
-                encoded = encode(model.tokenizer, documents)
-                block = losses_of(model, encoded, windowing, batch_tokens, progress, sizes[index])
-                block.is_lossless = [_decodes(model.tokenizer, *pair) for pair in zip(encoded, documents, strict=True)]
-                if block.num_finite == len(numbers):
-                    cache.write(folder, index, asdict(block))
-            losses.tokens += block.tokens
-            losses.text_nats += block.text_nats
-            losses.end_nats += block.end_nats
-            losses.is_lossless += block.is_lossless
+        for index, rows in enumerate(cached):
+            if rows is None:
+                documents = text.documents[blocks[index]]
+                rows = losses_of(model, documents, windowing, batch_tokens, progress, sizes[index])
+                if all(each.is_finite for each in rows):
+                    cache.write(folder, index, [[*each] for each in rows])
+            losses += [DocumentLoss(*row) for row in rows]
     return losses
 
 
-def _blocks(text: MeasuredText) -> Iterator[range]:
-    """Numbers of consecutive documents of about `BLOCK_BYTES`."""
+def _blocks(text: MeasuredText) -> Iterator[slice]:
+    """Consecutive documents of about `BLOCK_BYTES`."""
     first = size = 0
     for number, num_bytes in enumerate(text.bytes):
         if size and size + num_bytes > BLOCK_BYTES:
-            yield range(first, number)
+            yield slice(first, number)
             first, size = number, 0
         size += num_bytes
-    yield range(first, len(text.documents))
+    yield slice(first, len(text.documents))

@@ -21,6 +21,7 @@ from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
+import orjson
 
 from zerokara.config.evaluate_config import EvaluateConfig, TaskSettings, TextSettings
 from zerokara.config.finetune_config import FinetuneConfig
@@ -96,12 +97,8 @@ class MeasuredText:
 
     @cached_property
     def content(self) -> str:
-        """SHA-256 over the documents."""
-        digest = sha256()
-        for document in self.documents:
-            encoded = document.encode()
-            digest.update(len(encoded).to_bytes(8, "little") + encoded)
-        return digest.hexdigest()
+        """SHA-256 over the documents, as a list in JSON."""
+        return sha256(orjson.dumps(self.documents)).hexdigest()
 
 
 def read_texts(config: TextSettings, files: Sequence[InputFile], seed: int) -> Iterator[MeasuredText]:
@@ -246,7 +243,7 @@ def _format(config: TaskSettings, number: int, files: TaskFiles) -> ExampleForma
     except UserError as error:
         faults = []
         for fault in error.faults:
-            if fault.where == settings.where(fault.key or "x"):  # a setting: its place is in this configuration
+            if fault.where == str(settings.path):  # a setting: its place is in this configuration
                 key = f"tasks[{number}].{fault.key}"
                 fault = replace(fault, where=config.where(key), key=key)
             faults.append(fault)

@@ -156,8 +156,7 @@ def add_to_card(folder: Path, model: str, sections: Sequence[Section]) -> Path:
     """
     path, record_path = folder / CARD_NAME, folder / exported_folder.MANIFEST_NAME
     export = manifest.read(record_path) if exported_folder.is_export(folder) else None
-    before = [each for each in exported_folder.files(export) if each.path == CARD_NAME] if export else []
-    if not all(manifest.is_unchanged(each, record_path) for each in before):
+    if export and not all(manifest.is_unchanged(each, record_path) for each in export.outputs["card"]):
         rule = "has changed since the export was proved"
         raise UserError(Fault(str(path), rule, remedy="run step 4 again with --redo, then add the results"))
     text = with_results(path.read_text(encoding="utf-8") if path.is_file() else "---\n{}\n---\n", model, sections)
@@ -165,8 +164,7 @@ def add_to_card(folder: Path, model: str, sections: Sequence[Section]) -> Path:
     if export:
         key = manifest.file_key(path)
         card = manifest.FileRecord(CARD_NAME, key.bytes, manifest.sha256_of(path), key.modified_ns)
-        outputs = {kind: [card if each in before else each for each in files] for kind, files in export.outputs.items()}
-        write_json(record_path, asdict(replace(export, outputs=outputs)))
+        write_json(record_path, asdict(replace(export, outputs={**export.outputs, "card": [card]})))
     return path
 
 

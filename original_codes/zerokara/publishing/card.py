@@ -14,11 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerokara import manifest, progress
+from zerokara import progress
 from zerokara.config.model import ARCHITECTURES
-from zerokara.errors import UserError
 from zerokara.examples import facts as finetuning_facts
-from zerokara.tokens.indexed import TokenPaths
+from zerokara.publishing import exported_folder
 
 if TYPE_CHECKING:  # all that the card's text needs is imported without them
     from zerokara.publishing.checkpoint_source import CheckpointSource
@@ -81,11 +80,7 @@ def _first_and_last(curve: list[dict[str, Any]], name: str) -> list[dict[str, An
 def _data(source: CheckpointSource) -> dict[str, Any]:
     """Facts of step 2's manifest, if it belongs to the data that the model was trained on."""
     sha256 = source.state.data_sha256
-    try:
-        tokens = manifest.read(TokenPaths(source.config.output_prefix).manifest)
-    except UserError:
-        return {}
-    if not any(file.sha256 == sha256 for files in tokens.outputs.values() for file in files):
+    if (tokens := exported_folder.tokens_of(source.config.output_prefix, sha256)) is None:
         return {}
     sources = [
         {"name": Path(each["entry"]).name, "train": each["train"], "valid": each["valid"]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, zip_longest
+from itertools import groupby, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -92,22 +92,18 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     if not named.is_dir():
         remedy = nearest(named, "name a run folder (output_model_dir of step 3) or one global_stepN folder in it")
         raise UserError(settings.fault("input_model_dir", "there is no such folder", remedy))
-    skipped: list[str] = []
     folder: Path | None
     if named.resolve().name.startswith("global_step"):
         checkpoint.check(folder := named.resolve(), EXPORTED_PARTS)
     else:
-        folder = _of_run(settings, named, skipped)
-    if folder is not None:
-        step, broken = checkpoint.step_of(folder), checkpoint.broken_names(named)
-        if newer := [name for name in broken if checkpoint.step_of(Path(name.partition(".")[0])) > step]:
-            skipped.append(f"{folder} is taken: step 3 has set aside {', '.join(newer)} as broken")
-    for message in skipped:
-        print(message)
+        folder = _of_run(settings, named)
     if folder is None:
-        rule = "no checkpoint in it is complete" if skipped else "there is no checkpoint (global_stepN) in it"
+        rule = "there is no complete checkpoint (global_stepN) in it"
         remedy = "run step 3 until it has saved one (save_interval), or name another run folder"
         raise UserError(settings.fault("input_model_dir", rule, remedy))
+    step, broken = checkpoint.step_of(folder), checkpoint.broken_names(named)
+    if newer := [name for name in broken if checkpoint.step_of(Path(name.partition(".")[0])) > step]:
+        print(f"{folder} is taken: step 3 has set aside {', '.join(newer)} as broken")
     config_path = folder.parent / RESOLVED_NAME
     source = CheckpointSource(folder.parent, folder, checkpoint.read_state(folder), load_run(config_path))
     tokenizer, expected = source.tokenizer_path, source.state.tokenizer_sha256
@@ -121,19 +117,19 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     return replace(source, averaged=_averaged(settings, source)) if settings.average > 1 else source
 
 
-def _of_run(settings: ConvertSettings, run_dir: Path, messages: list[str]) -> Path | None:
+def _of_run(settings: ConvertSettings, run_dir: Path) -> Path | None:
     """Checkpoint that `checkpoint` asks for; None if none is complete."""
-    newest, best = checkpoint.newest_complete(run_dir, messages.append, EXPORTED_PARTS), checkpoint.best(run_dir)
+    newest, best = checkpoint.newest_complete(run_dir, parts=EXPORTED_PARTS), checkpoint.best(run_dir)
     if newest is None or best in (None, newest) or settings.checkpoint == "newest":
         return newest
     if not checkpoint.check_sizes(best, EXPORTED_PARTS):
-        messages.append(f"skipping {best}, the best by validation, which is not whole: {newest} is taken")
+        print(f"skipping {best}, the best by validation, which is not whole: {newest} is taken")
         return newest
     is_tested = (run_dir / RESOLVED_NAME).is_file() and load_run(run_dir / RESOLVED_NAME).packs_examples
     if not is_tested and (settings.average > 1 or not checkpoint.is_much_worse(newest)):
         return newest
     checkpoint.check(best, EXPORTED_PARTS)
-    messages.append(f"{best.name} is exported, the best by validation; checkpoint: newest would export {newest.name}")
+    print(f"{best.name} is exported, the best by validation; checkpoint: newest would export {newest.name}")
     return best
 
 
@@ -193,10 +189,8 @@ def documents(
         texts: Iterator[str] = filter(str.strip, decoded)
     else:
         data = DataSettings() if trained_with.packs_examples else cast(DataSettings, trained_with)
-        by_source: dict[int, list[InputFile]] = {}
-        for file in files:
-            by_source.setdefault(file.source, []).append(file)
-        texts = _in_turn(_spread(members, data) for members in by_source.values())
+        by_source = groupby(files, key=lambda file: file.source)
+        texts = _in_turn([_spread(list(members), data) for _, members in by_source])
     chosen: list[str] = []
     lines = 0
     for text in texts:

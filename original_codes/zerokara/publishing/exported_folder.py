@@ -164,6 +164,15 @@ def check_unchanged(folder: Path, export: manifest.Manifest) -> None:
     refuse(Fault(str(folder / path), rule, remedy=_REMEDY) for path in changed)
 
 
+def tokens_of(output_prefix: str, sha256: str | None) -> manifest.Manifest | None:
+    """Return the manifest of the token files with this prefix; None where they are others than those with this hash."""
+    try:
+        made = manifest.read(TokenPaths(output_prefix).manifest)
+    except UserError:
+        return None
+    return made if sha256 in {record.sha256 for record in files(made)} else None
+
+
 def validation_text(
     model_dir: Path, run_dir: Path, decode: Callable[[list[int]], str], max_tokens: int = 2000
 ) -> str | None:
@@ -174,18 +183,15 @@ def validation_text(
     """
     from zerokara.tokens.indexed import IndexedTokens
 
-    folder = next((each for each in (run_dir, run_dir.parent) if (each / RESOLVED_NAME).is_file()), None)
-    if folder is None:
-        return None
+    folder = run_dir if (run_dir / RESOLVED_NAME).is_file() else run_dir.parent
     try:
-        paths = TokenPaths(load_run(folder / RESOLVED_NAME).output_prefix)
+        prefix = load_run(folder / RESOLVED_NAME).output_prefix
         trained_on = manifest.read(model_dir / MANIFEST_NAME).facts.get("data", {}).get("sha256")
-        on_disk = manifest.read(paths.manifest)
     except UserError:
         return None
-    if trained_on not in {record.sha256 for records in on_disk.outputs.values() for record in records}:
+    if tokens_of(prefix, trained_on) is None:
         return None
-    tokens, texts, room = IndexedTokens(paths.valid), [], max_tokens
+    tokens, texts, room = IndexedTokens(TokenPaths(prefix).valid), [], max_tokens
     for number in range(len(tokens)):
         texts.append(decode(tokens[number][:room].tolist()))
         room -= len(tokens[number])

@@ -80,12 +80,13 @@ def test_an_export_stays_as_it_was_proved_but_for_the_record_of_its_card(tmp_pat
     for name, text in (("README.md", CARD), ("config.json", "{}")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     spec, facts = manifest.StepSpec(exported_folder.STEP, {}), {"proof": {"holds": True}}
-    manifest.write(tmp_path / "manifest.json", spec, {"all": sorted(tmp_path.iterdir())}, facts, 1.0)
+    outputs = {"card": tmp_path / "README.md", "config": tmp_path / "config.json"}
+    manifest.write(tmp_path / "manifest.json", spec, outputs, facts, 1.0)
     before = orjson.loads((tmp_path / "manifest.json").read_bytes())
     results.add_to_card(tmp_path, "first", [SECTION])
     exported_folder.check_unchanged(tmp_path, exported_folder.proved(tmp_path))
     after = orjson.loads((tmp_path / "manifest.json").read_bytes())
-    (was,), (now,) = ([one for one in each["outputs"]["all"] if one["path"] == "README.md"] for each in (before, after))
+    (was,), (now,) = (each["outputs"]["card"] for each in (before, after))
     assert was != now
     was.update(now)
     assert before == after
