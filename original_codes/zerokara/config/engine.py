@@ -69,9 +69,8 @@ class ScheduleSettings(Settings):
             room = round(1 - self.warmup_fraction, 9)
             if self.decay_fraction > room:
                 rule = f"must leave room for warmup_fraction = {self.warmup_fraction:g}: the two sum to at most 1"
-                yield self.fault(
-                    "decay_fraction", rule, f"try at most {room:g}", ["warmup_fraction", "lr_schedule", "warmup_steps"]
-                )
+                reads = ["warmup_fraction", "lr_schedule", "warmup_steps"]
+                yield self.fault("decay_fraction", rule, f"try at most {room:g}", reads)
 
 
 class OptimSettings(Settings):
@@ -175,13 +174,9 @@ class MachineSettings(Settings):
     def rules(self) -> Iterator[Fault]:
         if self.precision == "fp8" and self.tensor_parallel_size > 1:
             rule = "needs tensor_parallel_size 1: a process multiplies whole matrices in float8"
-            yield self.fault(
-                "precision", rule, "set precision: bf16, or tensor_parallel_size: 1", ["tensor_parallel_size"]
-            )
+            yield self.fault("precision", rule, "set one of the two", ["tensor_parallel_size"])
         if self.nodes != "auto" and self.min_nodes != "auto" and self.min_nodes > self.nodes:
-            yield self.fault(
-                "min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}, or auto", ["nodes"]
-            )
+            yield self.fault("min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}", ["nodes"])
         least = _LEAST_STAGES[self.offload]
         if self.zero_stage != "auto" and self.zero_stage < least:
             rule = f"needs zero_stage {least} or more; it is {self.zero_stage}"
@@ -252,9 +247,7 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, Schedul
         ranks, rest = divmod(num_processes, self.tensor_parallel_size)
         if rest:
             rule = f"must divide the number of processes, {num_processes}"
-            yield self.fault(
-                "tensor_parallel_size", rule, "lower it, or change num_processes", ["num_processes", "nodes"]
-            )
+            yield self.fault("tensor_parallel_size", rule, "lower it, or num_processes", ["num_processes", "nodes"])
             return
         micro = 1 if self.micro_batch_size == "auto" else self.micro_batch_size
         # A batch of `auto` is known once the tokens are counted.

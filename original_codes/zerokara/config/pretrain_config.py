@@ -68,9 +68,7 @@ class RunConfig(TrainingSettings, ModelSettings):
             yield self.fault("embedding_tokens", "has no effect without init_from", "set it to 0", ["init_from"])
         if size > 1 and self.traits.moe_every:
             rule = f"must be 1 for architecture {self.architecture}: its experts are not split"
-            yield self.fault(
-                "tensor_parallel_size", rule, "shard their state with zero_stage 1, 2 or 3 instead", ["architecture"]
-            )
+            yield self.fault("tensor_parallel_size", rule, "set 1, and shard with a zero_stage", ["architecture"])
 
 
 class PretrainConfig(RunConfig, DataSettings):
@@ -105,9 +103,7 @@ class PretrainConfig(RunConfig, DataSettings):
                 rule = f"must have one number for each of the {len(self.input_jsonl)} entries of input_jsonl: "
                 yield self.fault(key, rule + ", ".join(self.input_jsonl), reads=["input_jsonl"])
             elif numbers == "replay" and len(self.input_jsonl) < 2:
-                yield self.fault(
-                    key, "needs a second entry of input_jsonl: the text that is replayed", reads=["input_jsonl"]
-                )
+                yield self.fault(key, "needs a second entry of input_jsonl, to be replayed", reads=["input_jsonl"])
             elif isinstance(numbers, tuple) and math.fsum(numbers) <= 0:
                 yield self.fault(key, "must have a number above 0")
         if self.valid_jsonl and self.valid_fraction not in (0, DataSettings().valid_fraction):
@@ -116,9 +112,7 @@ class PretrainConfig(RunConfig, DataSettings):
         known = declared_tokens(self.stages)
         if known is not None and self.train_tokens != "auto" and self.train_tokens > known:
             rule = f"is more than the {known:,} tokens of all stages together"
-            yield self.fault(
-                "train_tokens", rule, "set it to auto, or let a last stage have `tokens: rest`", ["stages"]
-            )
+            yield self.fault("train_tokens", rule, "set auto, or `tokens: rest` in the last stage", ["stages"])
         if self.intra_document_masking and self.traits.is_encoder_decoder:
             rule = f"must be false for architecture {self.architecture}, whose masked spans may cross documents"
             yield self.fault("intra_document_masking", rule, reads=["architecture"])

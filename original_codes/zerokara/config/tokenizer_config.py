@@ -100,10 +100,8 @@ class TokenizerConfig(Settings):
                 off = "[]" if default == () else default
                 yield self.fault(key, "has no effect with base_tokenizer", f"set it to {off}", ["base_tokenizer"])
         if self.vocab_size <= self.num_fixed_pieces and not self.base_tokenizer:
-            rule = (
-                f"must be greater than the {self.num_fixed_pieces} fixed pieces (control, reserved_pieces, those of "
-                "byte_fallback, user_defined_symbols, extra_ids)"
-            )
+            pieces = "control, byte and reserved pieces, user_defined_symbols, extra_ids"
+            rule = f"must be greater than the {self.num_fixed_pieces} pieces that are not learnt ({pieces})"
             yield self.fault("vocab_size", rule, f"try {max(1000, 4 * self.num_fixed_pieces)}", _FIXED)
         for symbol in self.user_defined_symbols:
             if _NO_SYMBOL.fullmatch(symbol):

@@ -32,14 +32,12 @@ _MANY_PAIRS = 1_000
 """From this many on, what occurs in one text only is left out: it halves the memory and loses nothing."""
 
 
-def for_labels(
-    train: Sequence[Pair], sources: Sequence[str], references: Sequence[str], seed: int = 0
-) -> Iterator[NamedOutputs]:
+def for_labels(train: Sequence[Pair], sources: Sequence[str], references: Sequence[str]) -> Iterator[NamedOutputs]:
     """Baselines of a task whose targets are labels; without training pairs only the majority."""
     yield "majority", majority(references)
     if len({target for _, target in train}) > 1:
         for name, analyzer, ngrams in (("bag_of_words", "word", (1, 1)), ("character_ngrams", "char_wb", (1, 4))):
-            if (outputs := classified(train, sources, analyzer, ngrams, seed)) is None:
+            if (outputs := classified(train, sources, analyzer, ngrams)) is None:
                 log(f"warning: no baseline {name}: nothing that it counts occurs in two training texts")
             else:
                 yield name, outputs
@@ -63,7 +61,7 @@ def majority(references: Sequence[str]) -> list[str]:
 
 
 def classified(
-    train: Sequence[Pair], sources: Sequence[str], analyzer: str, ngrams: tuple[int, int], seed: int = 0
+    train: Sequence[Pair], sources: Sequence[str], analyzer: str, ngrams: tuple[int, int]
 ) -> list[str] | None:
     """Target of each source by logistic regression on tf-idf weighted n-grams; None without any n-gram."""
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -80,7 +78,7 @@ def classified(
         features = vectorizer.fit_transform([source for source, _ in train])
     except ValueError:  # all that it raises for texts: no term remains
         return None
-    model = LogisticRegression(max_iter=1000, random_state=seed).fit(features, [target for _, target in train])
+    model = LogisticRegression(max_iter=1000).fit(features, [target for _, target in train])
     return [str(label) for label in model.predict(vectorizer.transform(list(sources)))]
 
 

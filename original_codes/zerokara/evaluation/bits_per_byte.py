@@ -51,10 +51,6 @@ MAX_LOGITS = 2**27
 MAX_BATCH_TOKENS = 16_384
 _NOT_SCORED = -100
 """Target of a position that another window scores, or that is padding."""
-_OTHER_QUANTITY = (
-    "not measured: an encoder-decoder predicts masked spans given the text around them, which is another quantity than "
-    "the text itself"
-)
 
 
 @dataclass(frozen=True)
@@ -114,19 +110,17 @@ def measure_model(
         f"context {windowing.context_length:,}{' (the model takes no more)' if is_less else ''}",
     ]
     details: dict[str, Any] = {"windowing": asdict(windowing)}
-
-    def not_ranked(why: str) -> Measured:
-        return Row(model.name, None, notes=(*notes, why), details=details), None
-
-    losses = _losses(model, text, windowing, config, folder)
+    losses, reason = _losses(model, text, windowing, config, folder), ""
     if losses is None:
-        return not_ranked(SEES_LATER_TOKENS)
-    if lost := [number for number, each in enumerate(losses, 1) if not each.is_lossless]:
+        losses, reason = [], SEES_LATER_TOKENS
+    elif lost := [number for number, each in enumerate(losses, 1) if not each.is_lossless]:
         details["lost_documents"] = len(lost)
-        rule = f"not ranked: the tokenizer loses text, {len(lost):,} of {len(losses):,} documents do not"
-        return not_ranked(f"{rule} decode to themselves (the first is number {lost[0]:,})")
-    if wrong := sum(not each.is_finite for each in losses):
-        return not_ranked(f"not ranked: {plural(wrong, 'document')} without a finite loss")
+        reason = f"not ranked: the tokenizer loses text, {len(lost):,} of {len(losses):,} documents do not decode to "
+        reason += f"themselves (the first is number {lost[0]:,})"
+    elif wrong := sum(not each.is_finite for each in losses):
+        reason = f"not ranked: {plural(wrong, 'document')} without a finite loss"
+    if reason:
+        return Row(model.name, None, notes=(*notes, reason), details=details), None
     measure = share("bits_per_byte", [each.text_nats / math.log(2) for each in losses], text.bytes)
     tokens = sum(each.tokens for each in losses)
     end = None if windowing.end_id is None else sum(each.end_nats for each in losses) / len(losses)
@@ -138,7 +132,7 @@ def measure_model(
         "precision": str(model.dtype).removeprefix("torch."),
     }
     interval = measure.interval(config.seed)
-    return Row(model.name, measure.value, interval, len(text.documents), tuple(notes), details), measure
+    return Row(model.name, measure.value, interval, len(losses), tuple(notes), details), measure
 
 
 def section(text: MeasuredText, measured: Sequence[Measured], config: EvaluateConfig) -> Section:
@@ -177,7 +171,7 @@ def section(text: MeasuredText, measured: Sequence[Measured], config: EvaluateCo
 def windowing_of(model: LoadedModel, config: EvaluateConfig) -> Windowing | str:
     """Return how the model reads documents, or why it cannot."""
     if model.is_encoder_decoder:
-        return _OTHER_QUANTITY
+        return "not measured: an encoder-decoder predicts masked spans given the rest, which is another quantity"
     tokenizer = model.tokenizer
     first = tokenizer("a")["input_ids"][:1]
     end = model.end_id
@@ -225,7 +219,8 @@ def losses_of(
     losses = []
     for document, ids, values in zip(documents, encoded, nats, strict=True):
         of_text, of_end = np.split(values, [1 + len(ids)])
-        is_lossless = _decodes(model.tokenizer, ids, document)
+        decoded = model.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        is_lossless = decoded in (document, " " + document)  # some tokenizers put a space before every text
         losses.append(DocumentLoss(len(ids), float(of_text.sum()), float(of_end.sum()), is_lossless))
     return losses
 
@@ -277,12 +272,6 @@ def _batches(sorted_windows: Sequence[Window], batch_tokens: int) -> Iterator[li
         batch.append(window)
     if batch:
         yield batch
-
-
-def _decodes(tokenizer: Any, ids: Sequence[int], document: str) -> bool:
-    """True if the ids of a document are its text again."""
-    decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return decoded in (document, " " + document)  # some tokenizers put a space before every text
 
 
 def _losses(

@@ -102,11 +102,9 @@ def sections(
     metric = scoring.METRICS[task.metric]
     measures = {name: metric(each.outputs, task.references) for name, each in answers.items()}
     log(f"{task.name}: computing baselines from {plural(len(task.train), 'training example')}")
-    simple = (
-        baselines.for_labels(task.train, task.sources, task.references, seed)
-        if task.labels
-        else baselines.for_texts(task.train, task.sources)
-    )
+    simple = baselines.for_texts(task.train, task.sources)
+    if task.labels:
+        simple = baselines.for_labels(task.train, task.sources, task.references)
     baseline_measures = {name: metric(outputs, task.references) for name, outputs in simple}
     title = f"task: {task.name}, {task.metric.replace('_', ' ')}"
     facts = {

@@ -85,10 +85,7 @@ def check_space(settings: ConvertSettings, source: CheckpointSource) -> None:
     leftover = folder.with_name(folder.name + PARTIAL_SUFFIX)  # of a killed run; deleted first
     free = free_bytes(folder.parent) + sum(file.stat().st_size for file in leftover.rglob("*") if file.is_file())
     if free < needed:
-        rule = (
-            f"the disk has {bytes_text(free)} free there, and the export needs {bytes_text(needed)} "
-            f"({bytes_text(weights)} of weights in {settings.dtype})"
-        )
+        rule = f"the export needs {bytes_text(needed)} (weights in {settings.dtype}); {bytes_text(free)} are free there"
         remedy = f"free {bytes_text(needed - free)}, or choose a folder on another disk"
         raise UserError(settings.fault(_KEY, rule, remedy))
 
