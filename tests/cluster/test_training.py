@@ -65,12 +65,14 @@ def test_two_machines_train_what_one_process_trains(
         assert left_by(hosts[0], OWN / "by two", tmp_path / "by two").losses == pytest.approx(alone.losses, rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["killed machine", "cut link"])
+@pytest.mark.parametrize("loss", ["killed machine", "cut link", "cut link and a killed process"])
 def test_what_is_lost_ends_the_others(hosts: list[Host], train: Callable[..., Training], loss: str) -> None:
     run = train(hosts, max_restarts=0, **ENDLESS)
     run.wait_for("step 60/")
-    started, is_cut = time.monotonic(), loss == "cut link"
+    started, is_cut = time.monotonic(), loss.startswith("cut link")
     (hosts[1].unplug if is_cut else hosts[1].crash)()
+    if "process" in loss:  # its agent would tell the others
+        hosts[1].run("pkill", "-KILL", "-f", "zerokara.training.worker")
     assert [run.started[number].wait(60) for number in range(1 + is_cut)] == [1] * (1 + is_cut), run.log(0) + run.log(1)
     seconds = time.monotonic() - started
     assert not any(host.num_processes() for host in hosts[: 1 + is_cut])

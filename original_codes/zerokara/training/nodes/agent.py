@@ -153,11 +153,9 @@ class NodeAgent(LocalElasticAgent):
 
     def first_failure(self) -> tuple[int, str]:
         """Return exit code and message of the process that failed first in this round, on whichever machine."""
-        with contextlib.suppress(RuntimeError):
-            if self._store and self._store.check(["failure"]):
-                code, text = orjson.loads(self._store.get("failure"))
-                return int(code), str(text)
-        return RunError.exit_code, ""
+        store = self._store
+        found = store and self._ask(lambda: store.get("failure") if store.check(["failure"]) else None)
+        return tuple(orjson.loads(found)) if found else (RunError.exit_code, "")
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
         super()._shutdown(death_sig, END_SECONDS)
@@ -181,18 +179,39 @@ class NodeAgent(LocalElasticAgent):
             tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             text = f"process {rank} on {socket.gethostname()} failed first ({how}; {log}):\n{tail}"
-        with contextlib.suppress(RuntimeError):
-            self._store.compare_set("failure", "", orjson.dumps([code, text]).decode())
+        self._ask(lambda: self._store.compare_set("failure", "", orjson.dumps([code, text]).decode()))
         # What was not killed would fail again.
         if self.forwarding.requested or not (code < 0 or code == supervision.LOST_CONNECTION):
             self._remaining_restarts = 0
 
     def _exit_barrier(self) -> None:
         # torch's own waits in C, where no Ctrl-C reaches it, and for a lost machine, too.
-        with contextlib.suppress(RuntimeError):
-            self._store.add("done", 1)
-            while self._store.add("done", 0) < (self._worker_group.group_world_size or 1) and not self._lost():
-                time.sleep(0.2)
+        number, here = self._worker_group.group_world_size or 1, self._ask(lambda: self._store.add("done", 1))
+        while here is not None and here < number and not self._lost():
+            time.sleep(0.2)
+            here = self._ask(lambda: self._store.add("done", 0))
+
+    def _ask(self, request: Callable[[], Any]) -> Any:
+        """Return the store's answer to a request, None where it fails.
+
+        On a cut link it hangs: a thread waits for the answer, and this one for the heartbeat.
+
+        Raises:
+            LostFirstMachine: no answer comes, and the machine that holds the store is lost.
+        """
+        answers: list[Any] = []
+
+        def wait() -> None:
+            with contextlib.suppress(RuntimeError):
+                answers.append(request())
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.2)
+            if thread.is_alive() and isinstance(lost := self._lost(), LostFirstMachine):
+                raise lost
+        return answers[0] if answers else None
 
     def _lost(self) -> RunError | None:
         """Return the error of the heartbeat; the first machine does not wait for a lost one to leave."""
