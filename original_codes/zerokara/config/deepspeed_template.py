@@ -15,7 +15,10 @@ from pydantic import BeforeValidator, Field
 from zerokara.config.loading import load
 from zerokara.config.settings import Entry, NaturalInt, PositiveInt, Settings, Text, whole
 
-_UNKNOWN = "is not for this file: it is set from config.yaml, or has no effect here, or is no key of DeepSpeed's"
+_UNKNOWN = (
+    "is not taken here: config.yaml sets optimizer, schedule, batch, clipping, precision, ZeRO stage and offload, and "
+    "what else DeepSpeed may know has no effect, or would make the model depend on the number of GPUs"
+)
 Bucket = Annotated[int, BeforeValidator(whole), Field(gt=0, le=2_000_000_000)]
 
 
