@@ -1,4 +1,4 @@
-"""The table of families, and the models of stock transformers: configuration, tensor names, loading, conversion.
+"""The models of stock transformers: configuration, tensor names, loading, conversion.
 
 Weights come from safetensors on this machine only, or from memory; no code of a folder is run.
 """
@@ -18,8 +18,7 @@ from torch import Tensor
 
 from zerokara.errors import RunError
 from zerokara.huggingface import weight_rules
-from zerokara.huggingface.decoders import DECODERS
-from zerokara.huggingface.encoder_decoders import SWITCH, T5
+from zerokara.huggingface.family_tables import FAMILIES
 from zerokara.huggingface.model_folder import BUFFERS, CONFIG
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY, WeightRule
 from zerokara.model.shapes import ModelShape
@@ -31,9 +30,6 @@ UNTIED_OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), VOCABULAR
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _MAX_REASON = 300
 """Characters of a message of transformers, which may quote a whole file."""
-
-FAMILIES = {family.model_type: family for family in (*DECODERS, T5)} | {"switch": SWITCH}
-"""Families by our names of the architectures; all but `switch` are named as in transformers."""
 
 
 @dataclass(frozen=True)

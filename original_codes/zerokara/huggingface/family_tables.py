@@ -1,14 +1,21 @@
-"""The decoder families ↔ transformers 5.23: GPT-2; Llama and its like, and two of them with a mixture of experts.
+"""The tables of the families ↔ transformers 5.23.
 
 GPT-2: LayerNorm, learned positions, tanh GELU (``gelu_new``), biases everywhere; Hugging Face keeps its matrices in
 ``Conv1D`` layers, that is transposed.
 
-The others: RMSNorm, SwiGLU, grouped-query attention, full attention in all layers. Mistral is a Llama; Qwen2 has biases
-of queries, keys and values; Qwen3 has QK-norm; SmolLM3 has layers without positions; OLMo 2 has QK-norm over all heads
-together, and normalizes the outputs of attention and feed-forward layers, not their inputs. Rotary positions need no
-rule: megatron-core with ``rotary_interleaved`` off and Hugging Face both rotate the first half of a head against its
-second half. Files hold one tensor for each matrix of each expert, as those of the original models: transformers and
-other clients stack them when they load them.
+Llama and its like: RMSNorm, SwiGLU, grouped-query attention, full attention in all layers. Mistral is a Llama; Qwen2
+has biases of queries, keys and values; Qwen3 has QK-norm; SmolLM3 has layers without positions; OLMo 2 has QK-norm over
+all heads together, and normalizes the outputs of attention and feed-forward layers, not their inputs. Rotary positions
+need no rule: megatron-core with ``rotary_interleaved`` off and Hugging Face both rotate the first half of a head
+against its second half. Files hold one tensor for each matrix of each expert, as those of the original models:
+transformers and other clients stack them when they load them.
+
+T5 version 1.1: RMSNorm, gated tanh GELU (Switch Transformers, with experts, has no gate), no biases, unscaled attention
+scores, one relative position bias in the first layer of each stack. Hugging Face keeps one embedding under three names,
+of which the file needs one. transformers takes ``tie_word_embeddings`` of a T5 as whether hidden states are scaled down
+before the output matrix (``scale_decoder_outputs``), and then sets it to true; whether the matrix is tied follows from
+the tensors in the file. So config.json states the truth, and `config_is_tied` reads the scaling of the loaded
+configuration. Switch's class has only a number of sparse layers, and puts them at 1, 1 + n, 1 + 2n, ….
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ from zerokara.huggingface.weight_rules import (
     EXPERTS_GATE_AND_UP,
     GATE_AND_UP,
     JOINED_QUERY_KEY_VALUE,
+    KEY_VALUE,
     QUERY_KEY_VALUE,
     SAME,
     TRANSPOSED,
@@ -251,4 +259,127 @@ QWEN3_MOE = replace(
     moe_layers=_qwen3_moe_layers,
 )
 
-DECODERS = LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, GPT2, MIXTRAL, QWEN3_MOE
+
+def _attention(ours: str, hf: str, name: str, letters: str, transform: Transform) -> tuple[WeightRule, ...]:
+    """Input projections of an attention, which are one matrix of ours, and its output projection."""
+    return (
+        WeightRule(f"{ours}.{name}.weight", tuple(f"{hf}.{letter}.weight" for letter in letters), transform),
+        WeightRule(f"{ours}.linear_proj.weight", (f"{hf}.o.weight",)),
+    )
+
+
+def _feed_forward(ours: str, hf: str) -> tuple[WeightRule, ...]:
+    gate_and_up = (f"{hf}.DenseReluDense.wi_0.weight", f"{hf}.DenseReluDense.wi_1.weight")
+    return (
+        WeightRule(f"{ours}.pre_mlp_layernorm.weight", (f"{hf}.layer_norm.weight",)),
+        WeightRule(f"{ours}.mlp.linear_fc1.weight", gate_and_up, GATE_AND_UP),
+        WeightRule(f"{ours}.mlp.linear_fc2.weight", (f"{hf}.DenseReluDense.wo.weight",)),
+    )
+
+
+def _stack(name: str) -> tuple[WeightRule, ...]:
+    """Rules for the encoder or the decoder, its feed-forward layers with a gate."""
+    ours, hf, across = f"{name}.layers.{{i}}", f"{name}.block.{{i}}.layer", tuple[WeightRule, ...]()
+    table = "relative_attention_bias.weight"
+    if name == "decoder":
+        across = (
+            WeightRule(f"{ours}.pre_cross_attn_layernorm.weight", (f"{hf}.1.layer_norm.weight",)),
+            WeightRule(f"{ours}.cross_attention.linear_q.weight", (f"{hf}.1.EncDecAttention.q.weight",)),
+            *_attention(f"{ours}.cross_attention", f"{hf}.1.EncDecAttention", "linear_kv", "kv", KEY_VALUE),
+        )
+    return (
+        WeightRule(f"{name}_relative_pos_emb.{table}", (f"{name}.block.0.layer.0.SelfAttention.{table}",)),
+        WeightRule(f"{ours}.input_layernorm.weight", (f"{hf}.0.layer_norm.weight",)),
+        *_attention(f"{ours}.self_attention", f"{hf}.0.SelfAttention", "linear_qkv", "qkv", QUERY_KEY_VALUE),
+        *across,
+        *_feed_forward(ours, f"{hf}.{2 if across else 1}"),
+        WeightRule(f"{name}.final_layernorm.weight", (f"{name}.final_layer_norm.weight",)),
+    )
+
+
+def _t5_values(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "num_decoder_layers": shape.num_layers,
+        # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
+        "dropout_rate": 0.0,
+        "initializer_factor": 1.0,
+        "feed_forward_proj": "gated-gelu",
+    }
+
+
+T5 = Family(
+    model_type="t5",
+    class_name="T5ForConditionalGeneration",
+    is_encoder_decoder=True,
+    rules=(
+        WeightRule("embedding.word_embeddings.weight", ("shared.weight",), VOCABULARY),
+        *_stack("encoder"),
+        *_stack("decoder"),
+    ),
+    settings={
+        "d_model": "hidden_size",
+        "d_kv": "head_dim",
+        "d_ff": "ffn_hidden_size",
+        "num_layers": "num_layers",
+        "num_heads": "num_attn_heads",
+        "relative_attention_num_buckets": "relative_attention_num_buckets",
+        "relative_attention_max_distance": "relative_attention_max_distance",
+        "layer_norm_epsilon": "norm_epsilon",
+    },
+    fixed_values=_t5_values,
+    copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+    config_is_tied=lambda config: bool(config.scale_decoder_outputs),
+)
+
+
+def _switch_feed_forward(ours: str, hf: str) -> tuple[WeightRule, ...]:
+    expert = f"{hf}.mlp.experts.expert_{{e}}"
+    return (
+        WeightRule(f"{ours}.pre_mlp_layernorm.weight", (f"{hf}.layer_norm.weight",)),
+        WeightRule(f"{ours}.mlp.linear_fc1.weight", (f"{hf}.mlp.wi.weight",), layers="dense"),
+        WeightRule(f"{ours}.mlp.linear_fc2.weight", (f"{hf}.mlp.wo.weight",), layers="dense"),
+        WeightRule(f"{ours}.mlp.router.weight", (f"{hf}.mlp.router.classifier.weight",), layers="sparse"),
+        WeightRule(f"{ours}.mlp.experts_fc1.weight", (f"{expert}.wi.weight",), EXPERTS, layers="sparse"),
+        WeightRule(f"{ours}.mlp.experts_fc2.weight", (f"{expert}.wo.weight",), EXPERTS, layers="sparse"),
+    )
+
+
+def _switch_values(shape: ModelShape) -> dict[str, Any]:
+    return {
+        **{key: value for key, value in _t5_values(shape).items() if key != "feed_forward_proj"},
+        "dense_act_fn": "gelu_new",
+        "num_sparse_encoder_layers": len(shape.moe_layers),
+        "num_sparse_decoder_layers": len(shape.moe_layers),
+        "expert_capacity": 1 << 20,  # so high that no token is dropped
+        "router_bias": False,
+        "router_jitter_noise": 0.0,
+        "router_dtype": "float32",
+    }
+
+
+def _switch_moe_layers(config: Any) -> tuple[int, ...]:
+    if not config.num_sparse_encoder_layers:
+        return ()
+    step = config.num_layers // config.num_sparse_encoder_layers
+    return tuple(layer for layer in range(config.num_layers) if step == 1 or layer % step == 1)
+
+
+SWITCH = Family(
+    model_type="switch_transformers",
+    class_name="SwitchTransformersForConditionalGeneration",
+    is_encoder_decoder=True,
+    rules=(
+        *(rule for rule in T5.rules if "mlp" not in rule.ours),
+        *_switch_feed_forward("encoder.layers.{i}", "encoder.block.{i}.layer.1"),
+        *_switch_feed_forward("decoder.layers.{i}", "decoder.block.{i}.layer.2"),
+    ),
+    settings={**T5.settings, "num_experts": "num_experts"},
+    fixed_values=_switch_values,
+    copies=T5.copies,
+    stores_copies=True,
+    moe_layers=_switch_moe_layers,
+)
+
+_NAMED_ALIKE = LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, GPT2, MIXTRAL, QWEN3_MOE, T5
+FAMILIES = {family.model_type: family for family in _NAMED_ALIKE} | {"switch": SWITCH}
+"""Families by our names of the architectures; all but `switch` are named as in transformers."""
