@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -294,7 +295,7 @@ def save_ours(run: Path, shape: Any, weights: dict[str, Any], tokenizer: Path) -
     header = tensor_file.header(moments, torch.float32)
     with open(folder / Share().file_name(names.OPTIMIZER), "wb") as file:
         file.write(header)
-        file.truncate(len(header) + sum(tensor_file.nbytes(each, torch.float32) for each in moments.values()))
+        file.truncate(len(header) + sum(4 * math.prod(each) for each in moments.values()))
     state = checkpoint.TrainingState(
         step=1000, samples=8000, tokens=8000 * SEQ_LEN, seconds=3600.0, shape=shape.as_json(),
         tokenizer_sha256=manifest.sha256_of(tokenizer), data_sha256="0" * 64, precision="bf16", facts={},

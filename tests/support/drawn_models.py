@@ -13,7 +13,7 @@ def build(shape: ModelShape, dtype: torch.dtype = torch.float32, seed: int | Non
     """Build a model with the weights of `seed`, drawn in fp32 and rounded to `dtype`; None leaves them undefined."""
     model = builder.build(shape, **options)
     for name, parameter in model.named_parameters() if seed is not None else ():
-        whole = torch.empty(model.sharding.whole_shape(name, parameter.shape))
+        whole = torch.empty(shape.parameter_shapes()[name])
         fill(whole, name, shape, seed or 0)
         parameter.data.copy_(model.sharding.local(name, whole))
     return model.to(dtype)

@@ -106,17 +106,12 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Size of a tensor in a file."""
-    return math.prod(shape) * dtype.itemsize
-
-
 def header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
     """Length and JSON at the start of a file with tensors in this order."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
-        begin, end = end, end + nbytes(shape, dtype)
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": shape, "data_offsets": (begin, end)}
     text = orjson.dumps(entries)
     text += b" " * (-len(text) % 8)

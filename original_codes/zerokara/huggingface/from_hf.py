@@ -83,11 +83,7 @@ def check_source(
 
 
 def vocabulary_of(folder: Path, encoder: Encoder, new_embeddings: NewEmbeddings) -> NewVocabulary | None:
-    """Return what becomes of the embeddings of `folder` under our tokenizer; None without `new_embeddings`.
-
-    Raises:
-        UserError: the folder has no tokenizer.
-    """
+    """Return what becomes of the embeddings of `folder` under our tokenizer; UserError if it has no tokenizer."""
     if new_embeddings == "none":
         return None
     return new_vocabulary(new_embeddings, open_encoder(folder, FIRST_END), encoder)
@@ -96,7 +92,7 @@ def vocabulary_of(folder: Path, encoder: Encoder, new_embeddings: NewEmbeddings)
 def open_weights(
     folder: Path, shape: ModelShape, vocabulary: NewVocabulary | None = None, seed: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Return the weights of `folder` by our parameter names, in fp32, each read when its turn comes.
+    """Return the weights of `folder` by our parameter names, in the order of the rules, each read when its turn comes.
 
     `check_source` comes first. With a new `vocabulary` rows are made for it; `seed` is that of random ones.
     """
@@ -117,11 +113,6 @@ def open_weights(
 def _read(stored: Stored) -> Tensor:
     with safe_open(stored.path, "pt") as file:
         return file.get_tensor(stored.name).float()
-
-
-def names(shape: ModelShape) -> list[str]:
-    """Our parameter names in the order of `open_weights`."""
-    return [rule.ours for rule in families.rules_for(shape)]
 
 
 def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:

@@ -75,11 +75,6 @@ def build(
     return model.to(dtype)
 
 
-def num_parameters(model: Model) -> int:
-    """Number of weights of the whole model of which this rank holds a shard."""
-    return sum(model.sharding.whole_shape(name, part.shape).numel() for name, part in model.named_parameters())
-
-
 def _model_of(shape: ModelShape, config: TransformerConfig) -> Model:
     common: dict[str, Any] = {
         "config": config,

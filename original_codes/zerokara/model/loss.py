@@ -148,9 +148,11 @@ def _nats_and_gradient(
     own_log_sum_C = log_sums(logits_CV, num_real) if num_real else torch.full_like(label_logits_C, float("-inf"))
     log_sum_C = own_log_sum_C
     if group:
-        max_C = _over_ranks(log_sum_C.clone(), ReduceOp.MAX, group)
+        max_C = log_sum_C.clone()
+        torch.distributed.all_reduce(max_C, ReduceOp.MAX, group)
         sums_2C = torch.stack([(log_sum_C - max_C).exp(), label_logits_C.where(is_local_C, 0)])
-        sum_C, label_logits_C = _over_ranks(sums_2C, ReduceOp.SUM, group)
+        torch.distributed.all_reduce(sums_2C, ReduceOp.SUM, group)
+        sum_C, label_logits_C = sums_2C
         log_sum_C = max_C + sum_C.log()
     nats_C = log_sum_C - label_logits_C
     if not needs_gradient:
@@ -190,13 +192,6 @@ def adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
     except (TypeError, RuntimeError):
         return False
     return True
-
-
-def _over_ranks(numbers: Tensor, operation: ReduceOp.RedOpType, group: ProcessGroup | None) -> Tensor:
-    """Reduce in place over a tensor-parallel group, if there is one."""
-    if group:
-        torch.distributed.all_reduce(numbers, operation, group)
-    return numbers
 
 
 def softmax_in_place(logits_CV: Tensor, num_real: int) -> Tensor:

@@ -127,12 +127,6 @@ class Sharding:
         dim, blocks = partition
         return torch.cat([shard.chunk(blocks, dim)[block] for block in range(blocks) for shard in shards], dim)
 
-    def whole_shape(self, name: str, local: torch.Size) -> torch.Size:
-        """The shape of a whole parameter of which each rank holds a shard of shape `local`."""
-        partition = self.partition(name)
-        cut = partition.dim if partition else None
-        return torch.Size(length * (tensor_size() if dim == cut else 1) for dim, length in enumerate(local))
-
     def gathered(self, name: str, local: Tensor) -> Tensor:
         """A whole parameter (or a tensor of its shape) from all ranks' shards; every rank of the group must call it."""
         if tensor_size() == 1 or not self.partition(name):

@@ -21,7 +21,7 @@ from zerokara import checkpoint, progress
 from zerokara.checkpoint import TrainingState
 from zerokara.checkpoint.state import ComputedTensors
 from zerokara.errors import RunError
-from zerokara.huggingface import from_hf
+from zerokara.huggingface import families, from_hf
 from zerokara.model import builder, compilation, initial_weights, layers, parallel
 from zerokara.model.builder import Model
 from zerokara.progress import count_text
@@ -170,12 +170,8 @@ def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharin
 
 def build_model(plan: RunPlan) -> Model:
     """Build this process's part of the model, on the CPU and in fp32, with undefined weights; after `join`."""
-    config, shape = plan.resolved, plan.shape
-    recomputes = config.activation_checkpointing
-    model = builder.build(shape, activation_checkpointing=recomputes, routing=config)
-    if (count := builder.num_parameters(model)) != shape.num_parameters():
-        raise RunError(f"the model has {count:,} parameters, {shape.num_parameters():,} were planned")
-    return model
+    recomputes = plan.resolved.activation_checkpointing
+    return builder.build(plan.shape, activation_checkpointing=recomputes, routing=plan.resolved)
 
 
 def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = None) -> Run:
@@ -232,7 +228,7 @@ def _weights_of(plan: RunPlan, processes: Processes) -> ComputedTensors:
 
     processes.from_one(open_weights)
     shapes = shape.parameter_shapes()
-    in_order = {name: shapes[name] for name in from_hf.names(shape)}
+    in_order = {rule.ours: shapes[rule.ours] for rule in families.rules_for(shape)}
     return sent_tensors(lambda _: next(weights)[1], 0, in_order, processes)
 
 

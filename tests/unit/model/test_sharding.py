@@ -41,7 +41,6 @@ def test_shards_make_the_whole_again(overrides: dict[str, Any], size: int, monke
             monkeypatch.setattr(parallel, "tensor_rank", lambda rank=rank: rank)
             shards.append(sharding.local(name, whole))
         assert torch.equal(sharding.whole(name, shards), whole)
-        assert sharding.whole_shape(name, shards[0].shape) == whole.shape
         num_local += shards[0].numel()
         numbers = torch.cat([shard.flatten() for shard in shards]).sort().values
         # By the mark on a parameter DeepSpeed counts a replicated one once.
