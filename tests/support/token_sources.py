@@ -11,8 +11,8 @@ from made_tokens import write_documents
 from zerokara import manifest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.order import MixedOrder, SampleOrder
+from zerokara.samples.packed_tokens import DataPlan
 from zerokara.tokens.indexed import TokenPaths
 from zerokara.training.planning.schedule import Consumption, Schedule, consumption, extent_of
 

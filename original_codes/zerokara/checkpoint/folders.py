@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import orjson
 
@@ -173,27 +173,37 @@ def complete(
         RunError: the disk fails to read one that may be newer.
         NewerFormatError: a newer zerokara wrote the newest.
     """
-    for step in reversed(all_steps(run_dir)):
-        if step >= before:
-            continue
-        folder = folder_of(run_dir, step)
-        try:
-            with_retries(lambda: check(folder, parts), log)  # noqa: B023  # called at once
-        except manifest.NewerFormatError:
-            raise
-        except UserError as error:
-            log(f"skipping {folder}: {error}")
-            continue
-        except OSError as error:
+    for folder, error in _checked(run_dir, log, parts, before):
+        if isinstance(error, OSError):
             raise RunError(
                 f"{folder} may be complete, but {_read_error(error, folder)}. Run the same command again once it can "
                 "be read, or name an older checkpoint"
             ) from error
-        yield folder
+        if error is None:
+            yield folder
+        else:
+            log(f"skipping {folder}: {error}")
+
+
+def _checked(
+    run_dir: Path, log: Callable[[str], None], parts: Collection[str] = PARTS, before: float = math.inf
+) -> Iterator[tuple[Path, UserError | OSError | None]]:
+    """Yield each checkpoint of a step below `before`, newest first, with what is wrong with it, if anything is."""
+    for step in reversed(with_retries(lambda: all_steps(run_dir), log)):
+        if step >= before:
+            continue
+        folder, wrong = folder_of(run_dir, step), cast(UserError | OSError | None, None)
+        try:
+            with_retries(lambda: check(folder, parts), log)  # noqa: B023  # called at once
+        except manifest.NewerFormatError:
+            raise
+        except (UserError, OSError) as error:
+            wrong = error
+        yield folder, wrong
 
 
 def newest_to_resume(run_dir: Path, log: Callable[[str], None] = print) -> Path | None:
-    """Newest complete checkpoint, or None if there is none at all; broken ones are set aside, and logged.
+    """Newest complete checkpoint, or None if there is none at all; broken ones after it are set aside, and logged.
 
     Only for the process that holds the run's lock.
 
@@ -205,25 +215,14 @@ def newest_to_resume(run_dir: Path, log: Callable[[str], None] = print) -> Path 
     with_retries(lambda: remove_leftovers(run_dir), log)
     broken: list[tuple[Path, str]] = []
     newest = None
-    for step in reversed(with_retries(lambda: all_steps(run_dir), log)):
-        folder = folder_of(run_dir, step)
-        try:
-            if newest is None:
-                with_retries(lambda: check(folder), log)  # noqa: B023  # called at once
-                newest = folder
-            else:  # the older ones are not hashed
-                check(folder, by_size_alone=True)
-        except manifest.NewerFormatError:
-            if newest is None:
-                raise
-        except UserError as error:
-            broken.append((folder, str(error)))
-        except OSError as error:
-            if newest is not None:  # unknown, and not needed
-                continue
-            if error.errno not in TRANSIENT_ERRORS:
-                raise RunError(f"{_read_error(error, folder)}: fix that, and run the same command again") from error
-            broken.append((folder, _read_error(error, folder)))
+    for folder, error in _checked(run_dir, log):
+        if error is None:
+            newest = folder
+            break
+        reason = _read_error(error, folder) if isinstance(error, OSError) else str(error)
+        if isinstance(error, OSError) and error.errno not in TRANSIENT_ERRORS:
+            raise RunError(f"{reason}: fix that, and run the same command again") from error
+        broken.append((folder, reason))
     if broken and newest is None:
         reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in broken)
         raise RunError(

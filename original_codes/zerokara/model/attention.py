@@ -149,14 +149,14 @@ class QKNorm(torch.nn.RMSNorm):
         return (normed_SBNE * weight_NE[first : first + count]).to(dtype)
 
 
-def intra_document_mask(segments_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `positions_in_documents`, and True where attention may go [B, 1, S, S]."""
-    positions_S = torch.arange(segments_BS.size(1), device=segments_BS.device)
-    restarted_BS = positions_in_documents(segments_BS)
-    first_BS = positions_S - restarted_BS
-    # A document is contiguous: a position attends to what lies between its document's first position and itself.
-    may_attend_BSS = (positions_S >= first_BS[:, :, None]) & (positions_S <= positions_S[:, None])
-    return restarted_BS, may_attend_BSS[:, None]
+def intra_document_mask(segments_BS: Tensor) -> Tensor:
+    """True where a position may attend to another: one of its segment that does not follow it, [B, 1, S, S]."""
+    return same_segment(segments_BS, segments_BS).tril()
+
+
+def same_segment(queries_BS: Tensor, keys_BT: Tensor) -> Tensor:
+    """True where a query and a key are of the same segment, [B, 1, S, T]."""
+    return queries_BS[:, None, :, None] == keys_BT[:, None, None, :]
 
 
 def positions_in_documents(segments_BS: Tensor) -> Tensor:

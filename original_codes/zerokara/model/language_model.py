@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from zerokara.model import attention, cpu_attention, layers, parallel
-from zerokara.model.attention import intra_document_mask, positions_in_documents
+from zerokara.model.attention import intra_document_mask, positions_in_documents, same_segment
 from zerokara.model.experts import PADDING, AuxiliaryLoss
 from zerokara.model.layers import Kernels, Layer, sequence_first
 from zerokara.model.loss import Projection, cross_entropy
@@ -108,15 +108,13 @@ class Decoder(LanguageModel, GPTModel):
         `num_examples_B` are packed (`Batch.num_examples`), experts count the segments behind them as padding. With
         `at_B` the logits are those of that one position of each row, [B, 1, V].
         """
-        if segments_BS is None:
-            positions_BS = torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
-            attention_mask = None
-        elif document_offsets_N1 is not None and attention.has_variable_length_kernel(
-            self.embedding.word_embeddings.weight, self.shape.head_dim
-        ):
+        positions_BS = torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
+        attention_mask = None
+        if segments_BS is not None:
             positions_BS, attention_mask = positions_in_documents(segments_BS), document_offsets_N1
-        else:
-            positions_BS, attention_mask = intra_document_mask(segments_BS)
+            weight, head_dim = self.embedding.word_embeddings.weight, self.shape.head_dim
+            if attention_mask is None or not attention.has_variable_length_kernel(weight, head_dim):
+                attention_mask = intra_document_mask(segments_BS)
         examples_BS = self._examples_or_padding(segments_BS, num_examples_B)
         rotates = self.position_embedding_type == "rope"
         hidden_SBD = self.decoder(
@@ -168,8 +166,11 @@ class EncoderDecoder(LanguageModel, T5Model):
         context_mask: Tensor | None
         if segments_BS is not None:
             assert decoder_segments_BT is not None
-            encoder_mask, context_mask = _mask_of_examples(segments_BS, decoder_segments_BT)
-            _, decoder_mask = intra_document_mask(decoder_segments_BT)
+            encoder_mask = same_segment(segments_BS, segments_BS)
+            # Padding of a decoder target may have none in the encoder input to attend to, and then attends to the last
+            # example: with nothing at all the softmax would be 0 / 0.
+            context_mask = same_segment(decoder_segments_BT.minimum(segments_BS[:, -1:]), segments_BS)
+            decoder_mask = intra_document_mask(decoder_segments_BT)
         else:
             context_mask = (
                 None if encoder_attention_mask_BS is None else encoder_attention_mask_BS[:, None, None].bool()
@@ -197,18 +198,6 @@ class EncoderDecoder(LanguageModel, T5Model):
     def all_layers(self) -> list[Layer]:
         """The layers, in the order in which they are computed."""
         return [*self.encoder.layers, *self.decoder.layers]
-
-
-def _mask_of_examples(segments_BS: Tensor, decoder_segments_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks: True where the encoder may attend, [B, 1, S, S], and the decoder to the encoder, [B, 1, T, S].
-
-    Padding of a decoder target may have none in the encoder input to attend to, and then attends to the last example:
-    with nothing at all the softmax would be 0 / 0.
-    """
-    attended_BT = decoder_segments_BT.minimum(segments_BS[:, -1:])
-    within_BSS = segments_BS[:, :, None] == segments_BS[:, None, :]
-    across_BTS = attended_BT[:, :, None] == segments_BS[:, None, :]
-    return within_BSS[:, None], across_BTS[:, None]
 
 
 def _biased(bias_1HSS: Tensor, mask: Tensor | None) -> dict[str, Tensor | None]:

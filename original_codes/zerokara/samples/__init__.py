@@ -2,7 +2,7 @@
 
 The path of a sample: a position of the run (one integer) → `order` (epoch and index in the epoch) → `packed_tokens` (a
 slice of the token stream) → `batches` (the data-parallel rank that reads it) → `objective` (inputs and labels).
-`data_plan` makes them from a configuration, `validation_batches` reads the validation tokens. All in numpy; torch
-enters in `training/`. Fine-tuning goes the same way with `packed_examples` (rows of whole examples, chosen by
-`bin_packing`, and their objective) in place of `data_plan` and `packed_tokens`.
+`validation_batches` reads the validation tokens. All in numpy; torch enters in `training/`. Fine-tuning goes the same
+way with `packed_examples` (rows of whole examples, chosen by `bin_packing`, and their objective) in place of
+`packed_tokens`.
 """

@@ -21,7 +21,7 @@ from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.samples.batches import Batches
-from zerokara.samples.data_plan import DataPlan
+from zerokara.samples.packed_tokens import DataPlan
 from zerokara.training.run import to_device
 
 WINDOW_STEPS = 100

@@ -30,7 +30,7 @@ def with_gradients(out: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 
 def documents() -> Tensor:
-    _, mask_B1SS = intra_document_mask(torch.tensor([[0] * 4 + [1] * 7, [0] * 11, [0] + [1] * 5 + [2] * 5]))
+    mask_B1SS = intra_document_mask(torch.tensor([[0] * 4 + [1] * 7, [0] * 11, [0] + [1] * 5 + [2] * 5]))
     return mask_B1SS
 
 

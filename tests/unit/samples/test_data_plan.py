@@ -8,9 +8,9 @@ from configs import config_of, fault_of
 from token_sources import data_plan, plainly, settings, some_lengths, write_sources
 
 from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Causal
 from zerokara.samples.order import BLOCK_SAMPLES, KeyedPermutation
+from zerokara.samples.packed_tokens import DataPlan
 
 SEQ_LEN = 8
 TOTALS = (803, 4005, 330)  # 100, 500 and 41 samples

@@ -15,7 +15,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.samples.data_plan import DataPlan
+from zerokara.samples.packed_tokens import DataPlan
 from zerokara.steps import count_tokens
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize

@@ -22,9 +22,8 @@ from configs import config_of
 from zerokara.checkpoint import TrainingState
 from zerokara.config.data import causal
 from zerokara.model.shapes import ModelShape
-from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.order import MixedStage
-from zerokara.samples.packed_tokens import TokenSource
+from zerokara.samples.packed_tokens import DataPlan, TokenSource
 from zerokara.training.guards import StepRecord
 from zerokara.training.logbook import Logbook, peak_flops
 from zerokara.training.monitoring import step_metrics

@@ -19,8 +19,8 @@ from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
 from zerokara.errors import Fault, UserError
 from zerokara.progress import count_text, plural, seconds_text
-from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.order import MixedOrder, SampleOrder
+from zerokara.samples.packed_tokens import DataPlan
 
 STARTED_NAME = "ZEROKARA_STARTED"
 """Environment variable with the start of the launching process, in seconds since 1970."""
