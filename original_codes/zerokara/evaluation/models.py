@@ -124,9 +124,9 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
     opened: list[LoadedModel] = []
     for folder, name in zip(folders, short_names(folders), strict=True):
         try:
-            with families.quiet():
-                config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-                tokenizer = tokenizer_proof.load(folder)
+            families.silence()
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            tokenizer = tokenizer_proof.load(folder)
             if not tokenizer("hello", add_special_tokens=False)["input_ids"]:
                 raise ValueError("its tokenizer makes no token of 'hello': files are missing")
         except (OSError, ValueError, ImportError) as error:

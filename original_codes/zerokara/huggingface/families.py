@@ -6,8 +6,7 @@ Weights come from safetensors on this machine only, or from memory; no code of a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -139,29 +138,20 @@ def _loaded(
 ) -> tuple[Any, list[str]]:
     import transformers  # half a second to import, and each training process imports this module
 
-    with quiet(progress_bar):
-        model, report = getattr(transformers, class_name).from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True, **more
-        )
+    silence(progress_bar)
+    model, report = getattr(transformers, class_name).from_pretrained(
+        folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True, **more
+    )
     found = ((name, sorted(key for key in map(str, keys) if not BUFFERS.search(key))) for name, keys in report.items())
     return model, [f"{name}: {keys}" for name, keys in found if keys]
 
 
-@contextmanager
-def quiet(progress_bar: bool = False) -> Iterator[None]:
+def silence(progress_bar: bool = False) -> None:
     """Silence transformers' hints, as that T5's separate output matrix is not tied, and its progress bars."""
     from transformers.utils import logging
 
-    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    if not progress_bar:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if had_bar:
-            logging.enable_progress_bar()
+    (logging.enable_progress_bar if progress_bar else logging.disable_progress_bar)()
 
 
 def reason_against(folder: Path, error: Exception) -> str:
