@@ -333,8 +333,14 @@ def resolve(config: FinetuneConfig, files: Sequence[InputFile], is_encoder_decod
 
 def _format_of(config: FinetuneConfig, record: Record, is_encoder_decoder: bool) -> ExampleFormat | None:
     """The format that fits a record."""
-    for name in _candidates(config):
-        inputs, output = FIELDS[name]
+    of_labels = config.output_field == "label" or config.label_words or config.metric in ("accuracy", "macro_f1")
+    of_named_fields = "text_label" if of_labels else "source_target"
+    for name, (inputs, output) in FIELDS.items():
+        is_other = name == "messages" or (config.input_field != "auto" and name != of_named_fields)
+        if config.data_format not in ("auto", name):
+            continue
+        if config.data_format == "auto" and config.output_field != "auto" and is_other:
+            continue
         fields = inputs if config.input_field == "auto" else (config.input_field,)
         given = next((field for field in fields if field in record.values), None)
         wanted = output if config.output_field == "auto" else config.output_field
@@ -347,14 +353,3 @@ def _format_of(config: FinetuneConfig, record: Record, is_encoder_decoder: bool)
         template = auto_template(is_encoder_decoder) if config.prompt_template == "auto" else config.prompt_template
         return ExampleFormat(name, given, wanted, template, dict(config.label_words))
     return None
-
-
-def _candidates(config: FinetuneConfig) -> list[DataFormat]:
-    """Formats that the settings allow, in the order in which they are tried."""
-    names: list[DataFormat] = [*FIELDS] if config.data_format == "auto" else [config.data_format]
-    if config.data_format != "auto" or config.output_field == "auto":
-        return names
-    if config.input_field == "auto":
-        return names[1:]
-    of_labels = config.output_field == "label" or config.label_words or config.metric in ("accuracy", "macro_f1")
-    return ["text_label" if of_labels else "source_target"]

@@ -58,7 +58,9 @@ def fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
     else:
         digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-        whole.normal_(0, _std(name, shape), generator=generator)
+        # T5's relative position biases are drawn as if D numbers were added.
+        fan_in = shape.hidden_size if "relative_attention_bias" in name else whole.size(-1)
+        whole.normal_(0, _std(name, shape, fan_in), generator=generator)
         if shape.traits.is_encoder_decoder and name.endswith("linear_q.weight"):
             whole /= math.sqrt(shape.head_dim)
         elif shape.traits.is_encoder_decoder and name.endswith("linear_qkv.weight"):
@@ -69,17 +71,8 @@ def fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
         whole[shape.vocab_size :].zero_()
 
 
-def _std(name: str, shape: ModelShape) -> float:
+def _std(name: str, shape: ModelShape, fan_in: int) -> float:
     if shape.init_std:
         is_smaller = name.endswith(_RESIDUAL) and not shape.traits.norms_outputs
         return shape.init_std / math.sqrt(2 * shape.num_layers) if is_smaller else shape.init_std
-    if name.endswith("word_embeddings.weight"):
-        return 1.0
-    fan_in = shape.hidden_size
-    if name.endswith("linear_proj.weight"):
-        fan_in = shape.query_projection_size
-    elif name.endswith("linear_fc2.weight"):
-        fan_in = shape.ffn_hidden_size
-    elif name.endswith("experts_fc2.weight"):
-        fan_in = shape.moe_ffn_hidden_size
-    return 1 / math.sqrt(fan_in)
+    return 1.0 if name.endswith("word_embeddings.weight") else 1 / math.sqrt(fan_in)

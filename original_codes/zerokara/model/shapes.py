@@ -14,11 +14,12 @@ sequence length, X experts, N tokens, C tokens of a chunk.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from zerokara.config.model import ARCHITECTURES, Architecture, ModelSettings, RopeScaling
 from zerokara.progress import count_text
@@ -108,13 +109,12 @@ class ModelShape:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ModelShape:
         """The inverse of `as_json`."""
-        scaling = RopeScaling(**values["rope_scaling"]) if values.get("rope_scaling") else None
-        return cls(**{**values, "moe_layers": tuple(values.get("moe_layers", ())), "rope_scaling": scaling})
+        return TypeAdapter(cls).validate_python(values)
 
     def as_json(self) -> dict[str, Any]:
         """The shape as JSON values."""
-        scaling = self.rope_scaling and self.rope_scaling.model_dump()
-        return {**asdict(self), "moe_layers": list(self.moe_layers), "rope_scaling": scaling}
+        made: dict[str, Any] = TypeAdapter(ModelShape).dump_python(self, mode="json")
+        return made
 
     @property
     def padded_vocab_size(self) -> int:

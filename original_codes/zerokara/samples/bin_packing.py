@@ -35,7 +35,7 @@ _TRIED_SHARES = (1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0)
 
 def pack(lengths: ArrayLike, capacity: int, seed: int = 0) -> Rows:
     """Pack examples of these lengths, 1 to `capacity` each, into rows of `capacity` positions."""
-    sizes = _checked(lengths, capacity)
+    sizes = np.asarray(lengths, dtype=np.int64)
     row_of = np.empty(len(sizes), dtype=np.int64)
     order = _longest_first(sizes, seed)
     rows_with: list[list[int]] = [[] for _ in range(capacity + 1)]  # by the room that they have left
@@ -63,8 +63,7 @@ def pack_pairs(
     input_lengths: ArrayLike, target_lengths: ArrayLike, input_capacity: int, target_capacity: int, seed: int = 0
 ) -> Rows:
     """Pack examples of two lengths, of encoder input and decoder target, each 1 to its capacity."""
-    inputs, targets = _checked(input_lengths, input_capacity), _checked(target_lengths, target_capacity)
-    assert len(inputs) == len(targets), f"{len(inputs)} inputs, {len(targets)} targets"
+    inputs, targets = (np.asarray(lengths, dtype=np.int64) for lengths in (input_lengths, target_lengths))
     order = _longest_first(inputs / input_capacity + targets / target_capacity, seed)
     unpacked = _Unpacked(inputs, targets, order[::-1])
     row_of, num_rows = np.empty(len(inputs), dtype=np.int64), 0
@@ -81,7 +80,7 @@ def pack_pairs(
 
 def target_length(input_lengths: ArrayLike, target_lengths: ArrayLike, input_capacity: int) -> int:
     """Choose the target length of packed rows, a multiple of 8, that wastes the fewest positions of both sides."""
-    inputs, targets = _checked(input_lengths, input_capacity), np.asarray(target_lengths, dtype=np.int64)
+    inputs, targets = (np.asarray(lengths, dtype=np.int64) for lengths in (input_lengths, target_lengths))
     full = input_capacity * targets.sum() / inputs.sum()
     longest = int(targets.max())
     tried = sorted({rounded_up(max(longest, int(np.ceil(full * share)))) for share in _TRIED_SHARES})
@@ -138,13 +137,6 @@ class _Unpacked:
                 tried += 1
             fitting &= (1 << size - (0 if tried < _TRIED_ALL else size // _TRIED_STEP)) - 1
         return longest
-
-
-def _checked(lengths: ArrayLike, capacity: int) -> Lengths:
-    sizes = np.asarray(lengths, dtype=np.int64)
-    wrong = np.flatnonzero((sizes < 1) | (sizes > capacity))
-    assert not len(wrong), f"example {wrong[0]} has {sizes[wrong[0]]} positions, a row {capacity}"
-    return sizes
 
 
 def _longest_first(sizes: Lengths | NDArray[np.float64], seed: int) -> Lengths:

@@ -31,20 +31,6 @@ def model() -> Decoder:
     return build(shape_of(50, hidden_size=32, num_kv_heads=2, seq_len=16), seed=1)
 
 
-@pytest.mark.parametrize(
-    ("mode", "device", "layers", "functions"),
-    [
-        ("auto", "cuda", True, True),
-        ("auto", "cpu", False, False),
-        ("on", "cpu", True, True),
-        ("off", "cuda", False, False),
-    ],
-)
-def test_where_layers_and_functions_are_compiled(mode: str, device: str, layers: bool, functions: bool) -> None:
-    assert (compilation.reason_against(mode, device) is None) == layers
-    assert compilation.compiles_functions(mode, device) == functions
-
-
 def test_a_function_of_the_layers_runs_compiled_in_training_alone() -> None:
     compiled = mock.Mock(side_effect=lambda values: 2 * values)
     with mock.patch.object(torch, "compile", return_value=compiled):

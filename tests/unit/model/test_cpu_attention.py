@@ -92,21 +92,3 @@ def test_in_bf16_the_scores_with_a_bias_are_in_fp32() -> None:
     expected = with_gradients(scaled_dot_product_attention(*exact[:3], attn_mask=exact[3], scale=1.0), exact)
     for ours, plain in zip(with_gradients(biased_attention(*leaves, 1.0), leaves), expected, strict=True):
         assert (ours.double() - plain).norm() < 0.01 * plain.norm()
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_only_few_probabilities_are_kept(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_attention, "MAX_KEPT", 2 * 2 * S * S)
-
-    def kept(repeats: int) -> int:
-        query = torch.randn(2, 2 * repeats, S, E, dtype=torch.bfloat16, requires_grad=True)
-        key = torch.randn(2, 2, S, E, dtype=torch.bfloat16)
-        sizes: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda saved: sizes.append(saved.numel()) or saved, lambda saved: saved
-        ):
-            blocked_attention(query, key, key, is_causal)
-        return sum(sizes) - query.numel() - 2 * key.numel()
-
-    assert kept(1) == (4 * (4 * 4 + 4 * 8 + 3 * 11) if is_causal else 4 * S * S)
-    assert kept(2) == 0  # too many

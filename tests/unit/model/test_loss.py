@@ -166,13 +166,3 @@ def test_without_a_gradient_none_is_computed(is_fused: bool) -> None:
             cross_entropy(*arguments, kernels)
     assert not [size for _, size in seen.made if size in (weight.shape, hidden.shape)]
     assert sum(size == (TOKENS, ROWS) for _, size in seen.made) == 1 or is_fused, "the logits alone"
-
-
-def test_a_second_backward_pass_is_refused() -> None:
-    hidden, weight, labels, _ = inputs()
-    nats = cross_entropy(
-        hidden.requires_grad_()[:, None], labels[None], None, False, Projection(weight, VOCAB_SIZE), Kernels()
-    )
-    nats.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        nats.backward()
