@@ -40,7 +40,7 @@ from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.evaluation.scoring import SMALL_SAMPLE, Measure, share
 from zerokara.progress import Progress, plural
 from zerokara.publishing.exported_folder import is_export
-from zerokara.samples.validation_batches import Window, stride_of, windows
+from zerokara.samples.batches import Window, stride_of, windows
 
 CACHE_FORMAT = 4
 """Raised when a change of this module changes what is measured."""

@@ -80,7 +80,7 @@ class FusedAttention(torch.nn.Module):
         query_BHSE, key_BKSE, value_BKSE = (sequence_first(x).permute(1, 2, 0, 3) for x in heads)
         if attention_bias is not None and cpu_attention.serves_bias(attention_bias):
             assert self.softmax_scale is not None
-            out_BHSE = cpu_attention.biased_attention(
+            out_BHSE = cpu_attention.BiasedAttention.apply(
                 query_BHSE, key_BKSE, value_BKSE, attention_bias, self.softmax_scale, attention_mask
             )
         elif attention_bias is None and (self.causal or attention_mask is None) and cpu_attention.serves(query_BHSE):

@@ -6,20 +6,38 @@ ranks, rank r reads in micro step a the m samples from position c + (a·R + r)·
 number of ranks or another micro batch reads the same global batches, each sample once.
 
 Example, G = 8, m = 2, R = 2 at position 80: rank 0 reads [80 81] then [84 85], rank 1 [82 83] then [86 87].
+
+*Validation batches* read the tokens in their order, so that the loss and bits per byte are exact. In next-token
+prediction each document is read as step 8 reads it: alone, after the end-of-document token, in overlapping `windows`
+where it is longer than the context, and each of its tokens is predicted once. Windows of several documents are packed
+into one row, with intra-document masking: short ones cost little. In span corruption the tokens are cut into whole
+samples, the last filled up from the beginning; the masked spans depend on the seed and the sample's number, so that
+every validation masks the same tokens.
+
+The tokens may come in parts (sources, one after another), each of which is packed or cut by itself. Every rank runs the
+same number of forward passes, the surplus ones over rows that do not count: ZeRO-3 gathers the weights in each.
+
+Example, documents [7 8 9 4 5 2] and [6 2], S = 4, start and end 2: windows 2 7 8 9 → 7 8 9 4, then 8 9 4 5 → · · 5 2,
+and 2 6 → 6 2. Each of the first two fills a row, the third is padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.samples.objective import Batch
+from zerokara.config.data import MIN_CONTEXT
+from zerokara.samples import bin_packing
+from zerokara.samples.objective import Batch, Ids, Objective, document_offsets
 from zerokara.samples.order import MixedOrder, SampleOrder
-from zerokara.samples.packed_tokens import Samples
+from zerokara.samples.packed_tokens import Samples, document_bounds
+from zerokara.tokens.indexed import IndexedTokens
 
 SAMPLE_TOKENS = 1 << 22
 """Maximum tokens whose frequencies are counted: their entropy is too low by about half of the ids that occur over the
@@ -80,3 +98,134 @@ def unigram_entropy(tokens: Samples, objective: Any) -> float:
     counts = objective.target_counts(tokens.many(np.arange(number) * len(tokens) // number))
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a document's tokens; its targets from `first_target` on are scored."""
+
+    document: int
+    begin: int
+    """Index of its first input in the document's tokens (the start token has index 0)."""
+    end: int
+    """Index after its last target."""
+    first_target: int
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of input positions."""
+        return self.end - self.begin - 1
+
+
+def stride_of(context_length: int, min_context: float) -> int:
+    """Return the tokens by which windows advance: all but the first then score after `min_context` of the context."""
+    return max(1, round(context_length * (1 - min_context)))
+
+
+def windows(num_tokens: int, context_length: int, stride: int, document: int = 0) -> Iterator[Window]:
+    """Cut a document of `num_tokens` (start and end included) so that each but the first is a target once.
+
+    The first window predicts all its tokens but the start; each further one moves on by a stride and predicts the
+    tokens that are new in it, which then have all the others of the window before them. Example, a context of 4, a
+    stride of 2, tokens 0 … 7: inputs 0 1 2 3 predict 1 2 3 4, inputs 2 3 4 5 predict 5 6, and 3 4 5 6 predict 7.
+    """
+    end = min(num_tokens, context_length + 1)
+    if end > 1:
+        yield Window(document, 0, end, 1)
+    while end < num_tokens:
+        first, end = end, min(num_tokens, end + stride)
+        yield Window(document, end - 1 - context_length, end, first)
+
+
+class ValidationBatches:
+    """The rows of each part, each row once, in micro batches."""
+
+    def __init__(self, num_rows: Sequence[int], batch_of: Callable[[int, Ids], Batch]):
+        """`batch_of` makes the batch of rows of a part, by their numbers; one beyond its `num_rows` is padding."""
+        self._num_rows, self._batch_of = num_rows, batch_of
+
+    def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
+        """Yield the micro batches of `rank`, each with the part that it counts for; as many on every rank."""
+        for part, num_rows in enumerate(self._num_rows):
+            for start in range(0, num_rows, micro_batch_size * num_ranks):
+                yield part, self._batch_of(part, start + rank * micro_batch_size + np.arange(micro_batch_size))
+
+
+def validation_batches(
+    prefix: Path | str,
+    objective: Objective,
+    start_id: int,
+    max_tokens: int | None = None,
+    part_tokens: Sequence[int] = (),
+) -> ValidationBatches:
+    """Open a validation file (or its first `max_tokens` tokens) as the objective needs it.
+
+    `part_tokens` are the numbers of tokens of the parts; empty for a single part. `max_tokens` takes the first
+    documents of each part, in proportion; of one that does not fit by itself, its beginning.
+    """
+    index = IndexedTokens(prefix)
+    lengths = list(part_tokens) or [len(index.tokens)]
+    assert sum(lengths) == len(index.tokens), f"parts of {sum(lengths)} tokens for {len(index.tokens)}"
+    bounds = np.unique(document_bounds(index))  # without documents that have no token
+    parts = []  # the beginnings of the documents of each part in the .bin, and the end of the last that is validated
+    for first, end in pairwise(np.cumsum([0, *lengths]).tolist()):
+        part = bounds[np.searchsorted(bounds, first) : np.searchsorted(bounds, end, side="right")]
+        if max_tokens is not None and max_tokens < len(index.tokens):
+            share = max_tokens * (end - first) // len(index.tokens)
+            whole = int(np.searchsorted(part, first + share, side="right"))
+            part = part[:whole] if whole > 1 else np.array([first, first + share])[: 1 + (share > 0)]
+        parts.append(part)
+    if objective.lengths.num_noise_tokens:
+        return _of_samples([index.tokens[bounds[0] : bounds[-1]] for bounds in parts], objective)
+    return _of_documents(index.tokens, parts, objective.lengths.input, start_id)
+
+
+def _of_samples(parts: Sequence[NDArray[Any]], objective: Objective) -> ValidationBatches:
+    """Whole samples of each part."""
+    raw = objective.lengths.raw
+    num_samples = [-(-len(part) // raw) for part in parts]
+    first_keys = [0, *accumulate(num_samples)]
+
+    def batch_of(number: int, samples: Ids) -> Batch:
+        part = parts[number]
+        tokens = part[(samples[:, None] * raw + np.arange(raw)) % len(part)].astype(np.int64)
+        real = np.repeat((samples < num_samples[number])[:, None], raw, axis=1)
+        return objective(tokens, first_keys[number] + samples, real)
+
+    return ValidationBatches(num_samples, batch_of)
+
+
+def _of_documents(tokens: NDArray[Any], parts: Sequence[Ids], seq_len: int, start_id: int) -> ValidationBatches:
+    """Windows of the documents of each part, packed into rows; `parts` are the bounds of the documents in `tokens`."""
+    packed = [_packed(bounds, seq_len) for bounds in parts]
+
+    def batch_of(part: int, numbers: Ids) -> Batch:
+        inputs, labels = (np.full((len(numbers), seq_len), start_id, dtype=np.int64) for _ in range(2))
+        mask, segments = np.zeros(inputs.shape, dtype=np.float32), np.zeros_like(inputs)
+        for place, row in enumerate(numbers.tolist()):
+            at, cut = 0, packed[part][row] if row < len(packed[part]) else []
+            for number, (window, first_token) in enumerate(cut):
+                here = slice(at, at + window.num_inputs)
+                begin = first_token + window.begin  # of the labels: the start token is not in the .bin
+                labels[place, here] = tokens[begin : begin + window.num_inputs]
+                inputs[place, here] = np.roll(labels[place, here], 1)
+                inputs[place, at] = tokens[begin - 1] if window.begin else start_id
+                mask[place, here][window.first_target - window.begin - 1 :] = 1
+                segments[place, here] = number
+                at += window.num_inputs
+            segments[place, at:] = len(cut)
+        return Batch(inputs, labels, mask, segments, document_offsets(segments))
+
+    return ValidationBatches([*map(len, packed)], batch_of)
+
+
+def _packed(bounds: Ids, seq_len: int) -> list[list[tuple[Window, int]]]:
+    """Pack the windows of some documents into rows; each window with the first token of its document."""
+    stride = stride_of(seq_len, MIN_CONTEXT)
+    cut = [
+        (window, first)
+        for number, (first, end) in enumerate(pairwise(bounds.tolist()))
+        for window in windows(end - first + 1, seq_len, stride, number)  # the start token stands before it
+    ]
+    rows = bin_packing.pack([window.num_inputs for window, _ in cut], seq_len)
+    return [[cut[place] for place in row] for row in rows]

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from zerokara.config.data import SampleLengths
 from zerokara.samples import bin_packing
+from zerokara.samples.batches import ValidationBatches
 from zerokara.samples.objective import Batch, Prompt, document_offsets, first_in_segment
 from zerokara.samples.packed_tokens import DataPlan, TokenSource, document_bounds
-from zerokara.samples.validation_batches import ValidationBatches
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 

@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from zerokara.model import cpu_attention
 from zerokara.model.attention import intra_document_mask
-from zerokara.model.cpu_attention import biased_attention, blocked_attention
+from zerokara.model.cpu_attention import BiasedAttention, blocked_attention
 
 B, H, S, T, E = 3, 4, 11, 16, 6
 
@@ -68,7 +68,7 @@ def test_a_bias_is_plain_attention_with_one(samples_at_a_time: int, kind: str, m
     future = torch.ones(S, T, dtype=torch.bool).triu(1)
     bias = table.masked_fill(future, float("-inf")) if kind == "causal" else table
     mask = torch.rand(B, 1, S, T) < 0.7 if kind == "masked" else None
-    ours = with_gradients(biased_attention(query, key, value, bias, 0.7, mask), leaves)
+    ours = with_gradients(BiasedAttention.apply(query, key, value, bias, 0.7, mask), leaves)
     whole = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
     plain = with_gradients(scaled_dot_product_attention(query, key, value, attn_mask=whole, scale=0.7), leaves)
     for found, expected in zip(ours, plain, strict=True):
@@ -90,5 +90,5 @@ def test_in_bf16_the_scores_with_a_bias_are_in_fp32() -> None:
     leaves = inputs(dtype=torch.bfloat16)
     exact = [each.detach().double().requires_grad_() for each in leaves]
     expected = with_gradients(scaled_dot_product_attention(*exact[:3], attn_mask=exact[3], scale=1.0), exact)
-    for ours, plain in zip(with_gradients(biased_attention(*leaves, 1.0), leaves), expected, strict=True):
+    for ours, plain in zip(with_gradients(BiasedAttention.apply(*leaves, 1.0, None), leaves), expected, strict=True):
         assert (ours.double() - plain).norm() < 0.01 * plain.norm()

@@ -8,8 +8,8 @@ from made_tokens import write_documents
 from unit.samples.span_texts import merged
 
 from zerokara.config import data
+from zerokara.samples.batches import Window, stride_of, validation_batches, windows
 from zerokara.samples.objective import Batch, Causal, SpanCorruption
-from zerokara.samples.validation_batches import Window, stride_of, validation_batches, windows
 
 END = 2
 DOCUMENTS = [[10, 11, 12, END], [20, 21, END], [*range(30, 39), END]]

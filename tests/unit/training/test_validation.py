@@ -21,7 +21,7 @@ from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import open_models
 from zerokara.huggingface import families, to_hf, tokenizer_json
-from zerokara.samples.validation_batches import validation_batches
+from zerokara.samples.batches import validation_batches
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training import run
 from zerokara.training.planning.run_plan import RunPlan, make_plan

@@ -27,11 +27,10 @@ from zerokara.errors import Fault, RunError, UserError, refuse
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text
 from zerokara.resources import free_bytes
-from zerokara.samples.batches import unigram_entropy
+from zerokara.samples.batches import ValidationBatches, unigram_entropy, validation_batches
 from zerokara.samples.objective import Objective, beginnings, objective
 from zerokara.samples.packed_examples import Pairs
 from zerokara.samples.packed_tokens import DataPlan
-from zerokara.samples.validation_batches import ValidationBatches, validation_batches
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, open_splits
