@@ -4,8 +4,6 @@ Each is written under a temporary name in the same folder, synced to disk, and r
 system (POSIX ``rename``). A symbolic link is followed: its target is written.
 """
 
-from __future__ import annotations
-
 import errno
 import glob
 import itertools

@@ -5,8 +5,6 @@ place, key, value, rule and remedy. A *run error* (exit code 1): something faile
 code 130) resumes when it is run again. Messages quote libraries and servers, so each is `redacted`.
 """
 
-from __future__ import annotations
-
 import difflib
 import glob
 import io

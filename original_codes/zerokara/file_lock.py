@@ -5,8 +5,6 @@ is always open for writing: NFS implements the lock as a byte-range lock, which 
 that is open for reading only.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -5,8 +5,6 @@ Every step writes its manifest last, so a manifest also marks the step as comple
 nothing and changing one byte is noticed. Format: indented JSON with the fields of `Manifest`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

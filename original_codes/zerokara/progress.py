@@ -3,8 +3,6 @@
 On a terminal, progress is a bar (tqdm); elsewhere, as in a log file, it is a plain line every few seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -4,8 +4,6 @@ A container or a Slurm job has less than the machine shows; Linux keeps these li
 (https://docs.kernel.org/admin-guide/cgroup-v2.html), and those of version 1 at a fixed path.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """`clean_config.yaml`: cleaning the text before step 1."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -79,6 +77,6 @@ class CleanConfig(Rules, CleanedText):
             if 0 < getattr(self, key) < least:
                 yield self.fault(key, f"must be 0, or at least {least}")
         if self.executor == "slurm" and not self.executor_options.get("partition"):
-            yield self.fault("executor_options", "needs a partition for Slurm", "e.g. {partition: cpu}", ["executor"])
+            yield self.fault("executor_options", "must name a partition", "e.g. {partition: cpu}", ["executor"])
         if self.executor == "local" and self.executor_options:
             yield self.fault("executor_options", "has no effect with executor: local", "remove them", ["executor"])

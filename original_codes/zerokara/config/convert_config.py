@@ -1,7 +1,5 @@
 """`convert_config.yaml`: step 4, conversion to Hugging Face, and step 6, the upload."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal

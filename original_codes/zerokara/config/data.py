@@ -1,7 +1,5 @@
 """Text to tokens (step 2), the order and the stages in which the tokens are read, and the lengths of samples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal

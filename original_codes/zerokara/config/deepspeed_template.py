@@ -5,8 +5,6 @@ would ignore a mistyped one, or end every process with a traceback once they hav
 left out on purpose: what is sent in 8 bits depends on the number of GPUs, and so would the model.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Schedule, optimizer, machine and monitoring of a training, which steps 3 and 7 share, and the rules between them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

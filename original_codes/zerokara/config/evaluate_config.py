@@ -1,7 +1,5 @@
 """`evaluate_config.yaml`: step 8, models measured side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from os.path import normpath
 from typing import Annotated, Literal

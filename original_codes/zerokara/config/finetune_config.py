@@ -1,7 +1,5 @@
 """`finetune_config.yaml`: the examples of a task, and the training on them (step 7)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal

@@ -4,8 +4,6 @@ YAML 1.2, so that ``6e-4`` is a number and ``no`` is a word. A file may come fro
 that are written out: a tag (``!!python/object``) could make an object, and a few lines of aliases expand to gigabytes.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Sequence, Set

@@ -4,8 +4,6 @@ Other code asks for a property (`gated`, `is_encoder_decoder`), never for a name
 of `ARCHITECTURES`, and a `Family` with the weight rules that export it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar

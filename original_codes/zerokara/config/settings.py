@@ -4,8 +4,6 @@ The docstring of a field (meaning, unit, range) is its help text and its comment
 is the heading there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence, Set

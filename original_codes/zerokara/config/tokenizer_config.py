@@ -1,7 +1,5 @@
 """`sentence_piece_config.yaml`: step 1, training the tokenizer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal

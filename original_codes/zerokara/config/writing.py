@@ -4,8 +4,6 @@
 values: run it after a docstring or a field changed.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import sys

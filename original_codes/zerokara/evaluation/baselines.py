@@ -12,8 +12,6 @@ In: the pairs of source and target that a model is trained on, and the test data
 * ``most_frequent_form_left``: the same, given the word on its left; a pair of words never seen falls back on the above.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any

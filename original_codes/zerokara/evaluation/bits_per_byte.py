@@ -19,8 +19,6 @@ What special tokens spell (``</s>`` in a text) is encoded as the text that it is
 Shape suffixes: B windows, S tokens of the longest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ A key names all that the numbers depend on, the versions of the code among it: a
 damaged is measured again. No torch here.
 """
 
-from __future__ import annotations
-
 import json
 from hashlib import sha256
 from importlib import metadata

@@ -9,8 +9,6 @@ A line that holds no example (an empty text, a wrong number of columns) is left 
 scores; more than `MAX_BAD` of them, a label without a text and an empty answer are errors.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence

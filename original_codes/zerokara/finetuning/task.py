@@ -6,8 +6,6 @@ folder: once, unless the run was made longer since and another checkpoint is the
 (`examples.facts`) records all of it for the model card.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -5,8 +5,6 @@ the test examples. The stock Hugging Face model is built from the run's weights 
 so that the number is that of the exported model. Each data-parallel rank answers its share of the examples.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext

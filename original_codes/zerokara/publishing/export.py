@@ -5,8 +5,6 @@ Written: ``model*.safetensors`` (and index), ``config.json``, ``generation_confi
 its name only when all proofs hold; if one does not, it is kept as ``<name>.failed`` for study.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ Written for huggingface_hub 2.4: `upload_folder` sends the large files first, no
 SHA-256, or by chunks with Xet), retries, and makes one commit of up to 250 files with 100 MB outside the large ones.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

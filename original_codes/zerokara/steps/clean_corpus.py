@@ -1,7 +1,5 @@
 """Before step 1: what is in the raw text, and what should not be. First a report, then the clean text."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from functools import partial

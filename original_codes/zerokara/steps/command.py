@@ -3,8 +3,6 @@
 Exit codes: 0 done, 1 failed while running, 2 wrong settings or input, 130 stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -1,7 +1,5 @@
 """Step 4: a checkpoint → a Hugging Face folder, which appears only if logits, greedy text and token ids agree."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokens and documents of the token files that step 2 wrote, and the length of the run in tokens, steps and epochs."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from zerokara import manifest

@@ -4,8 +4,6 @@ Results are a table on the screen, results.json and report.html. What was measur
 folder, by content: a stopped run continues, and a further model costs only its own time.
 """
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from itertools import chain, groupby

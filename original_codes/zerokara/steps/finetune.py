@@ -5,8 +5,6 @@ run folder as of step 3, for steps 4 to 6. Only answers are learned; the best ch
 and the test examples are read once, at the end.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from zerokara.config.finetune_config import FinetuneConfig

@@ -7,8 +7,6 @@ The export's generation_config.json says where a text ends and how tokens are dr
 --set output_tokenizer_and_model_dir=FOLDER
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import suppress

@@ -5,8 +5,6 @@ Out: tokens, steps, memory and hours of each size; with --fit also its expected 
 are trained on this corpus, and a plot. With `init_from` the sizes are that model's, and only written down.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from dataclasses import astuple, replace

@@ -4,8 +4,6 @@ A step replaces the outputs of an earlier run of the same step, known by the man
 belongs to somebody else and stays, with ``--redo`` too. `run_all.sh` has all its steps checked at once.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Sequence

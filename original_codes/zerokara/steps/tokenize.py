@@ -1,7 +1,5 @@
 """Step 2: raw text → token files (.bin/.idx) for training and validation."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

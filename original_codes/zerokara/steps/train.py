@@ -4,8 +4,6 @@ In: the .bin/.idx files of step 2 and a configuration. Out: a run folder with ch
 It checks everything, plans the run once, and starts the training processes, which get the plan as a file.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Step 1: raw text → a tokenizer, with a report on how good it is."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from dataclasses import asdict

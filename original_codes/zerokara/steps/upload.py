@@ -4,8 +4,6 @@
 part of this export. The token comes from `hf auth login` or from HF_TOKEN in the environment.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import time
