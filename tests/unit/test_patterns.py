@@ -33,7 +33,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "original_codes" / "zerokara"
 NEVER = {
     "checkpoint/folders.py": "_NAME _INTERRUPTED_REPLACEMENT _LEFTOVER",
     "config/convert_config.py": "rules",
-    "config/loading.py": "_unknown _model_at",
+    "config/loading.py": "_unknown",
     "config/settings.py": "key_of fault",
     "config/tokenizer_config.py": "_RESERVED_NAME rules",
     "config/writing.py": "_groups write_values",
