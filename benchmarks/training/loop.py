@@ -119,7 +119,7 @@ def main() -> None:
 def make_data(folder: Path) -> list[str]:
     """Steps 1 and 2 on the embedded corpus; gives the settings of step 3."""
     corpus, tokenizer = folder / "corpus.jsonl", folder / "tokenizer"
-    embedded.main([str(corpus)])
+    embedded.main(corpus)
     corpora = [f"input_jsonl=[{corpus}]", f"input_tokenizer_file={tokenizer}/tokenizer.model"]
     placed = {
         "train_tokenizer": [f"input=[{corpus}]", f"output_dir={tokenizer}", "vocab_size=8000"],

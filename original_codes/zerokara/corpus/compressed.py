@@ -50,13 +50,9 @@ class CompressedReader(io.RawIOBase):
         self.verified_bytes = self.packed_bytes = 0
         """Compressed bytes read so far."""
         self._packed, self._is_gzip = packed, compression == "gzip"
-        self._library: Any = zlib if self._is_gzip else zstd_module()
-        self._error: type[Exception] = zlib.error if self._is_gzip else self._library.ZstdError
-        self._member_end = 0
-        self._pieces, self._piece = self._members(), memoryview(b"")
+        self._pieces, self._piece = self._unpacked(), memoryview(b"")
 
     def readable(self) -> bool:
-        """Always."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
@@ -71,59 +67,57 @@ class CompressedReader(io.RawIOBase):
         view[:count], self._piece = self._piece[:count], self._piece[count:]
         return count
 
-    def _members(self) -> Iterator[bytes]:
-        """Yield the unpacked bytes of all members, up to the first damage."""
-        start = 0
-        while not self.damage:
-            self._packed.seek(start)
-            head = self._packed.read(4096)
-            if not head:
-                self.damage = "" if start else "the file is empty"  # as an interrupted copy leaves it
-                return
+    def _unpacked(self) -> Iterator[bytes]:
+        """Yield the unpacked bytes of all members, up to the first damage; those of the call that fails are lost."""
+        position, error_of_library = 0, zlib.error if self._is_gzip else zstd_module().ZstdError
+        while head := self._head(start := position):
             if start and self._is_gzip and head[0] == 0:
-                start += len(head) - len(head.lstrip(b"\0"))
-            else:
-                yield from self._member(start, head)
-                start = self._member_end
+                position += len(head) - len(head.lstrip(b"\0"))
+                continue
+            if start and not self._is_magic(head):
+                self.damage = f"what follows its last member is no {'gzip' if self._is_gzip else 'zstd'}"
+                self.verified_bytes = start
+                return
+            member, has_begun = self._decompressor(), False
+            try:
+                while not member.eof:
+                    left = getattr(member, "unconsumed_tail", b"")  # zlib's; zstd keeps it
+                    if needs_input := getattr(member, "needs_input", not left):
+                        left = self._packed.read(_CHUNK_BYTES)
+                        position += len(left)
+                        self.packed_bytes = max(self.packed_bytes, position)
+                    piece = member.decompress(left, _PIECE_BYTES)
+                    if needs_input and not left and not piece and not member.eof:
+                        self.damage, self.verified_bytes = CUT, 0
+                        return
+                    has_begun = has_begun or bool(piece)
+                    yield piece
+            except error_of_library as error:
+                self.damage, self.verified_bytes = str(error), start
+                if not self._is_gzip and self._is_magic(head) and not has_begun:
+                    again = f"zstd -dc --long=31 {self.name} | zstd --long={_MAX_WINDOW_LOG} -o NEW.zst"
+                    self.damage += f"; if it needs more than 128 MiB or a dictionary (-D), compress it again: {again}"
+                return
+            position -= len(member.unused_data)
+        if not position:  # as an interrupted copy leaves it
+            self.damage = "the file is empty"
 
-    def _member(self, start: int, head: bytes) -> Iterator[bytes]:
-        """Yield the unpacked bytes of the member that begins at `start` with `head`, up to the first damage."""
-        has_begun = False
-        try:
-            for piece in self._unpacked(start):
-                has_begun = has_begun or bool(piece)
-                yield piece
-            return
-        except EOFError:
-            self.damage, self.verified_bytes = CUT, 0
-        except self._error as error:
-            self.damage, self.verified_bytes = str(error), start
-        is_skippable = 0x50 <= head[0] <= 0x5F and _SKIPPABLE_MAGIC.startswith(head[1:4])
-        is_zstd = is_skippable or _ZSTD_MAGIC.startswith(head[:4])
-        if start and not (_GZIP_MAGIC.startswith(head[:2]) if self._is_gzip else is_zstd):
-            self.damage = f"what follows its last member is no {'gzip' if self._is_gzip else 'zstd'}"
-            self.verified_bytes = start
-        elif is_zstd and not has_begun and self.damage != CUT:
-            again = f"zstd -dc --long=31 {self.name} | zstd --long={_MAX_WINDOW_LOG} -o NEW.zst"
-            self.damage += f"; if it needs more than 128 MiB or a dictionary (-D), compress it again: {again}"
-
-    def _unpacked(self, start: int) -> Iterator[bytes]:
-        """Unpack a member from its first byte; what is unpacked in the call that fails is lost."""
-        if self._is_gzip:
-            member: Any = self._library.decompressobj(wbits=31)  # a gzip member with a window of any size
-        else:
-            window = {self._library.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
-            member = self._library.ZstdDecompressor(options=window)
+    def _head(self, start: int) -> bytes:
+        """Return the first bytes of a member, from which the reading begins."""
         self._packed.seek(start)
-        position = start
-        while not member.eof:
-            left = getattr(member, "unconsumed_tail", b"")  # zlib's; zstd keeps it
-            if needs_input := getattr(member, "needs_input", not left):
-                left = self._packed.read(_CHUNK_BYTES)
-                position += len(left)
-                self.packed_bytes = max(self.packed_bytes, position)
-            piece = member.decompress(left, _PIECE_BYTES)
-            if needs_input and not left and not piece and not member.eof:
-                raise EOFError  # the file ends before the member does
-            yield piece
-        self._member_end = position - len(member.unused_data)
+        head = self._packed.read(4096)
+        self._packed.seek(start)
+        return head
+
+    def _is_magic(self, head: bytes) -> bool:
+        """Tell whether a member begins like this, as far as it goes."""
+        if self._is_gzip:
+            return _GZIP_MAGIC.startswith(head[:2])
+        is_skippable = 0x50 <= head[0] <= 0x5F and _SKIPPABLE_MAGIC.startswith(head[1:4])
+        return is_skippable or _ZSTD_MAGIC.startswith(head[:4])
+
+    def _decompressor(self) -> Any:
+        if self._is_gzip:
+            return zlib.decompressobj(wbits=31)  # a gzip member with a window of any size
+        module = zstd_module()
+        return module.ZstdDecompressor(options={module.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG})

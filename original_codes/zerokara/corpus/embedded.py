@@ -8,20 +8,18 @@ repeated paragraphs, and all beyond `MAX_PACKAGE_CHARACTERS` of a package. The s
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import inspect
 import re
 import sys
 import sysconfig
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 
 from zerokara.durable import atomic_file
-from zerokara.progress import bytes_text, seconds_text
+from zerokara.progress import bytes_text
 
 MAX_PACKAGE_CHARACTERS = 500_000
 MIN_DOCUMENT_CHARACTERS = 200
@@ -89,20 +87,14 @@ def prose(docstring: str) -> Iterator[str]:
             yield " ".join(words)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Write the corpus, unless there is a file of this name; return the exit code."""
-    parser = argparse.ArgumentParser(description="Write the embedded corpus: the documentation that Python came with.")
-    parser.add_argument("output", type=Path, metavar="OUTPUT.jsonl")
-    path: Path = parser.parse_args(argv).output
-    started, took = time.monotonic(), "there already"
+def main(path: Path) -> None:
+    """Write the corpus, unless there is a file of this name."""
     if not path.exists():
         with atomic_file(path) as file:
             for document in documents():
                 file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
-        took = f"written in {seconds_text(time.monotonic() - started)}"
-    print(f"embedded corpus: {path}: {bytes_text(path.stat().st_size)}, {took}")
-    return 0
+    print(f"embedded corpus: {path}: {bytes_text(path.stat().st_size)}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(Path(sys.argv[1]))

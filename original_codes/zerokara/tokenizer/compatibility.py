@@ -100,17 +100,10 @@ def notes(encoder: Encoder) -> list[str]:
     if isinstance(encoder, HuggingFaceEncoder):
         end = encoder.piece(encoder.eos_id)
         return [f"Hugging Face: the ids of a document are tokenizers' for its whole text, and {end} ends it"]
-    model, line_end = encoder.model, [encoder.piece(i) for i in encoder.encode("a\na").tolist()]
-    prefix = ", with a space before it" if model.add_dummy_prefix else ""
-    lossy = [model.normalization] if model.charsmap else []
-    lossy += ["repeated spaces are dropped"] if model.remove_extra_whitespaces else []
-    facts = {
-        f"not made by step 1: the ids of a document are SentencePiece's for its whole text{prefix}": True,
-        "line ends are the byte piece <0x0A>": "<0x0A>" in line_end,
-        "line ends become spaces": not any("\n" in piece or piece == "<0x0A>" for piece in line_end),
-        "no <pad> piece: <unk> serves as padding where a model needs it": encoder.pad_id == encoder.unk_id,
-        f"text is normalised ({', '.join(lossy)}), and does not decode to exactly what it was": lossy,
-        "characters without a piece become <unk>": not model.byte_fallback,
-        f"{NUM_T5_SENTINELS} sentinel tokens follow its pieces, as T5's do, <extra_id_0> last": encoder.adds_sentinels,
-    }
-    return [note for note, applies in facts.items() if applies]
+    prefix = ", with a space before it" if encoder.model.add_dummy_prefix else ""
+    notes = [f"not made by step 1: the ids of a document are SentencePiece's for its whole text{prefix}"]
+    if encoder.pad_id == encoder.unk_id:
+        notes.append("no <pad> piece: <unk> serves as padding where a model needs it")
+    if encoder.adds_sentinels:
+        notes.append(f"{NUM_T5_SENTINELS} sentinel tokens follow its pieces, as T5's do, <extra_id_0> last")
+    return notes

@@ -55,6 +55,8 @@ class Encoder:
     def __init__(self, model_path: str | Path) -> None:
         self.model_path = Path(model_path)
         self.model_bytes = self.model_path.read_bytes() if self.model_path.is_file() else b""
+        self.run_files = {MODEL_NAME: self.model_bytes}
+        """Contents of the files that a run folder keeps, by their names there."""
         self._processor, self._model = _opened(self.model_bytes, str(self.model_path))
         self.faults = _faults(self._processor, str(self.model_path))
         """What a model cannot be trained with: no end-of-document id, or no ids for line ends."""
@@ -71,7 +73,8 @@ class Encoder:
         self.newline_id: int = self._processor.PieceToId(NEWLINE)
         """The id of the piece "\\n"; `unk_id` where there is none."""
         # Other models hold a piece "\n" too, without splitting at it: Gemma's has one for each number of line ends.
-        self.by_line = tuple(map(self.piece, range(min(len(_FIRST_PIECES), self.vocab_size)))) == _FIRST_PIECES
+        firsts = map(self._processor.IdToPiece, range(min(len(_FIRST_PIECES), self.vocab_size)))
+        self.by_line = (*firsts,) == _FIRST_PIECES
         """True if each line is encoded by itself, as in every tokenizer of step 1; else whole documents are."""
         encode = self._processor.EncodeAsIds
         self._prefixes_lines = self.by_line and encode("a") != encode("\na")[1:]
@@ -146,7 +149,7 @@ class Encoder:
 
     def piece(self, token_id: int) -> str:
         """Return the piece as it is in the vocabulary, with the space mark."""
-        return str(self._processor.IdToPiece(token_id))
+        return self.pieces[token_id]
 
     @cached_property
     def token_texts(self) -> list[bytes]:
@@ -232,11 +235,6 @@ class Encoder:
     def record(self) -> Inputs:
         """The tokenizer as an input of a step, for its manifest; its hash is `sha256`."""
         return self.model_path
-
-    @property
-    def run_files(self) -> dict[str, bytes]:
-        """Contents of the files that a run folder keeps, by their names there."""
-        return {MODEL_NAME: self.model_bytes}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Encoder, (self.model_path,)

@@ -61,6 +61,7 @@ class HuggingFaceEncoder(Encoder):
         self.model_path, self._end_of_document = Path(path), end_of_document
         self.folder_files = folder_files(self.model_path)
         where, again = str(self.model_path), "name a tokenizer.json, a folder with one, or a SentencePiece model"
+        self.run_files = {f"{RUN_FOLDER}/{name}": content for name, content in self.folder_files.items()}
         self.model_bytes = self.folder_files[JSON_NAME]
         try:
             self._open()
@@ -154,13 +155,6 @@ class HuggingFaceEncoder(Encoder):
     def record(self) -> Inputs:
         path, size, modified_ns = file_key(self.model_path)
         return [FileRecord(path, size, self.sha256, modified_ns)]
-
-    @property
-    def run_files(self) -> dict[str, bytes]:
-        return {f"{RUN_FOLDER}/{name}": content for name, content in self.folder_files.items()}
-
-    def piece(self, token_id: int) -> str:
-        return self.pieces[token_id]
 
     @cached_property
     def token_texts(self) -> list[bytes]:

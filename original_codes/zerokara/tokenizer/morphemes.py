@@ -175,17 +175,12 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
     progress = Progress(f"splitting into morphemes with {analyser.name}", total=size, unit="B")
     with open(sentences, "rb") as source, open(target, "wb") as file, progress:
         blocks = iter(lambda: b"".join(source.readlines(BLOCK_BYTES)), b"")
-        split = partial(_split, analyser, config)
-        if num_processes == 1:
-            for block in blocks:
-                file.write(split(block))
-                progress.advance(len(block))
-            return
         context = multiprocessing.get_context("spawn")
         try:
             with ProcessPoolExecutor(num_processes, context, _start_worker, (os.getpid(),)) as pool:
+                in_order = pool.map if num_processes > 1 else map  # the pool starts no process before it is asked
                 while some := list(islice(blocks, BLOCKS_PER_PROCESS * num_processes)):
-                    for block, lines in zip(some, pool.map(split, some), strict=True):
+                    for block, lines in zip(some, in_order(partial(_split, analyser, config), some), strict=True):
                         file.write(lines)
                         progress.advance(len(block))
         except BrokenProcessPool as error:

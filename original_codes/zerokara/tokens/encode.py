@@ -22,7 +22,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
-from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
 from zerokara.config.data import DataSettings
@@ -102,8 +101,6 @@ def encode_corpus(
     )
     is_alone = stage == "all" or (stage == "merge" and part == WHOLE)
     with _foreseen_errors(paths), work_folder.claimed(paths, "" if is_alone else f"{stage}-{part}") as folder:
-        if is_alone:
-            merge.forget_other_split(config, folder)
         plan, finished = work_folder.settle(folder, wanted, merge.copied(folder), is_shared=stage != "all")
         started, results = time.monotonic(), finished
         if stage != "merge":
@@ -211,7 +208,7 @@ def run_in_workers(
         UserError: a file that can never be read.
     """
     start_fork_server()
-    others, workers = set(multiprocessing.active_children()), set[BaseProcess]()
+    others = {*multiprocessing.active_children()}
     pool = ProcessPoolExecutor(num_workers, _CONTEXT, begin_worker, (job,))
     threads = ThreadPoolExecutor(OPEN_STREAMS)
     waiting, opened = iter(input_streams), list[Iterator[ShardTask]]()
@@ -233,31 +230,22 @@ def run_in_workers(
                 if task := answer.result():
                     opened.append(stream)
                     under_way[pool.submit(write_shard_in_worker, task)] = task
-                    workers |= {*multiprocessing.active_children()} - others
             for future in under_way.keys() & done:
                 result = future.result()
                 del under_way[future]  # later, since a death is told with all tasks that were under way
                 yield result
     except BrokenProcessPool:
-        pool.shutdown()
         firsts = [task.ranges[0] for task in under_way.values()][:num_workers]
         places = first_of([f"{first.file.name} from byte {first.start:,}" for first in firsts], NAMED_TASKS)
-        raise _death_of({worker.exitcode or 0 for worker in workers}, places) from None
+        raise RunError(
+            f"a tokenising process died at one of: {places}. Finished shards are kept, and the same command resumes; "
+            "most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
+        ) from None
     finally:
-        for worker in workers:
+        for worker in {*multiprocessing.active_children()} - others:
             worker.kill()
         pool.shutdown(cancel_futures=True)
         threads.shutdown(cancel_futures=True)
-
-
-def _death_of(exit_codes: set[int], places: str) -> RunError:
-    """Error for a worker that died; the pool has ended the others by SIGTERM."""
-    code = next(iter(exit_codes - {0, -signal.SIGTERM}), -signal.SIGTERM)
-    cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return RunError(
-        f"a tokenising process died ({cause}) at one of: {places}. Finished shards are kept, and the same command "
-        "resumes; most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
-    )
 
 
 @contextmanager

@@ -29,7 +29,6 @@ Source: megatron-core 0.16.1, ``megatron/core/datasets/indexed_dataset.py`` (`In
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -55,41 +54,21 @@ UINT16_VOCAB_LIMIT = 65500
 """Vocabularies below this take two bytes an id (megatron-core's `DType.optimal_dtype`)."""
 
 
-@dataclass(frozen=True)
 class TokenPaths:
     """Paths of step 2's files: every name that derives from `output_prefix`."""
 
-    output_prefix: str
-
-    @property
-    def train(self) -> Path:
-        """Prefix of the training documents' .bin and .idx."""
-        return Path(f"{self.output_prefix}_text_document")
-
-    @property
-    def valid(self) -> Path:
-        """Prefix of the validation documents' .bin and .idx."""
-        return Path(f"{self.output_prefix}_valid_text_document")
-
-    @property
-    def manifest(self) -> Path:
+    def __init__(self, output_prefix: str):
+        self.train = Path(f"{output_prefix}_text_document")
+        """Prefix of the training documents' .bin and .idx; `valid` is that of the validation documents'."""
+        self.valid = Path(f"{output_prefix}_valid_text_document")
+        self.manifest = Path(f"{output_prefix}_text_document.manifest.json")
         """The manifest of step 2, written last."""
-        return Path(f"{self.output_prefix}_text_document.manifest.json")
-
-    @property
-    def quarantine(self) -> Path:
+        self.quarantine = Path(f"{output_prefix}_quarantine.jsonl")
         """The bad lines, as JSON lines; exists only if there are any."""
-        return Path(f"{self.output_prefix}_quarantine.jsonl")
-
-    @property
-    def work_folder(self) -> Path:
+        self.work_folder = Path(f"{output_prefix}_tokenizing{PARTIAL_SUFFIX}")
         """Shards while step 2 runs; on the same file system, so that the result can be renamed into place."""
-        return Path(f"{self.output_prefix}_tokenizing{PARTIAL_SUFFIX}")
-
-    @property
-    def lock(self) -> Path:
+        self.lock = Path(f"{output_prefix}_tokenizing.lock{PARTIAL_SUFFIX}")
         """The lock of a running step 2; beside the work folder, which comes and goes."""
-        return Path(f"{self.output_prefix}_tokenizing.lock{PARTIAL_SUFFIX}")
 
     @property
     def outputs(self) -> list[Path]:

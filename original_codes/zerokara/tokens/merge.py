@@ -20,19 +20,18 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from zerokara.config.data import DataSettings
 from zerokara.corpus.token_hashes import splitmix64
 from zerokara.durable import sync_folder
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.progress import Progress, log, plural
+from zerokara.progress import Progress
 from zerokara.resources import available_cores
 from zerokara.tokens.indexed import DOCUMENT_BYTES, HEADER, TokenPaths, bin_path, header_bytes, idx_path, index_part
 from zerokara.tokens.shard_tasks import Part
@@ -54,21 +53,6 @@ _KEYS_AT_ONCE = 1 << 20
 def copied(folder: Path) -> set[str]:
     """Names of the shards that are in the merged files, whose own ids may be deleted."""
     return {path.stem for path in folder.glob(f"*.{COPIED}")}
-
-
-def forget_other_split(config: DataSettings, folder: Path) -> None:
-    """Drop a merge that had begun with other settings of the split; the shards that it deleted are missing then."""
-    with suppress(FileNotFoundError):
-        if orjson.loads((folder / SPLIT_NAME).read_bytes()) != _settings(config):
-            names = copied(folder)
-            log(f"  other settings of the split: {plural(len(names), 'merged shard')} to be encoded again")
-            marks = [shard_path(folder, name, COPIED) for name in names]
-            for path in [*marks, *_unfinished_paths(folder), folder / SPLIT_NAME]:
-                path.unlink(missing_ok=True)
-
-
-def _settings(config: DataSettings) -> list[Any]:
-    return [config.valid_fraction, config.valid_min_documents, config.split_seed, len(config.input_jsonl)]
 
 
 def _unfinished_paths(folder: Path) -> list[Path]:
@@ -155,9 +139,12 @@ class Merge:
 
     def copy(self, part: Part) -> None:
         """Copy the shards of a part that are not copied yet, in several threads."""
-        if write_once(self._folder / SPLIT_NAME, _settings(self._config)) != _settings(self._config):
-            rule = "is being merged with other settings of the split"
-            raise UserError(Fault(str(self._folder), rule, remedy="give all parts the same, or start step 2 by itself"))
+        config = self._config
+        split = [config.valid_fraction, config.valid_min_documents, config.split_seed, len(config.input_jsonl)]
+        if (begun := write_once(self._folder / SPLIT_NAME, split)) != split:
+            rule = f"is being merged with other settings of the split: {begun}, here they are {split}"
+            remedy = "go on with those, which all parts must have; or delete this folder to start over"
+            raise UserError(Fault(str(self._folder), rule, remedy=remedy))
         sizes, done = np.array([result.files["bin"][0] for result in self._results], np.int64), copied(self._folder)
         # Consecutive ones: two machines that write to the same page of a file would wait for each other.
         is_own = (sizes.cumsum() - sizes) * part.num_parts // max(1, sizes.sum()) == part.number

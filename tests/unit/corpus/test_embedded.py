@@ -63,13 +63,9 @@ def test_documents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("library")
-def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "corpus.jsonl"
-    path.write_bytes(b"mine\n")
-    assert embedded.main([str(path)]) == 0
-    assert "there already" in capsys.readouterr().out and path.read_bytes() == b"mine\n"
-    path.unlink()
-    assert embedded.main([str(path)]) == 0
-    before = path.read_bytes()
-    path.unlink()
-    assert embedded.main([str(path)]) == 0 and path.read_bytes() == before
+def test_a_file_that_is_there_stays_and_the_same_installation_gives_the_same_bytes(tmp_path: Path) -> None:
+    mine, first, second = (tmp_path / name for name in ("mine.jsonl", "first.jsonl", "second.jsonl"))
+    mine.write_bytes(b"mine\n")
+    for path in (mine, first, second):
+        embedded.main(path)
+    assert mine.read_bytes() == b"mine\n" and first.read_bytes() == second.read_bytes() != b""

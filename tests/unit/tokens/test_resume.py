@@ -4,7 +4,6 @@ import errno
 import gzip
 import hashlib
 import io
-import itertools
 import json
 import os
 import random
@@ -14,6 +13,7 @@ from typing import Any
 
 import made_tokens
 import pytest
+from configs import fault_of
 from made_tokens import finished, stopping_after, written
 
 from zerokara.config.pretrain_config import PretrainConfig
@@ -163,25 +163,22 @@ def test_a_shard_goes_before_many_more_are_copied(
     assert finished(config) == expected
 
 
-def test_another_split_later(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "CHECKPOINT_BYTES", 5_000)
-    config, calls = make_config(), itertools.count()
+def test_another_split_later_is_refused(
+    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config()
 
-    def failing(*arguments: Any, copy: Callable[..., Any] = merge.index_part) -> Any:
-        if next(calls) > 40:
-            raise OSError(errno.ENOSPC, "full")
-        return copy(*arguments)
+    def failing(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patched:
         patched.setattr(merge, "index_part", failing)
         with pytest.raises(RunError, match="the disk is full"):
             _encode(config)
-    other = make_config(valid_fraction=0.2)
-    made = _encode(other)
-    assert made.text_bytes and made.resumed_shards and made.sources[0].valid.documents == 60
-    fresh = make_config(valid_fraction=0.2, output_prefix=str(tmp_path / "fresh" / "tokens"))
-    _encode(fresh)
-    assert finished(other) == finished(fresh)
+    fault = fault_of(_encode, make_config(valid_fraction=0.2))
+    assert "[0.01, 10, 1234, 1], here they are [0.2, 10, 1234, 1]" in fault.rule and "go on with those" in fault.remedy
+    _encode(config)
+    assert finished(config) == expected
 
 
 def test_a_disk_that_fails_to_read_and_a_corpus_that_was_moved_with_its_times_cost_no_finished_shard(

@@ -32,7 +32,7 @@ def _run(tmp_path: Path, encoder: Any, task_bytes: int = 5, workers: int = 2) ->
 
 def test_a_killed_worker(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(RunError, match=r"SIGKILL.* at one of: .*0\.txt from byte 0, .*--set num_workers=1"):
+    with pytest.raises(RunError, match=r"died at one of: .*0\.txt from byte 0, .*--set num_workers=1"):
         _run(tmp_path, FailingEncoder("kill"))
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if psutil.Process().pid != process.ppid()], "a worker is left"
@@ -41,7 +41,6 @@ def test_a_killed_worker(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("action", "error", "message"),
     [
-        ("exit", RunError, "exit code 3"),
         ("full", OSError, "No space left on device"),
         ("fault", ZeroDivisionError, "a fault of ours"),
     ],
