@@ -58,6 +58,7 @@ class TokenPaths:
     """Paths of step 2's files: every name that derives from `output_prefix`."""
 
     def __init__(self, output_prefix: str):
+        self.output_prefix = output_prefix
         self.train = Path(f"{output_prefix}_text_document")
         """Prefix of the training documents' .bin and .idx; `valid` is that of the validation documents'."""
         self.valid = Path(f"{output_prefix}_valid_text_document")

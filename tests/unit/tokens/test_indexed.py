@@ -81,24 +81,24 @@ def test_splits_are_opened_without_reading_their_ids(tmp_path: Path) -> None:
         write_index(file, np.full(1000, 1_000_000, dtype=np.int32), np.dtype("u2"), np.arange(1001))
     with open(bin_path(paths.train), "wb") as file:
         file.truncate(2_000_000_000)  # sparse: 2 GB long, nothing on the disk
-    train, valid = open_splits(str(tmp_path / "x"))
+    train, valid = open_splits(paths.output_prefix)
     assert (train.num_documents, len(train.tokens), train.tokens.nbytes) == (1000, 10**9, 2 * 10**9)
     assert valid is None
     write_documents(paths.valid, DOCUMENTS, np.dtype("u2"))
-    _, valid = open_splits(str(tmp_path / "x"))
+    _, valid = open_splits(paths.output_prefix)
     assert valid is not None and (valid.num_documents, len(valid.tokens), valid.tokens.nbytes) == (2, 5, 10)
     idx_path(paths.valid).unlink()
     with pytest.raises(UserError, match="does not exist"):
-        open_splits(str(tmp_path / "x"))
+        open_splits(paths.output_prefix)
 
 
 def test_token_files_belong_to_one_tokenizer(tmp_path: Path) -> None:
     paths = TokenPaths(str(tmp_path / "x"))
     with pytest.raises(UserError, match="there is no manifest here"):
-        check_belongs(str(tmp_path / "x"), "a" * 64)
+        check_belongs(paths.output_prefix, "a" * 64)
     write_documents(paths.train, DOCUMENTS, np.dtype("u2"))
     outputs = {"tokens": bin_path(paths.train)}
     manifest.write(paths.manifest, manifest.StepSpec("tokenize", {}), outputs, {"tokenizer_sha256": "a" * 64}, 0.0)
-    assert check_belongs(str(tmp_path / "x"), "a" * 64).step == "tokenize"
+    assert check_belongs(paths.output_prefix, "a" * 64).step == "tokenize"
     with pytest.raises(UserError, match=f"{'a' * 64}.*{'b' * 64}.*step 2 with --redo"):
-        check_belongs(str(tmp_path / "x"), "b" * 64)
+        check_belongs(paths.output_prefix, "b" * 64)
