@@ -3,8 +3,6 @@
 Jinja2 escapes all text in a page. What all pages look like is in `style.css.jinja`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
-def template(path: Path, **filters: Any) -> Template:
+def template(path: Path, **filters: Any) -> "Template":
     """Load a template, with filters of its own; it may include what stands beside this file."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # a tenth of a second to import
 

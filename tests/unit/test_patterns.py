@@ -45,7 +45,6 @@ NEVER = {
     "huggingface/from_hf.py": "carried",
     "huggingface/model_folder.py": "BUFFERS tensors _refusal",
     "huggingface/proof.py": "_LAYER",
-    "huggingface/tokenizer_json.py": "_split_special_names",  # pairs of single characters
     "tokenizer/fast_encoder.py": "_unproved_json",
     "tokenizer/hugging_face.py": "_BYTE_PIECE",
     "tokenizer/trainer_process.py": "_PHASE _MERGE_LINE",
@@ -208,7 +207,7 @@ def test_every_exception_is_there() -> None:
     named = {
         (path, holder) for each in (NEVER, BOUNDED) for path, holders in each.items() for holder in holders.split()
     }
-    assert len(held - named) >= 20 and not named - held
+    assert len(held - named) >= 15 and not named - held
 
 
 def test_patterns_are_linear() -> None:

@@ -1,7 +1,5 @@
 """`config.yaml` as a whole (`PretrainConfig`), and the settings of any run (`RunConfig`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal

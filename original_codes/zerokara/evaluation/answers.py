@@ -5,8 +5,6 @@ for an encoder, without one for a decoder, which continues the prompt. So a `</s
 as it is in fine-tuning. Conversations go through the tokenizer's own chat template.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
@@ -42,7 +40,7 @@ class Answers:
 
 
 def answers_of(
-    model: LoadedModel,
+    model: "LoadedModel",
     prompts: Sequence[Prompt],
     expected: Sequence[str],
     max_new_tokens: int | None,
@@ -98,7 +96,7 @@ def answer(
     return Answers(outputs, stopped, max_new_tokens, len(ids) - len(asked))
 
 
-def stream(model: LoadedModel, prompt: Prompt, max_new_tokens: int, settings: dict[str, Any]) -> str:
+def stream(model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: dict[str, Any]) -> str:
     """Print an answer while the model writes it, as its own generation settings and then `settings` say; return it.
 
     Of a prompt beyond the context length the oldest turns are left out; of a text its beginning is.

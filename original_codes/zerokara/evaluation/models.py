@@ -5,8 +5,6 @@ asking another model for its weights frees those before. Weights come from safet
 a folder is run.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,7 +41,7 @@ class LoadedModel:
     config: Any
     device: torch.device
     dtype: torch.dtype
-    _opened: list[LoadedModel] = field(default_factory=list, repr=False)
+    _opened: list["LoadedModel"] = field(default_factory=list, repr=False)
     """All models that were opened together, one of which holds its weights in memory."""
     _model: Any = None
     hashes: dict[manifest.FileKey, str] = field(default_factory=dict)

@@ -12,8 +12,6 @@ Tokens are those of `corpus.token_hashes`: words in lower case, or single charac
 With the indices of the examples found, a score without them stands beside the score of all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -42,7 +40,7 @@ class Overlap:
         """Examples not found."""
         return sorted({*range(self.num_examples)}.difference(self.exact, self.by_ngram))
 
-    def part(self, start: int, num_examples: int) -> Overlap:
+    def part(self, start: int, num_examples: int) -> "Overlap":
         """Overlap of `num_examples` examples from `start` on, counted from there."""
         inside = range(start, start + num_examples)
         exact, by_ngram = ([index - start for index in each if index in inside] for each in (self.exact, self.by_ngram))

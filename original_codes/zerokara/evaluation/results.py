@@ -5,8 +5,6 @@ The page (`page.html.jinja`) is one HTML file that needs no network, no script, 
 escapes whatever comes from a model's or a file's name. Beside each number stands a dot on a line for its interval.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -184,7 +182,7 @@ def with_results(card: str, model: str, sections: Sequence[Section]) -> str:
     return str(content)
 
 
-def _result(row: Row, value: float, section: Section) -> EvalResult:
+def _result(row: Row, value: float, section: Section) -> "EvalResult":
     from huggingface_hub import EvalResult
 
     interval = f"95 % interval {interval_text(row.interval, section)}, " if row.interval else ""
@@ -199,6 +197,6 @@ def _result(row: Row, value: float, section: Section) -> EvalResult:
     )
 
 
-def _measured(result: EvalResult) -> tuple[str, ...]:
+def _measured(result: "EvalResult") -> tuple[str, ...]:
     """What a result measures: an older one of the same is replaced."""
     return result.task_type, result.dataset_type, result.dataset_name, result.metric_type

@@ -13,8 +13,6 @@ Source: B. Efron and R. Tibshirani, An Introduction to the Bootstrap (1993), cha
 Shapes: N examples, K statistics, R resamples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -64,7 +62,7 @@ class Measure:
         """The metric over all examples; NaN if there are none."""
         return float(self.of_sums(self.statistics.sum(axis=0)))
 
-    def subset(self, indices: Sequence[int]) -> Measure:
+    def subset(self, indices: Sequence[int]) -> "Measure":
         """The same metric over some of the examples."""
         return replace(self, statistics=self.statistics[np.asarray(indices, dtype=np.int64)])
 
@@ -83,7 +81,7 @@ class Measure:
             return Interval(*map(float, binomtest(int(hits.sum()), len(hits)).proportion_ci(LEVEL, "wilson")))
         return _percentiles(self.of_sums(_resampled_sums(self.statistics, seed)))
 
-    def difference(self, other: Measure, seed: int = 0) -> Interval | None:
+    def difference(self, other: "Measure", seed: int = 0) -> Interval | None:
         """95 % interval of this value minus the other's, over the same examples; None for fewer than two.
 
         Both are resampled together, so that what makes an example hard for both cancels.

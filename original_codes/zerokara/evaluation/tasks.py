@@ -6,8 +6,6 @@ that do not occur in the training data, or in the pretraining corpus; and the pa
 models to baselines.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +32,7 @@ _MAX_SHOWN, _MAX_SHOWN_CHARACTERS = 5, 80
 
 
 def expected_seconds(
-    models: Sequence[LoadedModel], texts: Sequence[str], tasks: Sequence[TaskData], min_context: float
+    models: Sequence["LoadedModel"], texts: Sequence[str], tasks: Sequence[TaskData], min_context: float
 ) -> float:
     """About the time to read texts in windows, and to answer tasks, with all models together.
 
@@ -67,7 +65,7 @@ def expected_seconds(
 
 def measure_tasks(
     tasks: Iterable[tuple[TaskData, dict[str, Overlap]]],
-    models: Sequence[LoadedModel],
+    models: Sequence["LoadedModel"],
     *,
     seed: int,
     cache: Path | None,

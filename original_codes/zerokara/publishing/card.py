@@ -5,8 +5,6 @@ with YAML front matter (https://huggingface.co/docs/hub/model-cards), by hugging
 Names and texts of others are escaped, never markup: a corpus file may be named ``x](javascript:…)<script>.jsonl``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -33,7 +31,7 @@ _TRAINING_SETTINGS = (
 _SPAN_CORRUPTION_SETTINGS = ("noise_density", "mean_span_length", "relative_attention_lr_multiplier")
 
 
-def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, Any]:
+def gather(source: "CheckpointSource", encoder: "Encoder", dtype: str) -> dict[str, Any]:
     """Model, training, fine-tuning, data and tokenizer in numbers, as JSON."""
     from zerokara.huggingface.families import FAMILIES
 
@@ -77,7 +75,7 @@ def _first_and_last(curve: list[dict[str, Any]], name: str) -> list[dict[str, An
     return [points[0], points[-1]] if points else []
 
 
-def _data(source: CheckpointSource) -> dict[str, Any]:
+def _data(source: "CheckpointSource") -> dict[str, Any]:
     """Facts of step 2's manifest, if it belongs to the data that the model was trained on."""
     sha256 = source.state.data_sha256
     if (tokens := exported_folder.tokens_of(source.config.output_prefix, sha256)) is None:

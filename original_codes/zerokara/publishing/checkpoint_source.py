@@ -4,8 +4,6 @@ A run folder holds, besides its checkpoints: ``tokenizer.model`` (or ``tokenizer
 it), ``config_resolved.yaml``, ``metrics.jsonl``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -69,7 +67,7 @@ class CheckpointSource:
         """The checkpoints of these steps."""
         return [checkpoint.folder_of(self.run_dir, step) for step in self.averaged]
 
-    def weights(self) -> Mapping[str, Tensor]:
+    def weights(self) -> Mapping[str, "Tensor"]:
         """Fp32 weights, each read from disk, and averaged, when it is asked for."""
         return checkpoint.read_weights(*self.averaged_folders or [self.folder])
 

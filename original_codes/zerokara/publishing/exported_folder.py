@@ -3,8 +3,6 @@
 No torch here: the upload, and what step 4 checks first, start in well under a second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +31,7 @@ _OTHER_BYTES = 64 * 2**20
 _REMEDY = "run step 4 again with --redo"
 
 
-def work(source: CheckpointSource, settings: ConvertConfig) -> manifest.StepSpec:
+def work(source: "CheckpointSource", settings: "ConvertConfig") -> manifest.StepSpec:
     """Settings and inputs of the conversion, for the chain of manifests."""
     names = (
         "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
@@ -50,7 +48,7 @@ def work(source: CheckpointSource, settings: ConvertConfig) -> manifest.StepSpec
     )
 
 
-def check_place(settings: ConvertSettings, source: CheckpointSource) -> None:
+def check_place(settings: "ConvertSettings", source: "CheckpointSource") -> None:
     """Check that Hugging Face has a class for the model, and that the output folder may be written, or replaced.
 
     Raises:
@@ -73,7 +71,7 @@ def check_place(settings: ConvertSettings, source: CheckpointSource) -> None:
         raise UserError(settings.fault(_KEY, rule, "choose another folder, or empty this one"))
 
 
-def check_space(settings: ConvertSettings, source: CheckpointSource) -> None:
+def check_space(settings: "ConvertSettings", source: "CheckpointSource") -> None:
     """Check that the export fits on the disk; a folder to be replaced stays until the new one is complete.
 
     Raises:
@@ -133,7 +131,7 @@ def proved(folder: Path) -> manifest.Manifest:
     return export
 
 
-def prompts(folder: Path, settings: ConvertSettings) -> list[str]:
+def prompts(folder: Path, settings: "ConvertSettings") -> list[str]:
     """`test_prompt_text`; for `auto` the prompts that step 4 chose for this folder, none for a model from elsewhere.
 
     Those of a fine-tuned model are inputs, without the template around them.
