@@ -83,7 +83,7 @@ def check_space(settings: "ConvertSettings", source: "CheckpointSource") -> None
     leftover = folder.with_name(folder.name + PARTIAL_SUFFIX)  # of a killed run; deleted first
     free = free_bytes(folder.parent) + sum(file.stat().st_size for file in leftover.rglob("*") if file.is_file())
     if free < needed:
-        rule = f"the export needs {bytes_text(needed)} (weights in {settings.dtype}); {bytes_text(free)} are free there"
+        rule = f"has {bytes_text(free)} free, and the export needs {bytes_text(needed)} (weights in {settings.dtype})"
         remedy = f"free {bytes_text(needed - free)}, or choose a folder on another disk"
         raise UserError(settings.fault(_KEY, rule, remedy))
 

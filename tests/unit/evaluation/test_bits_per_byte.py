@@ -20,7 +20,7 @@ from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation.bits_per_byte import Windowing, measure_texts, windowing_of
-from zerokara.evaluation.inputs import MeasuredText, TaskData
+from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
 from zerokara.publishing import exported_folder
@@ -226,26 +226,3 @@ def test_each_models_name_tells_it_from_the_others(folders: dict[str, Path], tmp
     (tmp_path / "other" / "gpt2").symlink_to(folders["gpt2"])
     names = [model.name for model in open_models([folders["gpt2"], tmp_path / "other" / "gpt2"], "cpu")]
     assert names == [f"{folders['gpt2'].parent.name}/gpt2", "other/gpt2"]
-
-
-def test_the_time_is_told_from_a_pass_of_the_first_model(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pass takes a second here: a window of `CONTEXT` tokens."""
-    from zerokara.evaluation import tasks as measured
-
-    passes = iter(range(100))
-    monkeypatch.setattr(measured.time, "monotonic", lambda: next(passes))
-    found = open_models([folders["gpt2"]], "cpu")
-    short, long = "the", "the fox " * 40
-    tokens, longer = (len(found[0].tokenizer(text)["input_ids"]) for text in (short, long))
-    assert tokens < CONTEXT < longer
-
-    def seconds(texts: list[str], prompts: list[str], new_tokens: int, times: int = 1) -> float:
-        tasks = [TaskData("task", "exact_match", prompts, prompts, max_new_tokens=new_tokens)]
-        return measured.expected_seconds(times * found, texts, tasks, min_context=0.75)
-
-    assert seconds([short], [], 0) == pytest.approx(tokens / CONTEXT)
-    assert seconds([long], [], 0) == pytest.approx(4 * longer / CONTEXT)
-    assert seconds([], [long], 64) == pytest.approx((longer + 64) / CONTEXT)
-    assert seconds([short], [], 0, times=3) == pytest.approx(3 * tokens / CONTEXT)

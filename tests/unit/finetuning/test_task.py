@@ -61,16 +61,6 @@ def test_it_is_the_best_once_and_an_earlier_result_is_kept(tmp_path: Path, teste
     assert (tmp_path / "test_answers.jsonl").read_text(encoding="utf-8") == "global_step20"
 
 
-def rows_with(num_valid: int) -> str:
-    train, valid = (SplitFiles(Path("p"), Path("t"), SplitCounts(kept=kept), "") for kept in (100, num_valid))
-    packed = type("Packed", (list,), {"padding_share": 0.0})([0] * 10)
-    return "\n".join(text for _, text in task.plan_rows(train, valid, packed))
-
-
-def test_few_validation_examples_are_told() -> None:
-    assert "5 are fewer than 20" in rows_with(5) and "warning" not in rows_with(20)
-
-
 MIXED = ["bad", "good", "good"]
 
 
