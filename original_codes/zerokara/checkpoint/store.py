@@ -13,8 +13,7 @@ import errno
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,35 +70,21 @@ class Writers:
         self._num_requests = 0
         assert store is not None or self.share.count == 1, "processes that write together talk through a store"
 
-    @contextmanager
-    def writing(self, folder: Path) -> Iterator[Callable[[], list[WrittenFile]]]:
-        """Let the others write their shares into `folder` while the block lasts; only the first process asks.
+    def request(self, name: str) -> str:
+        """Ask the others to write their shares into the folder of this name; only the first process does."""
+        request = str(self._num_requests)
+        self._num_requests += 1
+        if self._store is not None:
+            self._store.set(request, orjson.dumps(name).decode())
+        return request
 
-        Yields a function that waits for the others, and returns their files in the shares' order; it raises OSError
-        where a disk refused one. When the block ends, whether in an error or not, none of them writes any more.
-        """
-        request = self._request(folder.name)
-        answers: list[dict[str, Any]] = []
-
-        def wait() -> None:
-            for index in range(1 + len(answers), self.share.count):
-                answers.append(orjson.loads(self._wait_for(f"{request}/{index}")))
-
-        def files() -> list[WrittenFile]:
-            wait()
-            for answer in answers:
-                if "error" in answer:
-                    raise OSError(*answer["error"])
-            return [WrittenFile(**file) for answer in answers for file in answer["files"]]
-
-        try:
-            yield files
-        finally:
-            wait()
+    def answers(self, request: str) -> list[dict[str, Any]]:
+        """Wait until none of the others writes any more, and return their answers in the shares' order."""
+        return [orjson.loads(self._wait_for(f"{request}/{index}")) for index in range(1, self.share.count)]
 
     def finish(self) -> None:
         """Tell the others that no request follows for this checkpoint; only the first process does."""
-        self._request("")
+        self.request("")
 
     def serve(self, run_dir: Path, tensors: Mapping[str, Mapping[str, Tensor]], leave: threading.Event) -> None:
         """Write this process's share as often as the first asks, until it asks no more; all but the first call it.
@@ -117,13 +102,6 @@ class Writers:
             except OSError as error:
                 answer = {"error": [error.errno, error.strerror or str(error), error.filename or str(run_dir)]}
             self._store.set(f"{request}/{self.share.index}", orjson.dumps(answer).decode())
-
-    def _request(self, name: str) -> str:
-        request = str(self._num_requests)
-        self._num_requests += 1
-        if self._store is not None:
-            self._store.set(request, orjson.dumps(name).decode())
-        return request
 
     def _wait_for(self, key: str, leave: threading.Event | None = None) -> bytes:
         """Wait for a message; empty if `leave` was set before it came."""
@@ -197,8 +175,15 @@ def save(
     if folder.exists() and folders.check_sizes(folder) is None:
         folders.set_aside(folder)
     with atomic_folder(folder) as partial:
-        with writers.writing(partial) as others:
-            written = [*write_share(partial, writers.share, {WEIGHTS: weights, OPTIMIZER: moments}), *others()]
+        request = writers.request(partial.name)
+        try:
+            written = write_share(partial, writers.share, {WEIGHTS: weights, OPTIMIZER: moments})
+        finally:  # where this process fails, too: none may write when the folder goes
+            answers = writers.answers(request)
+        for answer in answers:
+            if "error" in answer:
+                raise OSError(*answer["error"])
+            written += [WrittenFile(**file) for file in answer["files"]]
         for file in written:
             if (size := (partial / file.name).stat().st_size) != file.bytes:
                 rule = f"{file.bytes:,} bytes were written, and this process sees {size:,}: is the disk shared by all?"

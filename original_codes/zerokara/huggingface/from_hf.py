@@ -297,13 +297,9 @@ def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, ours: int, fa
         rule = f"holds no tokenizer that can be opened: {families.reason_against(folder, error)}"
         yield fault("init_from", rule, "its tokenizer is needed to compare the ids")
         return
-    named = tokenizer.convert_ids_to_tokens(list(range(theirs)))
-    pieces = encoder.pieces[:theirs]
-    if surplus := [token for token in range(ours, theirs) if named[token] is not None]:
-        rule = f"has {ours:,} pieces, the model of init_from {theirs:,}; its id {surplus[0]} is {named[surplus[0]]!r}"
-        yield fault("input_tokenizer_file", rule, same)
-    differing = [token for token, (name, piece) in enumerate(zip(named, pieces, strict=False)) if (name or "") != piece]
-    if differing:
+    named = [name or "" for name in tokenizer.convert_ids_to_tokens(list(range(theirs)))]
+    pieces = [*encoder.pieces, *[""] * (theirs - ours)]
+    if differing := [token for token, name in enumerate(named) if name != pieces[token]]:
         first = differing[0]
         rule = (
             f"is another tokenizer than that of init_from: {len(differing):,} of {theirs:,} ids are other pieces, "

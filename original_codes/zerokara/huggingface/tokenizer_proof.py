@@ -13,7 +13,7 @@ have scores that sum without rounding, so that both break ties alike; other mode
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import fsum, isclose
@@ -63,7 +63,7 @@ def prove(encoder: Encoder, theirs: Any, texts: Iterable[str], max_lines: int = 
     A text of several lines is compared line by line and as a whole; ties are counted among the lines alone.
     """
     hard = hard_texts(encoder)
-    failures = [message for is_tie, message in _differences(encoder, theirs, hard) if not is_tie]
+    failures, _ = _differences(encoder, theirs, hard)
     is_carried = isinstance(encoder, HuggingFaceEncoder)  # how its users spell sentinels is not ours to change
     # As users spell one: its one id, without a space before it.
     for sentinel in () if is_carried else encoder.sentinel_ids:
@@ -78,14 +78,13 @@ def prove(encoder: Encoder, theirs: Any, texts: Iterable[str], max_lines: int = 
     with Progress("comparing token ids", total=max_lines, unit="line") as progress:
         while lines < max_lines and (batch := list(islice(remaining, _BATCH))):
             wholes = [text for text in batch if NEWLINE in text and len(text) <= MAX_TEXT_CHARACTERS]
-            failures += [message for is_tie, message in _differences(encoder, theirs, wholes) if not is_tie]
+            failures += _differences(encoder, theirs, wholes)[0]
             single = [line for text in batch for line in text.split(NEWLINE)][: max_lines - lines]
-            differing = list(_differences(encoder, theirs, single))
-            failures += [message for is_tie, message in differing if not is_tie]
-            ties += [message for is_tie, message in differing if is_tie]
+            differing, tied = _differences(encoder, theirs, single)
+            failures, ties = failures + differing, ties + tied
             whole_texts += len(wholes)
             lines += len(single)
-            equal += len(single) - len(differing)
+            equal += len(single) - len(differing) - len(tied)
             progress.advance(len(single))
     found_in = f"{lines:,} lines, {whole_texts:,} whole texts and {len(hard)} hard texts"
     faults = []
@@ -97,20 +96,23 @@ def prove(encoder: Encoder, theirs: Any, texts: Iterable[str], max_lines: int = 
     return Proof(facts | {"failures": len(failures)}, faults, [*failures[:MAX_SHOWN], *ties[:MAX_SHOWN]])
 
 
-def _differences(encoder: Encoder, theirs: Any, texts: Sequence[str]) -> Iterator[tuple[bool, str]]:
-    """Texts that give other ids, or decode otherwise, as pairs: is it a tie, and a message."""
+def _differences(encoder: Encoder, theirs: Any, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Messages of texts that give other ids, or decode otherwise: failures, and ties."""
+    failures, ties = list[str](), list[str]()
     # Not verbose: a text longer than the context length is no fault here.
     asked = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     whole = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
     found = theirs(list(texts), **asked, return_attention_mask=False)["input_ids"] if texts else []
     for text, our_array, their_ids in zip(texts, encoder.encode_many(texts), found, strict=True):
         ours = our_array.tolist()
-        if ours != their_ids:
-            is_tie = _is_tie(encoder, ours, their_ids)
-            yield is_tie, _difference("tie" if is_tie else "ids", text, ours, their_ids)
+        if ours != their_ids and _is_tie(encoder, ours, their_ids):
+            ties.append(_difference("tie", text, ours, their_ids))
+        elif ours != their_ids:
+            failures.append(_difference("ids", text, ours, their_ids))
         # Each decodes <unk> differently, and it is no text of the user anyway.
         elif encoder.unk_id not in ours and theirs.decode(ours, **whole) != encoder.decode(ours):
-            yield False, _difference("decoded text", text, ours, their_ids)
+            failures.append(_difference("decoded text", text, ours, their_ids))
+    return failures, ties
 
 
 def _is_tie(encoder: Encoder, ours: list[int], theirs: list[int]) -> bool:

@@ -240,14 +240,11 @@ class MixedOrder:
             if stage.num_samples is not None:
                 seats = self._draws[-1].counts(stage.num_samples)
                 first, before = first + stage.num_samples, [a + b for a, b in zip(before, seats, strict=True)]
-        self.length: int | None = None if stages[-1].num_samples is None else first
-        """Number of positions; None if the last stage is open."""
         self.firsts = [draws.first for draws in self._draws]
         """First position of each stage."""
 
     def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return epochs, each of a sample's source, and indices among all samples, at `positions` (one dimension)."""
-        assert self.length is None or not len(positions) or positions.max() < self.length, "beyond the last stage"
         epochs, indices = np.empty_like(positions), np.empty_like(positions)
         numbers = np.searchsorted(self.firsts, positions, side="right") - 1
         for number in np.unique(numbers):
