@@ -94,9 +94,22 @@ def hf_shapes(shape: ModelShape, config: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in state.items() if name not in tied}
 
 
-def load_model(folder: Path, dtype: torch.dtype, auto_class: str) -> tuple[Any, list[str]]:
+def load_model(folder: Path | None, dtype: torch.dtype, class_name: str, **more: Any) -> tuple[Any, list[str]]:
     """Return the model, on the CPU, and the faults of the loading report: missing, unexpected, other shapes."""
-    return _loaded(auto_class, folder, dtype, progress_bar=sys.stderr.isatty(), use_safetensors=True)
+    import transformers  # half a second to import, and each training process imports this module
+
+    silence(progress_bar=folder is not None and sys.stderr.isatty())
+    model, report = getattr(transformers, class_name).from_pretrained(
+        folder,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+        **more,
+    )
+    found = ((name, sorted(key for key in map(str, keys) if not BUFFERS.search(key))) for name, keys in report.items())
+    return model, [f"{name}: {keys}" for name, keys in found if keys]
 
 
 def stock_model_of(
@@ -121,29 +134,16 @@ def stock_model_of(
     our_shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
     weight_rules.check(rules, our_shapes, hf_shapes(shape, config), shape)
     torch_dtype = TORCH_DTYPES[dtype]
-    model, faults = _loaded(
-        FAMILIES[shape.architecture].class_name,
+    model, faults = load_model(
         None,
         torch_dtype,
+        FAMILIES[shape.architecture].class_name,
         config=type(config).from_dict(config.to_dict()),  # as from config.json: T5 ties by what it finds there
         state_dict={name: tensor.to(device, torch_dtype) for name, tensor in weight_rules.to_hf(rules, ours, shape)},
     )
     if faults:
         raise RunError(f"stock transformers do not take the weights: {'; '.join(faults)}")
     return model.to(device).eval().requires_grad_(False)
-
-
-def _loaded(
-    class_name: str, folder: Path | None, dtype: torch.dtype, progress_bar: bool = False, **more: Any
-) -> tuple[Any, list[str]]:
-    import transformers  # half a second to import, and each training process imports this module
-
-    silence(progress_bar)
-    model, report = getattr(transformers, class_name).from_pretrained(
-        folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True, **more
-    )
-    found = ((name, sorted(key for key in map(str, keys) if not BUFFERS.search(key))) for name, keys in report.items())
-    return model, [f"{name}: {keys}" for name, keys in found if keys]
 
 
 def silence(progress_bar: bool = False) -> None:

@@ -149,15 +149,11 @@ class EncoderDecoder(LanguageModel, T5Model):
         encoder_attention_mask_BS: Tensor | None = None,
         per_token: bool = False,
     ) -> Tensor:
-        """Return logits [B, T, V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
-
-        `per_token` returns the nats of each token instead, [B, T], whatever its mask, without gradients.
+        """Return logits [B, T, V], or with labels nats, as `Decoder.forward` does.
 
         `decoder_input_ids_BT` is required: a start token, and the target shifted right by one. Attention stays within
         the examples of `segments_BS` and `decoder_segments_BT` (`Batch.segments`); both or none are given.
-        Where `num_examples_B` are packed (`Batch.num_examples`), experts count the segments behind them as padding.
-        `encoder_attention_mask_BS` is 0 at padding. With `at_B` the logits are those of that one position of each row,
-        [B, 1, V].
+        `encoder_attention_mask_BS` is 0 at padding.
         """
         assert decoder_input_ids_BT is not None, "a decoder needs an input"
         bias_1HSS = _relative_position_bias(self.encoder_relative_pos_emb, encoder_input_ids_BS.size(1))

@@ -123,21 +123,6 @@ class SpanCorruption:
     start_id: int
     """First input of the decoder."""
 
-    @classmethod
-    def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int) -> SpanCorruption:
-        """Return the objective of a run, in which spans cross documents.
-
-        Raises UserError if a sample has more masked spans than the tokenizer has sentinels.
-        """
-        sentinels = encoder.sentinel_ids
-        if lengths.num_spans > len(sentinels):
-            needed = f"a sample of {lengths.raw} tokens needs one for each of its {lengths.num_spans} masked spans"
-            rule = f"has {len(sentinels)} sentinel tokens <extra_id_N>; {needed}"
-            other = "lower seq_len" if sentinels else "choose a decoder (architecture)"
-            remedy = f"train a tokenizer with extra_ids: {max(100, lengths.num_spans)} (step 1), or {other}"
-            raise UserError(Fault(str(encoder.model_path), rule, "input_tokenizer_file", remedy=remedy))
-        return cls(lengths, seed, np.array(sentinels, dtype=np.int64), encoder.eos_id, encoder.pad_id)
-
     @property
     def sentinel_ids(self) -> list[int]:
         """Control tokens that are predicted all the same: <extra_id_0>, <extra_id_1>, …"""
@@ -232,10 +217,20 @@ Objective = Causal | SpanCorruption
 
 
 def objective(model: ModelSettings, encoder: Encoder, seed: int, intra_document_masking: bool) -> Objective:
-    """Return the objective of running text for the architecture. Raises UserError as `SpanCorruption.of_run`."""
-    if model.traits.is_encoder_decoder:
-        return SpanCorruption.of_run(model.text_lengths, encoder, seed)
-    return Causal(model.text_lengths, encoder.eos_id if intra_document_masking else None)
+    """Return the objective of running text for the architecture; masked spans cross documents.
+
+    Raises UserError if a sample has more masked spans than the tokenizer has sentinels.
+    """
+    lengths, sentinels = model.text_lengths, encoder.sentinel_ids
+    if not model.traits.is_encoder_decoder:
+        return Causal(lengths, encoder.eos_id if intra_document_masking else None)
+    if lengths.num_spans > len(sentinels):
+        needed = f"a sample of {lengths.raw} tokens needs one for each of its {lengths.num_spans} masked spans"
+        rule = f"has {len(sentinels)} sentinel tokens <extra_id_N>; {needed}"
+        other = "lower seq_len" if sentinels else "choose a decoder (architecture)"
+        remedy = f"train a tokenizer with extra_ids: {max(100, lengths.num_spans)} (step 1), or {other}"
+        raise UserError(Fault(str(encoder.model_path), rule, "input_tokenizer_file", remedy=remedy))
+    return SpanCorruption(lengths, seed, np.array(sentinels, dtype=np.int64), encoder.eos_id, encoder.pad_id)
 
 
 def beginnings(texts: Iterable[str], has_span: bool) -> tuple[str, ...]:
