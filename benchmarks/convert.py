@@ -223,9 +223,7 @@ def make(folder: Path, size: tuple[int, ...]) -> None:
     shape = ModelShape.from_config(config, size[5])
     hf_config = families.hf_config(shape, families.SpecialIds(1, 2, 3), "bf16")
     hf_config.save_pretrained(folder / "hf_config")
-    names = [name for rule in families.rules_for(shape) for name in rule.hf]
-    shapes = families.hf_shapes(shape, hf_config)
-    ordered = {name: shapes[name] for name in names}
+    ordered = weight_rules.check(families.rules_for(shape), shape.parameter_shapes(), shape)
     total = sum(torch.Size(size).numel() for size in ordered.values())
     generator = torch.Generator().manual_seed(1)
     flat = torch.empty(total + total % 2)  # DeepSpeed fills up to a multiple of twice the processes

@@ -79,21 +79,6 @@ def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
     return config
 
 
-def hf_shapes(shape: ModelShape, config: Any) -> dict[str, tuple[int, ...]]:
-    """Name → shape of every tensor in the file of a model with this configuration, from a model without content."""
-    import transformers
-    from transformers.core_model_loading import revert_weight_conversion
-
-    family = FAMILIES[shape.architecture]
-    with torch.device("meta"):
-        model = getattr(transformers, family.auto_class).from_config(config)
-        # Files hold a tensor for each expert, where transformers keeps one for all (core_model_loading.py).
-        state = dict(revert_weight_conversion(model, model.state_dict()))
-    is_tied = shape.tie_word_embeddings
-    tied = {*(() if family.stores_copies and not is_tied else family.copies), *(UNTIED_OUTPUT.hf if is_tied else ())}
-    return {name: tuple(tensor.shape) for name, tensor in state.items() if name not in tied}
-
-
 def load_model(folder: Path | None, dtype: torch.dtype, class_name: str, **more: Any) -> tuple[Any, list[str]]:
     """Return the model, on the CPU, and the faults of the loading report: missing, unexpected, other shapes."""
     import transformers  # half a second to import, and each training process imports this module
@@ -131,8 +116,7 @@ def stock_model_of(
     # Detached: a parameter of the module that is trained must not become one of this model.
     ours = {name: tensor.detach() for name, tensor in dict(weights).items()}
     config, rules = hf_config(shape, special, dtype), rules_for(shape)
-    our_shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
-    weight_rules.check(rules, our_shapes, hf_shapes(shape, config), shape)
+    weight_rules.check(rules, {name: tuple(tensor.shape) for name, tensor in ours.items()}, shape)
     torch_dtype = TORCH_DTYPES[dtype]
     model, faults = load_model(
         None,

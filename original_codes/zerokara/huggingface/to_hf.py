@@ -54,11 +54,10 @@ def write_model(
     from transformers import GenerationConfig
 
     config = families.hf_config(shape, special, dtype)
-    rules, hf_shapes = families.rules_for(shape), families.hf_shapes(shape, config)
-    weight_rules.check(rules, {name: tuple(tensor.shape) for name, tensor in weights.items()}, hf_shapes, shape)
-    in_order = {name: hf_shapes[name] for rule in rules for name in rule.hf}
+    rules = families.rules_for(shape)
+    hf_shapes = weight_rules.check(rules, {name: tuple(tensor.shape) for name, tensor in weights.items()}, shape)
     tensors = weight_rules.to_hf(rules, weights, shape)
-    files = write_weights(folder, tensors, in_order, families.TORCH_DTYPES[dtype], max_shard_size)
+    files = write_weights(folder, tensors, hf_shapes, families.TORCH_DTYPES[dtype], max_shard_size)
     config.save_pretrained(folder)
     config_path = folder / "config.json"
     older_names = families.FAMILIES[shape.architecture].older_names

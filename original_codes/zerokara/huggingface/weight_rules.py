@@ -3,8 +3,8 @@ tables are in `family_tables`.
 
 A rule names one of our tensors (megatron-core's parameter names, as checkpoints hold them), the Hugging Face tensors
 made of it, and the inverse pair of transforms between them. ``{i}`` stands for each layer, ``{e}`` for each expert.
-Nothing is converted before `check` has found that every source tensor is used once, every target tensor filled once,
-and every shape as expected.
+Nothing is converted before `check`, or `offenders` for a folder of others, has found that every source tensor is used
+once, and every shape as expected.
 
 Transforms only move, drop or pad rows, so that a tensor comes back bit by bit (rows that pad the vocabulary come back
 as zeros), and shapes can be checked on tensors without content (device ``meta``).
@@ -203,19 +203,28 @@ def from_hf(
         yield rule.ours, rule.transform.from_hf(tuple(weights[name] for name in rule.hf), shape)
 
 
-def check(rules: Iterable[WeightRule], ours: Shapes, hf: Shapes, shape: ModelShape) -> None:
-    """Check that the rules turn exactly the tensors `ours` into exactly the tensors `hf`, in shape as well.
+def check(rules: Sequence[WeightRule], ours: Shapes, shape: ModelShape) -> Shapes:
+    """Check that `ours` are the tensors of a model of this shape, and that the rules use each of them once.
+
+    Return name → shape of the Hugging Face tensors that the rules make, in their order. Whether these are all that the
+    class has, its loading reports.
 
     Raises:
         RunError: lists every tensor that is left over, missing, named twice, or of a wrong shape.
     """
-    if found := offenders(list(rules), ours, hf, shape):
+    found, expected = list(_coverage("checkpoint", [rule.ours for rule in rules], ours)), shape.parameter_shapes()
+    for name in ours.keys() & expected.keys():
+        if tuple(ours[name]) != expected[name]:
+            found.append(f"{name}: has shape {list(ours[name])}, must have {list(expected[name])}")
+    if found:
         lines = "\n".join(f"  {offender}" for offender in found)
         raise RunError(
             f"the weights do not fit the {shape.architecture} rules, {len(found)} faults:\n{lines}\n"
             "Either the checkpoint and config_resolved.yaml do not belong together, or a weight rule in "
             "original_codes/zerokara/huggingface is wrong."
         )
+    empty = {name: torch.empty(size, device="meta") for name, size in ours.items()}
+    return {name: tuple(tensor.shape) for name, tensor in to_hf(rules, empty, shape)}
 
 
 def offenders(rules: Sequence[WeightRule], ours: Shapes, hf: Shapes, shape: ModelShape) -> list[str]:
