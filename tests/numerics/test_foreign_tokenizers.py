@@ -177,4 +177,4 @@ def test_surplus_rows_are_left_out_where_no_token_has_them(continued: dict[str, 
     tokenizer.add_tokens(["<further>"])
     tokenizer.save_pretrained(named)
     fault = fault_of(from_hf.check_source, named, shape, encoder, new_embeddings="none", fault=settings.fault)
-    assert fault.key == "input_tokenizer_file" and f"{encoder.vocab_size} is '<further>'" in fault.rule
+    assert fault.key == "input_tokenizer_file" and f"id {encoder.vocab_size}: here '', there '<further>'" in fault.rule

@@ -115,22 +115,3 @@ def test_offsets_compute_what_a_mask_does(family: str, compiled: bool, monkeypat
     if not compiled:
         wrong, _ = nats_and_gradients(model, [*BATCHES[0][:4], moved])
         assert rounding.times_tolerance([wrong], [expected[0][0]]) > rounding.BROKEN
-
-
-@pytest.mark.parametrize(
-    ("is_cuda", "dtype", "head_dim", "capability", "has"),
-    [
-        (True, torch.bfloat16, 64, (9, 0), True),
-        (True, torch.bfloat16, 20, (9, 0), False),
-        (True, torch.bfloat16, 320, (9, 0), False),
-        (True, torch.float32, 64, (9, 0), False),
-        (True, torch.bfloat16, 64, (7, 5), False),
-        (False, torch.bfloat16, 64, (9, 0), False),
-    ],
-)
-def test_where_the_kernel_serves(
-    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, dtype: torch.dtype, head_dim: int, capability: Any, has: bool
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    weight: Any = type("Weight", (), {"is_cuda": is_cuda, "dtype": dtype, "device": "any"})
-    assert attention.has_variable_length_kernel(weight, head_dim) is has
