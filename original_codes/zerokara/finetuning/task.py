@@ -90,11 +90,10 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
     packed = PackedExamples(train.prefix, config.lengths, is_encoder_decoder, encoder.pad_id, config.seed)
     num_valid_tokens = valid.counts.tokens if valid else 0
     training = ExampleData.of_rows(packed, num_valid_tokens, ", ".join(config.train_data))
-    objective = Pairs(config.lengths, encoder.pad_id if is_encoder_decoder else None)
     return PlannedData(
         training=training,
-        objective=objective,
-        validation_batches=lambda prefix, max_tokens: training.validation_batches(prefix, objective, max_tokens),
+        objective=Pairs(config.lengths, encoder.pad_id if is_encoder_decoder else None),
+        validation_batches=training.validation_batches,
         sha256=train.sha256,
         valid_sha256=valid.sha256 if valid else "",
         train_prefix=train.prefix,

@@ -81,7 +81,7 @@ class PackedExamples:
         return 1 - num_positions / computed if computed else 0.0
 
     def many(self, indices: Sequence[int] | Ids, real: Mask | None = None) -> Batch:
-        """Return the rows at `indices`, without what `Pairs` adds; where `real` is False, a row of padding."""
+        """Return the batch of the rows at `indices`; where `real` is False, a row of padding."""
         inputs = np.full((len(indices), self.lengths.input), self.pad_id, dtype=np.int64)
         labels = np.full((len(indices), self.lengths.target), self.pad_id, dtype=np.int64)
         segments, target_segments = np.zeros_like(inputs), np.zeros_like(labels)
@@ -104,8 +104,11 @@ class PackedExamples:
                 loss_mask[place, target] = is_learned[first:]
                 at, target_at = read.stop, target.stop
             segments[place, at:] = target_segments[place, target_at:] = num_examples[place] = len(examples)
-        of_decoder = target_segments if self.is_encoder_decoder else None
-        return Batch(inputs, labels, loss_mask, segments, decoder_segments=of_decoder, num_examples=num_examples)
+        if not self.is_encoder_decoder:
+            return Batch(inputs, labels, loss_mask, segments, document_offsets(segments), num_examples=num_examples)
+        # In each segment of the target the start token, which is padding's, and all labels but the last.
+        decoder_inputs = np.where(first_in_segment(target_segments), self.pad_id, np.roll(labels, 1, axis=1))
+        return Batch(inputs, labels, loss_mask, segments, None, decoder_inputs, target_segments, num_examples)
 
 
 def pair_lengths(index: IndexedTokens) -> tuple[Ids, Ids]:
@@ -128,15 +131,8 @@ class Pairs:
     sentinel_ids: ClassVar[list[int]] = []
 
     def __call__(self, rows: Batch, keys: Ids) -> Batch:
-        """Complete the batch of `PackedExamples.many`, whatever the keys."""
-        if rows.decoder_segments is None:
-            assert rows.segments is not None
-            return replace(rows, document_offsets=document_offsets(rows.segments))
-        # In each segment of the target the start token, and all labels but the last.
-        assert self.start_id is not None
-        shifted = np.roll(rows.labels, 1, axis=1)
-        decoder_inputs = np.where(first_in_segment(rows.decoder_segments), self.start_id, shifted)
-        return replace(rows, decoder_inputs=decoder_inputs)
+        """Return the batch of `PackedExamples.many`, whatever the keys."""
+        return rows
 
     def target_counts(self, rows: Batch) -> Ids:
         """Occurrences of each id among the targets of `PackedExamples.many`."""
@@ -174,7 +170,7 @@ class ExampleData(DataPlan):
         """Return the examples in row number `sample`, in order, each with the index of its source."""
         return [(0, example) for example in self.packed.examples(sample)]
 
-    def validation_batches(self, prefix: Path, objective: Pairs, max_tokens: int | None) -> ValidationBatches:
+    def validation_batches(self, prefix: Path, max_tokens: int | None) -> ValidationBatches:
         """Open the examples at `prefix`, in rows that are longer than in training where an example is."""
         index, lengths = IndexedTokens(prefix, EXAMPLES_STEP), self.lengths
         is_encoder_decoder, pad_id = self.packed.is_encoder_decoder, self.packed.pad_id
@@ -183,11 +179,7 @@ class ExampleData(DataPlan):
             longest = [bin_packing.rounded_up(int(each.max())) for each in sizes]
             lengths = replace(lengths, input=max(lengths.input, longest[0]), target=max(lengths.target, longest[-1]))
         packed = PackedExamples(prefix, lengths, is_encoder_decoder, pad_id, self.seed, max_tokens)
-
-        def batch_of(_: int, rows: Ids) -> Batch:
-            return objective(packed.many(rows, real=rows < len(packed)), rows)
-
-        return ValidationBatches([len(packed)], batch_of)
+        return ValidationBatches([len(packed)], lambda _, rows: packed.many(rows, real=rows < len(packed)))
 
     def identity(self) -> dict[str, Any]:
         """Return what must stay the same for a run to resume: it and the examples determine the packing."""

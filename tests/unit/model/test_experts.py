@@ -23,7 +23,7 @@ from zerokara.config.data import packed
 from zerokara.config.engine import OptimSettings
 from zerokara.model import experts
 from zerokara.model.experts import PADDING, MixtureOfExperts, experts_of, statistics
-from zerokara.samples.packed_examples import PackedExamples, Pairs
+from zerokara.samples.packed_examples import PackedExamples
 from zerokara.training.run import as_tensors
 
 SMALL = {"num_layers": 2, "seq_len": 24, "num_experts": 4}
@@ -251,7 +251,7 @@ def batch_of(family: str, folder: Any) -> list[Tensor]:
     examples = [(pair if is_pair else conversation)(chance, 300, 2) for _ in range(8)]
     lengths = packed(24, 16, True) if is_pair else packed(24, 24, False)
     packed_rows = PackedExamples(write_examples(folder / "examples", examples), lengths, is_pair, 0)
-    batch = Pairs(lengths, 0 if is_pair else None)(packed_rows.many([0, 1, 2]), np.zeros(3, np.int64))
+    batch = packed_rows.many([0, 1, 2])
     assert (batch.segments.max(axis=1) == batch.num_examples).any(), "no padding"
     return as_tensors(batch)
 

@@ -9,7 +9,7 @@ from zerokara.config.data import SampleLengths, packed
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs
 from zerokara.training.planning.schedule import Schedule, consumption
 
-PAD, END, START = 0, 2, 0
+PAD, END = 0, 2
 DECODER, BOTH = packed(32, 32, is_encoder_decoder=False), packed(32, 24, is_encoder_decoder=True)
 
 
@@ -34,10 +34,9 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     assert rows.inputs.tolist() == [[7, 8, 5, 9, 6, 0, 0, 0]] and rows.labels.tolist() == [[8, 5, 2, 6, 2, 0, 0, 0]]
     assert rows.loss_mask.tolist() == [[0, 1, 1, 1, 1, 0, 0, 0]]
     assert rows.segments.tolist() == [[0, 0, 0, 1, 1, 2, 2, 2]] and rows.decoder_segments is None
-    batch = Pairs(packed_rows.lengths)(rows, np.zeros(1, np.int64))
-    assert batch.document_offsets is not None and batch.document_offsets.tolist() == [0, 3, 5, 8]
-    assert batch.document_offsets.dtype == np.int32 and len(batch.arguments()) == 6
-    assert batch.num_examples is not None and batch.num_examples.tolist() == [2]
+    assert rows.document_offsets is not None and rows.document_offsets.tolist() == [0, 3, 5, 8]
+    assert rows.document_offsets.dtype == np.int32 and len(rows.arguments()) == 6
+    assert rows.num_examples is not None and rows.num_examples.tolist() == [2]
     assert packed_rows.padding_share == pytest.approx(3 / 8)
     assert Pairs(packed_rows.lengths).target_counts(rows).tolist() == [0, 0, 2, 0, 0, 1, 1]
 
@@ -82,8 +81,7 @@ def test_a_validation_reads_every_example_once(tmp_path: Path, both: bool, num_r
     prefix = write_examples(tmp_path / "valid", examples)
     train = write_examples(tmp_path / "train", examples[:9])
     data = ExampleData.of_rows(PackedExamples(train, lengths, both, PAD, seed=1))
-    objective = Pairs(lengths, START if both else None)
-    evaluation = data.validation_batches(prefix, objective, max_tokens=None)
+    evaluation = data.validation_batches(prefix, max_tokens=None)
     per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
     assert len({len(batches) for batches in per_rank}) == 1  # or ranks would wait for each other
     found = sorted(one for batches in per_rank for _, batch in batches for one in batch.labels[batch.loss_mask > 0])
@@ -98,7 +96,7 @@ def test_a_validation_has_room_for_longer_examples_and_takes_the_first_tokens(tm
     data = ExampleData.of_rows(PackedExamples(train, BOTH, True, PAD, seed=1))
 
     def read(max_tokens: int | None) -> tuple[int, set[tuple[int, int]]]:
-        made = [batch for _, batch in data.validation_batches(valid, Pairs(BOTH, START), max_tokens).batches(1)]
+        made = [batch for _, batch in data.validation_batches(valid, max_tokens).batches(1)]
         assert all(batch.num_examples is not None for batch in made)
         lengths = {(batch.inputs.shape[1], batch.labels.shape[1]) for batch in made}
         return sum(int(batch.num_examples.sum()) for batch in made if batch.num_examples is not None), lengths
