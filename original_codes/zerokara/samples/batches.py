@@ -24,7 +24,7 @@ and 2 6 → 6 2. Each of the first two fills a row, the third is padded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -189,8 +189,8 @@ def _of_samples(parts: Sequence[NDArray[Any]], objective: Objective) -> Validati
     def batch_of(number: int, samples: Ids) -> Batch:
         part = parts[number]
         tokens = part[(samples[:, None] * raw + np.arange(raw)) % len(part)].astype(np.int64)
-        real = np.repeat((samples < num_samples[number])[:, None], raw, axis=1)
-        return objective(tokens, first_keys[number] + samples, real)
+        batch = objective(tokens, first_keys[number] + samples)
+        return replace(batch, loss_mask=batch.loss_mask * (samples < num_samples[number])[:, None])
 
     return ValidationBatches(num_samples, batch_of)
 

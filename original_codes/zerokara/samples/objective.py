@@ -86,9 +86,9 @@ class Causal:
     """Id of the EOD with intra-document masking, None without it."""
     sentinel_ids: ClassVar[list[int]] = []
 
-    def __call__(self, tokens: Ids, keys: Ids, real: NDArray[np.bool_] | None = None) -> Batch:
-        """Make the batch of `tokens` [b, S + 1], whatever the keys; `real`, like `tokens`, is False on padding."""
-        mask = np.ones(tokens[:, 1:].shape, np.float32) if real is None else real[:, 1:].astype(np.float32)
+    def __call__(self, tokens: Ids, keys: Ids) -> Batch:
+        """Make the batch of `tokens` [b, S + 1], whatever the keys."""
+        mask = np.ones(tokens[:, 1:].shape, np.float32)
         inputs, labels = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
         eod_id = self.masking_eod_id
         if eod_id is None:
@@ -128,17 +128,12 @@ class SpanCorruption:
         """Control tokens that are predicted all the same: <extra_id_0>, <extra_id_1>, …"""
         return [int(sentinel) for sentinel in self.sentinels]
 
-    def __call__(self, tokens: Ids, keys: Ids, real: NDArray[np.bool_] | None = None) -> Batch:
-        """Make the batch of `tokens` [b, raw], with the samples' keys [b], unique in the run, which place the spans.
-
-        `real`, like `tokens`, is False on padding; a sample counts as a whole, if its first token is real.
-        """
+    def __call__(self, tokens: Ids, keys: Ids) -> Batch:
+        """Make the batch of `tokens` [b, raw], with the samples' keys [b], unique in the run, which place the spans."""
         noise = noise_mask(self.lengths, self.seed, keys)
         inputs, labels = corrupt(tokens, noise, self.sentinels, self.end_id)
-        counts = np.ones(len(tokens), np.bool_) if real is None else real[:, 0]
-        mask = np.repeat(counts[:, None].astype(np.float32), labels.shape[1], axis=1)
         decoder_inputs = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=self.start_id)
-        return Batch(inputs, labels, mask, decoder_inputs=decoder_inputs)
+        return Batch(inputs, labels, np.ones(labels.shape, np.float32), decoder_inputs=decoder_inputs)
 
     def target_counts(self, tokens: Ids) -> NDArray[np.float64]:
         """Expected counts in one of the samples `tokens` [b, raw]: noise as frequent as in them, sentinels, end token.

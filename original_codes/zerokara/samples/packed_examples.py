@@ -32,7 +32,6 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 
 Ids = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 class PackedExamples:
@@ -80,14 +79,14 @@ class PackedExamples:
         num_positions = self.num_tokens - (0 if self.is_encoder_decoder else self.num_examples)
         return 1 - num_positions / computed if computed else 0.0
 
-    def many(self, indices: Sequence[int] | Ids, real: Mask | None = None) -> Batch:
-        """Return the batch of the rows at `indices`; where `real` is False, a row of padding."""
+    def many(self, indices: Sequence[int] | Ids) -> Batch:
+        """Return the batch of the rows at `indices`; one behind the last is a row of padding."""
         inputs = np.full((len(indices), self.lengths.input), self.pad_id, dtype=np.int64)
         labels = np.full((len(indices), self.lengths.target), self.pad_id, dtype=np.int64)
         segments, target_segments = np.zeros_like(inputs), np.zeros_like(labels)
         loss_mask, num_examples = np.zeros(labels.shape, np.float32), np.zeros(len(indices), dtype=np.int64)
         for place, row in enumerate(indices):
-            examples = self.examples(int(row)) if real is None or real[place] else []
+            examples = self.examples(int(row)) if row < len(self) else []
             at = target_at = 0
             for number, example in enumerate(examples):
                 of_example = slice(*self._index.document_indices[example : example + 2].tolist())
@@ -179,7 +178,7 @@ class ExampleData(DataPlan):
             longest = [bin_packing.rounded_up(int(each.max())) for each in sizes]
             lengths = replace(lengths, input=max(lengths.input, longest[0]), target=max(lengths.target, longest[-1]))
         packed = PackedExamples(prefix, lengths, is_encoder_decoder, pad_id, self.seed, max_tokens)
-        return ValidationBatches([len(packed)], lambda _, rows: packed.many(rows, real=rows < len(packed)))
+        return ValidationBatches([len(packed)], lambda _, rows: packed.many(rows))
 
     def identity(self) -> dict[str, Any]:
         """Return what must stay the same for a run to resume: it and the examples determine the packing."""
