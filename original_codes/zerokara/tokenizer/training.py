@@ -109,10 +109,7 @@ def _empty(folder: Path) -> None:
     """Make a folder, or empty the one that is there."""
     folder.mkdir(exist_ok=True)
     for left in folder.iterdir():
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink()
+        left.unlink()
 
 
 def num_threads(config: TokenizerConfig) -> int:

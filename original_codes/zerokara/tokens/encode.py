@@ -38,7 +38,7 @@ from zerokara.tokens import merge, shards, work_folder
 from zerokara.tokens.indexed import TokenPaths, dtype_for
 from zerokara.tokens.shard_tasks import WHOLE, Part, expected, input_streams, num_workers, usual_task_bytes
 from zerokara.tokens.shards import Job, ShardResult, ShardTask, begin_worker, write_shard_in_worker
-from zerokara.tokens.statistics import SourceTally, check_sources, count_sources, total, write_quarantine
+from zerokara.tokens.statistics import SourceTally, check_bad_fraction, count_sources, total, write_quarantine
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = [shards.__name__, "gigatoken"]
@@ -119,7 +119,7 @@ def encode_corpus(
                 write_quarantine(tasks, results, folder, paths.quarantine)
             ranges = [pair for task in tasks for pair in zip(task.ranges, results[task.name].ranges, strict=True)]
             sources = count_sources(len(config.entries), ranges)
-            check_sources(config, sources, paths)
+            check_bad_fraction(config, total(sources), paths)
             hashes = {file_key(range_.file.path): held.sha256 for range_, held in ranges if held.sha256}
             _warn_of_equal_files(hashes)
             merged = merge.Merge(config, folder, tasks, results, sources, dtype_for(encoder.vocab_size))

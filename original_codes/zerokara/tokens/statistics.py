@@ -30,14 +30,13 @@ from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import HARMLESS
 from zerokara.corpus.read import Block, Range
 from zerokara.durable import atomic_file
-from zerokara.errors import Fault, UserError, refuse
+from zerokara.errors import Fault, refuse
 from zerokara.progress import bytes_text, first_of
 from zerokara.tokens.indexed import TokenPaths
 from zerokara.tokens.shards import RangeResult, ShardResult, ShardTask, shard_path
 
 NAMED_FILES = 5
-"""Damaged files named in the summary and in an error; the manifest names `FILES_IN_FACTS`."""
-FILES_IN_FACTS = 1000
+"""Damaged files named in the summary and in an error; the manifest names all."""
 
 
 @dataclass
@@ -86,8 +85,7 @@ class SourceTally:
 
     def facts(self) -> dict[str, Any]:
         """All counts, for the manifest."""
-        skipped, damaged = dict(self.skipped.most_common()), self.damaged[:FILES_IN_FACTS]
-        return {**vars(self), "skipped": skipped, "damaged_files": len(self.damaged), "damaged": damaged}
+        return {**vars(self), "skipped": dict(self.skipped.most_common()), "damaged_files": len(self.damaged)}
 
 
 def count_sources(num_sources: int, ranges: Sequence[tuple[Range | Block, RangeResult]]) -> list[SourceTally]:
@@ -140,17 +138,9 @@ def write_quarantine(tasks: Sequence[ShardTask], results: Mapping[str, ShardResu
                     file.write(orjson.dumps(placed, option=orjson.OPT_APPEND_NEWLINE))
 
 
-def check_sources(config: DataSettings, tallies: Sequence[SourceTally], paths: TokenPaths) -> None:
-    """Raise UserError if there is no document, or too many bad ones (`check_bad_fraction`)."""
-    whole = total(tallies)
-    check_bad_fraction(config, whole, paths)
-    if not whole.documents:
-        rule = f"the corpus holds no document with text: {whole.reasons or 'nothing at all'}"
-        raise UserError(config.fault("input_jsonl", rule, f"each is listed in {paths.quarantine}"))
-
-
 def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPaths) -> None:
-    """Raise UserError if the share of bad documents (empty lines do not count), or that of lost bytes, is too large."""
+    """Raise UserError if the share of bad documents (empty lines do not count), or that of lost bytes, is too large, or
+    no document is left."""
     harmless, faults = sum(tally.skipped[reason] for reason in HARMLESS), list[Fault]()
     bad, among = tally.skipped.total() - harmless, tally.documents_in - harmless
     if bad > config.max_bad_fraction * among:
@@ -163,6 +153,9 @@ def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPat
         rule = f"{lost:,} of {size:,} bytes on the disk are lost ({lost / size:.3g}){files}"
         remedy = f"download or make these files again, or set it to {_enough(lost / size):g}"
         faults.append(config.fault("max_bad_fraction", rule, remedy))
+    if not tally.documents and not faults:
+        rule = f"the corpus holds no document with text: {tally.reasons or 'nothing at all'}"
+        faults.append(config.fault("input_jsonl", rule, f"each is listed in {paths.quarantine}"))
     refuse(faults)
 
 
