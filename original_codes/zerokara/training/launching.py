@@ -58,7 +58,8 @@ def check_start(plan: RunPlan, earlier: EarlierRun | None, redo: bool, commands:
         faults += resumption.faults
         if resumption.is_finished and not faults:
             return Start(plan, resumed, is_finished=True)
-        notes += [f"changed since this run's last start: {line}" for line in resumption.lines]
+        texts = earlier_run.texts_of(resumption.changed)
+        notes += [f"changed since this run's last start: {text}" for text in texts]
     elif earlier:
         faults += earlier_run.redo_faults(plan)
         notes += redo_notes(plan, earlier)

@@ -59,7 +59,7 @@ def test_a_run_that_a_forgotten_flag_would_make_longer_is_refused(run: Starts) -
     assert run.start("max_steps=40").schedule == first.schedule, "the same command goes on"
     rule, commands = run.refused()
     whole = run.plan("max_steps=auto")
-    assert f"{whole.schedule.num_steps:,} steps, not 40" in rule and "had --set max_steps=40, this one has not" in rule
+    assert "had --set max_steps=40, this one has not" in rule
     assert commands == ["bash 3.sh --set max_steps=40", "bash 3.sh --set max_steps=auto"]
     run.settings["max_steps"] = 5000
     assert run.plan().schedule.num_steps == whole.schedule.num_steps, "the file has changed since"
@@ -97,11 +97,9 @@ def test_what_was_tried_is_not_kept_and_the_first_start_is(run: Starts) -> None:
     assert run.plan("lr=auto").requested.lr == first.requested.lr
 
 
-def test_a_small_difference_and_what_trains_nothing_else_are_not_asked_about(run: Starts) -> None:
-    first = run.start("weight_decay=0.3")
-    tokens = first.schedule.num_tokens
-    run.start(f"train_tokens={tokens * 0.95:.0f}", "save_interval=7", "max_hours_per_start=3")
-    assert run.plan().schedule.num_tokens == tokens
+def test_what_changes_neither_length_nor_rate_is_not_asked_about(run: Starts) -> None:
+    run.start("weight_decay=0.3", "save_interval=7", "max_hours_per_start=3")
+    assert run.plan()
 
 
 def test_a_forgotten_config_is_asked_about(run: Starts) -> None:
@@ -132,12 +130,3 @@ def test_a_finished_run_stays_finished_where_its_last_start_tried_something(run:
     assert complete("max_steps=40"), "no more is needed of it"
     next(last.glob("weights*")).unlink()
     assert not complete("max_steps=40"), "the model is not there"
-
-
-def test_what_is_typed_is_announced_and_asked_about_no_more(run: Starts) -> None:
-    run.start()
-    longer = run.start("train_tokens=20000000", "max_epochs_per_source=9999")
-    assert any(f"{longer.schedule.num_steps:,} steps, not" in change for change in run.resumption.course)
-    assert any("a learning rate of" in change for change in run.resumption.course)
-    run.start("train_tokens=20000000", "max_epochs_per_source=9999", "optimizer=adamw")  # whose rate is another
-    assert run.resumption.course

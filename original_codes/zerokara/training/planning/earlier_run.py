@@ -17,9 +17,7 @@ from zerokara.config.engine import MonitoringSettings
 from zerokara.config.writing import overrides
 from zerokara.errors import Fault
 from zerokara.model.shapes import ModelShape
-from zerokara.training.planning import schedule
 from zerokara.training.planning.run_plan import LENGTH_AND_RATE, RunPlan
-from zerokara.training.planning.schedule import Schedule, extent_of
 
 PLACES = frozenset({
     "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
@@ -80,13 +78,6 @@ class Resumption(NamedTuple):
     """True where the plan ends no later than the run has ended."""
     changed: Mapping[str, tuple[Any, Any]] = {}
     """Settings that differ from the last start's, each with its value then and now."""
-    course: Sequence[str] = ()
-    """How length and learning rate of the rest of the run differ."""
-
-    @property
-    def lines(self) -> list[str]:
-        """All changes, for display: ``lr: 0.01 → 0.02``."""
-        return [*_texts(self.changed), *self.course]
 
 
 def identity_of(plan: RunPlan) -> dict[str, Any]:
@@ -135,32 +126,22 @@ def resumption(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Resum
     if earlier.ended_at is not None and plan.schedule.num_steps <= earlier.ended_at:
         # What the last start tried by --set was for that start.
         tried = {key for key in earlier.plan["origin"]["overridden"] if not plan.requested.typed(key)}
-        if effective := _texts({key: values for key, values in changed.items() if key not in tried | WITHOUT_EFFECT}):
-            rule = f"holds a finished run of other settings: {'; '.join(effective)}"
+        effective = {key: values for key, values in changed.items() if key not in tried | WITHOUT_EFFECT}
+        if effective:
+            rule = f"holds a finished run of other settings: {'; '.join(texts_of(effective))}"
             faults = [plan.requested.fault("output_model_dir", rule, "use --redo to set it aside and train again")]
         return Resumption(faults, is_finished=True)
-    course = _course_changes(plan, earlier)
-    return Resumption(list(_forgotten_faults(plan, earlier, course, resume_command)), False, changed, course)
+    return Resumption(list(_forgotten_faults(plan, earlier, resume_command)), False, changed)
 
 
-def _texts(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+def texts_of(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """Return the changes for display: ``lr: 0.01 → 0.02``."""
     return [f"{key}: {before} → {now}" for key, (before, now) in changed.items()]
 
 
-def _course_changes(plan: RunPlan, earlier: EarlierRun) -> list[str]:
-    """Return in what length and learning rate of the rest of a run differ from its last start's plan."""
-    config, was = plan.requested, earlier.plan["requested"]
-    before = {key: value for key, value in was.items() if key in LENGTH_AND_RATE}
-    batch = max(1, was["global_batch_size"] * was["seq_len"] // config.seq_len)  # sequences may grow
-    course = config.model_copy(update={**before, "global_batch_size": batch})
-    step, extent = earlier.state.step if earlier.state else 0, extent_of(plan.data.training)
-    return list(schedule.differences(Schedule.from_config(course, *extent), plan.schedule, step))
-
-
-def _forgotten_faults(
-    plan: RunPlan, earlier: EarlierRun, changes: Sequence[str], resume_command: str
-) -> Iterator[Fault]:
-    """Yield a fault where the course `changes` by settings that this start has not typed, and nobody in the file.
+def _forgotten_faults(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Iterator[Fault]:
+    """Yield a fault where length or learning rate would differ from the last start's by settings that this start has
+    not typed, and nobody in the file.
 
     Its remedy is the command that goes on as before, and the one that changes the run.
     """
@@ -172,15 +153,17 @@ def _forgotten_faults(
     forgotten = tried - in_file if last["path"] == origin.path else tried | in_file
     now = config.model_dump(mode="json")
     lost = [key for key in was if key in forgotten and not config.typed(key) and was[key] != now.get(key)]
-    deciding = [key for key in lost if key in LENGTH_AND_RATE]
-    if not changes or not deciding:
+    # With other sequences a step has another number of them, and as many tokens.
+    in_tokens = {"global_batch_size"} if config.seq_len != was["seq_len"] else set()
+    deciding = [key for key in lost if key in LENGTH_AND_RATE - in_tokens]
+    if not deciding:
         return
     now |= dict.fromkeys(plan.reasons, "auto")
     was_typed, new = (
         " ".join(f"--set {shlex.quote(each)}" for each in overrides(settings))
         for settings in ({key: was[key] for key in lost}, {key: now[key] for key in deciding})
     )
-    rule = f"would go on with {'; '.join(changes)}: the last start had {was_typed}, this one has not"
+    rule = f"would train at another length or rate: the last start had {was_typed}, this one has not"
     remedy = f"to go on as before:\n  {resume_command} {was_typed}\nto change the run:\n  {resume_command} {new}"
     yield Fault(str(plan.run_dir), rule, remedy=remedy)
 

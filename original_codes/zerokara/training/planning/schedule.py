@@ -145,22 +145,6 @@ class Schedule:
         return lr if share == 1 else min_lr + (lr - min_lr) * share  # unrounded where it stays
 
 
-def differences(before: Schedule, after: Schedule, step: int) -> Iterator[str]:
-    """Yield what would differ by more than a tenth in a run after `step`: length, time limit, learning rate."""
-    if abs(after.num_tokens - before.num_tokens) > before.num_tokens / 10:
-        yield f"{after.num_steps:,} steps, not {before.num_steps:,}"
-    limits = (schedule.config.max_hours for schedule in (before, after))
-    was, now = (math.inf if limit == "auto" else limit for limit in limits)
-    if not math.isclose(was, now, rel_tol=0.1):
-        yield f"max_hours {after.config.max_hours}, not {before.config.max_hours}"
-    last = max(before.num_steps, after.num_steps)
-    for number in range(step + 1, last + 1, max(1, (last - step) // 200)):
-        old, new = (schedule.learning_rate(min(number, schedule.num_steps)) for schedule in (before, after))
-        if abs(new - old) > resolved(before.config.lr) / 10:
-            yield f"a learning rate of {new:.2e} at step {number:,}, not {old:.2e}"
-            return
-
-
 def num_samples(
     config: ScheduleSettings, sample_tokens: int, samples_per_epoch: int, stage_samples: Sequence[int | None] = ()
 ) -> float:
