@@ -1,8 +1,7 @@
 """The numbers of a run: ``metrics.jsonl``, which has each step once, also after a resume, and the trackers beside it.
 
 docs/metrics.md lists the fields of its lines. Trackers (plots, TensorBoard, Weights & Biases) show the same numbers as
-curves in groups: ``train/loss``. None of them delays a step. A tracker raises at a later call what went wrong in its
-thread; `Recorder` then drops it.
+curves in groups: ``train/loss``. None of them delays a step. `Recorder` drops a tracker that fails.
 
 Weights & Biases (wandb 0.31.0): a run keeps its id over all its starts, so that online a resumed run extends the same
 curves. Offline, each start writes its own folder; docs/training.md has the command that sends them in order
@@ -15,14 +14,12 @@ from __future__ import annotations
 import contextlib
 import html
 import os
-import queue
 import secrets
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,65 +120,45 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """The recording of one start, in a thread: opening a run waits for the network, and importing wandb takes long."""
+    """The recording of one start. Opening it imports wandb and waits for the server, for `SERVER_SECONDS` at most."""
 
     def __init__(self, run_dir: Path, config: RunConfig):
-        self._run_dir, self._config = run_dir, config
-        self._waiting: queue.SimpleQueue[tuple[int, Values] | None] = queue.SimpleQueue()
-        self._recording: Future[None] = Future()
-        # A daemon: a process that fails does not wait for the server.
-        threading.Thread(target=self._record_all, name="wandb", daemon=True).start()
-
-    def show(self, step: int, values: Values) -> None:
-        if self._recording.done():
-            self._recording.result()
-        self._waiting.put((step, values))
-
-    def close(self) -> None:
-        """Send what is left, for as long as the end of a run may wait."""
-        self._waiting.put(None)
-        if wait([self._recording], 2 * SERVER_SECONDS).not_done:
-            raise TimeoutError(f"did not finish within {2 * SERVER_SECONDS} s")
-        self._recording.result()
-
-    def _record_all(self) -> None:
-        try:
-            self._record()
-            self._recording.set_result(None)
-        except Exception as error:
-            self._recording.set_exception(error)
-
-    def _record(self) -> None:
-        import wandb  # seconds to import, and nothing waits for this thread
+        import wandb  # seconds to import, and only needed where asked for
         from wandb.sdk.lib import wbauth
 
         # The run's id at W&B, and the last step recorded there: it accepts none before it.
-        path = self._run_dir / "wandb" / "zerokara.json"
-        if not path.exists():
-            write_json(path, {"id": f"zerokara-{secrets.token_hex(4)}", "step": -1})
-        state = orjson.loads(path.read_bytes())
-        online, server = self._config.wandb == "online", wandb.setup().settings.base_url
+        self._path = run_dir / "wandb" / "zerokara.json"
+        if not self._path.exists():
+            write_json(self._path, {"id": f"zerokara-{secrets.token_hex(4)}", "step": -1})
+        self._state = orjson.loads(self._path.read_bytes())
+        online, server = config.wandb == "online", wandb.setup().settings.base_url
         # Nobody would answer a prompt in the middle of a log.
         if online and not wbauth.authenticate_session(host=server, source="zerokara", prompt=False):
             raise LookupError("no API key: put it into WANDB_API_KEY, or log in once with .venv/bin/wandb login")
-        run = wandb.init(
-            project=self._config.wandb_project,
-            name=self._run_dir.name,
-            id=state["id"],
+        self._run = wandb.init(
+            project=config.wandb_project,
+            name=run_dir.name,
+            id=self._state["id"],
             resume="allow" if online else None,
-            dir=str(self._run_dir),
+            dir=str(run_dir),
             mode="online" if online else "offline",
-            config=shared(self._config.model_dump(mode="json")),
+            config=shared(config.model_dump(mode="json")),
             settings=wandb.Settings(init_timeout=SERVER_SECONDS, finish_timeout=SERVER_SECONDS, **_PRIVATE),
         )
-        for step, values in iter(self._waiting.get, None):
-            if step <= state["step"]:
-                continue
-            texts = {name: text for name, text in values.items() if isinstance(text, str)}
-            shown = {name: wandb.Html(f"<pre>{html.escape(text, quote=False)}</pre>") for name, text in texts.items()}
-            run.log({**values, **shown}, step=step)
-            write_json(path, {"id": state["id"], "step": step})
-        run.finish()
+
+    def show(self, step: int, values: Values) -> None:
+        import wandb
+
+        if step <= self._state["step"]:  # an earlier start has recorded it
+            return
+        texts = {name: text for name, text in values.items() if isinstance(text, str)}
+        shown = {name: wandb.Html(f"<pre>{html.escape(text, quote=False)}</pre>") for name, text in texts.items()}
+        self._run.log({**values, **shown}, step=step)
+        write_json(self._path, {**self._state, "step": step})
+
+    def close(self) -> None:
+        """Send what is left, for as long as the end of a run may wait."""
+        self._run.finish()
 
 
 def shared(value: Any) -> Any:
