@@ -17,12 +17,9 @@ from typing import Literal, NamedTuple
 
 from zerokara.config.engine import OptimSettings
 from zerokara.config.settings import resolved
-from zerokara.model.shapes import VOCABULARY_NAMES, ModelShape, TensorShape, is_layer_matrix, row_blocks
+from zerokara.model.shapes import VOCABULARY_NAMES, ModelShape, TensorShape, is_layer_matrix
 
 Algorithm = Literal["adamw", "adafactor", "muon"]
-
-NUMBER_COST = 100
-"""An update moves some 30 bytes a number (H100: 3.35 TB/s), in which time 300 TFLOP/s are about 90 times thirty."""
 
 
 def algorithm_of(optimizer: str, name: str, shape: TensorShape) -> Algorithm:
@@ -57,30 +54,15 @@ def checkpoint_bytes(optimizer: str, shape: ModelShape) -> int:
     return 4 * sum(map(math.prod, checkpoint_shapes(optimizer, shape).values()))
 
 
-def update_costs(optimizer: str, shape: ModelShape, sizes: Mapping[str, int]) -> dict[str, float]:
-    """About what an update of each parameter costs, of which a rank holds `sizes` numbers.
+def owners_of(sizes: Mapping[str, int], holders: Mapping[str, Sequence[int]], num_ranks: int) -> dict[str, int]:
+    """The rank that updates each tensor as a whole, one of those that hold numbers of it.
 
-    The unit is a multiplication of Muon's: rows² · columns of each matrix, with the shorter side as rows (its products
-    are thirty times that). Reading and writing a number takes a GPU as long as `NUMBER_COST` of them.
+    First what one rank alone holds; then the largest first, to whichever of its holders has fewest numbers.
     """
-    costs = {name: float(NUMBER_COST * size) for name, size in sizes.items()}
-    for name, whole in shape.parameter_shapes().items():
-        if algorithm_of(optimizer, name, whole) == "muon":
-            rows_of = [len(rows) for rows in row_blocks(name, shape)] or [whole[-2]]
-            each = sum(min(rows, whole[-1]) * rows * whole[-1] for rows in rows_of)
-            costs[name] += math.prod(whole[:-2]) * each
-    return costs
-
-
-def owners_of(costs: Mapping[str, float], holders: Mapping[str, Sequence[int]], num_ranks: int) -> dict[str, int]:
-    """The rank that updates each tensor, one of those that hold numbers of it.
-
-    First what one rank alone holds; then the dearest first, to whichever of its holders has least to do.
-    """
-    owners, loads = dict[str, int](), [0.0] * num_ranks
-    for name in sorted(costs, key=lambda name: (len(holders[name]) > 1, -costs[name], name)):
+    owners, loads = dict[str, int](), [0] * num_ranks
+    for name in sorted(sizes, key=lambda name: (len(holders[name]) > 1, -sizes[name], name)):
         owners[name] = least = min(holders[name], key=loads.__getitem__)
-        loads[least] += costs[name]
+        loads[least] += sizes[name]
     return owners
 
 

@@ -83,9 +83,8 @@ class Optimizer(torch.optim.AdamW):
         self.trains_all = True
         """False while the embeddings alone are trained (`is_trained`)."""
         self._shapes = {name: tuple(each.shape) for name, each in tensors.items()}
-        sizes = {name: each.numel() for name, each in tensors.items()}
-        self._costs = optimizers.update_costs(self.name, shape, sizes)
-        self._blocks = {name: [torch.from_numpy(rows).to(device) for rows in row_blocks(name, shape)] for name in sizes}
+        blocks = {name: row_blocks(name, shape) for name in tensors}
+        self._blocks = {name: [torch.from_numpy(rows).to(device) for rows in each] for name, each in blocks.items()}
         self._momentum, self._device = config.muon_momentum, device
         self._dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
         groups = [
@@ -99,13 +98,14 @@ class Optimizer(torch.optim.AdamW):
         self._places, self._rank, self._ranks = places, parallel.data_rank(), range(parallel.data_size())
         holders = {name: [rank for rank, held in enumerate(each.ranges) if held] for name, each in places.items()}
         self._cut = {name for name, ranks in holders.items() if len(ranks) > 1}
-        self._owners = optimizers.owners_of(self._costs, holders, len(self._ranks))
+        sizes = {name: math.prod(each) for name, each in self._shapes.items() if self._algorithm(name) != "adamw"}
+        self._owners = optimizers.owners_of(sizes, holders, len(self._ranks))
         self._factors: dict[str, dict[str, Tensor]] = {}
         """Of Adafactor's tensors whose owner this process is."""
         for name, place in places.items():
             shapes = optimizers.state_shapes(self.name, name, self._shapes[name])
             state = self.state[place.tensor]
-            if self._is_factored(name):
+            if self._algorithm(name) == "adafactor":
                 if self._owners[name] == self._rank:
                     self._factors[name] = {key: torch.zeros(of, device=self._device) for key, of in shapes.items()}
             elif not state:  # fused AdamW reads its count on the device
@@ -134,7 +134,7 @@ class Optimizer(torch.optim.AdamW):
         Every data-parallel rank must ask, and every one gets it. It may be the training's own: copy it to keep it.
         """
         place, shape, group = self._places[name], self._shapes[name], parallel.data_group()
-        if key and self._is_factored(name):
+        if key and self._algorithm(name) == "adafactor":
             shape = optimizers.state_shapes(self.name, name, shape)[key]
             owner = self._owners[name]
             whole = self._factors[name][key] if owner == self._rank else torch.empty(shape, device=self._device)
@@ -152,7 +152,7 @@ class Optimizer(torch.optim.AdamW):
     def write(self, name: str, key: str | None, value: Tensor) -> None:
         """Set what `read` returns, from a value that every process has."""
         place = self._places[name]
-        if key and self._is_factored(name):
+        if key and self._algorithm(name) == "adafactor":
             if name in self._factors:
                 self._factors[name][key].copy_(value)
         else:
@@ -183,8 +183,8 @@ class Optimizer(torch.optim.AdamW):
             elif names:
                 self._step_adafactor(group, names)
 
-    def _is_factored(self, name: str) -> bool:
-        return optimizers.algorithm_of(self.name, name, self._shapes[name]) == "adafactor"
+    def _algorithm(self, name: str) -> optimizers.Algorithm:
+        return optimizers.algorithm_of(self.name, name, self._shapes[name])
 
     def _part(self, name: str, tensor: Tensor | None) -> Tensor:
         """What this process holds of a parameter in `tensor`, which lies as the one that is updated."""

@@ -1,7 +1,8 @@
 """DeepSpeed's ZeRO (0.19.8), stages 1 to 3: gradients, weights and optimizer state sharded over the ranks.
 
 The only file that names deepspeed, imported only where ZeRO updates the weights. Our optimizer is DeepSpeed's client:
-it is given the flat fp32 tensors that DeepSpeed has cut for this rank, and told where in them the parameters are.
+it is given the flat fp32 tensors that DeepSpeed has cut for this rank, and told where in them the parameters are. An
+upgrade of DeepSpeed begins with tests/unit/training/test_private_names.py, which names the private ones that are gone.
 
 At stages 1 and 2 each parameter group is one flat tensor, cut into as many equal parts as there are ranks: a border may
 lie anywhere in a matrix. At stage 3 each parameter is cut by itself.
@@ -39,28 +40,6 @@ import deepspeed  # noqa: E402
 from deepspeed.runtime import engine as deepspeed_engine  # noqa: E402
 from deepspeed.runtime import utils  # noqa: E402
 from deepspeed.runtime.zero import stage3, stage_1_and_2  # noqa: E402
-
-_OF_12 = "runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer."
-_OF_3 = "runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3."
-PRIVATE = {
-    "runtime.zero.muon.original_muon:muon_update": "its import costs each start three seconds of a core",
-    "runtime.engine:BFLOAT16": "stage 1 in bf16 sums all gradients for all ranks, and without overlap",
-    "ops:__compatible_ops__": "the first collective calls compilers, and may build an operator while the run waits",
-    "runtime.utils:combine_grad_norm_groups": "the host waits up to four times a step; no step can be rejected",
-    f"{_OF_12}check_overflow": "the host waits for each gradient in bf16",
-    f"{_OF_12}update_lp_params": "a start computes with weights that are not those of its checkpoint",
-    f"{_OF_12}round_robin_bit16_groups": "nobody knows where parameters are at stages 1 and 2",
-    f"{_OF_12}round_robin_bit16_offsets": "nobody knows where parameters are at stages 1 and 2",
-    f"{_OF_3}_reassign_or_swap_out_partitioned_parameters": "as `update_lp_params`, at stage 3",
-    f"{_OF_3}invalidate_secondary_tensor": "under hierarchical partitioning each machine keeps its own old weights",
-    f"{_OF_3}fp16_groups": "nobody knows where parameters are at stage 3",
-    f"{_OF_3}fp32_partitioned_groups_flat": "nobody knows where parameters are at stage 3",
-    f"{_OF_3}persistent_parameters": "a backward pass after a step that was skipped misses the small parameters",
-}
-"""The names of DeepSpeed that no document promises and that are used here, and what breaks without each.
-
-An upgrade of DeepSpeed begins with tests/unit/training/test_private_names.py, which names those that are gone.
-"""
 
 
 class ZeroEngine:
