@@ -52,7 +52,6 @@ NEVER = {
     "training/logbook.py": "_OTHER_CHIP peak_flops",
     "training/nodes/machines.py": "of _slurm_endpoint",
     "training/planning/processors.py": "_listed_gpus",
-    "training/processes/supervision.py": "num_oom_kills",
     "training/sample_texts.py": "_SECTION",
     "training/worker.py": "_KERNELS",
 }

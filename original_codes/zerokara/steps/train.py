@@ -13,10 +13,9 @@ from pathlib import Path
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.steps import command, preflight
-from zerokara.training import launching, resume_proof, trials
+from zerokara.training import launching, resume_proof
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning import plan_table, run_folder, run_plan
-from zerokara.training.planning.earlier_run import EarlierRun
+from zerokara.training.planning import run_folder, run_plan
 
 HELP = {
     "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",
@@ -29,7 +28,7 @@ HELP = {
 
 
 def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = run_plan.PRETRAINING) -> None:
-    """Look at the run folder, plan, check and train; a dry run tries a few steps.
+    """Look at the run folder, plan, check, show the plan, and train; a dry run tries a few steps.
 
     With other options: evaluate a checkpoint, or prove that the run would resume.
     """
@@ -48,34 +47,23 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
         earlier = run_folder.look(config)
         initial = earlier.initial_settings if earlier and not options.redo else None
         plan = run_plan.make_plan(config, initial_settings=initial, nodes=machines.number, task=task)
-        if options.verify_resume:
-            plan = trials.on_this_machine(plan, earlier)
-            launching.check_fits(plan, starts=True)
-            resume_proof.prove(plan, options.verify_resume)
-        elif options.evaluate is not None:
+        if options.evaluate is not None:
             launching.evaluate(plan, earlier, options.evaluate)
+            return
+        commands = launching.Commands(options.resume_command, _next(config, options))
+        start = launching.check_start(plan, earlier if trains else None, options.redo, commands)
+        if options.verify_resume:
+            resume_proof.prove(start.plan, options.verify_resume)
+            return
+        if start.is_finished:
+            print(f"{task.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
+            print(f"next: {commands.convert}")
+            return
+        launching.show(start, options.verbose)
+        if options.dry_run:
+            launching.try_run(start.plan, machines)
         else:
-            _train(plan, earlier, options, machines, launching.Commands(options.resume_command, _next(config, options)))
-
-
-def _train(
-    plan: run_plan.RunPlan,
-    earlier: EarlierRun | None,
-    options: command.Options,
-    machines: Machines,
-    commands: launching.Commands,
-) -> None:
-    """Check a start, show its plan, and train."""
-    start = launching.check_start(plan, earlier, options.redo, commands)
-    if start.is_finished:
-        print(f"{plan.task.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
-        print(f"next: {commands.convert}")
-        return
-    plan_table.show(start.plan, start.notes, options.verbose)
-    if options.dry_run:
-        launching.try_run(start.plan, machines)
-    else:
-        launching.train(start, machines, commands, sets_aside=options.redo and earlier is not None)
+            launching.train(start, machines, commands, sets_aside=options.redo and earlier is not None)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from programs import launch
 from tiny import ROOT
 
 from zerokara.resources import network_environment
-from zerokara.training import spawning
+from zerokara.training import trials
 from zerokara.training.planning import processors
 from zerokara.training.processes import joining, supervision
 
@@ -93,15 +93,6 @@ def test_processes_that_wait_for_one_that_failed_are_ended(tmp_path: Path, monke
     started = time.monotonic()
     assert launch("probe", [], 4) == 7 and time.monotonic() - started < 30
     assert not [each for each in psutil.Process().children() if "probe" in each.cmdline()]
-
-
-@pytest.mark.parametrize(("before", "word"), [(6, " 1 "), (7, "outside")])
-def test_a_killed_process_is_reported_with_the_evidence(
-    before: int, word: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 7\n", encoding="utf-8")
-    monkeypatch.setattr(supervision, "control_groups", lambda: iter([tmp_path]))
-    assert word in supervision.kill_message(before)
 
 
 LATE = """
@@ -201,7 +192,7 @@ def listening() -> set[int]:
 def test_processes_share_the_store_which_outlives_the_one_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And opens no port."""
     before, stores = listening(), []
-    with spawning.local_rendezvous() as environment:
+    with trials.local_rendezvous() as environment:
         monkeypatch.setenv(supervision.RENDEZVOUS_NAME, environment[supervision.RENDEZVOUS_NAME])
         for _ in range(2):
             joining.rendezvous_store.cache_clear()
@@ -213,7 +204,7 @@ def test_processes_share_the_store_which_outlives_the_one_that_made_it(monkeypat
 
 
 def test_another_user_cannot_open_it() -> None:
-    with spawning.local_rendezvous() as environment:
+    with trials.local_rendezvous() as environment:
         path = environment[supervision.RENDEZVOUS_NAME]
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         assert subprocess.run(["cat", path], capture_output=True).returncode == 0

@@ -6,16 +6,12 @@ import atexit
 import contextlib
 import importlib
 import os
-import re
 import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
-
-from zerokara.resources import content, control_groups
 
 RENDEZVOUS_NAME = "ZEROKARA_RENDEZVOUS"
 """Environment variable with the rendezvous of the training processes: the path of a file on one machine; on several the
@@ -64,26 +60,6 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def num_oom_kills() -> int:
-    """Count the processes that the kernel has killed for lack of memory, in this control group or on the machine.
-
-    0 where the count cannot be read.
-    """
-    for path in (*(folder / "memory.events" for folder in control_groups()), Path("/proc/vmstat")):
-        if found := re.search(r"^oom_kill (\d+)$", content(path), re.MULTILINE):
-            return int(found[1])
-    return 0
-
-
-def kill_message(oom_kills_before: int) -> str:
-    """Explain a SIGKILL; `oom_kills_before` is `num_oom_kills` at the start of the run."""
-    if number := num_oom_kills() - oom_kills_before:
-        evidence = f"by the kernel, out of memory: it has killed {number} here since the start"
-    else:
-        evidence = "from outside: the kernel reports none that it has killed here for lack of memory since the start"
-    return f"a training process was killed (SIGKILL), {evidence}"
 
 
 class SignalForwarding:
