@@ -191,7 +191,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path, num_kills: int) -> None:
     unharmed = FailingDisk(tmp_path / "run")
     unharmed.folder.mkdir()

@@ -122,7 +122,7 @@ def plan_rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]
             f"{plural(len(aside), 'run')} that --redo set aside may go: {shlex.join(['rm', '-r', *map(str, aside)])}",
         )
     yield "baseline", baseline_text(plan.data.unigram_entropy)
-    yield from (("note", note) for note in (*advice, *plan.devices.notes(config, shape.num_parameters())))
+    yield from (("note", note) for note in (*advice, *plan.devices.notes(config)))
     if in_full:
         yield from (("recipe", f"{key} {getattr(config, key)}: {reason}") for key, reason in plan.reasons.items())
         yield "engine", engine

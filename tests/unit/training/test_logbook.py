@@ -21,7 +21,6 @@ from configs import config_of
 
 from zerokara.checkpoint import TrainingState
 from zerokara.config.data import causal
-from zerokara.model.shapes import ModelShape
 from zerokara.samples.order import MixedStage
 from zerokara.samples.packed_tokens import DataPlan, TokenSource
 from zerokara.training.guards import StepRecord
@@ -201,21 +200,6 @@ def test_only_the_first_process_writes_and_all_keep_facts(tmp_path: Path, capsys
 )
 def test_a_peak_is_known_by_name_or_not_at_all(name: str, teraflops: float | None) -> None:
     assert peak_flops(name) == (teraflops and teraflops * 1e12)
-
-
-def test_both_ways_of_counting_are_logged_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    book = logbook(tmp_path)
-    shape, book._peak_flops = ModelShape.from_config(config_of(), 300), 1e9
-    book._plan.shape, book._plan.num_processes = shape, 2
-    book.add(record(1, 5.0))
-    book.log_step()
-    book.close()
-    (line,) = step_metrics.read(tmp_path)
-    assert line["mfu_causal"] == pytest.approx(line["tokens_per_second"] * shape.flops_per_token() / 2e9)
-    attention = 6 * shape.num_layers * shape.query_projection_size * shape.seq_len  # the other half
-    assert line["mfu_palm"] - line["mfu_causal"] == pytest.approx(line["tokens_per_second"] * attention / 2e9)
-    shown = f"mfu {line['mfu_causal']:.1%} causal, {line['mfu_palm']:.1%} palm  "
-    assert shown in capsys.readouterr().out
 
 
 def step_line(step: int, **values: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from configs import config_of, fault_of
 
+from zerokara import checkpoint
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
@@ -115,8 +116,8 @@ def test_a_run_keeps_what_it_began_with(planned: Callable[..., RunPlan]) -> None
     first = planned()
     assert run_folder.look(first.requested) is None
     run_folder.claim(first)
-    assert run_folder.look(first.requested) is None  # nothing is trained yet: the next start begins
-    (first.run_dir / run_folder.METRICS_NAME).write_text('{"step": 1, "loss": 2.0}\n', encoding="utf-8")
+    assert run_folder.look(first.requested) is None  # nothing is saved yet: the next start begins
+    checkpoint.folder_of(first.run_dir, 1).mkdir()
     earlier = run_folder.look(first.requested)
     initial = earlier.initial_settings
     longer = planned("train_tokens=400000000")

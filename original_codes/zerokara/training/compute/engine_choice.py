@@ -57,8 +57,6 @@ def plan_lines(
             yield "deepspeed_template has no effect in one process: DeepSpeed has no part in it"
         return
     yield f"DeepSpeed's ZeRO, stage {config.stage}, offload: {config.offload}"
-    if config.zero_stage == 0:
-        yield "zero_stage: 0 over several processes is 1 here: it sends less, and changes nothing that is learned"
     micro_batches = config.global_batch // (config.micro_batch * data_parallel_size)
     if config.stage == 2 and nodes > 1 and micro_batches > 1:
         yield f"gradients cross machines in each of {micro_batches} micro batches: with zero_stage: 1, once a step"

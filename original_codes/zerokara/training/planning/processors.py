@@ -25,7 +25,7 @@ import psutil
 
 from zerokara.config.engine import MachineSettings
 from zerokara.errors import Fault, UserError
-from zerokara.progress import count_text, plural
+from zerokara.progress import plural
 from zerokara.resources import available_cores
 from zerokara.training.planning.schedule import STARTED_NAME
 
@@ -36,8 +36,6 @@ SHARE_CORES_NAME = "ZEROKARA_SHARE_CORES"
 """Environment variable that allows more processes than cores on a CPU, to try things out."""
 MIN_PROCESS_TOKENS = 1024
 """Tokens of a step for each process on a CPU: with fewer its matrices are too small to be worth a process."""
-LEAST_FP8_PARAMETERS = 1_000_000_000
-"""From here on fp8 gains: torchtitan measured 1.28 times the speed at 8B, nanochat 1.17 times at about 2B."""
 _THREADS_NAME = "OMP_NUM_THREADS"
 _ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables of torch's GPU allocator; of torch 2.13's two readers (c10) one prefers the first, the other the second."""
@@ -139,13 +137,8 @@ class Devices:
         named = named_gpus() or [str(number) for number in range(processes)]
         return {**common, VARIABLE: ",".join(named[:processes])}
 
-    def notes(self, config: MachineSettings, num_parameters: int) -> Iterator[str]:
-        """Yield what makes steps slow: fp8 where it does not gain, what Triton would miss (triton/runtime/build.py)."""
-        if config.precision == "fp8" and not self.gpu_names:
-            yield "fp8 is emulated on a CPU, and slow: to try it"
-        elif config.precision == "fp8" and (config.compile == "off" or num_parameters < LEAST_FP8_PARAMETERS):
-            least = count_text(LEAST_FP8_PARAMETERS)
-            yield f"fp8 gains from {least} parameters on, with compile: otherwise the casts cost as much"
+    def notes(self, config: MachineSettings) -> Iterator[str]:
+        """Yield what Triton would miss, so that steps are slow (triton/runtime/build.py)."""
         if self.gpu_names and config.compile != "off":
             header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
             compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]

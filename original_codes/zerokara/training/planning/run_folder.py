@@ -8,7 +8,6 @@ a command that was killed, in order to save.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -75,7 +74,7 @@ def command_lock(config: TrainingSettings) -> Iterator[None]:
 
 
 def look(config: TrainingSettings) -> EarlierRun | None:
-    """Look at the run folder; None where nothing was trained: a start that ended before its first step binds nobody.
+    """Look at the run folder; None where nothing was saved: a start without a checkpoint binds nobody.
 
     Raises:
         UserError: it holds foreign files, or settings that cannot be read.
@@ -87,9 +86,8 @@ def look(config: TrainingSettings) -> EarlierRun | None:
         if any(path not in unfinished and path.name not in LOCK_NAMES for path in run_dir.iterdir()):
             rule = "must be an empty folder or a run folder; it holds other files"
             raise UserError(config.fault("output_model_dir", rule, "choose another folder"))
-    steps, ended, recorded = checkpoint.all_steps(run_dir), run_dir / MANIFEST_NAME, run_dir / METRICS_NAME
-    never_saved = recorded.exists() and b'"loss":' in recorded.read_bytes()
-    if not (steps or checkpoint.broken_names(run_dir) or ended.exists() or never_saved):
+    steps, ended = checkpoint.all_steps(run_dir), run_dir / MANIFEST_NAME
+    if not (steps or checkpoint.broken_names(run_dir) or ended.exists()):
         return None
     states = (checkpoint.folder_of(run_dir, step) for step in reversed(steps))
     newest = next((folder for folder in states if (folder / checkpoint.STATE_NAME).exists()), None)
@@ -127,7 +125,6 @@ def set_aside(run_dir: Path) -> None:
 
     Raises:
         UserError: the folder cannot be renamed.
-        RunError: another command was quicker to take the new one.
     """
     # If the name is a link, its target is renamed, and the new run is on the same disk.
     folder, old = run_dir.resolve(), name_aside(run_dir)
@@ -137,11 +134,7 @@ def set_aside(run_dir: Path) -> None:
         rule = f"cannot be set aside as {old}: {error.strerror}"
         raise UserError(Fault(str(run_dir), rule, remedy="move it away yourself, or choose another folder")) from error
     folder.mkdir()
-    try:
-        os.link(old / COMMAND_LOCK_NAME, folder / COMMAND_LOCK_NAME)  # unlike a rename, it replaces nobody's
-    except FileExistsError:
-        raise RunError(f"{run_dir}: another command has started training here") from None
-    (old / COMMAND_LOCK_NAME).unlink()
+    (old / COMMAND_LOCK_NAME).rename(folder / COMMAND_LOCK_NAME)
 
 
 def find_checkpoint(plan: RunPlan, name: str) -> Path:
