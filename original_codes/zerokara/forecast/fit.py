@@ -18,8 +18,6 @@ what the best run reached; else most of the loss of a small model would be taken
 Shape suffixes: P runs, G points of the grid, R draws.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import json

@@ -7,8 +7,6 @@ Tokens that are read again teach less: R further epochs of U tokens are worth UÂ
 R* = 15.4 (Muennighoff et al., 2023, arXiv 2305.16264).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +45,7 @@ class Speed:
     seconds_per_flop: float
 
     @classmethod
-    def of(cls, small: tuple[float, float], large: tuple[float, float]) -> Speed:
+    def of(cls, small: tuple[float, float], large: tuple[float, float]) -> "Speed":
         """Draw the line through two measured sizes (FLOPs and seconds of a token), neither part of it below 0."""
         (flops, seconds), (flops_of_large, seconds_of_large) = small, large
         slope = (seconds_of_large - seconds) / (flops_of_large - flops)

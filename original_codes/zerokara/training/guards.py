@@ -6,8 +6,6 @@ rate move on, so that both stay functions of the step number. The guard's state 
 run judges as an unbroken one does.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

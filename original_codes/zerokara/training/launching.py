@@ -5,8 +5,6 @@ get the plan as a file, and RANK, LOCAL_RANK and WORLD_SIZE from torchrun's agen
 (`nodes.agent`). This process waits for them, and trains nothing itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 from collections.abc import Iterator

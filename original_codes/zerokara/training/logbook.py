@@ -1,7 +1,5 @@
 """The records of a run in progress: the log line, `metrics.jsonl` and the trackers beside it, and samples."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

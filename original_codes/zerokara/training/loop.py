@@ -4,8 +4,6 @@ One step is: batch → loss → backward → guard → clip → update → recor
 training, the trial of a dry run and the proof of resume call it. After each step: log, validate, sample, save.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import signal

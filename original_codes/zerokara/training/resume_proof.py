@@ -6,8 +6,6 @@ Elsewhere the order of additions is not fixed, so that even two unbroken runs di
 `LOSS_TOLERANCE` and `STATE_TOLERANCE` decide.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Training opens all of it, the trial of a dry run all but the checkpoint, the evaluation of a checkpoint only the model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping

@@ -11,8 +11,6 @@ needs the whole model, which under ZeRO 3 or tensor parallelism might not fit. I
 like a section, or be rendered as markup by a viewer or TensorBoard.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the thread of the first process renames and prunes (`CheckpointStore`). There is
 a share of it, and therefore one save at a time. A disk that refuses it does not end the run: the thread retries.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import math

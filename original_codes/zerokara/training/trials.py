@@ -8,8 +8,6 @@ micro batch as long as the settings of `_MICRO_BATCH_SETTINGS` stay. Each start 
 number.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -151,7 +149,7 @@ def _tried(plan: RunPlan) -> TrialResult | None:
         return None if code else TrialResult(**orjson.loads(path.read_bytes()))
 
 
-def spawn(plan: RunPlan, *work: str, rendezvous: Rendezvous | None = None, path: Path | None = None) -> int:
+def spawn(plan: RunPlan, *work: str, rendezvous: "Rendezvous | None" = None, path: Path | None = None) -> int:
     """Run the training processes, which do `work` (`worker.main`), here or on each of the machines of a `rendezvous`.
 
     `path` is the file of the plan, where the run folder has one; otherwise a temporary one is written.

@@ -6,8 +6,6 @@ number for the exported model. Control tokens have no bytes; their nats stand ap
 in span corruption also that of each target) and per sentinel token. The loss is the mean over all predicted tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

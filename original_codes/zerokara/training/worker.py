@@ -7,8 +7,6 @@ the real processes train a few steps of the real model on the real data. What th
 nothing is written. They tell the speed, the kernels, and the memory at its peak, which no arithmetic foresees.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

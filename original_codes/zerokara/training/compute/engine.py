@@ -5,8 +5,6 @@ optimizer, ZeRO stage and number of processes are: a checkpoint knows nothing of
 stage or number of processes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial

@@ -5,8 +5,6 @@ process, which has nothing to shard. docs/decisions.md says why. Without torch o
 import: a plan names the engine, and checks DeepSpeed's template, before they are loaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,7 @@ def hierarchy_of(template: Mapping[str, Any]) -> int:
     return int(template.get("zero_optimization", {}).get(HIERARCHY_KEY, 1))
 
 
-def open_engine(model: Model, config: TrainingSettings, template: dict[str, Any], device: torch.device) -> Engine:
+def open_engine(model: "Model", config: TrainingSettings, template: dict[str, Any], device: "torch.device") -> "Engine":
     """Hand `model` to an engine; all weights are undefined until `engine.load_state`."""
     from zerokara.model import parallel
 

@@ -9,8 +9,6 @@ The relative position bias learns `relative_attention_lr_multiplier` times as fa
 weight of a matrix is some hundredths, a bias grows to several units.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple

@@ -19,8 +19,6 @@ gradient G of weights W, with β = 1 − t^−0.8 at update t:
 Why no library's: docs/decisions.md. Shape suffixes: R rows, C columns.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

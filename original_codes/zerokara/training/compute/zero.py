@@ -8,8 +8,6 @@ At stages 1 and 2 each parameter group is one flat tensor, cut into as many equa
 lie anywhere in a matrix. At stage 3 each parameter is cut by itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -4,8 +4,6 @@
 with all of them, and each by itself. Training runs it in another process (`step_metrics.Plots`).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import defaultdict

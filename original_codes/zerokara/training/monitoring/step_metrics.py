@@ -9,8 +9,6 @@ curves. Offline, each start writes its own folder; docs/training.md has the comm
 the path of the `wandb` program is sent). Of the machine only its load is sent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import html
 import os

@@ -6,8 +6,6 @@ for it are killed; a run that would fail again is not restarted; a request to st
 A single machine opens no port. Source: torch 2.13, torch/distributed/elastic/agent/server and rendezvous.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

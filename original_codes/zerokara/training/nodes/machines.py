@@ -8,8 +8,6 @@ Debian's installer writes it into /etc/hosts, gloo listens on the loopback inter
 for it in vain. Without torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -36,7 +34,7 @@ class Endpoint(NamedTuple):
     port: int = DEFAULT_PORT
 
     @classmethod
-    def parse(cls, text: str, option: str) -> Endpoint:
+    def parse(cls, text: str, option: str) -> "Endpoint":
         """Read ``HOST`` or ``HOST:PORT``, an IPv6 address in brackets.
 
         Raises:
@@ -65,7 +63,7 @@ class Machines:
     has_met: bool = False  # True once this machine has joined the rendezvous
 
     @classmethod
-    def of(cls, config: MachineSettings, join: str | None, host: str | None, resume_command: str) -> Machines:
+    def of(cls, config: MachineSettings, join: str | None, host: str | None, resume_command: str) -> "Machines":
         """Find out the role of this machine; `resume_command` is what was typed here.
 
         Raises:

@@ -8,8 +8,6 @@ Each machine publishes a report, and all compare the reports with the first mach
 from starting, and each of them prints every fault of all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

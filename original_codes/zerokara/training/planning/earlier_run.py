@@ -4,8 +4,6 @@ A run stays the same while its identity does: model shape, data, tokenizer and t
 reads a file or prints: `run_folder.look` reads, `launching` shows and refuses.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

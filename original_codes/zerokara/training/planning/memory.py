@@ -7,8 +7,6 @@ compilation: a trial measures them. Before it, no run needs less than `min_activ
 `ACTIVATION_MARGIN` times that. Without torch.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections import Counter
@@ -89,7 +87,7 @@ class MemoryForecast:
     main_bytes: int  # for the processes of a machine together
     gpu_bytes: int | None = None  # of each GPU; None on a CPU
 
-    def with_settings(self, **changes: Any) -> MemoryForecast:
+    def with_settings(self, **changes: Any) -> "MemoryForecast":
         """Return the forecast of the same run with other settings."""
         return replace(self, config=self.config.model_copy(update=changes))
 

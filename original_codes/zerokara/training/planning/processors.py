@@ -5,8 +5,6 @@ days are spent on the CPU. Here torch must see every GPU that is named, and be a
 named is not passed over either. Empty, or -1, asks for the CPU.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,8 +6,6 @@ longer, or resumed by a later version, it continues with the same numbers. Witho
 the table of the rules, the meaning of the letters, the source of each, and the runs behind them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

@@ -5,8 +5,6 @@ the user typed, from before torch is imported to its end; and ``lock`` by the fi
 a command that was killed, in order to save.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

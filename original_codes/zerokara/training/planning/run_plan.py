@@ -4,8 +4,6 @@ The launching process makes it once, finding every fault in under a second, reso
 file. The training processes get only that file: they read it (`read_plan`), and open it (`training.run`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -266,11 +264,11 @@ class RunPlan:
             rule = f"holds the id {largest}; the tokenizer has {self.encoder.vocab_size} pieces"
             yield Fault(f"{self.data.train_prefix}.bin", rule, remedy="run step 2 again with --redo")
 
-    def with_settings(self, **chosen: Any) -> RunPlan:
+    def with_settings(self, **chosen: Any) -> "RunPlan":
         """Return this plan with further settings resolved."""
         return replace(self, resolved=self.resolved.model_copy(update=chosen))
 
-    def on_processes(self, num_processes: int, nodes: int | None = None) -> RunPlan:
+    def on_processes(self, num_processes: int, nodes: int | None = None) -> "RunPlan":
         """Return this plan for other processes, on as many machines as before or on `nodes`.
 
         Raises:

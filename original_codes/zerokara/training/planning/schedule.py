@@ -6,8 +6,6 @@ Tokens of a source are counted by the order itself, exact to the sample; only in
 sources are they estimated by its share, marked `about`. Without torch.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time
@@ -54,7 +52,7 @@ class Schedule:
         sample_tokens: int,
         samples_per_epoch: int,
         stage_samples: Sequence[int | None] = (),
-    ) -> Schedule:
+    ) -> "Schedule":
         """Derive the steps; arguments as those of `num_samples`.
 
         Raises:

@@ -1,7 +1,5 @@
 """Processes of a run: the device, the threads and the process groups of this one, and who shares its run folder."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import datetime

@@ -1,7 +1,5 @@
 """Start and end of training processes, for the parent and for themselves: exit codes, signals. Without torch."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import importlib
@@ -71,7 +69,7 @@ class SignalForwarding:
         self.requested = False
         """True once somebody has asked to stop."""
 
-    def __enter__(self) -> SignalForwarding:
+    def __enter__(self) -> "SignalForwarding":
         numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         self._previous = {number: signal.signal(number, self._forward) for number in numbers}
         return self
