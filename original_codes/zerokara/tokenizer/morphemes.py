@@ -59,8 +59,6 @@ class Analyser:
     """A morphological analyser: the packages it needs, and the function that starts it."""
 
     name: str
-    language: str
-    """`ja` or `ko`."""
     requirements: str
     """Packages in exact versions, as pip takes them; the same as in the extra of that name in pyproject.toml."""
     start: Callable[[], Analyse]
@@ -118,13 +116,10 @@ def _spans_of(text: str, surfaces: Iterable[str]) -> Iterator[tuple[int, int]]:
 
 
 ANALYSERS = {
-    analyser.name: analyser
-    for analyser in (
-        Analyser("mecab", "ja", "fugashi==1.5.2 unidic-lite==1.0.8", _start_mecab),
-        Analyser("sudachi", "ja", "SudachiPy==0.7.0 sudachidict-small==20261015", _start_sudachi),
-        Analyser("kiwi", "ko", "kiwipiepy==0.24.1", _start_kiwi),
-        Analyser("mecab_ko", "ko", "python-mecab-ko==1.3.7 python-mecab-ko-dic==2.1.1.post2", _start_mecab_ko),
-    )
+    "mecab": Analyser("mecab", "fugashi==1.5.2 unidic-lite==1.0.8", _start_mecab),
+    "sudachi": Analyser("sudachi", "SudachiPy==0.7.0 sudachidict-small==20261015", _start_sudachi),
+    "kiwi": Analyser("kiwi", "kiwipiepy==0.24.1", _start_kiwi),
+    "mecab_ko": Analyser("mecab_ko", "python-mecab-ko==1.3.7 python-mecab-ko-dic==2.1.1.post2", _start_mecab_ko),
 }
 """By the value of `pre_segment`."""
 

@@ -106,7 +106,7 @@ def _train(tmp_path: Path, lines: list[str], analyse: Analyse | None, **settings
     sentences = _write(tmp_path / "sentences.txt", lines)
     cut = tmp_path / "morphemes.txt" if analyse else None
     if analyse and cut:
-        morphemes.segment(config, Analyser("fake", "ja", "", lambda: analyse), sentences, cut, 1)
+        morphemes.segment(config, Analyser("fake", "", lambda: analyse), sentences, cut, 1)
     trained, _ = training.train(config, sentences, tmp_path, tmp_path / "training.log", cut)
     (tmp_path / "tokenizer.model").write_bytes(trained)
     return ModelFile(trained)
@@ -176,7 +176,7 @@ def _analyser(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: st
     (folder / f"{name}.py").write_text(f"import os\ndef start():\n    {body}\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(morphemes, "ALONE_BYTES", 0)
-    return Analyser(name, "ja", "", importlib.import_module(name).start)
+    return Analyser(name, "", importlib.import_module(name).start)
 
 
 def test_any_number_of_processes_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
