@@ -125,11 +125,8 @@ class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
         if self.metric != "loss" and not self.valid_data and not self.valid_fraction:
             rule = "needs validation examples: valid_data, or a valid_fraction above 0"
             yield self.fault("metric", rule, "give one of them", ["valid_data", "valid_fraction"])
-        words = list(self.label_words.values())
-        if twice := sorted({word for word in words if words.count(word) > 1}):
-            yield self.fault("label_words", f"gives {twice[0]!r} to two labels", "give each label a text of its own")
-        if any(not word.strip() for word in words):
-            yield self.fault("label_words", "gives an empty text to a label", "give each label a text")
+        if len({*map(str.strip, self.label_words.values())} - {""}) < len(self.label_words):
+            yield self.fault("label_words", "must give each label a text of its own, which is not empty")
 
 
 class FinetuneRunConfig(FinetuneConfig, RunConfig):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerokara import manifest
 from zerokara.durable import write_file, write_json
@@ -17,9 +17,6 @@ from zerokara.errors import Fault, UserError
 from zerokara.evaluation.scoring import LEVEL, NUM_RESAMPLES, Interval
 from zerokara.pages import template
 from zerokara.publishing import exported_folder
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
 
 CARD_NAME = "README.md"
 
@@ -182,7 +179,8 @@ def with_results(card: str, model: str, sections: Sequence[Section]) -> str:
     return str(content)
 
 
-def _result(row: Row, value: float, section: Section) -> "EvalResult":
+def _result(row: Row, value: float, section: Section) -> Any:
+    """The value as an EvalResult of the Hub."""
     from huggingface_hub import EvalResult
 
     interval = f"95 % interval {interval_text(row.interval, section)}, " if row.interval else ""
@@ -197,6 +195,6 @@ def _result(row: Row, value: float, section: Section) -> "EvalResult":
     )
 
 
-def _measured(result: "EvalResult") -> tuple[str, ...]:
+def _measured(result: Any) -> tuple[str, ...]:
     """What a result measures: an older one of the same is replaced."""
     return result.task_type, result.dataset_type, result.dataset_name, result.metric_type
