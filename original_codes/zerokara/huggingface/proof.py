@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -60,8 +59,10 @@ _LAYER = re.compile(r"(.+\.)?(layers|h|block)\.\d+")
 
 def as_json(proofs: Mapping[str, Proof], samples: Sequence[Any], examples: bool = False) -> dict[str, Any]:
     """Facts for the manifest; `examples` adds differing lines of the corpus, which are not for everyone."""
-    holds = not any(each.faults for each in proofs.values())
-    found = {name: each.as_json(examples) for name, each in proofs.items()}
+    holds, found = not any(each.faults for each in proofs.values()), dict[str, Any]()
+    for name, each in proofs.items():
+        found[name] = {"holds": not each.faults, **each.facts, "faults": each.faults}
+        found[name] |= {"examples": each.examples} if examples else {}
     return {"proof": {"holds": holds, **found}, "samples": samples}
 
 
@@ -105,18 +106,15 @@ def prove(
 
     Return, too, the ids that follow each prompt greedily, and those that follow it by sampling.
     """
-    exported = _exported(folder, shape, dtype, texts, prompts)
-    pairs = zip(prompts, exported.greedy, strict=True)
+    faults, exported_BSV, bf16_BSV, greedy, sampled = _exported(folder, shape, dtype, texts, prompts)
+    pairs = zip(prompts, greedy, strict=True)
     after = [Prompt(prompt.encoder_ids, [*prompt.decoder_ids, *tokens[:-1]]) for prompt, tokens in pairs]
     expected_BSV, after_BSV = trained_logits(weights, shape, [texts, after], families.TORCH_DTYPES[dtype])
-    bf16_BSV = exported.bf16_BSV
     fp32_BSV = expected_BSV[:, : bf16_BSV.shape[1]]
-
-    faults = list(exported.faults)
-    difference, worst = _largest_difference(exported.logits_BSV, expected_BSV)
+    difference, worst = _largest_difference(exported_BSV, expected_BSV)
     if not difference < TOLERANCE:
         faults.append(f"logits differ by {difference:.3g}, at most {TOLERANCE:g} is allowed; {worst}")
-    greedy_ties, greedy_faults = compare_greedy(prompts, exported.greedy, after_BSV, 2 * TOLERANCE)
+    greedy_ties, greedy_faults = compare_greedy(prompts, greedy, after_BSV, 2 * TOLERANCE)
     std = float(expected_BSV.std())
     flat = f"the logits' standard deviation is {std:.2f}: equality means little for logits this flat"
     bf16_equal_BS = bf16_BSV.argmax(-1) == fp32_BSV.argmax(-1)
@@ -126,35 +124,26 @@ def prove(
         "max_difference": difference,
         "logit_std": std,
         # Where no logit differs by more than the tolerance, two that change their order are a tie.
-        "argmax_ties": int((exported.logits_BSV.argmax(-1) != expected_BSV.argmax(-1)).sum()),
-        "greedy_prompts": len(exported.greedy),
-        "greedy_tokens": sum(map(len, exported.greedy)),
+        "argmax_ties": int((exported_BSV.argmax(-1) != expected_BSV.argmax(-1)).sum()),
+        "greedy_prompts": len(greedy),
+        "greedy_tokens": sum(map(len, greedy)),
         "greedy_ties": greedy_ties,
         # Stock transformers computing in bf16 against the trained weights, as they are saved, in fp32.
         "bf16_max_difference": _largest_difference(bf16_BSV, fp32_BSV)[0],
         "bf16_argmax_equal": float(bf16_equal_BS.float().mean()),
         "notes": [flat] if std < SPREAD else [],
     }
-    return Proof(facts, faults + greedy_faults), exported.greedy, exported.sampled
-
-
-@dataclass(frozen=True)
-class _Exported:
-    """Results of stock transformers for an exported folder."""
-
-    faults: list[str]
-    """Keys that loading reports as missing, unexpected, or of another shape, and differences from our shape."""
-    logits_BSV: Tensor
-    bf16_BSV: Tensor
-    """Logits of the first positions, computed in bf16 throughout."""
-    greedy: list[list[int]]
-    sampled: list[list[int]]
+    return Proof(facts, faults + greedy_faults), greedy, sampled
 
 
 def _exported(
     folder: Path, shape: ModelShape, dtype: str, texts: Sequence[Prompt], prompts: Sequence[Prompt]
-) -> _Exported:
-    """Load the folder and compute; the model leaves memory afterwards."""
+) -> tuple[list[str], Tensor, Tensor, list[list[int]], list[list[int]]]:
+    """Let stock transformers load the folder and compute; the model leaves memory afterwards.
+
+    Returned are the faults (keys that loading reports as missing, unexpected, or of another shape, and differences from
+    our shape), the logits, those of the first positions in bf16 throughout, and the greedy and sampled continuations.
+    """
     family = families.FAMILIES[shape.architecture]
     model, loading_faults = families.load_model(folder, families.TORCH_DTYPES[dtype], family.auto_class)
     model = model.to(device()).eval()
@@ -179,7 +168,7 @@ def _exported(
     bf16_BSV = _stock_logits(
         model.to(torch.bfloat16), first_positions(texts, max(1, logits_BSV.shape[1] // BF16_SHARE))
     )
-    return _Exported(faults, logits_BSV, bf16_BSV, [each.ids for each in greedy], [each.ids for each in sampled])
+    return faults, logits_BSV, bf16_BSV, [each.ids for each in greedy], [each.ids for each in sampled]
 
 
 def _stock_logits(model: Any, texts: Sequence[Prompt]) -> Tensor:

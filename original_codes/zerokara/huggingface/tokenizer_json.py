@@ -148,8 +148,7 @@ def content(model: ModelFile, end: str | None = None, by_line: bool = True) -> d
             if piece.type in kinds
         ]
     )
-    made: dict[str, Any] = orjson.loads(vendor.to_str())
-    return made
+    return dict(orjson.loads(vendor.to_str()))
 
 
 def _normalizer(model: ModelFile) -> normalizers.Normalizer:

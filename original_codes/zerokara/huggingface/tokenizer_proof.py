@@ -51,11 +51,6 @@ class Proof:
     examples: list[str] = field(default_factory=list)
     """The first texts that differ; they are the user's, and not for everyone."""
 
-    def as_json(self, examples: bool = False) -> dict[str, Any]:
-        """Facts for the manifest."""
-        more = {"examples": self.examples} if examples else {}
-        return {"holds": not self.faults, **self.facts, "faults": self.faults, **more}
-
 
 def prove(encoder: Encoder, theirs: Any, texts: Iterable[str], max_lines: int = 10_000) -> Proof:
     """Compare with `theirs` on the hard texts, and on the given texts until `max_lines` lines are done.

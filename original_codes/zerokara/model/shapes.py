@@ -113,8 +113,7 @@ class ModelShape:
 
     def as_json(self) -> dict[str, Any]:
         """The shape as JSON values."""
-        made: dict[str, Any] = TypeAdapter(ModelShape).dump_python(self, mode="json")
-        return made
+        return dict(TypeAdapter(ModelShape).dump_python(self, mode="json"))
 
     @property
     def padded_vocab_size(self) -> int:
