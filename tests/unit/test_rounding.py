@@ -1,7 +1,5 @@
 """What rounding explains, by which other tests are judged, and the settings that choose kernels."""
 
-from __future__ import annotations
-
 import pytest
 import rounding
 import torch

@@ -219,10 +219,3 @@ def test_one_model_is_in_memory_at_a_time(folders: dict[str, Path]) -> None:
     sections = list(measure_texts(texts, opened, EvaluateConfig()))
     assert [section.name for section in sections] == ["bits per byte: a", "bits per byte: b"]
     assert [model._model is None for model in opened] == [True, False]
-
-
-def test_each_models_name_tells_it_from_the_others(folders: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "gpt2").symlink_to(folders["gpt2"])
-    names = [model.name for model in open_models([folders["gpt2"], tmp_path / "other" / "gpt2"], "cpu")]
-    assert names == [f"{folders['gpt2'].parent.name}/gpt2", "other/gpt2"]
