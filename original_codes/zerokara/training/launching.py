@@ -75,7 +75,7 @@ def check_start(plan: RunPlan, earlier: EarlierRun | None, redo: bool, commands:
 def plan_rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     """Yield what the run will do and what it needs, by name, with notes on what may not be meant."""
     config, shape, course, lengths = plan.resolved, plan.shape, plan.schedule, plan.data.objective.lengths
-    engine, *advice = engine_choice.plan_lines(config, plan.data_parallel_size, plan.nodes, plan.template)
+    engine, *advice = engine_choice.plan_lines(config, plan.data_parallel_size, plan.template)
     yield "device", plan.devices.text(plan.processes_per_node)
     samples = f"sequences of {lengths.input} tokens"
     if lengths.num_noise_tokens:

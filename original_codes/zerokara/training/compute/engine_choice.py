@@ -45,9 +45,7 @@ def open_engine(model: "Model", config: TrainingSettings, template: dict[str, An
     return ZeroEngine(model, config, settings_for(config, parallel.data_size(), template), device)
 
 
-def plan_lines(
-    config: TrainingSettings, data_parallel_size: int, nodes: int, template: Mapping[str, Any]
-) -> Iterator[str]:
+def plan_lines(config: TrainingSettings, data_parallel_size: int, template: Mapping[str, Any]) -> Iterator[str]:
     """Yield the engine that updates the weights, then what a user may want otherwise."""
     if not uses_deepspeed(config, data_parallel_size):
         yield "one process: nothing is sharded, and nothing sent"
@@ -55,9 +53,6 @@ def plan_lines(
             yield "deepspeed_template has no effect in one process: DeepSpeed has no part in it"
         return
     yield f"DeepSpeed's ZeRO, stage {config.stage}, offload: {config.offload}"
-    micro_batches = config.global_batch // (config.micro_batch * data_parallel_size)
-    if config.stage == 2 and nodes > 1 and micro_batches > 1:
-        yield f"gradients cross machines in each of {micro_batches} micro batches: with zero_stage: 1, once a step"
     if (hierarchy := hierarchy_of(template)) > 1:
         off = f"switched off by {HIERARCHY_KEY}: 1 in deepspeed_template"
         yield f"hierarchical: each {hierarchy} ranks keep the weights of a step, gathered across machines once ({off})"
