@@ -57,7 +57,8 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     sample, threads = bytes_text(budget.sample_bytes), plural(training.num_threads(config), "thread")
     print(f"  at most {sample} of text, {threads}, at most {expected} of memory ({free} free)")
     if analyser:
-        print(f"  split into the morphemes that {analyser.version_text()} finds")
+        packages = " with ".join(f"{name} {version}" for name, version in analyser.versions().items())
+        print(f"  split into the morphemes that {packages} finds")
     if options.dry_run:
         print("dry run: nothing was written")
         return

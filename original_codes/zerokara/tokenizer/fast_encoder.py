@@ -148,10 +148,7 @@ def choose(encoder: Encoder, texts: Sequence[str]) -> EncoderChoice:
     sample = [*hard_texts(encoder), *texts]
     ours, theirs = (each.encode_joined(sample)[0] for each in (encoder, fast))
     if not np.array_equal(ours, theirs):
-        length = min(len(ours), len(theirs)) - 1
-        place = next((i for i in range(length) if ours[i] != theirs[i]), length)
-        different = sample[np.count_nonzero(ours[:place] == encoder.eos_id)]
-        return without_gigatoken(encoder, f"{faster} gave different ids, first for {different[:60]!r}")
+        return without_gigatoken(encoder, f"{faster} gave different ids")
     size = sum(map(len, sample))
     reason = f"proved equal to {encoder.library}, and compared on {len(sample):,} texts of {size:,} characters"
     return EncoderChoice(fast, f"gigatoken {version('gigatoken')}", reason)

@@ -68,10 +68,6 @@ class Analyser:
         names = [requirement.split("==")[0] for requirement in self.requirements.split()]
         return {name: next((one.version for one in metadata.distributions(name=name)), "") for name in names}
 
-    def version_text(self) -> str:
-        """Return the packages and their versions, for display."""
-        return " with ".join(f"{name} {version}" for name, version in self.versions().items())
-
 
 def _start_mecab() -> Analyse:
     import fugashi
