@@ -63,10 +63,11 @@ def test_both_splits_hold_what_megatron_s_reader_expects(
 
 
 def test_a_source_that_becomes_held_out_keeps_its_shards(config: PretrainConfig) -> None:
-    encode(config, TASK_BYTES)
+    encode(config, TASK_BYTES, stage="encode")
     entries = (*config.input_jsonl, config.valid_jsonl[0])
     other = config.model_copy(update={"input_jsonl": entries, "valid_jsonl": config.valid_jsonl[1:]})
     made = encode(other, TASK_BYTES)
+    assert made.text_bytes == 0 and made.resumed_shards > 4
     assert [tally.valid.documents for tally in made.sources] == [0, 0, 0, 2]
     discard_work(other)
 
