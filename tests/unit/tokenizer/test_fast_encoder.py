@@ -56,15 +56,6 @@ def test_sentencepiece_does_what_was_not_tried(train_toy: TrainToy, settings: di
     assert choice.name == "sentencepiece 0.2.3" and reason in choice.reason and isinstance(choice.encoder, Encoder)
 
 
-def test_it_is_opened_anew_before_it_remembers_too_much(toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_encoder, "MAX_CACHED_TOKENS", 1000)
-    quick = fast_encoder.FastEncoder(toy_bpe)
-    first = quick._tokenizer
-    for text in TEXTS:
-        assert np.array_equal(quick.encode_joined([text])[0], toy_bpe.encode_joined([text])[0])
-    assert quick._tokenizer is not first and quick._cached_tokens < 3000
-
-
 def _other_merges(encoder: Encoder, folder: Path) -> Path:
     """The same model with the ranks of its last two merges exchanged."""
     model = ModelFile(encoder.model_bytes)

@@ -16,7 +16,6 @@ from unit.tokens.failing_encoder import FailingEncoder
 
 from zerokara.corpus.find import find_files
 from zerokara.errors import RunError
-from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.encode import run_in_workers
 from zerokara.tokens.shard_tasks import WHOLE, input_streams
 from zerokara.tokens.shards import Job
@@ -49,10 +48,6 @@ def test_errors_of_workers(tmp_path: Path, action: str, error: type[Exception], 
     with pytest.raises(error, match=message) as raised:
         _run(tmp_path, FailingEncoder(action))
     assert action != "full" or (isinstance(raised.value, OSError) and raised.value.errno == errno.ENOSPC)
-
-
-def test_more_workers_than_tasks(tmp_path: Path, model_path: Path) -> None:
-    assert [result.documents for result in _run(tmp_path, Encoder(model_path), 1000, 5)] == [3]
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
