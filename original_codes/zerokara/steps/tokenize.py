@@ -20,8 +20,8 @@ from zerokara.tokens import work_folder
 from zerokara.tokens.encode import Stage, encode_corpus, manifest_facts, start_fork_server, summary_rows
 from zerokara.tokens.estimate import prepare
 from zerokara.tokens.indexed import TokenPaths, bin_path
+from zerokara.tokens.quarantine import SourceTally, check_bad_fraction
 from zerokara.tokens.shard_tasks import WHOLE, Part, num_workers
-from zerokara.tokens.statistics import SourceTally, check_bad_fraction
 
 
 def tokenize(config: PretrainConfig, options: command.Options) -> None:

@@ -36,9 +36,9 @@ from zerokara.tokenizer.fast_encoder import EncoderChoice
 from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokens import merge, shards, work_folder
 from zerokara.tokens.indexed import TokenPaths, dtype_for
+from zerokara.tokens.quarantine import SourceTally, check_bad_fraction, count_sources, total, write_quarantine
 from zerokara.tokens.shard_tasks import WHOLE, Part, expected, input_streams, num_workers, usual_task_bytes
 from zerokara.tokens.shards import Job, ShardResult, ShardTask, begin_worker, write_shard_in_worker
-from zerokara.tokens.statistics import SourceTally, check_bad_fraction, count_sources, total, write_quarantine
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = [shards.__name__, "gigatoken"]

@@ -12,9 +12,9 @@ import pytest
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import InputFile
+from zerokara.tokens.quarantine import SourceTally, count_sources
 from zerokara.tokens.shard_tasks import WHOLE, expected, input_streams
 from zerokara.tokens.shards import Job, ShardResult, shard_path, write_shard
-from zerokara.tokens.statistics import SourceTally, count_sources
 from zerokara.tokens.work_folder import RESULT
 
 SENTENCE = "the sea ice melts in spring and 春 の 海 終日 のたり かな ¡olé! don't stop, <s> </s> ends here"

@@ -1,4 +1,4 @@
-"""Statistics of every document, source by source: counts, the quarantine, and the check of `max_bad_fraction`.
+"""Bad lines: their quarantine, the check of `max_bad_fraction`, and the counts of every document, source by source.
 
 Documents: what came in = train + valid + skipped, where every row of a damaged row group is one that was skipped.
 

@@ -32,7 +32,7 @@ from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokens.encode import run_in_workers
 from zerokara.tokens.indexed import TokenPaths
-from zerokara.tokens.statistics import SourceTally, check_bad_fraction, total
+from zerokara.tokens.quarantine import SourceTally, check_bad_fraction, total
 
 zstd: ModuleType = zstd_module()
 MakeConfig = Callable[..., PretrainConfig]

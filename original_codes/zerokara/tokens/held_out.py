@@ -1,0 +1,55 @@
+"""Which documents are held out for validation: a draw from each source, or all of a held-out text.
+
+Validation takes whole documents: `valid_jsonl`, or a draw from each source. Of a source's n documents the k =
+max(valid_min_documents, round(valid_fraction · n)) with the smallest key are held out; the key of document i is a
+bijective hash of i seeded by (split_seed, source), so the draw is a pure function of these, has no ties, and needs no
+list: one comparison with a threshold decides the split of a document.
+"""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerokara.config.data import DataSettings
+from zerokara.corpus.token_hashes import splitmix64
+from zerokara.errors import UserError
+
+_KEYS_AT_ONCE = 1 << 20
+
+
+def num_valid_documents(config: DataSettings, source: int, num_documents: int) -> int:
+    """Number of a source's validation documents: all of held-out text, 0 where none are drawn.
+
+    Raises UserError if it has no documents, or less than half would be for training.
+    """
+    key, name = config.entries[source]
+    if num_documents == 0:
+        raise UserError(config.fault(key, f"the source {name} holds no document with text"))
+    if config.valid_jsonl or config.valid_fraction == 0:
+        return num_documents if key == "valid_jsonl" else 0
+    num_valid = max(config.valid_min_documents, round(config.valid_fraction * num_documents))
+    if num_documents < 2 * num_valid:
+        rule = f"the source {name} has {num_documents:,} documents, too few to hold out {num_valid:,} for validation"
+        remedy = f"set it to {num_documents // 2} or less, or valid_fraction to 0, or cut the text into more documents"
+        raise UserError(config.fault("valid_min_documents", rule, remedy))
+    return num_valid
+
+
+def document_keys(first: int, count: int, split_seed: int, source: int) -> NDArray[np.uint64]:
+    """uint64[count]: keys of documents `first` … `first + count - 1` of the source."""
+    seed = hashlib.sha256(f"{split_seed}/{source}".encode()).digest()[:8]
+    return splitmix64(np.arange(first, first + count, dtype=np.uint64) + np.frombuffer(seed, "<u8"))
+
+
+def valid_threshold(num_documents: int, num_valid: int, split_seed: int, source: int) -> int | None:
+    """The largest key of a validation document, None if there is none; memory grows with `num_valid` only."""
+    if num_valid == 0:
+        return None
+    smallest, step = np.empty(0, dtype=np.uint64), max(_KEYS_AT_ONCE, num_valid)
+    for first in range(0, num_documents, step):
+        keys = document_keys(first, min(step, num_documents - first), split_seed, source)
+        smallest = np.concatenate([smallest, keys])
+        if len(smallest) > num_valid:
+            smallest = np.partition(smallest, num_valid - 1)[:num_valid]
+    return int(smallest.max())
