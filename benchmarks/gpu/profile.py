@@ -32,7 +32,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import language_model
 from zerokara.resources import network_environment
-from zerokara.training import loop, trials, worker
+from zerokara.training import loop, spawning, worker
 from zerokara.training.compute import engine_choice
 from zerokara.training.guards import StepRecord
 from zerokara.training.planning import processors, run_folder
@@ -84,7 +84,7 @@ def main() -> None:
         return train_step(engine, processes, loader, step, *others)
 
     loop.train_step = profiled
-    with trials.local_rendezvous() as variables:
+    with spawning.local_rendezvous() as variables:
         os.environ.update(variables | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
         sys.exit(worker.main([str(plan.run_dir / PLAN_NAME), "train"]))
 

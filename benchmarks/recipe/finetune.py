@@ -41,7 +41,7 @@ from zerokara.finetuning import worker
 from zerokara.training import trials
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, make_plan
-from zerokara.training.trials import local_rendezvous
+from zerokara.training.spawning import local_rendezvous
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,7 +24,7 @@ import warm
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.training import trials
+from zerokara.training import spawning
 from zerokara.training.processes.joining import init_process_group
 
 
@@ -50,7 +50,7 @@ def config_from(settings: Mapping[str, Any]) -> PretrainConfig:
 def answers(num_processes: int, tensor_parallel_size: int, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
     """Call `work` in each of `num_processes`, joined on a CPU; return what each answered, in no order."""
     read_from, write_to = os.pipe()
-    with trials.local_rendezvous() as place:
+    with spawning.local_rendezvous() as place:
         children = []
         for rank in range(num_processes):
             child = os.fork()

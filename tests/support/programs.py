@@ -26,7 +26,7 @@ def run_program(text: str, *arguments: object, code: int = 0, **more: Any) -> su
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """Run ``python -m module arguments`` as training processes; the first argument is a file, or stands for one."""
     from zerokara.training.planning.processors import Devices
-    from zerokara.training.trials import spawn
+    from zerokara.training.spawning import spawn
 
     settings, task = SimpleNamespace(max_restarts=0), SimpleNamespace(worker=module)
     plan = SimpleNamespace(

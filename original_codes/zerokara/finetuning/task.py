@@ -30,7 +30,7 @@ from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 from zerokara.training.launching import Commands
 from zerokara.training.planning.run_plan import PlannedData, RunPlan, RunTask
-from zerokara.training.trials import spawn
+from zerokara.training.spawning import spawn
 
 RESULT_NAME = "test_result.json"
 ANSWERS_NAME = "test_answers.jsonl"

@@ -15,7 +15,7 @@ from zerokara.errors import UserError
 from zerokara.steps import command, preflight
 from zerokara.training import launching, resume_proof
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning import run_folder, run_plan
+from zerokara.training.planning import plan_table, run_folder, run_plan
 
 HELP = {
     "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",
@@ -59,7 +59,7 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
             print(f"{task.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
             print(f"next: {commands.convert}")
             return
-        launching.show(start, options.verbose)
+        plan_table.show(start.plan, start.notes, options.verbose)
         if options.dry_run:
             launching.try_run(start.plan, machines)
         else:

@@ -18,7 +18,7 @@ from zerokara.progress import bytes_text
 from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
-from zerokara.training.trials import spawn
+from zerokara.training.spawning import spawn
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 """Nats a token, where bits may differ: ten times the difference that sharing the work out otherwise makes."""

@@ -1,6 +1,4 @@
-"""Training processes of a plan: their start, and what is `auto` about the machine, by rules and by trials.
-
-That is devices, precision, processes and micro batch.
+"""What is `auto` about the machine, by rules and by trials: devices, precision, processes, ZeRO stage, micro batch.
 
 On a GPU `micro_batch_size: auto` becomes the largest that fits, found by trials whose peak memory is measured; on a CPU
 one with as many tokens as make it fastest. Another size adds the same numbers up in another order, so a run keeps its
@@ -8,29 +6,24 @@ micro batch as long as the settings of `_MICRO_BATCH_SETTINGS` stay. Each start 
 number.
 """
 
-import contextlib
-import os
-import signal
-import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
 
-from zerokara.errors import INTERRUPTED, RunError
+from zerokara.errors import RunError
 from zerokara.progress import bytes_text, plural
-from zerokara.resources import network_environment
 from zerokara.training.planning import processors
 from zerokara.training.planning.earlier_run import EarlierRun
 from zerokara.training.planning.memory import SAFE_SHARE, MemoryForecast, TrialResult
-from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
+from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
+from zerokara.training.spawning import spawn
 
 if TYPE_CHECKING:  # it imports torch
-    from zerokara.training.nodes.rendezvous import Rendezvous
+    pass
 
 CPU_TOKENS = 2048
 """Tokens of the largest micro batch on a CPU: a larger matrix product is no faster. Measured."""
@@ -147,54 +140,3 @@ def _tried(plan: RunPlan) -> TrialResult | None:
         if code and code != supervision.OUT_OF_MEMORY:
             raise RunError(f"the trial ended with exit code {code}; the messages above say why. Nothing was written")
         return None if code else TrialResult(**orjson.loads(path.read_bytes()))
-
-
-def spawn(plan: RunPlan, *work: str, rendezvous: "Rendezvous | None" = None, path: Path | None = None) -> int:
-    """Run the training processes, which do `work` (`worker.main`), here or on each of the machines of a `rendezvous`.
-
-    `path` is the file of the plan, where the run folder has one; otherwise a temporary one is written.
-
-    Returns the exit code of the first process that fails, 0 where none does; the others are ended. Ctrl-C, SIGTERM and
-    SIGHUP ask the training processes to stop at the end of a step; a second Ctrl-C kills them. If this process is
-    killed, they save and exit. On several machines the run survives lost processes and machines, `max_restarts` times.
-
-    Raises:
-        KeyboardInterrupt: they were asked to stop, and have saved.
-    """
-    network = network_environment()
-    if rendezvous:
-        network = network_environment(rendezvous.address) | {supervision.FOLDER_NAME: str(rendezvous.folder_owner)}
-    with contextlib.ExitStack() as stack:
-        if path is None:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
-            plan.write(path)
-        place, own = stack.enter_context(local_rendezvous()), plan.devices.process_environment(plan.processes_per_node)
-        # The environment of this process, too: libraries read some variables when they are loaded.
-        stack.callback(os.environ.update, dict(os.environ))
-        stack.callback(os.environ.clear)
-        os.environ |= {**network, **own, **place}
-        # Where torch is loaded for the agent alone, the processes are forked, and need not load it once more. Where it
-        # is there already it may have used a GPU or threads, with which a process cannot be forked.
-        is_forked = "torch" not in sys.modules
-        from zerokara.training.nodes import agent
-
-        code = agent.run(plan, [str(path), *work], is_forked, rendezvous)
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if code == -signal.SIGKILL and rendezvous is None:
-        reason = "nearly always by the kernel, for lack of main memory (dmesg tells)"
-        print(f"failed: a training process was killed (SIGKILL), {reason}", file=sys.stderr)
-    return code
-
-
-@contextlib.contextmanager
-def local_rendezvous() -> Iterator[dict[str, str]]:
-    """Keep the rendezvous of this machine's processes as long as the block lasts; yield it for their environment.
-
-    torch's usual one is a TCP port, which every user of the machine can reach, and change what is agreed there. This is
-    a file without a name, in memory (memfd_create(2)). Processes open it through /proc, which Linux allows to the same
-    user alone; it is gone with the last one that holds it.
-    """
-    with open(os.memfd_create("zerokara_rendezvous"), "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        yield {supervision.RENDEZVOUS_NAME: f"/proc/{os.getpid()}/fd/{file.fileno()}"}

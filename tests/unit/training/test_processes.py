@@ -20,7 +20,7 @@ from programs import launch
 from tiny import ROOT
 
 from zerokara.resources import network_environment
-from zerokara.training import trials
+from zerokara.training import spawning
 from zerokara.training.planning import processors
 from zerokara.training.processes import joining, supervision
 
@@ -192,7 +192,7 @@ def listening() -> set[int]:
 def test_processes_share_the_store_which_outlives_the_one_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And opens no port."""
     before, stores = listening(), []
-    with trials.local_rendezvous() as environment:
+    with spawning.local_rendezvous() as environment:
         monkeypatch.setenv(supervision.RENDEZVOUS_NAME, environment[supervision.RENDEZVOUS_NAME])
         for _ in range(2):
             joining.rendezvous_store.cache_clear()
@@ -204,7 +204,7 @@ def test_processes_share_the_store_which_outlives_the_one_that_made_it(monkeypat
 
 
 def test_another_user_cannot_open_it() -> None:
-    with trials.local_rendezvous() as environment:
+    with spawning.local_rendezvous() as environment:
         path = environment[supervision.RENDEZVOUS_NAME]
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         assert subprocess.run(["cat", path], capture_output=True).returncode == 0

@@ -11,8 +11,7 @@ from zerokara import checkpoint
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
-from zerokara.training import launching
-from zerokara.training.planning import earlier_run, recipe, run_folder
+from zerokara.training.planning import earlier_run, plan_table, recipe, run_folder
 from zerokara.training.planning.run_plan import RunPlan
 
 AUTO: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
@@ -106,7 +105,7 @@ def planned(plan_of: Callable[..., RunPlan]) -> Callable[..., RunPlan]:
 def test_a_plan_has_numbers_whatever_the_processes(planned: Callable[..., RunPlan]) -> None:
     one, two = (planned("micro_batch_size=4", processes=count) for count in (1, 2))
     assert one.resolved == two.resolved and one.reasons == two.reasons and not recipe.left_to_rules(one.resolved)
-    rows = [value for name, value in launching.plan_rows(one, in_full=True) if name == "recipe"]
+    rows = [value for name, value in plan_table.rows(one, in_full=True) if name == "recipe"]
     assert len(rows) == len(recipe.RULES) and all(": " in row for row in rows)
     with pytest.raises(UserError, match="global_batch_size"):
         planned("micro_batch_size=1", processes=3)

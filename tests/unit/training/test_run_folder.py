@@ -26,7 +26,7 @@ from zerokara.errors import RunError, UserError, refuse
 from zerokara.steps import command, train
 from zerokara.tokenizer import MODEL_NAME
 from zerokara.training import launching
-from zerokara.training.planning import earlier_run, run_folder, run_plan
+from zerokara.training.planning import earlier_run, plan_table, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
 Plan = Callable[..., RunPlan]
@@ -191,7 +191,7 @@ def test_redo_sets_a_run_aside_and_says_so(plan_of: Plan, tmp_path: Path, is_lin
         assert checkpoint.all_steps(old) == checkpoint.all_steps(real) == [1] and not list(old.glob("*.lock"))
     assert (real.with_name(f"{real.name}.old-1") / "notes.txt").read_text(encoding="utf-8") == "mine"
     aside = [shlex.quote(str(real.with_name(f"{real.name}.old-{number}"))) for number in (1, 2)]
-    assert any(text.endswith(f"rm -r {' '.join(aside)}") for _, text in launching.plan_rows(plan))
+    assert any(text.endswith(f"rm -r {' '.join(aside)}") for _, text in plan_table.rows(plan))
     assert plan.run_dir.is_symlink() == is_link
     facts = {"step": "3_train", "settings": {}, "inputs": {}, "outputs": {}, "facts": {"steps": 1}, "seconds": 1.0}
     (real / "manifest.json").write_bytes(orjson.dumps({**facts, "created": "", "versions": {}}))

@@ -21,7 +21,7 @@ from zerokara.progress import bytes_text
 from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.tokens.indexed import IndexedTokens, bin_path
 from zerokara.training import launching, trials
-from zerokara.training.planning import processors, recipe
+from zerokara.training.planning import plan_table, processors, recipe
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_plan import RunPlan, make_plan, read_plan
 
@@ -46,12 +46,12 @@ def test_only_the_baseline_reads_the_tokens(make: Make, monkeypatch: pytest.Monk
     monkeypatch.setattr(PackedTokens, "many", lambda *_: 1 / 0)
     assert make().schedule.num_steps == plan.schedule.num_steps
     with pytest.raises(ZeroDivisionError):
-        list(launching.plan_rows(plan))
+        list(plan_table.rows(plan))
 
 
 def test_a_plan_is_ten_lines_and_in_full_it_has_the_reasons(make: Make) -> None:
     plan = make("optimizer=adamw", "lr=auto", "train_tokens=20000", processes=2)
-    rows, in_full = dict(launching.plan_rows(plan)), list(launching.plan_rows(plan, in_full=True))
+    rows, in_full = dict(plan_table.rows(plan)), list(plan_table.rows(plan, in_full=True))
     assert len(rows) <= 9, "and a title"
     assert f"learning rate {plan.resolved.lr:g} to " in rows["learning"] and "2, ZeRO" in rows["processes"]
     assert re.fullmatch(r"about [\d.]+ MB needed by 2 processes, [\d.]+ [GT]B there", rows["memory"])
@@ -63,17 +63,17 @@ def test_a_plan_is_ten_lines_and_in_full_it_has_the_reasons(make: Make) -> None:
 
 def test_documents_far_shorter_than_a_sequence_are_told_with_what_fits(make: Make) -> None:
     long = make("seq_len=4096", "global_batch_size=auto", "train_tokens=auto", "epochs=3")
-    (note,) = [text for name, text in launching.plan_rows(long) if name == "note"]
+    (note,) = [text for name, text in plan_table.rows(long) if name == "note"]
     fitting, most = (int(re.findall(pattern, note)[0]) for pattern in (r"seq_len: (\d+) ", r"at most (\d+);"))
     lengths = IndexedTokens(long.data.train_prefix).lengths
     assert most <= fitting < 2 * most and 0.94 < lengths[lengths <= most].sum() / lengths.sum() < 0.97
-    assert "note" not in dict(launching.plan_rows(make(f"seq_len={fitting}", "train_tokens=auto", "epochs=1")))
+    assert "note" not in dict(plan_table.rows(make(f"seq_len={fitting}", "train_tokens=auto", "epochs=1")))
     assert long.reasons["global_batch_size"].startswith("32,768 tokens a step"), "eight sequences"
 
 
 def test_a_text_that_is_read_more_often_than_the_rules_were_tried_with_is_told(make: Make) -> None:
     for epochs, is_told in ((recipe.TRIED_EPOCHS - 0.2, False), (recipe.TRIED_EPOCHS + 0.2, True)):
-        rows = launching.plan_rows(make("train_tokens=auto", f"epochs={epochs}"))
+        rows = plan_table.rows(make("train_tokens=auto", f"epochs={epochs}"))
         told = [text for _, text in rows if "docs/recipe.md" in text]
         assert bool(told) == is_told and all(f"{epochs:.1f} times" in text for text in told)
 
