@@ -277,7 +277,8 @@ def save_ours(run: Path, shape: Any, weights: dict[str, Any], tokenizer: Path) -
 
     from safetensors.torch import save_file
 
-    from zerokara import checkpoint, manifest
+    from zerokara import checkpoint
+    from zerokara.base import manifest
     from zerokara.checkpoint import state as names
     from zerokara.checkpoint import tensor_file
     from zerokara.checkpoint.state import Share

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from zerokara import manifest
+from zerokara.base import manifest
 from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import FastEncoder, choose

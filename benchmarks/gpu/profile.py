@@ -28,10 +28,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.gpu.jobs import WARM_UP_STEPS
+from zerokara.base.resources import network_environment
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import language_model
-from zerokara.resources import network_environment
 from zerokara.training import loop, spawning, worker
 from zerokara.training.compute import engine_choice
 from zerokara.training.guards import StepRecord

@@ -50,7 +50,7 @@ from benchmarks.recipe.nanochat import NANOCHAT
 from benchmarks.recipe.ours import Ours, plan_of, recipe_hash, shape_of, shipped_size
 from benchmarks.recipe.run_clm import RUN_CLM
 from benchmarks.recipe.table import RESULTS, lines_of, results, tables
-from zerokara.errors import UserError
+from zerokara.base.errors import UserError
 
 CONTENDERS: tuple[Contender, ...] = (Ours(), *NANOCHAT, *LITGPT, *RUN_CLM)
 FAILURES = (RunFailed, UserError, OSError, ValueError, LookupError)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.recipe.contender import Corpus
-from zerokara import manifest
+from zerokara.base import manifest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.documents import Document

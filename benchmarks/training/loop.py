@@ -23,11 +23,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zerokara.base.progress import bytes_text, count_text
 from zerokara.checkpoint import store
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import embedded
-from zerokara.progress import bytes_text, count_text
 from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.guards import StepRecord
 from zerokara.training.loop import Trainer

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from zerokara.base.progress import bytes_text
 from zerokara.huggingface.families import TORCH_DTYPES
 from zerokara.model.layers import Kernels
 from zerokara.model.loss import Projection
 from zerokara.model.loss import cross_entropy as chunked_cross_entropy
-from zerokara.progress import bytes_text
 from zerokara.training.processes import joining
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]

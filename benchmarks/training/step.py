@@ -46,11 +46,11 @@ import psutil
 import torch
 from torch import Tensor
 
+from zerokara.base.progress import bytes_text, count_text
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, weight_rules
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import bytes_text, count_text
 from zerokara.training.planning import processors
 from zerokara.training.processes import joining
 

@@ -40,7 +40,7 @@ def test_every_fault_of_all_machines_at_once(
     shutil.copytree(ROOT / "original_codes", copy / "original_codes", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("3_train_node1.sh", ".venv"):
         (copy / name).symlink_to(ROOT / name)
-    with open(copy / "original_codes/zerokara/progress.py", "a", encoding="utf-8") as file:
+    with open(copy / "original_codes/zerokara/base/progress.py", "a", encoding="utf-8") as file:
         file.write("# a change of one's own\n")
     fake.mkdir(parents=True)
     (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: sentencepiece\nVersion: 0.0.1\n", encoding="utf-8")

@@ -44,12 +44,12 @@ import numpy as np
 
 import zerokara
 from zerokara import checkpoint
+from zerokara.base.errors import UserError
 from zerokara.checkpoint import tensor_file
 from zerokara.checkpoint.store import CheckpointStore
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import UserError
 from zerokara.finetuning import worker as finetuning_worker
 from zerokara.finetuning.task import FINETUNING, prepared
 from zerokara.samples.batches import Batches

@@ -25,10 +25,10 @@ import torch
 from made_checkpoints import state_of
 
 from zerokara import checkpoint
+from zerokara.base.errors import RunError
 from zerokara.checkpoint import folders
 from zerokara.checkpoint.store import CheckpointStore
 from zerokara.config.engine import MonitoringSettings
-from zerokara.errors import RunError
 
 INJECTIONS_PER_KILL = 4
 LOSSES = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.6, 10: 2.7, 12: 2.8}

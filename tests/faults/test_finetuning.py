@@ -15,7 +15,8 @@ from faults.running import Forge, assert_equal, trained_unbroken, whole_checkpoi
 from faults.test_full_disk import Disk, small
 from tiny import Trained
 
-from zerokara import checkpoint, manifest
+from zerokara import checkpoint
+from zerokara.base import manifest
 from zerokara.checkpoint.folders import SELECTION_FACT
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load

@@ -8,7 +8,7 @@ import pytest
 from faults.running import COMMON, Forge, assert_equal, wait_for, whole_checkpoints
 from tiny import Trained
 
-from zerokara.errors import RunError
+from zerokara.base.errors import RunError
 from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import run_folder
 

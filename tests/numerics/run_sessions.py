@@ -23,9 +23,9 @@ from typing import Any
 import psutil
 import torch.distributed
 
+from zerokara.base.errors import RunError
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import RunError
 from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.training.guards import StepRecord
 from zerokara.training.loop import Trainer

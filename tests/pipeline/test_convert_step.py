@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from wide_weights import spread_weights
 
 from zerokara import checkpoint
+from zerokara.base.durable import write_file
 from zerokara.checkpoint import store
 from zerokara.config.convert_config import ConvertSettings
-from zerokara.durable import write_file
 from zerokara.examples.encoding import ChatTemplate, auto_source
 from zerokara.examples.facts import FinetuneFacts
 from zerokara.huggingface import proof, tokenizer_json, tokenizer_proof

@@ -17,7 +17,7 @@ import pytest
 from corpus_files import json_lines, parquet
 from pipeline import hub_server
 
-from zerokara import manifest
+from zerokara.base import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 
 NAME = "ada/poems"
@@ -25,7 +25,7 @@ READER = """
 import json, os, sys
 from zerokara.corpus import find, read
 from zerokara.corpus.format_check import check_formats
-from zerokara.errors import RunError, UserError
+from zerokara.base.errors import RunError, UserError
 
 assert "huggingface_hub" not in sys.modules and "pyarrow" not in sys.modules
 import functools

@@ -10,7 +10,7 @@ import warm
 from PIL import Image
 from tiny import ROOT, make_data
 
-from zerokara.durable import make_folders, write_json
+from zerokara.base.durable import make_folders, write_json
 from zerokara.forecast.fit import SHAPES, MeasuredRun, SmallRuns, plan_runs
 from zerokara.forecast.sizes import Planner, Speed, effective_parameters
 from zerokara.model.shapes import ModelShape

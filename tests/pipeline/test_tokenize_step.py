@@ -14,7 +14,7 @@ import psutil
 import pytest
 import warm
 
-from zerokara import manifest
+from zerokara.base import manifest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.tokens.indexed import check_belongs

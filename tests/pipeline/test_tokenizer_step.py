@@ -12,8 +12,8 @@ from corpus_files import write_texts
 from foreign_models import QWEN_3, byte_level
 from toy_tokenizers import toy_lines
 
-from zerokara import manifest
-from zerokara.progress import bytes_text
+from zerokara.base import manifest
+from zerokara.base.progress import bytes_text
 from zerokara.steps import train_tokenizer
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder

@@ -13,7 +13,8 @@ import rounding
 from configs import typed
 from faults.running import wait_for
 
-from zerokara import checkpoint, manifest
+from zerokara import checkpoint
+from zerokara.base import manifest
 from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import run_folder
 

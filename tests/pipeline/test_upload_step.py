@@ -14,7 +14,7 @@ import pytest
 from configs import typed
 from pipeline import hub_server
 
-from zerokara import manifest
+from zerokara.base import manifest
 from zerokara.publishing.exported_folder import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
 
 NAME = "ada/first"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from zerokara.base.errors import Fault, UserError
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import Fault, UserError
 
 RECIPE: dict[str, Any] = {
     "lr": 0.001,

@@ -8,13 +8,13 @@ from unittest import mock
 import torch
 import torch.distributed
 
+from zerokara.base.resources import network_environment
 from zerokara.config.deepspeed_template import load_template
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.model.megatron_core import parallel_state
 from zerokara.model.shapes import ModelShape
-from zerokara.resources import network_environment
 from zerokara.training.compute import engine_choice
 from zerokara.training.compute.engine import Engine
 from zerokara.training.processes.joining import init_process_group, local_device

@@ -10,7 +10,8 @@ import torch
 from corpus_files import write_texts
 from wide_weights import spread_weights
 
-from zerokara import checkpoint, manifest
+from zerokara import checkpoint
+from zerokara.base import manifest
 from zerokara.checkpoint import store
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml

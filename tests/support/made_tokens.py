@@ -13,10 +13,10 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.durable import atomic_file
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
-from zerokara.durable import atomic_file
 from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.fast_encoder import without_gigatoken
 from zerokara.tokenizer.hugging_face import open_encoder

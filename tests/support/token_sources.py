@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from made_tokens import write_documents
 
-from zerokara import manifest
+from zerokara.base import manifest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.order import MixedOrder, SampleOrder

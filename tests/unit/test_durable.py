@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokara import durable, file_lock
+from zerokara.base import durable, file_lock
 
 
 def replace(target: Path, content: str, keep: str = "") -> None:

@@ -6,8 +6,8 @@ import pytest
 from configs import fault_of
 from quiet_core import seconds_of
 
+from zerokara.base.errors import Fault, RunError, UserError, check_hub_token, nearest, redacted
 from zerokara.corpus import remote
-from zerokara.errors import Fault, RunError, UserError, check_hub_token, nearest, redacted
 from zerokara.publishing import hub
 
 

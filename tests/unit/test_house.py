@@ -24,7 +24,7 @@ FLOORS = {
     room: floor
     for floor, rooms in enumerate(
         [
-            "errors durable file_lock manifest pages progress resources",
+            "base",
             "config",
             "checkpoint corpus",
             "examples model samples tokenizer tokens",
@@ -41,7 +41,7 @@ FLOORS = {
 CHAMBERS = {"": 4, "nodes": 3, "processes": 2, "planning": 1, "monitoring": 1, "compute": 0}
 """The rooms within training/, which is the largest; the empty name is what lies in training/ itself."""
 
-PACKAGE_LINES, PACKAGE_FILES = 29_920, 183
+PACKAGE_LINES, PACKAGE_FILES = 28_900, 181
 """Largest size of the package. A change that needs more raises them on purpose, and says why."""
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80
@@ -130,7 +130,7 @@ def test_imports_go_down_and_stay_behind_their_borders(faults_of: Callable[[str,
         ("model/shape.py", "def f():\n    import zerokara.huggingface.weight_rules", True),
         ("config/loading.py", "from zerokara import corpus", True),
         ("huggingface/card.py", "from zerokara.steps.convert import main", True),
-        ("errors.py", "import zerokara.config", True),
+        ("base/errors.py", "import zerokara.config", True),
         ("steps/train.py", "from zerokara.training.loop import train_step\nfrom zerokara import manifest", False),
         ("training/compute/engine.py", "from zerokara.training.planning import schedule", True),
         ("training/monitoring/step_metrics.py", "def f():\n    from zerokara.training import session", True),

@@ -8,8 +8,8 @@ import orjson
 import pytest
 from configs import fault_of, refused
 
-from zerokara import manifest, progress
-from zerokara.manifest import StepSpec
+from zerokara.base import manifest, progress
+from zerokara.base.manifest import StepSpec
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from tokenizers import Regex, normalizers
 
 pytest.importorskip("datatrove")
 
+from zerokara.base.errors import redacted
 from zerokara.cleaning import rules, stages
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus import token_hashes
-from zerokara.errors import redacted
 from zerokara.evaluation import overlap, scoring
 from zerokara.tokenizer import morphemes, report, sampling
 
@@ -39,7 +39,7 @@ NEVER = {
     "config/writing.py": "_groups write_values",
     "corpus/embedded.py": "_SKIPPED _LICENCE _MARKUP _PARAGRAPH _FUNCTION_WORD prose",
     "corpus/find.py": "_AT_WORK _ABOUT _ADDRESS",
-    "errors.py": "check_hub_token",
+    "base/errors.py": "check_hub_token",
     "evaluation/results.py": "_result",
     "examples/encoding.py": "_NUMBERED MARK _CHANCE auto_source",
     "huggingface/from_hf.py": "carried",
@@ -58,7 +58,7 @@ NEVER = {
 """Patterns that meet settings, names of files, programs and what they print, by the name or function that has them."""
 BOUNDED = {
     "cleaning/rules.py": "_is_unspaced _measure",
-    "errors.py": "_NOT_SHOWN redacted",
+    "base/errors.py": "_NOT_SHOWN redacted",
     "tokenizer/morphemes.py": "_GRAPHEME morphemes",
 }
 """Patterns that meet the beginning of a text, or a line of limited length; `FUNCTIONS` has the functions."""

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from zerokara import progress
+from zerokara.base import progress
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zerokara import resources
+from zerokara.base import resources
 
 GB = 10**9
 Machine = namedtuple("Machine", "total available")

@@ -10,8 +10,6 @@ name back. One that the disk fails to read (`OSError`) is neither complete nor b
 system fails this way for a moment when its server restarts, so reads are retried for half a minute.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import math
@@ -26,11 +24,11 @@ from typing import Any, TypeVar, cast
 
 import orjson
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.durable import PARTIAL_SUFFIX, recover, unused_name, write_file
+from zerokara.base.errors import Fault, RunError, UserError, nearest
 from zerokara.checkpoint.state import read_state
 from zerokara.config.engine import MonitoringSettings
-from zerokara.durable import PARTIAL_SUFFIX, recover, unused_name, write_file
-from zerokara.errors import Fault, RunError, UserError, nearest
 
 IDENTITY_NAME = "run.json"
 """The file that marks a folder as a run folder."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from safetensors import safe_open
 
-from zerokara.errors import Fault, UserError
+from zerokara.base.errors import Fault, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

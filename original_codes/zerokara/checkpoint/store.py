@@ -7,8 +7,6 @@ their hashes, or the disk's error). A store and no collectives, which the traini
 The folder goes by its name alone, since a disk that several machines share may be mounted elsewhere.
 """
 
-from __future__ import annotations
-
 import errno
 import shutil
 import threading
@@ -22,12 +20,12 @@ import orjson
 from torch import Tensor
 from torch.distributed import Store
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.durable import atomic_folder, sync_folder, write_json
+from zerokara.base.progress import bytes_text
 from zerokara.checkpoint import folders, tensor_file
 from zerokara.checkpoint.state import OPTIMIZER, STATE_NAME, WEIGHTS, Share, TrainingState
 from zerokara.config.engine import MonitoringSettings
-from zerokara.durable import atomic_folder, sync_folder, write_json
-from zerokara.progress import bytes_text
 
 SMALL_FILES_BYTES = 2**20
 """More than state.json, manifest.json, the headers and the folder itself take on a disk."""

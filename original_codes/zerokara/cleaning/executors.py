@@ -4,8 +4,6 @@ A task that is complete has a mark in the folder of its stage, so the same comma
 on when this process ends; the same command waits for them first.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -24,12 +22,12 @@ from typing import Any
 from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 from loguru import logger
 
+from zerokara.base.durable import atomic_file, make_folders, sync_folder
+from zerokara.base.errors import RunError
+from zerokara.base.progress import Progress, log, plural
+from zerokara.base.resources import available_cores, available_memory, end_with_step
 from zerokara.cleaning import stages
 from zerokara.cleaning.plan import CLEAN, Plan
-from zerokara.durable import atomic_file, make_folders, sync_folder
-from zerokara.errors import RunError
-from zerokara.progress import Progress, log, plural
-from zerokara.resources import available_cores, available_memory, end_with_step
 
 Stage = Callable[[Plan, Path, int, int], None]
 _WORKER_BYTES = 2_000_000_000

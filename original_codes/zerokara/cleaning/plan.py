@@ -1,7 +1,5 @@
 """What all stages work by, and the arrays and counts that they leave for one another in the work folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,16 +11,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from zerokara.base.durable import PARTIAL_SUFFIX, atomic_file
+from zerokara.base.errors import Fault, UserError
+from zerokara.base.progress import log
 from zerokara.config.clean_config import CleanConfig
 from zerokara.config.loading import FILES, load
 from zerokara.corpus.documents import HARMLESS, BadLine, Document
 from zerokara.corpus.find import CORPUS, Formats, FoundFiles, InputFile, find_files
 from zerokara.corpus.read import Range, ranges, read
 from zerokara.corpus.token_hashes import NgramIndex
-from zerokara.durable import PARTIAL_SUFFIX, atomic_file
-from zerokara.errors import Fault, UserError
 from zerokara.examples.formats import read_records
-from zerokara.progress import log
 
 READ, CLEAN, UNREADABLE = "read", "text", "unreadable"
 EXACT, NEAR, LINES = "exact_duplicates", "near_duplicates", "repeated_lines"

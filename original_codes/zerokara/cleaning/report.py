@@ -1,17 +1,15 @@
 """What the stages found: the page that shows it (`page.html.jinja`), and the rows of the step's summary."""
 
-from __future__ import annotations
-
 import difflib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from zerokara.base.pages import template
+from zerokara.base.progress import bytes_text, plural
 from zerokara.cleaning.plan import CLEAN, READ, Plan, facts
 from zerokara.cleaning.stages import line_key, shown
-from zerokara.pages import template
-from zerokara.progress import bytes_text, plural
 
 _NUM_EXAMPLES, _NUM_CHARACTERS = 3, 400
 

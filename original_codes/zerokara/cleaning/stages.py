@@ -9,8 +9,6 @@ MinHash is rensa's (fast similarity sketching: Dahlgaard, Knudsen and Thorup, 20
 share of equal values estimates the Jaccard similarity of two sets of n-grams, as in Broder's original.
 """
 
-from __future__ import annotations
-
 import os
 from array import array
 from collections import Counter, defaultdict
@@ -25,13 +23,13 @@ import orjson
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from zerokara.base.durable import atomic_file, write_json
 from zerokara.cleaning.plan import CLEAN, EXACT, LINES, NEAR, READ, UNREADABLE, Plan, facts, joined, save, saved
 from zerokara.cleaning.rules import Judge
 from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import HARMLESS, BadLine
 from zerokara.corpus.find import check_unchanged
 from zerokara.corpus.token_hashes import Hashes, hashes_of, ngrams
-from zerokara.durable import atomic_file, write_json
 
 os.environ.setdefault("RAYON_NUM_THREADS", "1")  # read when rensa is first used: a task has one core
 import rensa

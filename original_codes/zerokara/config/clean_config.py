@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from zerokara.base.errors import Fault
 from zerokara.config.settings import Auto, Fraction, Names, NaturalInt, PositiveInt, Settings, Text, Words
-from zerokara.errors import Fault
 
 FilterName = Literal["GopherQualityFilter", "GopherRepetitionFilter", "FineWebQualityFilter"]
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from zerokara.base.errors import Fault
 from zerokara.config.settings import Auto, PositiveInt, Prompts, Settings, Text, Words
-from zerokara.errors import Fault
 
 
 class ConvertSettings(Settings):

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from zerokara.base.errors import Fault
 from zerokara.config.settings import (
     Auto,
     NaturalFloat,
@@ -16,7 +17,6 @@ from zerokara.config.settings import (
     Text,
     resolved,
 )
-from zerokara.errors import Fault
 
 LearningRateSchedule = Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"]
 OptimizerName = Literal["adamw", "adafactor", "muon"]

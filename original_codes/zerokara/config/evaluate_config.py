@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from zerokara.base.errors import Fault
 from zerokara.config.data import MIN_CONTEXT
 from zerokara.config.finetune_config import DataFormat, LabelWords
 from zerokara.config.settings import Auto, Entry, Names, NaturalInt, PositiveInt, Settings, Text, Words, as_tuple
-from zerokara.errors import Fault
 
 TaskMetric = Literal["accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"]
 

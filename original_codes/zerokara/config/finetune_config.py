@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from zerokara.base.errors import Fault
 from zerokara.config.data import SampleLengths, packed
 from zerokara.config.engine import EngineSettings, LearningRateSchedule, OptimizerName
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import Auto, Fraction, NaturalFloat, PositiveFloat, PositiveInt, Settings, Text, Words
-from zerokara.errors import Fault
 
 
 def label_text(value: Any) -> Any:

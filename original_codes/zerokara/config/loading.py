@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from zerokara.base.errors import Fault, UserError, nearest, shown
 from zerokara.config.clean_config import CleanConfig
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.evaluate_config import EvaluateConfig
@@ -23,7 +24,6 @@ from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import TEXT_PATTERN, Origin, Settings, key_of
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import Fault, UserError, nearest, shown
 
 FILES: dict[str, type[Settings]] = {
     "clean_config.yaml": CleanConfig,

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BeforeValidator, Field
 
+from zerokara.base.errors import Fault
 from zerokara.config.data import SampleLengths, causal, with_spans
 from zerokara.config.settings import Auto, Entry, NaturalInt, PositiveFloat, PositiveInt, Settings, as_tuple
-from zerokara.errors import Fault
 
 Name = Literal[
     "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt2", "mixtral", "qwen3_moe", "t5", "switch", "t5_moe"

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from zerokara.base.errors import Fault
 from zerokara.config.data import DataOrderSettings, DataSettings, declared_tokens
 from zerokara.config.engine import EngineSettings
 from zerokara.config.model import ModelSettings
 from zerokara.config.settings import NaturalInt, PositiveFloat, Settings
-from zerokara.errors import Fault
 
 NewEmbeddings = Literal["none", "mean_of_pieces", "overlap", "random"]
 

@@ -17,7 +17,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 from pydantic_core import to_jsonable_python
 
-from zerokara.errors import Fault
+from zerokara.base.errors import Fault
 
 Auto = Literal["auto"]
 _Value = TypeVar("_Value")

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from zerokara.base.errors import Fault
 from zerokara.config.settings import Auto, Fraction, Names, NaturalInt, PositiveInt, Settings, Text, Words
-from zerokara.errors import Fault
 
 NUM_BYTE_PIECES = 256
 NUM_CONTROL_PIECES = 4

@@ -18,11 +18,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import CollectionNode, MappingNode
 
+from zerokara.base.durable import write_file
+from zerokara.base.errors import RunError
 from zerokara.config.loading import FILES, load, read_value
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
-from zerokara.durable import write_file
-from zerokara.errors import RunError
 
 FIRST_HEADING = "First: what most people change"
 

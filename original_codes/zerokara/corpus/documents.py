@@ -5,8 +5,6 @@ Tolerated are CRLF line ends, U+2028 and the like inside a text, a last line wit
 becomes a `BadLine` with a `Reason`, also a text with a NUL, which crashes and wrong conversions leave.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from enum import StrEnum

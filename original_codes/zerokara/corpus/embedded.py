@@ -6,8 +6,6 @@ none of which is imported: the paragraphs of its docstrings that are prose. Left
 repeated paragraphs, and all beyond `MAX_PACKAGE_CHARACTERS` of a package. The same installation gives the same bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import re
@@ -18,8 +16,8 @@ from pathlib import Path
 
 import orjson
 
-from zerokara.durable import atomic_file
-from zerokara.progress import bytes_text
+from zerokara.base.durable import atomic_file
+from zerokara.base.progress import bytes_text
 
 MAX_PACKAGE_CHARACTERS = 500_000
 MIN_DOCUMENT_CHARACTERS = 200

@@ -23,13 +23,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
+from zerokara.base.durable import PARTIAL_SUFFIX
+from zerokara.base.errors import Fault, RunError, UserError, holding, nearest, refuse, shown
+from zerokara.base.progress import first_of, log
 from zerokara.corpus.compressed import Compression
-from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, RunError, UserError, holding, nearest, refuse, shown
-from zerokara.progress import first_of, log
 
 if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
-    from zerokara import manifest
+    from zerokara.base import manifest
 
 FileFormat = Literal["jsonl", "txt", "tsv", "parquet"]
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}

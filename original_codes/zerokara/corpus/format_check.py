@@ -4,8 +4,6 @@ Single bad lines are left to the quarantine. A fault is a file without a documen
 of another format than its name says. Empty lines and texts prove nothing and are skipped.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections import Counter
@@ -13,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
+from zerokara.base.errors import Fault, RunError, refuse, shown
 from zerokara.corpus import documents
 from zerokara.corpus.compressed import CompressedReader
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, object_of_line
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import BUFFER_BYTES, Range, read
-from zerokara.errors import Fault, RunError, refuse, shown
 
 HEAD_LINES = 50
 """Bad lines that show a wrong format."""

@@ -7,8 +7,6 @@ that can be read, then one item for the damage: the line in which it breaks off,
 `tokens.shards`, and refuses too many in `tokens.quarantine`.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 from collections import defaultdict

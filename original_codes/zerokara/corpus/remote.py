@@ -6,8 +6,6 @@ huggingface_hub 2.4) do not do: all processes read the same content (that of one
 the range that was asked for; the Hub's token goes to the Hub alone.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 from contextlib import suppress
@@ -22,8 +20,8 @@ from huggingface_hub import HfApi, constants, errors, set_client_factory
 from huggingface_hub.utils import logging, parse_hf_uri
 from huggingface_hub.utils._http import default_client_factory  # in no public module, though `set_client_factory` is
 
-from zerokara.errors import Fault, RunError, UserError, check_hub_token, holding, redacted
-from zerokara.manifest import FileRecord
+from zerokara.base.errors import Fault, RunError, UserError, check_hub_token, holding, redacted
+from zerokara.base.manifest import FileRecord
 
 HUB = "hf://"
 _AGREE = f"agree on its page at {constants.ENDPOINT}, then set HF_TOKEN or run: hf auth login"

@@ -4,8 +4,6 @@ Only the column with the text is read, about a megabyte at a time, of strings or
 own row, a damaged page the rest of its row group. Source: the Parquet format, https://parquet.apache.org/docs/.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager

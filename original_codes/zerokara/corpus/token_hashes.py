@@ -5,8 +5,6 @@ languages: five tokens in a row are five words, or five characters. Where texts 
 (`+` and `-`, ``Yes.`` and ``Yes?``, an emoji), each sign is a token, too.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import defaultdict

@@ -11,12 +11,12 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerokara.errors import RunError
+from zerokara.base.errors import RunError
+from zerokara.base.progress import Progress, log
 from zerokara.evaluation import cache as block_cache
 from zerokara.evaluation.inputs import Prompt
 from zerokara.examples.encoding import prompt_ids
 from zerokara.examples.example_files import ANSWER_MARGIN
-from zerokara.progress import Progress, log
 
 if TYPE_CHECKING:
     from zerokara.evaluation.models import LoadedModel

@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from zerokara.base.progress import log
 from zerokara.corpus import token_hashes
 from zerokara.evaluation.scoring import WORD, words
-from zerokara.progress import log
 
 Pair = tuple[str, str]
 """Source and target."""

@@ -30,13 +30,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zerokara.base.progress import Progress, plural
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.evaluation import cache
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
 from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.evaluation.scoring import SMALL_SAMPLE, Measure, share
-from zerokara.progress import Progress, plural
 from zerokara.publishing.exported_folder import is_export
 from zerokara.samples.batches import Window, stride_of, windows
 

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from zerokara import __version__
-from zerokara.durable import write_json
+from zerokara.base.durable import write_json
 
 _PACKAGES = ("torch", "transformers", "tokenizers")
 

@@ -21,13 +21,14 @@ from pathlib import Path
 import numpy as np
 import orjson
 
+from zerokara.base.errors import Fault, UserError, refuse
+from zerokara.base.progress import Progress, log
 from zerokara.config.evaluate_config import EvaluateConfig, TaskSettings, TextSettings
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.corpus.documents import HARMLESS, BadLine, Document, TxtDocument
 from zerokara.corpus.find import TABLES, InputFile, find_files
 from zerokara.corpus.read import parts, read
 from zerokara.corpus.token_hashes import MIN_TOKENS, words
-from zerokara.errors import Fault, UserError, refuse
 from zerokara.evaluation import overlap
 from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.overlap import Overlap
@@ -35,7 +36,6 @@ from zerokara.examples import formats
 from zerokara.examples.facts import PLACE_OF_INPUT, FinetuneFacts
 from zerokara.examples.formats import Example, ExampleFormat, Unlearnable
 from zerokara.huggingface import model_folder
-from zerokara.progress import Progress, log
 from zerokara.tokenizer.sampling import Reservoir
 
 _CONTENT = (".safetensors", ".json", ".model", ".txt", ".jinja")

@@ -17,8 +17,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from zerokara import manifest
-from zerokara.errors import Fault, UserError, refuse
+from zerokara.base import manifest
+from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.evaluation.inputs import model_files, short_names
 from zerokara.huggingface import families, tokenizer_proof
 from zerokara.huggingface.model_folder import CONFIG

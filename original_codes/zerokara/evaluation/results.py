@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zerokara import manifest
-from zerokara.durable import write_file, write_json
-from zerokara.errors import Fault, UserError
+from zerokara.base import manifest
+from zerokara.base.durable import write_file, write_json
+from zerokara.base.errors import Fault, UserError
+from zerokara.base.pages import template
 from zerokara.evaluation.scoring import LEVEL, NUM_RESAMPLES, Interval
-from zerokara.pages import template
 from zerokara.publishing import exported_folder
 
 CARD_NAME = "README.md"

@@ -15,6 +15,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerokara.base.progress import log, plural
 from zerokara.evaluation import baselines, overlap, scoring
 from zerokara.evaluation.answers import Answers, answers_of, num_tokens_allowed
 from zerokara.evaluation.inputs import TaskData, model_files
@@ -22,7 +23,6 @@ from zerokara.evaluation.overlap import Overlap
 from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.evaluation.scoring import Interval, Measure
 from zerokara.examples import facts
-from zerokara.progress import log, plural
 
 if TYPE_CHECKING:
     from zerokara.evaluation.models import LoadedModel

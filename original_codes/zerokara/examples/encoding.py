@@ -14,8 +14,6 @@ end), so that the ids before it do not depend on it; and it is asked for after t
 Source: transformers 5.23, `apply_chat_template` (tokenization_utils_base.py), `utils/chat_template_utils.py`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import traceback
@@ -29,9 +27,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from zerokara.base.errors import Fault, RunError, UserError
 from zerokara.config.finetune_config import Overlong
 from zerokara.config.tokenizer_config import TURN_PIECES
-from zerokara.errors import Fault, RunError, UserError
 from zerokara.examples.formats import Example, Message, Unlearnable, extra_keys
 from zerokara.tokenizer.encoder import Encoder, Ids
 

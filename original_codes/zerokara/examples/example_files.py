@@ -21,9 +21,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.durable import atomic_file
 from zerokara.config.finetune_config import DataFormat
-from zerokara.durable import atomic_file
 from zerokara.examples.facts import SplitCounts
 from zerokara.tokenizer.encoder import Ids
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens, bin_path, idx_path, write_index

@@ -4,8 +4,6 @@
 export holds it, too: it says how the model is asked, wherever its folder lies.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import orjson
 import pydantic
 
-from zerokara.errors import Fault, UserError
+from zerokara.base.errors import Fault, UserError
 
 PLACE_OF_INPUT = "{input}"
 NAME = "finetune.json"

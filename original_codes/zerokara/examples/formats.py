@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
+from zerokara.base.errors import Fault, UserError, refuse, shown
+from zerokara.base.progress import first_of
 from zerokara.config.finetune_config import DataFormat, FinetuneConfig, label_text
 from zerokara.corpus.documents import HARMLESS, BadLine, Reason, excerpt, object_of_line
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Range, read, total_plain_bytes
-from zerokara.errors import Fault, UserError, refuse, shown
 from zerokara.examples.facts import PLACE_OF_INPUT
-from zerokara.progress import first_of
 
 Message = Mapping[str, Any]
 """A turn of a conversation: ``role``, ``content``, ``weight`` where it is 0, and what else the chat template reads."""

@@ -28,18 +28,18 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from zerokara import file_lock, manifest
+from zerokara.base import file_lock, manifest
+from zerokara.base.durable import PARTIAL_SUFFIX, atomic_file, made_folder
+from zerokara.base.errors import Fault, UserError, refuse
+from zerokara.base.progress import Progress, bytes_text, log, plural, seconds_text, summary
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import text_of
 from zerokara.corpus.find import TABLES, InputFile, check_unchanged, find_files, for_manifest
-from zerokara.durable import PARTIAL_SUFFIX, atomic_file, made_folder
-from zerokara.errors import Fault, UserError, refuse
 from zerokara.examples import formats
 from zerokara.examples.encoding import MARK, ChatTemplate, Fate, Segments, auto_source, encode, fit
 from zerokara.examples.example_files import SPLITS, STEP, ExampleFiles, ExamplePaths, Split, example_writer
 from zerokara.examples.facts import SplitCounts
 from zerokara.examples.formats import Example, ExampleFormat, Found, Record, Unlearnable, extra_keys
-from zerokara.progress import Progress, bytes_text, log, plural, seconds_text, summary
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import bin_path, dtype_for, idx_path
 

@@ -14,15 +14,15 @@ from typing import Any, cast
 import orjson
 
 from zerokara import checkpoint
+from zerokara.base.durable import ASIDE_ENDING, unused_name, write_file, write_json
+from zerokara.base.errors import RunError, refuse
+from zerokara.base.progress import count_text, log
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
-from zerokara.durable import ASIDE_ENDING, unused_name, write_file, write_json
-from zerokara.errors import RunError, refuse
 from zerokara.evaluation import baselines, scoring
 from zerokara.evaluation.baselines import NamedOutputs
 from zerokara.examples import facts, preparation
 from zerokara.examples.example_files import ExampleFiles, ExamplePaths, Split, SplitFiles, prompt_of
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
-from zerokara.progress import count_text, log
 from zerokara.samples.bin_packing import target_length
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs, pair_lengths
 from zerokara.tokenizer.encoder import Encoder

@@ -16,15 +16,15 @@ import orjson
 import torch.distributed
 
 from zerokara import checkpoint
+from zerokara.base.durable import write_file, write_json
+from zerokara.base.progress import Progress
 from zerokara.config.finetune_config import FinetuneRunConfig
-from zerokara.durable import write_file, write_json
 from zerokara.evaluation import scoring
 from zerokara.examples.example_files import ExampleFiles, Split, read_task_examples
 from zerokara.finetuning.task import ANSWERS_NAME, FINETUNING, RESULT_NAME
 from zerokara.huggingface.families import SpecialIds, stock_model_of
 from zerokara.huggingface.generation import Generated, generate
 from zerokara.model import parallel
-from zerokara.progress import Progress
 from zerokara.training import worker
 from zerokara.training.compute.engine import master_weights
 from zerokara.training.loop import Trainer

@@ -38,13 +38,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zerokara.base.durable import atomic_file, make_folders, write_json
+from zerokara.base.errors import Fault, RunError, UserError
+from zerokara.base.progress import Progress, count_text
+from zerokara.base.resources import available_cores, available_memory
 from zerokara.config.writing import overrides
-from zerokara.durable import atomic_file, make_folders, write_json
-from zerokara.errors import Fault, RunError, UserError
 from zerokara.forecast.sizes import LEFT_TO_RECIPE, Planner, Prediction, Speed, effective_parameters, size_settings
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import Progress, count_text
-from zerokara.resources import available_cores, available_memory
 from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import recipe
 from zerokara.training.planning.processors import VARIABLE, named_gpus

@@ -14,13 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from zerokara.base.progress import bytes_text, count_text, seconds_text
+from zerokara.base.resources import available_cores
 from zerokara.config.loading import load
 from zerokara.config.model import SizeName
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import overrides
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import bytes_text, count_text, seconds_text
-from zerokara.resources import available_cores
 from zerokara.training import trials
 from zerokara.training.planning import recipe, run_plan
 from zerokara.training.planning.run_plan import RunPlan

@@ -3,8 +3,6 @@
 Weights come from safetensors on this machine only, or from memory; no code of a folder is run.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.errors import RunError
+from zerokara.base.errors import RunError
 from zerokara.huggingface import weight_rules
 from zerokara.huggingface.family_tables import FAMILIES
 from zerokara.huggingface.model_folder import BUFFERS, CONFIG

@@ -18,8 +18,6 @@ the tensors in the file. So config.json states the truth, and `config_is_tied` r
 configuration. Switch's class has only a number of sparse layers, and puts them at 1, 1 + n, 1 + 2n, ….
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal

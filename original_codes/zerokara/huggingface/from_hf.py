@@ -9,8 +9,6 @@ A folder may come from anyone, and nothing in it is run: no code that its files 
 Weights are read from safetensors alone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -23,11 +21,11 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from torch import Tensor
 
+from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.checkpoint.state import ComputedTensors
 from zerokara.config.model import ModelSettings, RopeScaling
 from zerokara.config.pretrain_config import NewEmbeddings
 from zerokara.config.writing import value_text
-from zerokara.errors import Fault, UserError, refuse
 from zerokara.huggingface import families, model_folder, tokenizer_proof, weight_rules
 from zerokara.huggingface.model_folder import Stored
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary

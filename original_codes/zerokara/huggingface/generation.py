@@ -11,8 +11,6 @@ a second end token would change what is measured.
 Shape suffixes: B batch, S longest prompt, R longest input of an encoder, T new tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from zerokara.errors import RunError
-from zerokara.progress import Progress
+from zerokara.base.errors import RunError
+from zerokara.base.progress import Progress
 from zerokara.samples.objective import Prompt
 
 BATCH_TOKENS = 16_384

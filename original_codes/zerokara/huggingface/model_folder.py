@@ -3,8 +3,6 @@
 All steps that open a folder (0, 3, 7 and 8) refuse the same here. Nothing in it is run, and no pickle is opened.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +10,8 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from zerokara.base.errors import Fault, UserError, nearest
 from zerokara.checkpoint import folders
-from zerokara.errors import Fault, UserError, nearest
 from zerokara.tokenizer.hugging_face import read_json
 
 CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

@@ -13,8 +13,6 @@ compared with. Input and output embedding are treated alike.
 Shape suffixes: V new rows, O old rows, D hidden size.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

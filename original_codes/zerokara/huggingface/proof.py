@@ -12,8 +12,6 @@ ours stays in the checkpoint, and a layer of either has fp32 weights only while 
 Shape suffixes: B batch, S sequence, V real vocabulary.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,13 +25,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from zerokara.errors import RunError
+from zerokara.base.errors import RunError
+from zerokara.base.progress import Progress
 from zerokara.huggingface import families, generation
 from zerokara.huggingface.generation import Sampling
 from zerokara.huggingface.tokenizer_proof import Proof
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import Progress
 from zerokara.samples.objective import Objective, Prompt
 
 TOLERANCE = 1e-4

@@ -9,8 +9,6 @@ llama.cpp's converter, vLLM) that does not find its key takes its own default, o
 value is written under both names (compared, value by value, with transformers 4.57.6 and llama.cpp, October 2026).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import reduce
@@ -22,12 +20,12 @@ import torch
 from huggingface_hub import constants, split_torch_state_dict_into_shards
 from torch import Tensor
 
+from zerokara.base.durable import write_json
+from zerokara.base.progress import Progress
 from zerokara.checkpoint.tensor_file import TensorWriter
-from zerokara.durable import write_json
 from zerokara.huggingface import families, weight_rules
 from zerokara.huggingface.weight_rules import Shapes
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import Progress
 
 GENERATION_NAME = "generation_config.json"
 OLDER_NAMES_OF_ALL = {"dtype": "torch_dtype"}

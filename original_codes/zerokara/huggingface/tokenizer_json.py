@@ -17,8 +17,6 @@ How SentencePiece (0.2.3) maps to tokenizers (the traps stand beside the code):
   all ordinary text; heaps of combining marks may not, and then the proof says so. The default, `identity`, is exact.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +25,7 @@ from typing import Any
 import orjson
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from zerokara.durable import write_file
+from zerokara.base.durable import write_file
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder

@@ -11,8 +11,6 @@ score (in float64, within 1e-6 relative), which two correct implementations may 
 have scores that sum without rounding, so that both break ties alike; other models do not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from zerokara.base.progress import Progress
 from zerokara.huggingface import tokenizer_json
-from zerokara.progress import Progress
 from zerokara.tokenizer.compatibility import hard_texts
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import JSON_NAME, HuggingFaceEncoder, check_dropout

@@ -13,8 +13,6 @@ Shape suffixes: D hidden size, H heads, K kv heads, G = H/K query heads that sha
 F feed-forward size, V real vocabulary, P padded vocabulary.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from zerokara.errors import RunError
+from zerokara.base.errors import RunError
 from zerokara.model.shapes import ModelShape
 
 Parts = tuple[Tensor, ...]

@@ -29,8 +29,6 @@ Shape suffixes: S sequence, B batch, P = B·S packed positions, H heads, K kv he
 process; of offsets, documents), E head dim, D = H·E.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The builder of the models from megatron-core's parts (0.16.1): the configuration of each family, and its layers."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -12,8 +12,6 @@ of queries and keys by their positions. Norms are not among them: on a GPU torch
 (native_layer_norm, _fused_rms_norm).
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable
@@ -23,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zerokara.base.progress import seconds_text
 from zerokara.model import loss, parallel
 from zerokara.model.experts import experts_of
 from zerokara.model.layers import plain_activate
 from zerokara.model.megatron_core import rope_utils
-from zerokara.progress import seconds_text
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """torch's variable for the folder of compiled code, by default in /tmp, which a reboot empties."""

@@ -20,8 +20,6 @@ Shape suffixes: B batch, H heads, K key heads, G = B·K, R = H / K queries' head
 T keys, W queries of a block, U keys that a block may see, E head dim; 1 where all samples or heads share a tensor.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -23,8 +23,6 @@ Shape suffixes: S sequence, B batch, N = B·S tokens, D hidden size, X experts, 
 F feed-forward size of an expert, R rows of `experts_fc1` (2F with a gate).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

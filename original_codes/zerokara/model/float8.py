@@ -21,8 +21,6 @@ processor for AMX, and not oneDNN, which may lack float8 all the same (ONEDNN_MA
 Letters: M tokens, K inputs, N outputs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

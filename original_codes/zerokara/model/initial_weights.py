@@ -12,8 +12,6 @@ nats), embeddings 1. It belongs to Adafactor, whose steps scale with the weights
 embedding of 1. In an encoder-decoder queries are smaller by the root of the head dim, in place of scaled scores.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ Shape suffixes: B batch, S sequence (the encoder's), T decoder length, N documen
 size, V rows of the (padded) vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -19,8 +19,6 @@ Shape suffixes: S sequence, B batch, D hidden size, F feed-forward size of this 
 with a gate).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

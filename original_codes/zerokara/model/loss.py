@@ -14,8 +14,6 @@ Shape suffixes: N tokens, C tokens of a chunk, W of a block, D hidden size, V ro
 rank holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple

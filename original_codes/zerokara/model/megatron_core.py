@@ -5,8 +5,6 @@ megatron-core deprecates `GPTModel` from 0.19 on.
 
 # ruff: noqa: F401  # imported here for the other modules
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator

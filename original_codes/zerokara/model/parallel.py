@@ -21,8 +21,6 @@ layers.py and transformer/mlp.py (0.16.1; the gated one's `stride`). Example, T 
 gated rows [g0 g1 u0 u1] are [g0 u0] and [g1 u1].
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 
@@ -31,9 +29,9 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from zerokara.base.resources import network_environment
 from zerokara.model.megatron_core import parallel_state, prepare_device
 from zerokara.model.shapes import Partition, partition_of
-from zerokara.resources import network_environment
 
 
 def start(seed: int, tensor_parallel_size: int = 1) -> None:

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from zerokara.base.progress import count_text
 from zerokara.config.model import ARCHITECTURES, Architecture, ModelSettings, RopeScaling
-from zerokara.progress import count_text
 
 VOCABULARY_NAMES = ("word_embeddings.weight", "output_layer.weight")
 """Ends of the names of the matrices that have a row for each piece."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerokara import progress
+from zerokara.base import progress
 from zerokara.config.model import ARCHITECTURES
 from zerokara.examples import facts as finetuning_facts
 from zerokara.publishing import exported_folder

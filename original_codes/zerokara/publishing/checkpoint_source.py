@@ -11,7 +11,9 @@ from itertools import groupby, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from zerokara import checkpoint, manifest
+from zerokara import checkpoint
+from zerokara.base import manifest
+from zerokara.base.errors import Fault, UserError, nearest, refuse
 from zerokara.checkpoint.folders import EXPORTED_PARTS, read_metrics
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data import DataSettings
@@ -19,7 +21,6 @@ from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import Document, Range, ranges, read
-from zerokara.errors import Fault, UserError, nearest, refuse
 from zerokara.examples.example_files import ExampleFiles
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder

@@ -14,11 +14,11 @@ from typing import Any
 
 import orjson
 
-from zerokara import durable, manifest
+from zerokara.base import durable, manifest
+from zerokara.base.errors import RunError
 from zerokara.checkpoint.folders import METRICS_NAME
 from zerokara.config.convert_config import ConvertConfig, ConvertSettings
 from zerokara.config.settings import resolved
-from zerokara.errors import RunError
 from zerokara.examples import facts as finetuning
 from zerokara.examples.encoding import ChatTemplate, prompt_ids
 from zerokara.examples.facts import FinetuneFacts

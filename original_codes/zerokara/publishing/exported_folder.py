@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.durable import PARTIAL_SUFFIX
+from zerokara.base.errors import Fault, UserError, nearest, refuse
+from zerokara.base.progress import bytes_text
+from zerokara.base.resources import free_bytes
 from zerokara.config.loading import RESOLVED_NAME, load_run
-from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, UserError, nearest, refuse
 from zerokara.examples import facts
-from zerokara.progress import bytes_text
-from zerokara.resources import free_bytes
 from zerokara.tokens.indexed import TokenPaths
 
 if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither

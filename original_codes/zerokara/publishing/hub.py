@@ -23,8 +23,8 @@ from huggingface_hub.utils import disable_progress_bars, logging
 from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.sha import git_hash
 
-from zerokara.errors import Fault, RunError, UserError, check_hub_token, redacted
-from zerokara.manifest import FileRecord
+from zerokara.base.errors import Fault, RunError, UserError, check_hub_token, redacted
+from zerokara.base.manifest import FileRecord
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 300.0
 """huggingface_hub waits forever by default; the Hub may take minutes to answer a commit of many files."""

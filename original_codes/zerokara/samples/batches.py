@@ -21,8 +21,6 @@ Example, documents [7 8 9 4 5 2] and [6 2], S = 4, start and end 2: windows 2 7 
 and 2 6 → 6 2. Each of the first two fills a row, the third is padded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise

@@ -9,8 +9,6 @@ Efficient Sequence Packing without Cross-contamination, 2021.
 Example, a capacity of 8, lengths 3 5 4 2 2: rows [5 3] and [4 2 2].
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

@@ -7,8 +7,6 @@ end-of-document token (EOD) opens the next document, as a ``<s>`` would. Example
 0 0 1 1 1 2.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,10 +16,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from zerokara.base.errors import Fault, UserError
 from zerokara.config.data import SampleLengths
 from zerokara.config.model import ModelSettings
 from zerokara.corpus.token_hashes import splitmix64
-from zerokara.errors import Fault, UserError
 from zerokara.samples.order import GOLDEN, mix
 from zerokara.tokenizer.encoder import Encoder
 

@@ -5,8 +5,6 @@ Nothing is stored: every process computes the same order at any position, and a 
 one. All pseudo-random numbers are SplitMix64's (`corpus.token_hashes`).
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence

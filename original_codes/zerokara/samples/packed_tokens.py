@@ -26,9 +26,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.config.data import REPLAY_SHARE, DataOrderSettings, DataSettings, OrderKind, SampleLengths, Stage
-from zerokara.errors import Fault, UserError, refuse
 from zerokara.samples.order import MixedOrder, MixedStage, SampleOrder, whole_weights
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path
 

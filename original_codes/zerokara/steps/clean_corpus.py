@@ -7,13 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from zerokara import file_lock, manifest
+from zerokara.base import file_lock, manifest
+from zerokara.base.durable import PARTIAL_SUFFIX, made_folder, make_folders, write_file, write_json
+from zerokara.base.errors import Fault, UserError
+from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.clean_config import CleanConfig
 from zerokara.corpus.find import for_manifest
 from zerokara.corpus.format_check import check_formats
-from zerokara.durable import PARTIAL_SUFFIX, made_folder, make_folders, write_file, write_json
-from zerokara.errors import Fault, UserError
-from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 
 STEP = "clean_corpus"

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokara.base.errors import UserError, guarded
 from zerokara.config.loading import FILES, load
 from zerokara.config.settings import Settings
 from zerokara.config.writing import help_text, overrides
-from zerokara.errors import UserError, guarded
 
 COMMAND_NAME = "ZEROKARA_COMMAND"  # environment variable with the name by which the user called a shell script
 FIT_MINUTES = 10.0  # default of --fit

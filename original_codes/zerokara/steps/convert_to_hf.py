@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.durable import ASIDE_ENDING, unused_name
+from zerokara.base.progress import bytes_text, log, plain, seconds_text, summary
 from zerokara.config.convert_config import ConvertConfig
-from zerokara.durable import ASIDE_ENDING, unused_name
-from zerokara.progress import bytes_text, log, plain, seconds_text, summary
 from zerokara.publishing import checkpoint_source, exported_folder
 from zerokara.steps import command, preflight
 

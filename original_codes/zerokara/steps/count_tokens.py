@@ -2,12 +2,12 @@
 
 from functools import partial
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.errors import refuse
+from zerokara.base.progress import bytes_text, log, summary
 from zerokara.config.data import SampleLengths
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import write_values
-from zerokara.errors import refuse
-from zerokara.progress import bytes_text, log, summary
 from zerokara.steps import command
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path, open_splits
 from zerokara.training.planning import run_folder, run_plan, schedule

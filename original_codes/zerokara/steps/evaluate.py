@@ -10,16 +10,16 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.durable import write_file, write_json
+from zerokara.base.errors import refuse
+from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus.find import find_files, for_manifest
-from zerokara.durable import write_file, write_json
-from zerokara.errors import refuse
 from zerokara.evaluation import inputs
 from zerokara.evaluation.results import add_to_card, page, table
 from zerokara.evaluation.scoring import LEVEL
 from zerokara.evaluation.tasks import expected_seconds, measure_tasks
-from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 
 _PLACES: dict[str, Any] = {

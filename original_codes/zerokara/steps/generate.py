@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from zerokara.base.errors import UserError
+from zerokara.base.progress import log
 from zerokara.config.convert_config import ConvertConfig
-from zerokara.errors import UserError
 from zerokara.evaluation import answers, inputs
 from zerokara.examples import facts
 from zerokara.examples.formats import Message, with_system
-from zerokara.progress import log
 from zerokara.steps import command
 
 TOKENS = 200

@@ -11,14 +11,14 @@ from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 
+from zerokara.base.errors import Fault, RunError, UserError
+from zerokara.base.progress import log, summary
 from zerokara.config.model import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import value_text, write_values
-from zerokara.errors import Fault, RunError, UserError
 from zerokara.forecast import fit, sizes
 from zerokara.forecast.sizes import LEFT_TO_RECIPE, Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import log, summary
 from zerokara.steps import command
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import open_splits

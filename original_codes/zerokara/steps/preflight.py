@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.durable import PARTIAL_SUFFIX
+from zerokara.base.errors import Fault, UserError, guarded, refuse
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data import DataSettings
@@ -20,8 +22,6 @@ from zerokara.config.loading import FILES, load
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile
-from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, UserError, guarded, refuse
 from zerokara.tokenizer import LOG_HEADER, LOG_NAME, TOKENIZER_NAMES, WORK_NAME, made_name
 from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.errors import Fault, UserError, refuse
+from zerokara.base.progress import bytes_text, count_text, log, plural, summary
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import FoundFiles, InputFile, find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
-from zerokara.errors import Fault, UserError, refuse
-from zerokara.progress import bytes_text, count_text, log, plural, summary
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.compatibility import notes
 from zerokara.tokenizer.encoder import Encoder

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from zerokara.base.errors import UserError
 from zerokara.config.pretrain_config import RunConfig
-from zerokara.errors import UserError
 from zerokara.steps import command, preflight
 from zerokara.training import launching, resume_proof
 from zerokara.training.nodes.machines import Machines

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.durable import made_folder
+from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
-from zerokara.durable import made_folder
-from zerokara.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 from zerokara.tokenizer import made_name
 

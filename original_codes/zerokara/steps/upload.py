@@ -10,10 +10,10 @@ import time
 from functools import partial
 from pathlib import Path
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.errors import UserError
+from zerokara.base.progress import bytes_text, log, seconds_text, summary
 from zerokara.config.convert_config import ConvertConfig
-from zerokara.errors import UserError
-from zerokara.progress import bytes_text, log, seconds_text, summary
 from zerokara.publishing import exported_folder
 from zerokara.steps import command, preflight
 

@@ -6,8 +6,6 @@ splits it, so that text uses them (continued BPE training: Purason et al., 2025,
 by the trainer of tokenizers (0.23). No merge makes the text of an added token, which no text may give.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,9 +17,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, CharDelimiterSplit
 from tokenizers.trainers import BpeTrainer
 
+from zerokara.base.errors import UserError
+from zerokara.base.progress import Progress
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import UserError
-from zerokara.progress import Progress
 from zerokara.tokenizer import CONFIG_NAME, ENDS_NAMES, JSON_NAME, KEPT_NAMES
 from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, open_file, tokenizer_file
 

@@ -1,8 +1,6 @@
 """Compatibility with other implementations of a tokenizer: texts for each proof, and models that none can export."""
 
-from __future__ import annotations
-
-from zerokara.errors import Fault, UserError
+from zerokara.base.errors import Fault, UserError
 from zerokara.tokenizer.encoder import NUM_T5_SENTINELS, Encoder
 from zerokara.tokenizer.hugging_face import HuggingFaceEncoder
 from zerokara.tokenizer.model_file import NEWLINE, PieceType

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from zerokara.errors import Fault, UserError
-from zerokara.manifest import Inputs
+from zerokara.base.errors import Fault, UserError
+from zerokara.base.manifest import Inputs
 from zerokara.tokenizer import MODEL_NAME
 from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile, PieceType
 

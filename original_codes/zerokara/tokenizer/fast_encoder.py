@@ -17,8 +17,6 @@ support it. What the proof rests on (`unproved` and `FastEncoder` exclude the re
 On the hard texts and a sample of the corpus they are compared all the same.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass

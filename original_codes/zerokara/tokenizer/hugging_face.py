@@ -5,8 +5,6 @@ that spells a special token is text; other added tokens are found in it, as in t
 beside `tokenizer.json` name special tokens, and go with the run and its export, byte by byte.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,8 +17,8 @@ import numpy.typing as npt
 import orjson
 from tokenizers import Tokenizer
 
-from zerokara.errors import Fault, UserError, nearest, refuse, shown
-from zerokara.manifest import FileRecord, Inputs, file_key
+from zerokara.base.errors import Fault, UserError, nearest, refuse, shown
+from zerokara.base.manifest import FileRecord, Inputs, file_key
 from zerokara.tokenizer import CONFIG_NAME, ENDS_NAMES, JSON_NAME, KEPT_NAMES
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import SPACE_MARK

@@ -5,8 +5,6 @@ the trainer's settings, and the normaliser's settings with its compiled table. T
 list. Only this module names the vendor's types.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from functools import cached_property

@@ -10,8 +10,6 @@ Sources: fugashi 1.5.2 (MeCab 0.996, UniDic 2.1.2 in short units), SudachiPy 0.7
 kiwipiepy 0.24.1, python-mecab-ko 1.3.7 (mecab-ko-dic 2.1.1).
 """
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os
@@ -30,10 +28,10 @@ import numpy as np
 import regex
 import sentencepiece
 
+from zerokara.base.errors import RunError, UserError
+from zerokara.base.progress import Progress
+from zerokara.base.resources import available_memory, end_with_parent
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import RunError, UserError
-from zerokara.progress import Progress
-from zerokara.resources import available_memory, end_with_parent
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 
 Analyse = Callable[[str], Iterable[tuple[int, int]]]

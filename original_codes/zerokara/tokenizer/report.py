@@ -9,8 +9,6 @@ Every tokenizer is measured alike: each line is encoded by itself, and a line en
 with pieces that hold line ends, such as "):\\n", that is a few tokens more than it would need on the whole text.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import regex
 
-from zerokara.errors import Fault, UserError
-from zerokara.pages import template
-from zerokara.progress import Progress, bytes_text
+from zerokara.base.errors import Fault, UserError
+from zerokara.base.pages import template
+from zerokara.base.progress import Progress, bytes_text
 from zerokara.tokenizer.encoder import Encoder, Ids
 from zerokara.tokenizer.hugging_face import IN_FOLDER, open_file, tokenizer_file
 from zerokara.tokenizer.model_file import SPACE_MARK

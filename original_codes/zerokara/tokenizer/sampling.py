@@ -13,8 +13,6 @@ ends, and at sentence ends where a line is longer than SentencePiece accepts; on
 reserves for itself are dropped.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 import re
@@ -23,13 +21,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zerokara.base.errors import UserError
+from zerokara.base.progress import Progress, bytes_text, plural
+from zerokara.base.resources import available_memory
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.documents import HARMLESS, Document
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import parts, read, total_plain_bytes
-from zerokara.errors import UserError
-from zerokara.progress import Progress, bytes_text, plural
-from zerokara.resources import available_memory
 from zerokara.tokenizer.model_file import SPACE_MARK
 
 PROCESS_BYTES, BASE_TOKENIZER_BYTES = 40_000_000, 750_000_000

@@ -6,8 +6,6 @@ That process (`python -m zerokara.tokenizer.trainer_process`) imports SentencePi
 Source: the log of sentencepiece 0.2.3, which is silent for minutes in some phases (suffixes, pruning).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -18,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from zerokara.resources import end_with_parent
+from zerokara.base.resources import end_with_parent
 
 _PHASES = {
     "Starts training": ("reading the sentences", 0.01),
@@ -70,7 +68,7 @@ def run(options: dict[str, Any], sentences: Path, model: Path, vocab_size: int, 
 def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[str], num_bytes: int) -> str:
     """Copy the trainer's output to the log, and show its phase, with the time it takes of so much text, and the pieces
     merged; return the last line."""
-    from zerokara.progress import Progress, seconds_text  # tqdm: 3 MB that the trainer's process does without
+    from zerokara.base.progress import Progress, seconds_text  # tqdm: 3 MB that the trainer's process does without
 
     last = ""
     counted: dict[str, Any] = {"total": vocab_size, "unit": "piece"} if model_type == "bpe" else {"unit": ""}

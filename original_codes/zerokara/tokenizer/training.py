@@ -8,8 +8,6 @@ SentencePiece's trainer would put these two first, so that they are appended aft
 Source: sentencepiece 0.2.3, `trainer_interface.cc` and the trainers of both model types.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import resource
@@ -20,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from zerokara import tokenizer as names
+from zerokara.base.durable import sync_folder, write_file, write_json
+from zerokara.base.errors import RunError, UserError
+from zerokara.base.progress import bytes_text, log
+from zerokara.base.resources import available_cores
 from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, TokenizerConfig
 from zerokara.corpus.find import InputFile, check_unchanged
-from zerokara.durable import sync_folder, write_file, write_json
-from zerokara.errors import RunError, UserError
-from zerokara.progress import bytes_text, log
-from zerokara.resources import available_cores
 from zerokara.tokenizer import byte_level, report, sampling, trainer_process
 from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile
 from zerokara.tokenizer.morphemes import Analyser, rescore, segment

@@ -10,8 +10,6 @@ folder keeps what is finished until the step has written its manifest, so that t
 interruption.
 """
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import signal
@@ -24,13 +22,13 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from typing import Any, Literal
 
+from zerokara.base.errors import Fault, RunError, UserError, shown
+from zerokara.base.manifest import FileKey, file_key
+from zerokara.base.progress import Progress, bytes_text, count_text, first_of, log, plural, seconds_text
+from zerokara.base.resources import free_bytes
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import FoundFiles, InputFile, check_unchanged
 from zerokara.corpus.read import total_plain_bytes
-from zerokara.errors import Fault, RunError, UserError, shown
-from zerokara.manifest import FileKey, file_key
-from zerokara.progress import Progress, bytes_text, count_text, first_of, log, plural, seconds_text
-from zerokara.resources import free_bytes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice
 from zerokara.tokenizer.model_file import SPACE_MARK

@@ -1,18 +1,16 @@
 """Estimate of step 2 from a sample of the corpus: the encoder to use, expected tokens, disk space."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from zerokara.base.errors import UserError
+from zerokara.base.progress import bytes_text
+from zerokara.base.resources import free_bytes
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Document, Range, read, total_plain_bytes
-from zerokara.errors import UserError
-from zerokara.progress import bytes_text
-from zerokara.resources import free_bytes
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoder, choose

@@ -11,9 +11,9 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from zerokara.base.errors import UserError
 from zerokara.config.data import DataSettings
 from zerokara.corpus.token_hashes import splitmix64
-from zerokara.errors import UserError
 
 _KEYS_AT_ONCE = 1 << 20
 

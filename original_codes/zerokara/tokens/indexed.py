@@ -35,11 +35,11 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, UserError, nearest
+from zerokara.base.durable import PARTIAL_SUFFIX
+from zerokara.base.errors import Fault, UserError, nearest
 
 if TYPE_CHECKING:  # pydantic, which workers need not
-    from zerokara import manifest
+    from zerokara.base import manifest
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -207,7 +207,7 @@ def check_belongs(output_prefix: str, tokenizer_sha256: str) -> manifest.Manifes
 
     Raises UserError if they were made with another, or step 2 has not finished.
     """
-    from zerokara import manifest
+    from zerokara.base import manifest
 
     paths = TokenPaths(output_prefix)
     record = manifest.read(paths.manifest)

@@ -7,8 +7,6 @@ A corpus never lies on the disk twice: each thread copies `CHECKPOINT_BYTES` at 
 copied (their ``.lengths`` is renamed), and deletes their ids. A merge that was killed copies what has no mark.
 """
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections import Counter
@@ -21,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerokara.base.durable import sync_folder
+from zerokara.base.errors import Fault, RunError, UserError
+from zerokara.base.progress import Progress
+from zerokara.base.resources import available_cores
 from zerokara.config.data import DataSettings
-from zerokara.durable import sync_folder
-from zerokara.errors import Fault, RunError, UserError
-from zerokara.progress import Progress
-from zerokara.resources import available_cores
 from zerokara.tokens.held_out import document_keys, num_valid_documents, valid_threshold
 from zerokara.tokens.indexed import DOCUMENT_BYTES, HEADER, TokenPaths, bin_path, header_bytes, idx_path, index_part
 from zerokara.tokens.quarantine import SourceTally, SplitTally

@@ -26,12 +26,12 @@ from typing import Any
 
 import orjson
 
+from zerokara.base.durable import atomic_file
+from zerokara.base.errors import Fault, refuse
+from zerokara.base.progress import bytes_text, first_of
 from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import HARMLESS
 from zerokara.corpus.read import Block, Range
-from zerokara.durable import atomic_file
-from zerokara.errors import Fault, refuse
-from zerokara.progress import bytes_text, first_of
 from zerokara.tokens.indexed import TokenPaths
 from zerokara.tokens.shards import RangeResult, ShardResult, ShardTask, shard_path
 

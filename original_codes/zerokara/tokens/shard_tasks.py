@@ -5,16 +5,14 @@ ranges of one source, of about `task_bytes` of text. Blocks of a larger compress
 only as it is unpacked: each is a task, and says where the next begins. Names of tasks sort in the order of the corpus.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from zerokara.base.resources import available_cores
 from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import TxtDocument
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Range, blocks, has_unknown_size, ranges
-from zerokara.resources import available_cores
 from zerokara.tokens.shards import ShardResult, ShardTask
 
 MIN_TASK_BYTES = 1024 * 1024

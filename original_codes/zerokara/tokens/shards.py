@@ -21,11 +21,11 @@ from typing import IO
 import numpy as np
 import orjson
 
+from zerokara.base.durable import PARTIAL_SUFFIX
+from zerokara.base.errors import RunError
+from zerokara.base.resources import end_with_step
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt
 from zerokara.corpus.read import Block, Range, read
-from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import RunError
-from zerokara.resources import end_with_step
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import FastEncoder
 from zerokara.tokenizer.model_file import SPACE_MARK

@@ -23,10 +23,10 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from zerokara import file_lock
-from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
-from zerokara.errors import Fault, UserError
-from zerokara.progress import Progress, bytes_text, log
+from zerokara.base import file_lock
+from zerokara.base.durable import PARTIAL_SUFFIX, made_folder, write_json
+from zerokara.base.errors import Fault, UserError
+from zerokara.base.progress import Progress, bytes_text, log
 from zerokara.tokens.indexed import TokenPaths, bin_path
 from zerokara.tokens.shards import ShardResult, shard_path, unfinished_path
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from zerokara.base.errors import RunError
 from zerokara.checkpoint import TrainingState
-from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.samples.batches import Batches

@@ -10,9 +10,10 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zerokara import checkpoint, resources
-from zerokara.errors import Fault, RunError, Stopped, refuse
-from zerokara.progress import count_text, log, plural, seconds_text, summary
+from zerokara import checkpoint
+from zerokara.base import resources
+from zerokara.base.errors import Fault, RunError, Stopped, refuse
+from zerokara.base.progress import count_text, log, plural, seconds_text, summary
 from zerokara.training import trials
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import earlier_run, plan_table, run_folder, schedule

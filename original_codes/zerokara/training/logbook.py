@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from zerokara.base.progress import bytes_text, count_text, seconds_text
 from zerokara.checkpoint import TrainingState
-from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.order import MixedOrder
 from zerokara.training import sample_texts
 from zerokara.training.guards import StepRecord

@@ -16,9 +16,9 @@ import psutil
 import torch
 import torch.distributed
 
+from zerokara.base.progress import seconds_text
 from zerokara.model import parallel
 from zerokara.model.experts import statistics
-from zerokara.progress import seconds_text
 from zerokara.training.compute.engine import Engine
 from zerokara.training.guards import DivergenceCheck, MustEnd, StepGuard, StepRecord, find_bad_samples
 from zerokara.training.logbook import Logbook

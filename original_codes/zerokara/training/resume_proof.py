@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from zerokara import checkpoint
-from zerokara.durable import make_folders
-from zerokara.errors import Fault, RunError, UserError
-from zerokara.progress import bytes_text
+from zerokara.base.durable import make_folders
+from zerokara.base.errors import Fault, RunError, UserError
+from zerokara.base.progress import bytes_text
 from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan

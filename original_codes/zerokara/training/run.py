@@ -15,14 +15,15 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara import checkpoint, progress
+from zerokara import checkpoint
+from zerokara.base import progress
+from zerokara.base.errors import RunError
+from zerokara.base.progress import count_text
 from zerokara.checkpoint import TrainingState
 from zerokara.checkpoint.state import ComputedTensors
-from zerokara.errors import RunError
 from zerokara.huggingface import families, from_hf
 from zerokara.model import builder, compilation, initial_weights, layers, parallel
 from zerokara.model.builder import Model
-from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch
 from zerokara.training.compute import engine_choice, optimizers

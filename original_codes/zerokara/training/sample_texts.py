@@ -21,11 +21,11 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from zerokara.base.durable import write_file
+from zerokara.base.progress import indented
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
-from zerokara.durable import write_file
 from zerokara.huggingface.generation import arguments
-from zerokara.progress import indented
 from zerokara.samples.objective import Objective, Prompt
 from zerokara.samples.packed_examples import Pairs
 from zerokara.tokenizer.encoder import Encoder

@@ -19,12 +19,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from zerokara import progress
+from zerokara.base import progress
+from zerokara.base.errors import RunError
+from zerokara.base.progress import seconds_text
 from zerokara.checkpoint import TrainingState, folder_of
 from zerokara.checkpoint.state import OPTIMIZER, WEIGHTS, Share, cut_shapes
 from zerokara.checkpoint.store import CheckpointStore, Writers
-from zerokara.errors import RunError
-from zerokara.progress import seconds_text
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.processes.joining import FolderSharing

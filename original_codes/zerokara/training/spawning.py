@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerokara.errors import INTERRUPTED
-from zerokara.resources import network_environment
+from zerokara.base.errors import INTERRUPTED
+from zerokara.base.resources import network_environment
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 from zerokara.training.processes import supervision
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from zerokara.errors import RunError
-from zerokara.progress import bytes_text, plural
+from zerokara.base.errors import RunError
+from zerokara.base.progress import bytes_text, plural
 from zerokara.training.planning import processors
 from zerokara.training.planning.earlier_run import EarlierRun
 from zerokara.training.planning.memory import SAFE_SHARE, MemoryForecast, TrialResult

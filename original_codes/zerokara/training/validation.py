@@ -17,9 +17,9 @@ import torch
 import torch.distributed
 
 from zerokara import checkpoint
-from zerokara.durable import write_json
+from zerokara.base.durable import write_json
+from zerokara.base.progress import summary
 from zerokara.model import parallel
-from zerokara.progress import summary
 from zerokara.training.compute.engine import Engine
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import Processes, join

@@ -22,11 +22,11 @@ import torch
 import torch.distributed
 from torch.profiler import ProfilerActivity, profile
 
-from zerokara.durable import write_json
-from zerokara.errors import RunError, guarded
+from zerokara.base.durable import write_json
+from zerokara.base.errors import RunError, guarded
+from zerokara.base.progress import bytes_text, count_text, seconds_text
+from zerokara.base.resources import end_with_parent
 from zerokara.model import compilation
-from zerokara.progress import bytes_text, count_text, seconds_text
-from zerokara.resources import end_with_parent
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import Trainer, train_step
 from zerokara.training.planning.memory import MemoryForecast, TrialResult

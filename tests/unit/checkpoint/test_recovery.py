@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from made_checkpoints import saved
 
-from zerokara import checkpoint, manifest
+from zerokara import checkpoint
+from zerokara.base import manifest
+from zerokara.base.errors import RunError
 from zerokara.checkpoint import folders
 from zerokara.config.engine import MonitoringSettings
-from zerokara.errors import RunError
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.distributed import HashStore
 
 from zerokara import checkpoint
+from zerokara.base.errors import UserError
 from zerokara.checkpoint import state, store, tensor_file
 from zerokara.checkpoint.state import Share
 from zerokara.checkpoint.store import Writers
-from zerokara.errors import UserError
 
 WEIGHTS = {
     "matrix": torch.randn(7, 5),

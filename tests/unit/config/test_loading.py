@@ -10,12 +10,12 @@ from configs import fault_of, faults_of, loaded, refused
 from huggingface_hub.utils import validate_repo_id
 from quiet_core import seconds_of
 
+from zerokara.base.errors import Fault, UserError
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import FILES, load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import Fault, UserError
 from zerokara.training.planning.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[3]

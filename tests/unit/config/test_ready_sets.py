@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from zerokara.base.errors import Fault, UserError
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.data import DataSettings
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import Fault, UserError
 from zerokara.steps import preflight
 
 ROOT = Path(__file__).resolve().parents[3]

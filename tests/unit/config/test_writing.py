@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from configs import loaded
 
+from zerokara.base.errors import RunError, UserError
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import FILES, load
@@ -13,7 +14,6 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.config.writing import as_yaml, help_text, write_values
-from zerokara.errors import RunError, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = """# A run of mine.

@@ -12,8 +12,8 @@ from configs import fault_of, refused
 from corpus_files import compressed
 from programs import run_program
 
+from zerokara.base.errors import RunError, shown
 from zerokara.corpus.find import CORPUS, check_unchanged, find_files
-from zerokara.errors import RunError, shown
 
 
 @pytest.fixture

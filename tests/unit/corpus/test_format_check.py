@@ -10,10 +10,10 @@ import pytest
 from configs import fault_of
 from corpus_files import COMPRESS, compressed, write_jsonl
 
+from zerokara.base.errors import RunError
 from zerokara.corpus import documents, format_check
 from zerokara.corpus.find import find_files
 from zerokara.corpus.format_check import check_formats
-from zerokara.errors import RunError
 
 GOOD = b'{"text": "x"}\n' * 20
 

@@ -12,10 +12,10 @@ from configs import fault_of
 from corpus_files import json_lines, parquet
 from fsspec.registry import known_implementations
 
+from zerokara.base.errors import Fault, UserError
 from zerokara.corpus.find import InputFile, check_unchanged, find_files
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.read import Document, ranges, read
-from zerokara.errors import Fault, UserError
 
 POEMS = [f"poem {i}" for i in range(600)]
 

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 from wide_weights import spread_weights
 
-from zerokara.durable import write_json
-from zerokara.errors import RunError
+from zerokara.base.durable import write_json
+from zerokara.base.errors import RunError
 from zerokara.evaluation import answers, cache, tasks
 from zerokara.evaluation.answers import Answers
 from zerokara.evaluation.inputs import TaskData

@@ -15,9 +15,9 @@ import transformers
 from evaluated_models import CONTEXT, save
 from safetensors.torch import load_file, save_file
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.errors import UserError
 from zerokara.config.evaluate_config import EvaluateConfig
-from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation.bits_per_byte import Windowing, measure_texts, windowing_of
 from zerokara.evaluation.inputs import MeasuredText

@@ -9,8 +9,8 @@ import orjson
 import pytest
 from huggingface_hub import ModelCard
 
-from zerokara import manifest
-from zerokara.errors import UserError
+from zerokara.base import manifest
+from zerokara.base.errors import UserError
 from zerokara.evaluation import results
 from zerokara.evaluation.results import PairedDifference, Row, Section, table
 from zerokara.evaluation.scoring import Interval

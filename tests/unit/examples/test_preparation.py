@@ -12,9 +12,9 @@ from configs import refused
 from corpus_files import write_jsonl
 from toy_tokenizers import TrainToy
 
+from zerokara.base.errors import UserError
 from zerokara.config.data import packed
 from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.errors import UserError
 from zerokara.examples.example_files import ExampleFiles, prompt_of, read_task_examples
 from zerokara.examples.preparation import prepare
 from zerokara.finetuning import task

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from configs import fault_of
 
+from zerokara.base.errors import UserError
 from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.find import CORPUS, TABLES, find_files
-from zerokara.errors import UserError
 from zerokara.examples.formats import Record, read_records
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from zerokara.base.errors import UserError
 from zerokara.config.data import packed
-from zerokara.errors import UserError
 from zerokara.examples.example_files import example_writer, prompt_of
 from zerokara.samples.packed_examples import PackedExamples
 from zerokara.tokens.indexed import IndexedTokens, bin_path

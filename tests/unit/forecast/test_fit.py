@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from configs import config_of, fault_of
 
-from zerokara.errors import RunError, UserError
+from zerokara.base.errors import RunError, UserError
 from zerokara.forecast import fit as module
 from zerokara.forecast.fit import CalibrationRun, MeasuredRun, SmallRuns, fit, plan_runs, slots
 from zerokara.forecast.sizes import Planner, Speed

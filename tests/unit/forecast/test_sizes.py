@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from configs import config_of
 
+from zerokara.base.errors import UserError
 from zerokara.config.model import SIZES
-from zerokara.errors import UserError
 from zerokara.forecast.fit import MeasuredRun, ScalingLaw, SmallRuns, fit
 from zerokara.forecast.sizes import Candidate, Planner, Speed, candidate, recommended, size_settings
 from zerokara.model.shapes import ModelShape

@@ -22,10 +22,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from zerokara import checkpoint
+from zerokara.base.errors import Fault, UserError
 from zerokara.config.loading import load
 from zerokara.config.model import ARCHITECTURES
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import Fault, UserError
 from zerokara.evaluation.inputs import check_folder
 from zerokara.huggingface import families, from_hf, to_hf
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary

@@ -9,7 +9,7 @@ from shapes import shape_of
 from torch import Tensor
 from wide_weights import spread_weights
 
-from zerokara.errors import RunError
+from zerokara.base.errors import RunError
 from zerokara.huggingface import families, generation
 from zerokara.huggingface.families import stock_model_of
 from zerokara.huggingface.generation import Generated, generate

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from zerokara.base.errors import RunError
 from zerokara.config.data import SampleLengths
-from zerokara.errors import RunError
 from zerokara.huggingface import proof
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Causal, Prompt

@@ -5,7 +5,7 @@ tests/numerics/test_export_logits.py proves all transforms to HF, test_from_hf.p
 
 import pytest
 
-from zerokara.errors import RunError
+from zerokara.base.errors import RunError
 from zerokara.huggingface import families, weight_rules
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape

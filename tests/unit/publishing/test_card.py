@@ -15,7 +15,7 @@ from configs import fault_of
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from zerokara.durable import write_json
+from zerokara.base.durable import write_json
 from zerokara.examples import facts as finetuning
 from zerokara.examples.facts import FinetuneFacts, SplitCounts, read
 from zerokara.publishing import card

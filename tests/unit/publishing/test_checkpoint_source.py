@@ -13,7 +13,9 @@ from corpus_files import write_texts
 from made_checkpoints import saved, state_of
 from made_tokens import write_documents
 
-from zerokara import checkpoint, manifest
+from zerokara import checkpoint
+from zerokara.base import manifest
+from zerokara.base.manifest import sha256_of
 from zerokara.checkpoint import store
 from zerokara.checkpoint.folders import prune, set_aside
 from zerokara.config.convert_config import ConvertConfig
@@ -21,7 +23,6 @@ from zerokara.config.engine import MonitoringSettings
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml
-from zerokara.manifest import sha256_of
 from zerokara.model.shapes import ModelShape
 from zerokara.publishing import checkpoint_source
 from zerokara.publishing.exported_folder import validation_text

@@ -6,7 +6,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from zerokara import progress
+from zerokara.base import progress
 from zerokara.publishing import card
 
 NASTY = [

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import zerokara
-from zerokara import progress
-from zerokara.errors import Fault, RunError, UserError, guarded, shown
+from zerokara.base import progress
+from zerokara.base.errors import Fault, RunError, UserError, guarded, shown
 from zerokara.steps import __main__
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,7 +78,7 @@ def test_what_a_terminal_cannot_show_is_spelt_out(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("imported", "is_ignored"),
-    [("zerokara.errors", False), ("zerokara.steps.command", False), ("numpy", True)],
+    [("zerokara.base.errors", False), ("zerokara.steps.command", False), ("numpy", True)],
 )
 def test_an_early_interrupt_is_no_traceback(imported: str, is_ignored: bool) -> None:
     """While the step is imported; a command in the background, which ignores it, goes on."""
@@ -97,7 +97,7 @@ def test_an_early_interrupt_is_no_traceback(imported: str, is_ignored: bool) -> 
         assert (process.returncode, rest) == (-signal.SIGINT, [])
 
 
-PRINTED = "from zerokara.errors import guarded; raise SystemExit(guarded(lambda: print('word ' * {})))"
+PRINTED = "from zerokara.base.errors import guarded; raise SystemExit(guarded(lambda: print('word ' * {})))"
 
 
 @pytest.mark.parametrize(

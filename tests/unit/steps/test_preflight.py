@@ -13,12 +13,12 @@ import pytest
 from configs import typed
 from programs import run_program
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.errors import Fault, UserError
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.model import ARCHITECTURES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import Fault, UserError
 from zerokara.publishing import exported_folder
 from zerokara.publishing.exported_folder import STEP
 from zerokara.steps import preflight, tokenize, train_tokenizer

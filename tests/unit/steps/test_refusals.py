@@ -13,7 +13,7 @@ from configs import typed
 from foreign_models import LLAMA_3, QWEN_3, byte_level
 from tokenizers import Tokenizer
 
-from zerokara import manifest
+from zerokara.base import manifest
 from zerokara.steps import tokenize, train_tokenizer
 from zerokara.tokenizer import sampling
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from configs import fault_of
 
+from zerokara.base.errors import RunError
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import RunError
 from zerokara.tokenizer import morphemes, training
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile, PieceType

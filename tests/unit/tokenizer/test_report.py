@@ -13,8 +13,8 @@ from huggingface_hub import constants
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from toy_tokenizers import TrainToy, byte_ids
 
+from zerokara.base.progress import Progress
 from zerokara.huggingface import tokenizer_json
-from zerokara.progress import Progress
 from zerokara.tokenizer import report
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_file, tokenizer_file

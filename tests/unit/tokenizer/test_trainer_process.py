@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zerokara import progress
+from zerokara.base import progress
 from zerokara.tokenizer import trainer_process
 
 UNIGRAM_LOG = [

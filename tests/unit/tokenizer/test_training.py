@@ -8,8 +8,8 @@ import pytest
 from configs import fault_of
 from toy_tokenizers import TrainToy, toy_lines
 
+from zerokara.base.errors import RunError
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import RunError
 from zerokara.tokenizer import trainer_process, training
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import SCORE_STEP, ModelFile, PieceType

@@ -15,11 +15,11 @@ from configs import fault_of
 from foreign_models import QWEN_3, STEP_1, byte_level, train
 from made_tokens import discard_work, run_in_this_process, write_tokens, written
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.errors import RunError
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
 from zerokara.corpus.read import Range
-from zerokara.errors import RunError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder

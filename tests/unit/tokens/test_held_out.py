@@ -13,7 +13,7 @@ from corpus_files import COMPRESS, json_lines
 from made_tokens import discard_work, encode, write_tokens
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from zerokara import manifest
+from zerokara.base import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.packed_tokens import DataPlan
 from zerokara.steps import count_tokens

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from made_tokens import write_documents
 
-from zerokara import manifest
-from zerokara.errors import UserError
+from zerokara.base import manifest
+from zerokara.base.errors import UserError
 from zerokara.tokens import indexed
 from zerokara.tokens.indexed import (
     IndexedTokens,

@@ -11,9 +11,9 @@ import pytest
 from configs import fault_of
 from made_tokens import discard_work, encode, finished, stopping_after
 
+from zerokara.base.errors import RunError, UserError
+from zerokara.base.manifest import file_key
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import RunError, UserError
-from zerokara.manifest import file_key
 from zerokara.tokens.indexed import TokenPaths
 from zerokara.tokens.shard_tasks import Part
 from zerokara.tokens.work_folder import claimed

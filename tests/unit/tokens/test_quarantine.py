@@ -20,14 +20,14 @@ from configs import fault_of, refused
 from made_tokens import discard_work, encode, written
 from pydantic import TypeAdapter
 
-from zerokara import manifest
+from zerokara.base import manifest
+from zerokara.base.errors import UserError
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import documents
 from zerokara.corpus.compressed import CUT, zstd_module
 from zerokara.corpus.documents import Document, Reason
 from zerokara.corpus.find import InputFile, find_files
 from zerokara.corpus.read import Range, read
-from zerokara.errors import UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokens.encode import run_in_workers

@@ -16,8 +16,8 @@ import pytest
 from configs import fault_of
 from made_tokens import finished, stopping_after, written
 
+from zerokara.base.errors import RunError
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import RunError
 from zerokara.tokens import merge
 from zerokara.tokens.encode import EncodedCorpus, run_in_workers
 from zerokara.tokens.indexed import TokenPaths

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from zerokara.base.errors import UserError
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import UserError
 from zerokara.tokens import held_out
 
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from unit.tokens.failing_encoder import FailingEncoder
 
+from zerokara.base.errors import RunError
 from zerokara.corpus.find import find_files
-from zerokara.errors import RunError
 from zerokara.tokens.encode import run_in_workers
 from zerokara.tokens.shard_tasks import WHOLE, input_streams
 from zerokara.tokens.shards import Job

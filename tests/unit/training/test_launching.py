@@ -8,9 +8,9 @@ from configs import fault_of
 from made_checkpoints import saved
 
 from zerokara import checkpoint
+from zerokara.base.errors import refuse
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import refuse
 from zerokara.training.planning import earlier_run, run_folder
 from zerokara.training.planning.earlier_run import Resumption
 from zerokara.training.planning.run_plan import RunPlan, make_plan

@@ -16,9 +16,9 @@ import torch
 from configs import TINY, config_of
 from drawn_models import build
 
-from zerokara import resources
+from zerokara.base import resources
+from zerokara.base.errors import Fault, RunError
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import Fault, RunError
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.steps import train

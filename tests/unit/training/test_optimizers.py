@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from configs import config_of, fault_of
 
+from zerokara.base.errors import UserError
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers
 

@@ -19,7 +19,7 @@ import pytest
 from programs import launch
 from tiny import ROOT
 
-from zerokara.resources import network_environment
+from zerokara.base.resources import network_environment
 from zerokara.training import spawning
 from zerokara.training.planning import processors
 from zerokara.training.processes import joining, supervision
@@ -133,7 +133,7 @@ for keeps in (True, False):
 SLOW = f"""
 import datetime, os, sys, time
 import torch, torch.distributed
-from zerokara.errors import RunError
+from zerokara.base.errors import RunError
 from zerokara.training.processes import joining
 rank = 0 if os.fork() else 1
 torch.distributed.init_process_group("gloo", init_method=f"file://{{sys.argv[1]}}", rank=rank, world_size=2)
@@ -176,7 +176,7 @@ def test_the_others_wait_for_as_long_as_the_launcher_is_alive(tmp_path: Path) ->
 
 GLOO = """
 import os, psutil, torch.distributed
-from zerokara.resources import network_environment
+from zerokara.base.resources import network_environment
 os.environ.update(network_environment())
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 print(*{each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN})

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from configs import config_of, fault_of
 
-from zerokara import resources
+from zerokara.base import resources
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.planning import processors
 from zerokara.training.planning.processors import Devices

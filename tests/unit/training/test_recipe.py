@@ -8,8 +8,8 @@ import pytest
 from configs import config_of, fault_of
 
 from zerokara import checkpoint
+from zerokara.base.errors import UserError
 from zerokara.config.finetune_config import FinetuneRunConfig
-from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.training.planning import earlier_run, plan_table, recipe, run_folder
 from zerokara.training.planning.run_plan import RunPlan

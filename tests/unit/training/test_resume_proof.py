@@ -8,8 +8,8 @@ import pytest
 import torch
 from configs import fault_of
 
+from zerokara.base.errors import RunError
 from zerokara.checkpoint import TrainingState, store
-from zerokara.errors import RunError
 from zerokara.training import resume_proof
 from zerokara.training.planning.run_plan import RunPlan
 

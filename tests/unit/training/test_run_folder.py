@@ -20,9 +20,9 @@ from made_checkpoints import saved
 from programs import run_program
 
 from zerokara import checkpoint
+from zerokara.base.errors import RunError, UserError, refuse
 from zerokara.config.loading import RESOLVED_NAME, load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import RunError, UserError, refuse
 from zerokara.steps import command, train
 from zerokara.tokenizer import MODEL_NAME
 from zerokara.training import launching

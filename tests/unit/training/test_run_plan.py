@@ -13,11 +13,11 @@ import pytest
 from configs import fault_of
 from tiny import T5
 
-from zerokara import resources
+from zerokara.base import resources
+from zerokara.base.errors import RunError, UserError
+from zerokara.base.progress import bytes_text
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import RunError, UserError
-from zerokara.progress import bytes_text
 from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.tokens.indexed import IndexedTokens, bin_path
 from zerokara.training import launching, trials

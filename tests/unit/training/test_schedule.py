@@ -7,9 +7,9 @@ import pytest
 from configs import config_of, fault_of
 from token_sources import consumption_of, data_plan, settings, some_lengths, write_sources
 
+from zerokara.base.errors import Fault, UserError
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import Fault, UserError
 from zerokara.training.planning import schedule as schedules
 from zerokara.training.planning.schedule import Schedule, extent_of, table_lines
 

@@ -8,8 +8,8 @@ import: a plan names the engine, and checks DeepSpeed's template, before they ar
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from zerokara.base.errors import UserError
 from zerokara.config.pretrain_config import TrainingSettings
-from zerokara.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # needs no display and no global state, as pyplot does
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
+from zerokara.base.durable import PARTIAL_SUFFIX, atomic_file
+from zerokara.base.errors import UserError
 from zerokara.config.loading import RESOLVED_NAME, load_run
-from zerokara.durable import PARTIAL_SUFFIX, atomic_file
-from zerokara.errors import UserError
 from zerokara.training.monitoring import step_metrics
 
 BLUE, RED, GREEN, PURPLE, YELLOW, GREY = "#4477aa", "#cc3344", "#228833", "#aa3377", "#bb8800", "#777777"

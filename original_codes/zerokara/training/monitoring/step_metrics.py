@@ -23,12 +23,12 @@ from typing import Any
 
 import orjson
 
+from zerokara.base.durable import write_file, write_json
+from zerokara.base.errors import redacted
+from zerokara.base.progress import log
 from zerokara.checkpoint.folders import METRICS_NAME
 from zerokara.checkpoint.folders import read_metrics as read
 from zerokara.config.pretrain_config import RunConfig
-from zerokara.durable import write_file, write_json
-from zerokara.errors import redacted
-from zerokara.progress import log
 
 _GROUPS = {
     **dict.fromkeys(("tokens_per_second", "memory_bytes", "seconds", "seconds_left"), "speed"),

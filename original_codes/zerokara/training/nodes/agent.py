@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from zerokara.errors import INTERRUPTED, RunError
+from zerokara.base.errors import INTERRUPTED, RunError
 from zerokara.training.nodes.rendezvous import LostFirstMachine, Rendezvous
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision

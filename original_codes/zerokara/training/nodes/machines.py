@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from zerokara.base.errors import Fault, UserError
 from zerokara.config.engine import MachineSettings
-from zerokara.errors import Fault, UserError
 
 JOIN, HOST = "--join", "--host"
 DEFAULT_PORT = 29400  # of torchrun's rendezvous

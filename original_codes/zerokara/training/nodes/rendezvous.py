@@ -25,9 +25,9 @@ from typing import Any
 import orjson
 from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 
-from zerokara.errors import Fault, RunError, Stopped, UserError, refuse
-from zerokara.progress import bytes_text, plural
-from zerokara.resources import free_bytes
+from zerokara.base.errors import Fault, RunError, Stopped, UserError, refuse
+from zerokara.base.progress import bytes_text, plural
+from zerokara.base.resources import free_bytes
 from zerokara.tokens.indexed import bin_path, idx_path
 from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, own_addresses
 from zerokara.training.planning.earlier_run import PLACES

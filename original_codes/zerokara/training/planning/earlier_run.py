@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerokara.base.errors import Fault
 from zerokara.checkpoint import TrainingState
 from zerokara.config.engine import MonitoringSettings
 from zerokara.config.writing import overrides
-from zerokara.errors import Fault
 from zerokara.model.shapes import ModelShape
 from zerokara.training.planning.run_plan import LENGTH_AND_RATE, RunPlan
 

@@ -16,10 +16,10 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
+from zerokara.base.errors import Fault
+from zerokara.base.progress import bytes_text, plural
 from zerokara.config.pretrain_config import RunConfig
-from zerokara.errors import Fault
 from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, loss_bytes, partition_of
-from zerokara.progress import bytes_text, plural
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.engine_choice import hierarchy_of, uses_deepspeed
 

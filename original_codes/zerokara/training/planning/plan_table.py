@@ -3,10 +3,10 @@
 import shlex
 from collections.abc import Iterator, Sequence
 
-from zerokara import resources
+from zerokara.base import resources
+from zerokara.base.durable import beside
+from zerokara.base.progress import bytes_text, count_text, log, plural
 from zerokara.config.settings import resolved
-from zerokara.durable import beside
-from zerokara.progress import bytes_text, count_text, log, plural
 from zerokara.training.compute import engine_choice
 from zerokara.training.planning import recipe
 from zerokara.training.planning.run_plan import RunPlan, baseline_text

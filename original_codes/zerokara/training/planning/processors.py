@@ -21,10 +21,10 @@ from typing import Literal
 
 import psutil
 
+from zerokara.base.errors import Fault, UserError
+from zerokara.base.progress import plural
+from zerokara.base.resources import available_cores
 from zerokara.config.engine import MachineSettings
-from zerokara.errors import Fault, UserError
-from zerokara.progress import plural
-from zerokara.resources import available_cores
 from zerokara.training.planning.schedule import STARTED_NAME
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"

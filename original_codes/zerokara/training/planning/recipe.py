@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from zerokara.base.errors import UserError
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
-from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 
 VERSION = 5

@@ -13,15 +13,16 @@ from typing import Any
 
 import orjson
 
-from zerokara import checkpoint, file_lock, manifest
+from zerokara import checkpoint
+from zerokara.base import file_lock, manifest
+from zerokara.base.durable import ASIDE_ENDING, PARTIAL_SUFFIX, made_folder, unused_name, write_file, write_json
+from zerokara.base.errors import Fault, RunError, UserError
+from zerokara.base.progress import count_text, seconds_text
 from zerokara.checkpoint.folders import EXPORTED_PARTS, IDENTITY_NAME, METRICS_NAME
 from zerokara.config.loading import RESOLVED_NAME
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.writing import as_yaml
-from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, made_folder, unused_name, write_file, write_json
-from zerokara.errors import Fault, RunError, UserError
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import count_text, seconds_text
 from zerokara.training.planning.earlier_run import PLACES, WITHOUT_EFFECT, EarlierRun, identity_of
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, baseline_text
 

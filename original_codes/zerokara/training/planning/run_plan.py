@@ -15,16 +15,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from zerokara import resources
+from zerokara.base import resources
+from zerokara.base.durable import write_json
+from zerokara.base.errors import Fault, RunError, UserError, refuse
+from zerokara.base.progress import bytes_text
+from zerokara.base.resources import free_bytes
 from zerokara.config.deepspeed_template import load_template
 from zerokara.config.engine import ScheduleSettings
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import Origin
-from zerokara.durable import write_json
-from zerokara.errors import Fault, RunError, UserError, refuse
 from zerokara.model.shapes import ModelShape
-from zerokara.progress import bytes_text
-from zerokara.resources import free_bytes
 from zerokara.samples.batches import ValidationBatches, unigram_entropy, validation_batches
 from zerokara.samples.objective import Objective, beginnings, objective
 from zerokara.samples.packed_examples import Pairs

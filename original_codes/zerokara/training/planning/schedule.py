@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from zerokara.base.errors import Fault, UserError
+from zerokara.base.progress import count_text, plural, seconds_text
 from zerokara.config.engine import ScheduleSettings
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
-from zerokara.errors import Fault, UserError
-from zerokara.progress import count_text, plural, seconds_text
 from zerokara.samples.order import MixedOrder, SampleOrder
 from zerokara.samples.packed_tokens import DataPlan
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed
 from torch.distributed import FileStore, HashStore, PrefixStore, ProcessGroup, Store, TCPStore, distributed_c10d
 
-from zerokara import progress
-from zerokara.errors import RunError
+from zerokara.base import progress
+from zerokara.base.errors import RunError
 from zerokara.model import parallel
 from zerokara.training.planning import processors
 from zerokara.training.planning.run_plan import RunPlan

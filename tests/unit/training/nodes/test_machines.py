@@ -10,7 +10,7 @@ import pytest
 from configs import config_of
 from torch.distributed import HashStore
 
-from zerokara.errors import UserError
+from zerokara.base.errors import UserError
 from zerokara.training.nodes import agent, machines, rendezvous
 from zerokara.training.nodes.agent import Heartbeat
 from zerokara.training.nodes.machines import Endpoint, Machines

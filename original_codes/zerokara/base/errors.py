@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokara.progress import plain
+from zerokara.base.progress import plain
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells (128 + SIGINT)
 # Line ends, controls of a terminal and of the direction of writing, and halves of characters.

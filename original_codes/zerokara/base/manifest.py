@@ -21,10 +21,10 @@ import orjson
 from pydantic import TypeAdapter
 
 from zerokara import __version__
-from zerokara.durable import write_json
-from zerokara.errors import Fault, UserError, nearest, refuse, shown
-from zerokara.progress import Progress, plural
-from zerokara.resources import available_cores
+from zerokara.base.durable import write_json
+from zerokara.base.errors import Fault, UserError, nearest, refuse, shown
+from zerokara.base.progress import Progress, plural
+from zerokara.base.resources import available_cores
 
 FORMAT = 1
 """Raised when an earlier zerokara would misread what this one writes; further fields alone are no reason."""

@@ -1,0 +1,1 @@
+"""What every room stands on: errors, files and locks on disk, manifests, progress, and what a machine has."""
