@@ -38,7 +38,7 @@ from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
 from zerokara.finetuning import task as finetuning
 from zerokara.finetuning import worker
-from zerokara.training import trials
+from zerokara.training import auto_settings
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, make_plan
 from zerokara.training.spawning import local_rendezvous
@@ -203,7 +203,7 @@ def _train(settings: dict[str, object], run: dict[str, str]) -> int:
 def _plan(settings: dict[str, object], given: dict[str, Any]) -> RunPlan:
     overrides = [f"{key}={value}" for key, value in {**settings, **given}.items()]
     config = finetuning.prepared(load(FinetuneConfig, ROOT / "finetune_config.yaml", overrides))
-    return trials.on_this_machine(make_plan(config, task=finetuning.FINETUNING))
+    return auto_settings.on_this_machine(make_plan(config, task=finetuning.FINETUNING))
 
 
 def _test(plan_path: Path, metric: str | None) -> int:

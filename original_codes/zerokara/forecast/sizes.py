@@ -21,10 +21,10 @@ from zerokara.config.model import SizeName
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import overrides
 from zerokara.model.shapes import ModelShape
-from zerokara.training import trials
+from zerokara.training import auto_settings
+from zerokara.training.auto_settings import try_steps
 from zerokara.training.planning import recipe, run_plan
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.trials import try_steps
 
 MEASURED: dict[str, tuple[SizeName, SizeName]] = {"cpu": ("1M", "10M"), "cuda": ("60M", "350M")}
 """Sizes whose steps are measured, by device: the range of what users train there."""
@@ -76,7 +76,7 @@ class Planner:
 
     def local_plan(self, **settings: Any) -> RunPlan:
         """Plan such a run on this machine."""
-        return trials.on_this_machine(run_plan.make_plan(self.config(**settings)))
+        return auto_settings.on_this_machine(run_plan.make_plan(self.config(**settings)))
 
     @cached_property
     def device(self) -> str:

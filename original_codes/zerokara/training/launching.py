@@ -14,7 +14,7 @@ from zerokara import checkpoint
 from zerokara.base import resources
 from zerokara.base.errors import Fault, RunError, Stopped, refuse
 from zerokara.base.progress import count_text, log, plural, seconds_text, summary
-from zerokara.training import trials
+from zerokara.training import auto_settings
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import earlier_run, plan_table, run_folder, schedule
 from zerokara.training.planning.earlier_run import EarlierRun
@@ -64,7 +64,7 @@ def check_start(plan: RunPlan, earlier: EarlierRun | None, redo: bool, commands:
         notes += redo_notes(plan, earlier)
     steps, seconds = (resumed.steps, resumed.seconds) if resumed else ((), 0.0)
     refuse(faults or plan.faults(len(steps), seconds, commands.convert))
-    plan = trials.on_this_machine(plan, resumed)
+    plan = auto_settings.on_this_machine(plan, resumed)
     return Start(plan, resumed, notes=(*notes, *check_fits(plan, starts=not steps)))
 
 
@@ -84,14 +84,16 @@ def train(start: Start, machines: Machines, commands: Commands, sets_aside: bool
             # Before the first machine knows the micro batch, it may have tried several, and compiled for each.
             rendezvous = stack.enter_context(join_rendezvous(machines))
             if machines.is_first:
-                rendezvous.publish("micro_batch", trials.with_micro_batch(plan, start.resumed).resolved.micro_batch)
+                rendezvous.publish(
+                    "micro_batch", auto_settings.with_micro_batch(plan, start.resumed).resolved.micro_batch
+                )
             plan = plan.with_settings(micro_batch_size=rendezvous.wait_for("micro_batch", seconds=TRIAL_SECONDS))
             plan = check_consistent(rendezvous, plan)
             owns_run_dir = rendezvous.owns_run_dir(plan.run_dir)
             if owns_run_dir and not machines.is_first:
                 stack.enter_context(run_folder.command_lock(plan.requested))
         else:
-            plan = trials.with_micro_batch(plan, start.resumed)
+            plan = auto_settings.with_micro_batch(plan, start.resumed)
         if owns_run_dir:
             if sets_aside:  # the last thing before the start: a refusal above has cost nothing
                 run_folder.set_aside(plan.run_dir)
@@ -121,7 +123,7 @@ def try_run(plan: RunPlan, machines: Machines) -> None:
     """
     if machines.number > 1:
         print(f"  this machine alone is tried: start without --dry-run to compare all {machines.number}")
-    seconds, steps = trials.try_steps(plan)[1].seconds_per_step, plan.schedule.num_steps
+    seconds, steps = auto_settings.try_steps(plan)[1].seconds_per_step, plan.schedule.num_steps
     print(f"all {steps:,} steps would take {seconds_text(steps * seconds)}, validations and saves not counted")
     print("dry run: everything is in order; nothing was written in the run folder")
 
@@ -183,7 +185,7 @@ def evaluate(plan: RunPlan, earlier: EarlierRun | None, name: str) -> None:
     """
     refuse(earlier_run.resume_faults(plan, earlier) if earlier else [])
     folder = run_folder.find_checkpoint(plan, name)
-    plan = trials.on_this_machine(plan, earlier)
+    plan = auto_settings.on_this_machine(plan, earlier)
     tokens, processes = count_text(plan.data.num_valid_tokens), plural(plan.num_processes, "process", "processes")
     log(f"{plan.task.title}, evaluate: {folder} on {tokens} tokens, {processes}")
     print(f"  {plan.devices.text(plan.num_processes)}")

@@ -1,7 +1,8 @@
 """Training in one process, from a plan to the last step, or to where it was stopped.
 
 One step is: batch → loss → backward → guard → clip → update → record; `train_step` is the only place where one is made:
-training, the trial of a dry run and the proof of resume call it. After each step: log, validate, sample, save.
+training, the trial of a dry run and the proof of resume call it. After each step: log, validate, sample, save; and end
+where a signal, a limit or the file STOP asks for it.
 """
 
 import contextlib

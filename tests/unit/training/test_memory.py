@@ -22,14 +22,14 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.steps import train
-from zerokara.training import trials
+from zerokara.training import auto_settings
+from zerokara.training.auto_settings import CPU_TOKENS, first_micro_batch, kept_micro_batch, try_steps
 from zerokara.training.planning import memory, processors
 from zerokara.training.planning.earlier_run import EarlierRun
 from zerokara.training.planning.memory import MemoryForecast, min_activation_bytes
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
-from zerokara.training.trials import CPU_TOKENS, first_micro_batch, kept_micro_batch, try_steps
 
 LAYERS = 3
 GB = 10**9
@@ -215,7 +215,7 @@ def test_the_stage_is_what_sends_least_and_fits(
     monkeypatch.setattr(processors, "devices", lambda: Devices(("NVIDIA H200",) * 2, int(gpu * GB)))
     chosen = {"num_processes": 2, "optimizer": "adamw", "global_batch_size": 8, "precision": "fp32", **settings}
     plan = plan_of(*(f"{key}={value}" for key, value in chosen.items()))
-    assert trials.on_this_machine(plan).resolved.zero_stage == stage
+    assert auto_settings.on_this_machine(plan).resolved.zero_stage == stage
 
 
 def on_gpu(plan: RunPlan, gpu_bytes: float) -> RunPlan:
@@ -271,7 +271,7 @@ def stand_in(
         Path(path).write_text(json.dumps(result), encoding="ascii")
         return code
 
-    monkeypatch.setattr(trials, "spawn", spawn)
+    monkeypatch.setattr(auto_settings, "spawn", spawn)
     return tried
 
 
@@ -289,7 +289,7 @@ def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(
     plan: RunPlan, monkeypatch: pytest.MonkeyPatch, first: int, peak_of: Callable[[int], float], tried: list[int]
 ) -> None:
     found = stand_in(monkeypatch, peak_of, memory=100)
-    monkeypatch.setattr(trials, "first_micro_batch", lambda _: first)
+    monkeypatch.setattr(auto_settings, "first_micro_batch", lambda _: first)
     chosen, result = try_steps(on_gpu(plan, 100 * GB))
     fitting = [size for size in found if peak_of(size) <= 86.5]
     assert found == tried and chosen.resolved.micro_batch == max(fitting)

@@ -20,7 +20,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.tokens.indexed import IndexedTokens, bin_path
-from zerokara.training import launching, trials
+from zerokara.training import auto_settings, launching
 from zerokara.training.planning import plan_table, processors, recipe
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.run_plan import RunPlan, make_plan, read_plan
@@ -142,7 +142,7 @@ def test_the_save_interval_that_is_advised_fits(
 
 def test_on_a_cpu_processes_share_the_cores(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def processes(*overrides: str) -> int:
-        return trials.on_this_machine(make(*overrides, processes=None)).num_processes
+        return auto_settings.on_this_machine(make(*overrides, processes=None)).num_processes
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(processors, "available_cores", lambda: 4)

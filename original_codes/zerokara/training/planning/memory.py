@@ -3,8 +3,8 @@
 *State* stays for the whole run. Its bytes were read off from compute/ and DeepSpeed 0.19.8
 (runtime/zero/stage_1_and_2.py, stage3.py), whose own estimate knows Adam in mixed precision alone;
 tests/numerics/test_memory.py compares them with the tensors of real runs. *Activations* depend on kernels and
-compilation: a trial measures them. Before it, no run needs less than `min_activation_bytes`, and hardly one more than
-`ACTIVATION_MARGIN` times that. Without torch.
+compilation: `training.auto_settings` measures them in a trial, and chooses the micro batch. Before it, no run needs
+less than `min_activation_bytes`, and hardly one more than `ACTIVATION_MARGIN` times that. Without torch.
 """
 
 import math

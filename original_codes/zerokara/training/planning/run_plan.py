@@ -159,7 +159,7 @@ class RunPlan:
     nodes: int = 1
     """Machines, with equally many of the processes."""
     devices: Devices = field(default_factory=Devices)
-    """Devices of this machine; a CPU until `trials.on_this_machine` has looked."""
+    """Devices of this machine; a CPU until `auto_settings.on_this_machine` has looked."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Reasons of the recipe's values, by setting."""
     initial_settings: Mapping[str, Any] = field(default_factory=dict)
