@@ -67,9 +67,8 @@ further() {
 
 # Two halves that take about as long, side by side, each on cores of its own: most tests keep one core busy. The checks
 # of the source come before the first. What CI tries besides takes the time in which a half only waits.
-first=(tests/unit tests/pipeline tests/gpu) second=(tests/numerics tests/faults)
-moved=(tests/pipeline/test_{inputs_hub,notebook}.py)
-second+=("${moved[@]}") first+=("${moved[@]/#/--ignore=}")
+first=(tests/unit tests/pipeline tests/gpu tests/numerics/test_compiled.py)
+second=(tests/numerics tests/faults --ignore=tests/numerics/test_compiled.py)
 cores=$($python -c 'import os
 cores = sorted(os.sched_getaffinity(0))
 print(*(",".join(map(str, part)) for part in (cores[::2], cores[1::2])))')

@@ -96,7 +96,7 @@ def foretold(plan: RunPlan, config: PretrainConfig) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "deepspeed", "megatron-core")},
-        "engine": next(engine_choice.plan_lines(config, 1, 1, plan.template)),
+        "engine": next(engine_choice.plan_lines(config, 1, plan.template)),
         "parameters": plan.shape.num_parameters(),
         "batch": f"{config.global_batch_size // config.micro_batch} × {config.micro_batch} × {config.seq_len}",
         "precision": plan.resolved.precision,

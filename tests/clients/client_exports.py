@@ -20,7 +20,7 @@ from made_conversations import made_conversations
 from made_runs import corpus_lines, make_run
 from toy_tokenizers import trainer
 
-from zerokara.examples.encoding import ChatTemplate, auto_source
+from zerokara.examples.chat_template import ChatTemplate, auto_source
 from zerokara.examples.formats import Message
 from zerokara.huggingface.tokenizer_proof import tokenizer_of_exports
 from zerokara.steps import convert_to_hf

@@ -23,7 +23,7 @@ from zerokara import checkpoint
 from zerokara.base.durable import write_file
 from zerokara.checkpoint import store
 from zerokara.config.convert_config import ConvertSettings
-from zerokara.examples.encoding import ChatTemplate, auto_source
+from zerokara.examples.chat_template import ChatTemplate, auto_source
 from zerokara.examples.facts import FinetuneFacts
 from zerokara.huggingface import proof, tokenizer_json, tokenizer_proof
 from zerokara.model.shapes import ModelShape

@@ -12,7 +12,7 @@ import pytest
 from evaluated_models import CONTEXT
 from foreign_models import STEP_1
 
-from zerokara.examples.encoding import auto_source
+from zerokara.examples.chat_template import auto_source
 from zerokara.huggingface import tokenizer_json
 from zerokara.steps import generate
 from zerokara.tokenizer.encoder import Encoder

@@ -14,7 +14,7 @@ from nbclient.exceptions import CellExecutionError
 from pipeline.notebooks import execute, outputs, printed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from zerokara.examples.encoding import auto_source
+from zerokara.examples.chat_template import auto_source
 from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
 

@@ -41,7 +41,7 @@ NEVER = {
     "corpus/find.py": "_AT_WORK _ABOUT _ADDRESS",
     "base/errors.py": "check_hub_token",
     "evaluation/results.py": "_result",
-    "examples/encoding.py": "_NUMBERED MARK _CHANCE auto_source",
+    "examples/chat_template.py": "_NUMBERED MARK _CHANCE auto_source",
     "huggingface/from_hf.py": "carried",
     "huggingface/model_folder.py": "BUFFERS tensors _refusal",
     "huggingface/proof.py": "_LAYER",

@@ -33,10 +33,10 @@ from zerokara.base.durable import PARTIAL_SUFFIX, atomic_file, made_folder
 from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.base.progress import Progress, bytes_text, log, plural, seconds_text, summary
 from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.config.loading import text_of
 from zerokara.corpus.find import TABLES, InputFile, check_unchanged, find_files, for_manifest
-from zerokara.examples import formats
-from zerokara.examples.encoding import MARK, ChatTemplate, Fate, Segments, auto_source, encode, fit
+from zerokara.examples import chat_template, formats
+from zerokara.examples.chat_template import Segments
+from zerokara.examples.encoding import Fate, encode, fit
 from zerokara.examples.example_files import SPLITS, STEP, ExampleFiles, ExamplePaths, Split, example_writer
 from zerokara.examples.facts import SplitCounts
 from zerokara.examples.formats import Example, ExampleFormat, Found, Record, Unlearnable, extra_keys
@@ -92,7 +92,9 @@ def prepare(
     size = bytes_text(sum(file.bytes for file in all_files))
     log(f"examples: {plural(len(all_files), 'file')}, {size}, {form.name} → {bin_path(paths.prefix('train'))}")
     tokenizer = load_tokenizer()
-    template = _template(config, encoder, tokenizer, is_encoder_decoder) if form.name == "messages" else None
+    template = (
+        chat_template.of_config(config, encoder, tokenizer, is_encoder_decoder) if form.name == "messages" else None
+    )
     encoding = {"encoder": encoder, "tokenizer": tokenizer, "template": template}
     encode_example = partial(encode, **encoding, is_encoder_decoder=is_encoder_decoder)
     fits = partial(fit, length=packed_length, overlong=config.overlong, is_encoder_decoder=is_encoder_decoder)
@@ -135,19 +137,6 @@ def _find(config: FinetuneConfig) -> dict[Split, list[InputFile]]:
         faults.append(config.fault("train_data", "names no file", "name the training examples"))
     refuse(faults)
     return found
-
-
-def _template(config: FinetuneConfig, encoder: Encoder, tokenizer: Any, is_encoder_decoder: bool) -> ChatTemplate:
-    """Read the template that the configuration names, or make that of `auto`."""
-    path, is_auto, own = config.chat_template, config.chat_template == "auto", tokenizer.chat_template
-    own = own.get("default") if isinstance(own, dict) else own  # of several by name, as transformers takes it
-    if not is_auto:
-        source = text_of(Path(path), "chat_template")
-    elif own and MARK.search(own):  # that of the folder
-        source = own
-    else:
-        source = auto_source(encoder, is_encoder_decoder)
-    return ChatTemplate(source, "chat_template: auto" if is_auto else path, tokenizer, is_encoder_decoder)
 
 
 @contextmanager

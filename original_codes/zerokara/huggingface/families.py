@@ -15,8 +15,8 @@ from torch import Tensor
 
 from zerokara.base.errors import RunError
 from zerokara.huggingface import weight_rules
-from zerokara.huggingface.family_tables import FAMILIES
 from zerokara.huggingface.model_folder import BUFFERS, CONFIG
+from zerokara.huggingface.weight_names import FAMILIES
 from zerokara.huggingface.weight_rules import COPIED_VOCABULARY, VOCABULARY, WeightRule
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer import CONFIG_NAME

@@ -1,5 +1,5 @@
 """The weight rules: one table in each `Family`, from which both directions and the check of completeness derive. The
-tables are in `family_tables`.
+tables are in `weight_names`.
 
 A rule names one of our tensors (megatron-core's parameter names, as checkpoints hold them), the Hugging Face tensors
 made of it, and the inverse pair of transforms between them. ``{i}`` stands for each layer, ``{e}`` for each expert.

@@ -20,7 +20,8 @@ from zerokara.checkpoint.folders import METRICS_NAME
 from zerokara.config.convert_config import ConvertConfig, ConvertSettings
 from zerokara.config.settings import resolved
 from zerokara.examples import facts as finetuning
-from zerokara.examples.encoding import ChatTemplate, prompt_ids
+from zerokara.examples.chat_template import ChatTemplate
+from zerokara.examples.encoding import prompt_ids
 from zerokara.examples.facts import FinetuneFacts
 from zerokara.huggingface import families, proof, to_hf, tokenizer_json, tokenizer_proof
 from zerokara.huggingface.tokenizer_proof import Proof

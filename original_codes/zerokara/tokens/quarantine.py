@@ -1,5 +1,6 @@
 """Bad lines: their quarantine, the check of `max_bad_fraction`, and the counts of every document, source by source.
 
+Each worker counts a bad line where it meets it (`shards`), by its reason; here the counts are added up and checked.
 Documents: what came in = train + valid + skipped, where every row of a damaged row group is one that was skipped.
 
 Bytes are those of the files on disk (compressed, if they are), and matter only where something cannot be counted in

@@ -7,11 +7,8 @@ where a signal, a limit or the file STOP asks for it.
 
 import contextlib
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
 
 import psutil
 import torch
@@ -23,53 +20,15 @@ from zerokara.model.experts import statistics
 from zerokara.training.compute.engine import Engine
 from zerokara.training.guards import DivergenceCheck, MustEnd, StepGuard, StepRecord, find_bad_samples
 from zerokara.training.logbook import Logbook
-from zerokara.training.planning import run_folder
+from zerokara.training.planning import run_lock
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import reason_to_stop
 from zerokara.training.processes.joining import Processes, join, shared_folder
 from zerokara.training.run import StepBatches, newest_checkpoint, open_run, state_of
 from zerokara.training.sample_texts import Sampler
 from zerokara.training.saving import Saver
+from zerokara.training.stop_request import STOP_NAME, StopRequest
 from zerokara.training.validation import Validation, of_loss
-
-STOP_NAME = "STOP"
-"""``touch STOP`` in the run folder asks, from any machine that sees it."""
-
-
-class StopRequest:
-    """Request to stop this process, by SIGTERM, SIGINT (Ctrl-C), or in the first process by other `reasons`.
-
-    The processes agree in the sum of each step's loss, and save at the end of the step. A second Ctrl-C exits at once,
-    as does any request before the first step, when there is nothing to save.
-    """
-
-    def __init__(self) -> None:
-        self.reason = ""
-        """Source of the request; empty while there is none."""
-        self.at_once = True
-        """True while there is nothing to save yet, so that a request does not wait for the end of a step."""
-        self.reasons: list[Callable[[], str]] = []
-        """Called after each step, in the first process: each returns a reason to stop, or nothing."""
-        signal.signal(signal.SIGTERM, self._handle)
-        signal.signal(signal.SIGINT, self._handle)
-
-    def watch_file(self, path: Path) -> None:
-        """Stop when a file appears; one that is there was meant for an earlier start, and is deleted."""
-        path.unlink(missing_ok=True)
-        self.reasons.append(lambda: f"the file {path}" if path.exists() else "")
-
-    def poll(self) -> bool:
-        """Return True if this process has a request."""
-        for reason in self.reasons:
-            self.reason = self.reason or reason()
-        return bool(self.reason)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        is_second = bool(self.reason) and number == signal.SIGINT
-        name = "Ctrl-C (SIGINT)" if number == signal.SIGINT else signal.Signals(number).name
-        self.reason = self.reason or name
-        if is_second or self.at_once:
-            raise KeyboardInterrupt(self.reason)
 
 
 class Trainer:
@@ -91,7 +50,7 @@ class Trainer:
         sharing = shared_folder(processes)
         self._folder_lock = contextlib.ExitStack()
         if sharing.leads:
-            self._folder_lock.enter_context(run_folder.training_lock(plan.run_dir))
+            self._folder_lock.enter_context(run_lock.training_lock(plan.run_dir))
             stop.watch_file(plan.run_dir / STOP_NAME)
         self.run = run = open_run(plan, processes, newest_checkpoint(plan, processes, sharing))
         self.state = run.state

@@ -1,7 +1,7 @@
 """Asynchronous checkpointing: training waits while the state is copied to main memory; threads write the copy.
 
-Each process copies its share of each tensor (`checkpoint.state`), and its thread writes, hashes and syncs it;
-the thread of the first process renames and prunes (`CheckpointStore`). There is one copy of the state, in each process
+Each process copies its share of each tensor (`checkpoint.state`), and its thread has `checkpoint.store` write, hash and
+sync it; the thread of the first process renames and prunes, too. There is one copy of the state, in each process
 a share of it, and therefore one save at a time. A disk that refuses it does not end the run: the thread retries.
 """
 

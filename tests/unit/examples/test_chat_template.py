@@ -15,7 +15,7 @@ from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoTokenizer
 
 from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.examples.encoding import ChatTemplate, auto_source
+from zerokara.examples.chat_template import ChatTemplate, auto_source
 from zerokara.examples.formats import Message, Unlearnable
 from zerokara.examples.preparation import prepare
 from zerokara.huggingface import tokenizer_json

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from zerokara.config.loading import load
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.examples.encoding import ChatTemplate, auto_source
+from zerokara.examples.chat_template import ChatTemplate, auto_source
 from zerokara.huggingface import tokenizer_proof
 from zerokara.tokenizer import byte_level as made
 from zerokara.tokenizer.hugging_face import open_encoder

@@ -1,7 +1,7 @@
 """Start and end of training processes, for the parent and for themselves: exit codes, signals. Without torch.
 
 The launching process passes a request to stop on as SIGTERM (`SignalForwarding`); a training process answers it by
-saving at the end of its step (`training.loop.StopRequest`).
+saving at the end of its step (`training.stop_request`).
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""The tables of the families ↔ transformers 5.23.
+"""The names of all weights, here and in Hugging Face (transformers 5.23), family by family.
 
 GPT-2: LayerNorm, learned positions, tanh GELU (``gelu_new``), biases everywhere; Hugging Face keeps its matrices in
 ``Conv1D`` layers, that is transposed.
