@@ -66,7 +66,7 @@ further() {
 }
 
 # Two halves that take about as long, side by side, each on cores of its own: most tests keep one core busy. The checks
-# of the source come before the first. What CI tries besides takes the time in which a half only waits.
+# of the source come before the first; what CI tries besides comes after the second.
 first=(tests/unit tests/pipeline tests/gpu tests/numerics/test_compiled.py)
 second=(tests/numerics tests/faults --ignore=tests/numerics/test_compiled.py)
 cores=$($python -c 'import os
@@ -79,17 +79,19 @@ if [ -z "$others" ] || ! command -v taskset >/dev/null; then
     [ -z "$further" ] || further
     exit
 fi
-logs=$(mktemp -d) aside=()
-trap 'for each in "${aside[@]}"; do pkill -P "$each" || kill "$each" || true; done 2>/dev/null; rm -rf "$logs"' EXIT
-if [ -n "$further" ]; then
-    { renice -n 19 -p $BASHPID >/dev/null && further; } >"$logs/further" 2>&1 &
-    aside+=($!)
-fi
-taskset -c "$others" $python -m pytest -p no:cacheprovider "${options[@]}" "${second[@]}" >"$logs/second" 2>&1 &
-aside+=($!)
+aside=$(mktemp)
+{
+    failed=0
+    taskset -p -c "$others" $BASHPID >/dev/null
+    $python -m pytest -p no:cacheprovider "${options[@]}" "${second[@]}" || failed=$?
+    [ -z "$further" ] || further || failed=$?
+    exit $failed
+} >"$aside" 2>&1 &
+half=$!
+trap 'pkill -P $half 2>/dev/null || true; rm -f "$aside"' EXIT
 checks
 failed=0
 taskset -c "$some" $python -m pytest "${options[@]}" "${first[@]}" || failed=$?
-for each in "${aside[@]}"; do wait "$each" || failed=$?; done
-cat "$logs"/*
+wait $half || failed=$?
+cat "$aside"
 exit $failed

@@ -110,9 +110,10 @@ def losses_of(config: PretrainConfig) -> tuple[list[float], int]:
 def settings_of(family: str) -> dict[str, Any]:
     every = ARCHITECTURES[family].moe_every
     experts = {**MOE, "moe_layers": "auto" if every == 1 else "[1]"} if every else {}
-    # On two processes two micro batches a step in one family, which no other differs from in this, and one in the others.
-    micro_batch = 2 if family == "llama" else 4
-    return {**RECIPE, **MODEL, **experts, "architecture": family, "global_batch_size": 8, "micro_batch_size": micro_batch}
+    # Two micro batches a step on each of two processes, but one where a further family would show nothing new.
+    micro_batch_size = 2 if every or family == "llama" else 4
+    batch = {"global_batch_size": 8, "micro_batch_size": micro_batch_size}
+    return {**RECIPE, **MODEL, **experts, **batch, "architecture": family}
 
 
 @pytest.fixture(scope="module")

@@ -245,7 +245,7 @@ def test_training_processes_that_a_killed_command_left_are_waited_for(
 ) -> None:
     plan = plan_of()
     run_folder.claim(plan)
-    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(run_lock, "LOCK_SECONDS", 1)
     with run_lock.training_lock(plan.run_dir):
         for again in (run_lock.training_lock(plan.run_dir), run_lock.command_lock(plan.requested)):
             with pytest.raises(RunError, match=str(plan.run_dir)), again:
