@@ -214,7 +214,7 @@ def _check_is_the_file(path: str | Path, keys: Set[str], config_class: type[Sett
     """Check that a file is not another step's, or something else; raise one fault, not one a line."""
     num_known = {each: len(keys & each.model_fields.keys()) for each in (config_class, *FILES.values())}
     best = max(FILES, key=lambda name: num_known[FILES[name]])
-    if num_known[FILES[best]] > num_known[config_class]:
+    if num_known[FILES[best]] > num_known[config_class] and config_class.unknown == Settings.unknown:
         own = next((name for name, each in FILES.items() if each is config_class), RESOLVED_NAME)
         rule = f"holds the settings of {best}, not those of {own}"
         raise UserError(Fault(str(path), rule, remedy=f"name the right file: --config {own}"))
@@ -247,6 +247,9 @@ def _unknown(place: str, detail: ErrorDetails, config_class: type[Settings], ori
         remedy = f"set the whole of it (--set '{root}=[…]'), or edit it in the file"
     elif _RENAMED.get(name) in known:
         remedy = f"did you mean {_RENAMED[name]}?"
+    elif rule != Settings.unknown:  # it says where such a name belongs, unless it is a slip
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        remedy = f"did you mean {near[0]}?" if near else "remove it here"
     elif not parents and (files := [file for file, each in FILES.items() if name in each.model_fields]):
         remedy = f"it belongs in {files[0]}"
     elif near := difflib.get_close_matches(name, known, n=1):
