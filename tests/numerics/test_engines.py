@@ -26,6 +26,8 @@ VOCABULARY, STEPS, SKIPPED = 100, 6, 3
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_attn_heads": 4, "seq_len": 16, "gradient_clipping": 0.5}
 MOE = {"num_experts": 4, "router_aux_loss_coef": 0.02, "router_z_loss_coef": 0.001}
 STAGES, RATES = (1, 2, 3), {"adamw": 0.003, "adafactor": 0.02, "muon": 0.003}
+SOONEST = ("llama", "t5", "qwen3_moe")
+"""A decoder, an encoder-decoder, and one with experts: the other families take minutes together, and are for CI."""
 
 
 def lost_gradient() -> AbstractContextManager[Any]:
@@ -117,9 +119,14 @@ def settings_of(family: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, python_path: None, warm_server: Path | None) -> dict[str, Any]:
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, python_path: None,
+    warm_server: Path | None,
+) -> dict[str, Any]:  # fmt: skip
     jobs: dict[str, dict[str, Any]] = {}
-    for family in ARCHITECTURES:
+    asked_for = [item for item in request.session.items if item.path == request.path]
+    families = {item.callspec.params.get("family", "llama") for item in asked_for}  # the twins are compared with llama
+    for family in [name for name in ARCHITECTURES if name in families | {"llama"}]:
         together = kinds_of(family)
         alone = [*{f"{kind[:-1]}1": None for kind in together}]
         jobs[f"{family} 1"] = {**settings_of(family), "processes": 1, "more": {"kinds": alone}}
@@ -133,7 +140,9 @@ def found(tmp_path_factory: pytest.TempPathFactory, python_path: None, warm_serv
     return {name: ranks[0] for name, ranks in answers.items()}
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in SOONEST else [pytest.mark.slow]) for name in ARCHITECTURES]
+)
 def test_two_processes_learn_what_one_learns(found: dict[str, Any], family: str) -> None:
     assert len(found[f"{family} 2"]) == 10
     for kind, numbers in found[f"{family} 2"].items():
