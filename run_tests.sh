@@ -67,8 +67,12 @@ further() {
 
 # Two halves that take about as long, side by side, each on cores of its own: most tests keep one core busy. The checks
 # of the source come before the first; what CI tries besides comes after the second.
-first=(tests/unit tests/pipeline tests/gpu tests/numerics/test_compiled.py)
-second=(tests/numerics tests/faults --ignore=tests/numerics/test_compiled.py)
+first=(tests/unit tests/pipeline tests/gpu) second=(tests/numerics tests/faults)
+if [ -n "$further" ]; then
+    moved=(tests/numerics/test_compiled.py) first+=("${moved[@]}") second+=("${moved[@]/#/--ignore=}")
+else
+    moved=(tests/pipeline/test_{upload_step,inputs_hub}.py) second+=("${moved[@]}") first+=("${moved[@]/#/--ignore=}")
+fi
 cores=$($python -c 'import os
 cores = sorted(os.sched_getaffinity(0))
 print(*(",".join(map(str, part)) for part in (cores[::2], cores[1::2])))')

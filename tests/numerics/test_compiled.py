@@ -217,6 +217,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, python_path: None, warm_serve
     return {name: min(ranks, key=lambda answer: answer["rank"]) for name, ranks in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_compiled_functions_train_as_eager_ones(seen: dict[str, Any], name: str) -> None:
     """And training calls what was compiled: the softmax's two functions, activations, rotations of two sizes."""
@@ -226,6 +227,7 @@ def test_compiled_functions_train_as_eager_ones(seen: dict[str, Any], name: str)
     assert found["captured"] == (5 if "llama" in name else 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARDED)
 def test_compiled_layers_train_as_eager_ones_to_the_bit_under_zero(seen: dict[str, Any], name: str) -> None:
     """Losses and gradient norms of three steps, which two processes share."""

@@ -19,6 +19,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.planning.memory import SAVE_COPY, MemoryForecast, state_bytes
 
+pytestmark = pytest.mark.slow
 VOCABULARY = 500
 TOLERANCE = 0.02
 """Beside the state, a process holds a micro batch, rotary tables, and what DeepSpeed pads: in fp32, at stages 1 and 2,

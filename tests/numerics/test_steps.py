@@ -26,6 +26,7 @@ from zerokara.model import attention, experts, layers, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.training.processes.joining import Processes
 
+pytestmark = pytest.mark.slow
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 32}
 BATCH = {"global_batch_size": 8, "micro_batch_size": 2}
 """Gradient accumulation, with two processes too."""
