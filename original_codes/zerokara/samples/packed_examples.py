@@ -61,9 +61,9 @@ class PackedExamples:
         """Tokens of the examples."""
         if is_encoder_decoder:
             read, target = (each[: self.num_examples] for each in pair_lengths(self._index))
-            self._packing = bin_packing.pack_pairs(read, target, lengths.input, lengths.target, seed)
+            self._packing = bin_packing.pack(read, lengths.input, target, lengths.target, seed)
         else:
-            self._packing = bin_packing.pack(np.diff(bounds)[: self.num_examples] - 1, lengths.input, seed)
+            self._packing = bin_packing.pack(np.diff(bounds)[: self.num_examples] - 1, lengths.input, seed=seed)
 
     def __len__(self) -> int:
         return len(self._packing)

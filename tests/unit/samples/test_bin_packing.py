@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from zerokara.samples.bin_packing import Rows, pack, pack_pairs, target_length
+from zerokara.samples.bin_packing import Rows, pack, target_length
 
 NUM = 20_000
 
@@ -47,18 +47,18 @@ def near(lengths: np.ndarray) -> np.ndarray:
 def test_less_than_a_tenth_of_an_encoder_decoders_rows_is_padding(inputs: np.ndarray, targets: np.ndarray) -> None:
     length = target_length(inputs, targets, 512)
     assert length % 8 == 0 and length >= targets.max()
-    packing = pack_pairs(inputs, targets, 512, length)
+    packing = pack(inputs, 512, targets, length)
     read, written = padding(packing, inputs, 512), padding(packing, targets, length)
     assert (512 * read + length * written) / (512 + length) < 0.1
 
 
 def test_it_is_a_function_of_the_seed() -> None:
     lengths = skewed(60, 0.6, 1)[:2000]
-    pairs = lengths, near(skewed(60, 0.6, 1))[:2000], 512, 576
-    for packed in (lambda seed: pack(lengths, 512, seed), lambda seed: pack_pairs(*pairs, seed)):
+    pairs = lengths, 512, near(skewed(60, 0.6, 1))[:2000], 576
+    for packed in (lambda seed: pack(lengths, 512, seed=seed), lambda seed: pack(*pairs, seed)):
         first, again, other = (np.concatenate(packed(seed)) for seed in (1, 1, 2))
         assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
 def test_no_examples_make_no_rows() -> None:
-    assert pack([], 8) == pack_pairs([], [], 8, 8) == []
+    assert pack([], 8) == pack([], 8, [], 8) == []
