@@ -39,11 +39,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "scratch": {},
     **{f"rate_{share}": {**PIECES, "lr_share": share} for share in (0.125, 0.25, 1)},
     "weight_decay_0.1": {**PIECES, "weight_decay": 0.1},
-    "embeddings_first": {**PIECES, "embedding_tokens": 0.2},
     "replay": {**PIECES, "source_weights": "replay"},
     "replay_0.05": {**PIECES, "source_weights": "[19, 1]"},
 }
-"""Settings of each way; `lr_share` is of a new model's rate, `embedding_tokens` a share of the run."""
+"""Settings of each way; `lr_share` is of a new model's rate."""
 
 
 def main() -> None:
@@ -74,8 +73,6 @@ def main() -> None:
             settings = {**ARMS[arm], **({} if arm == "scratch" else {"init_from": base})}
             if share := settings.pop("lr_share", None):
                 settings["lr"] = rate * share
-            if share := settings.get("embedding_tokens"):
-                settings["embedding_tokens"] = int(share * given.new_tokens)
             texts = ["new", "old"] if "source_weights" in settings else ["new"]
             tokenizer = "old" if arm == "old_tokenizer" else "new"
             model = _model(given, out, f"{arm}_{seed}", texts, tokenizer, given.new_tokens, seed=seed, **settings)

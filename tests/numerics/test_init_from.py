@@ -7,7 +7,7 @@ import rounding
 from tiny import T5
 
 from zerokara.huggingface import families, to_hf, tokenizer_json
-from zerokara.model.shapes import VOCABULARY_NAMES, ModelShape
+from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 
 WATCHED = {"eval_interval": 1000}
@@ -39,12 +39,9 @@ def runs(train_runs: Callable, span_data: dict[str, str], tmp_path_factory: pyte
         f"{name}_on": {**each, **SHORT, "init_from": str(folder / f"{name}_hf")} for name, each in settings.items()
     }
     onward["broken"] = {**onward["llama_on"], "stop_at": 4}
-    alone = {**onward["llama_on"], "embedding_tokens": 4 * 8 * 32, "optimizer": "adamw"}
-    onward |= {"alone": alone, "alone_by_muon": {**alone, "optimizer": "muon"}}
-    onward |= {key: {**onward["alone_by_muon"], "stop_at": 4} for key in ("alone_until", "alone_resumed")}
     second = train_runs(onward, folder=folder)
-    train_runs({"broken": onward["llama_on"], "alone_resumed": onward["alone_by_muon"]}, folder=folder)
-    shared = {"shared": {**onward["llama_on"], "zero_stage": 3}, "alone_shared": {**alone, "zero_stage": 2}}
+    train_runs({"broken": onward["llama_on"]}, folder=folder)
+    shared = {"shared": {**onward["llama_on"], "zero_stage": 3}}
     return {**first, **second, **train_runs(shared, processes=2, folder=folder)}
 
 
@@ -63,13 +60,3 @@ def test_a_run_that_has_begun_resumes_from_its_own_checkpoint(runs: dict) -> Non
 
 def test_processes_that_share_the_weights_start_alike(runs: dict) -> None:
     rounding.assert_same_curve(runs["shared"].losses, runs["llama_on"].losses)
-
-
-def test_the_embeddings_alone_are_trained_at_first(runs: dict) -> None:
-    before, until, after = runs["llama"].weights, runs["alone_until"].weights, runs["alone_resumed"].weights
-    for name in before:
-        assert before[name].equal(until[name]) != name.endswith(VOCABULARY_NAMES), name
-        assert not after[name].equal(until[name]), name
-    assert runs["alone_resumed"].losses == runs["alone_by_muon"].losses
-    assert runs["alone"].losses[5:] != runs["llama_on"].losses[5:]
-    rounding.assert_same_curve(runs["alone_shared"].losses, runs["alone"].losses)

@@ -8,7 +8,7 @@ from zerokara.base.errors import Fault
 from zerokara.config.data import DataOrderSettings, DataSettings, declared_tokens
 from zerokara.config.engine import EngineSettings
 from zerokara.config.model import ModelSettings
-from zerokara.config.settings import NaturalInt, PositiveFloat, Settings
+from zerokara.config.settings import PositiveFloat, Settings
 
 NewEmbeddings = Literal["none", "mean_of_pieces", "overlap", "random"]
 
@@ -24,8 +24,6 @@ class StartSettings(Settings):
     """What the embeddings of another tokenizer than init_from's begin as: `none` refuses it; `mean_of_pieces` the mean
     of what the old tokenizer makes of a piece's text; `overlap` the mean of all. A piece that both have keeps its own.
     `random` draws all of them, for comparison."""
-    embedding_tokens: NaturalInt = 0
-    """Tokens at the start, after init_from, in which the embeddings alone are trained; then all weights are."""
 
 
 class TrainingSettings(EngineSettings, DataOrderSettings, StartSettings):
@@ -62,8 +60,6 @@ class RunConfig(TrainingSettings, ModelSettings):
             rule = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be split over {size} processes"
             reads = ["architecture", *shared, "hidden_size", "model_size"]
             yield self.fault("tensor_parallel_size", rule, f"one of {possible}", reads)
-        if self.embedding_tokens and not self.init_from:
-            yield self.fault("embedding_tokens", "has no effect without init_from", "set it to 0", ["init_from"])
         if size > 1 and self.traits.moe_every:
             rule = f"must be 1 for architecture {self.architecture}: its experts are not split"
             yield self.fault("tensor_parallel_size", rule, "set 1, and shard with a zero_stage", ["architecture"])

@@ -88,9 +88,6 @@ class Trainer:
             with contextlib.closing(run.loader(schedule.num_steps)) as loader:
                 for step in range(done + 1, schedule.num_steps + 1):
                     learning_rate = schedule.learning_rate(step)
-                    run.engine.optimizer.trains_all = step > run.plan.embedding_steps
-                    if step == run.plan.embedding_steps + 1 > 1:
-                        processes.log(f"step {step}: from here on all weights are trained")
                     record = train_step(run.engine, processes, loader, step, learning_rate, self.guard, self.stop.poll)
                     if self.after_step(record):
                         break

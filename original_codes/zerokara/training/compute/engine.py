@@ -97,10 +97,8 @@ class LoneEngine:
         return nats.detach()
 
     def update(self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda _: True) -> float:
-        for name, master in self._masters.items():
-            if not self.optimizer.is_trained(name):
-                master.grad = None
-            elif master.grad is None:  # it had no part in the loss
+        for master in self._masters.values():
+            if master.grad is None:  # it had no part in the loss
                 master.grad = torch.zeros_like(master)
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
         if self._device.type == "cpu":

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from zerokara.config.engine import OptimSettings
 from zerokara.config.settings import resolved
-from zerokara.model.shapes import VOCABULARY_NAMES, ModelShape, TensorShape, is_layer_matrix
+from zerokara.model.shapes import ModelShape, TensorShape, is_layer_matrix
 
 Algorithm = Literal["adamw", "adafactor", "muon"]
 
@@ -71,8 +71,6 @@ class ParameterGroup(NamedTuple):
     weight_decay: float = 0.0
     lr_scale: float = 1.0
     """The group's learning rate over that of the schedule."""
-    is_vocabulary: bool = False
-    """Whether it trains while the embeddings alone do (`embedding_tokens`)."""
 
 
 def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape]) -> dict[ParameterGroup, list[str]]:
@@ -88,7 +86,6 @@ def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape
         if name.endswith("relative_attention_bias.weight"):
             group = ParameterGroup(algorithm, lr_scale=bias_lr)
         elif len(shape) > 1:
-            is_vocabulary = name.endswith(VOCABULARY_NAMES)
-            group = ParameterGroup(algorithm, resolved(config.weight_decay), is_vocabulary=is_vocabulary)
+            group = ParameterGroup(algorithm, resolved(config.weight_decay))
         found.setdefault(group, []).append(name)
     return found

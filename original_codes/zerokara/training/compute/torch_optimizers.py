@@ -31,7 +31,7 @@ from torch import Tensor
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
 from zerokara.model import parallel
-from zerokara.model.shapes import VOCABULARY_NAMES, ModelShape, row_blocks
+from zerokara.model.shapes import ModelShape, row_blocks
 from zerokara.training.compute import optimizers
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -78,8 +78,6 @@ class Optimizer(torch.optim.AdamW):
         self.name: str = config.optimizer_name
         self.num_updates = 0
         """Updates so far, those of earlier starts included; skipped steps do not count."""
-        self.trains_all = True
-        """False while the embeddings alone are trained (`is_trained`)."""
         self._shapes = {name: tuple(each.shape) for name, each in tensors.items()}
         blocks = {name: row_blocks(name, shape) for name in tensors}
         self._blocks = {name: [torch.from_numpy(rows).to(device) for rows in each] for name, each in blocks.items()}
@@ -109,10 +107,6 @@ class Optimizer(torch.optim.AdamW):
             elif not state:  # fused AdamW reads its count on the device
                 state["step"] = torch.zeros((), device=place.tensor.device)
                 state.update({key: torch.zeros_like(place.tensor) for key in shapes})
-
-    def is_trained(self, name: str) -> bool:
-        """True if an update changes the parameter."""
-        return self.trains_all or name.endswith(VOCABULARY_NAMES)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the rate of the next update."""
@@ -168,11 +162,7 @@ class Optimizer(torch.optim.AdamW):
         for group in groups:
             held = {id(tensor) for tensor in group["params"]}
             names = [name for name in group["names"] if id(self._places[name].tensor) in held]
-            if not (self.trains_all or group["is_vocabulary"]):
-                for tensor in group["params"]:
-                    if "step" in self.state[tensor]:  # the count of all updates, as a start that resumes sets it
-                        self.state[tensor]["step"] += 1
-            elif group["algorithm"] == "adamw":
+            if group["algorithm"] == "adamw":
                 self.param_groups = [group]
                 super().step()
                 self.param_groups = groups

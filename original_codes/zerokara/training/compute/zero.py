@@ -76,9 +76,6 @@ class ZeroEngine:
             self.module, self._wrapper, _, _ = deepspeed.initialize(
                 model=model, optimizer=self.optimizer, config=settings, dist_init_required=False, mpu=mpu
             )
-        if config.embedding_tokens:
-            for name, parameter in model.named_parameters():
-                parameter.register_hook(partial(self._zero_untrained, name))
         places = self._partitions() if self._is_stage_3 else self._flat_partitions()
         held = {names[parameter]: place for parameter, place in places}
         computing, accumulating = self.module.get_data_types()
@@ -110,9 +107,6 @@ class ZeroEngine:
                 borders = [min(number * length, parameter.ds_numel) for number in (*ranks, len(ranks))]
                 yield id(parameter), Place(flat, start, [range(*borders[each : each + 2]) for each in ranks])
                 start += length
-
-    def _zero_untrained(self, name: str, gradient: Tensor) -> Tensor:
-        return gradient if self.optimizer.is_trained(name) else torch.zeros_like(gradient)
 
     def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float) -> Tensor:
         if self.model.auxiliary:

@@ -30,8 +30,7 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     order += ", intra-document masking" if config.intra_document_masking else ""
     yield "data", f"{count_text(train)} training tokens, {count_text(valid)} validation tokens, {order}"
     yield from plan.data.plan_rows
-    alone = f"; the embeddings alone in the first {plan.embedding_steps:,}" if plan.embedding_steps else ""
-    yield "length", course.text + alone
+    yield "length", course.text
     tried = recipe.MAX_EPOCHS if config.packs_examples else recipe.TRIED_EPOCHS
     often = f"the recipe was tried with at most {tried:g} (docs/recipe.md), so watch the validation"
     for use in plan.consumption.sources:

@@ -202,11 +202,6 @@ class RunPlan:
         return self.num_processes // self.resolved.tensor_parallel_size
 
     @property
-    def embedding_steps(self) -> int:
-        """Steps at the start in which the embeddings alone are trained."""
-        return -(-self.resolved.embedding_tokens // self.schedule.batch_tokens)
-
-    @property
     def checkpoint_bytes(self) -> int:
         """Size of one checkpoint on disk."""
         return optimizers.checkpoint_bytes(self.resolved.optimizer_name, self.shape)
