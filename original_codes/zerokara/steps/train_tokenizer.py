@@ -83,7 +83,6 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         ("text offered", f"{bytes_text(drawn.bytes_offered)}, {plural(drawn.documents, 'document')}"),
         ("trained on", drawn.use_text()),
         *report.rows(),
-        ("verdict", report.verdict),
         ("pieces not used", f"{len(report.unused_pieces):,} in {bytes_text(report.usage_bytes)} of this text"),
         ("memory", f"{bytes_text(peak)} at the peak, {expected} expected at most"),
         ("took", seconds_text(seconds)),

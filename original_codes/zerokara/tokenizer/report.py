@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,6 @@ MAX_USAGE_BYTES = 32_000_000
 """Text of the sample on which the use of the pieces is counted, in some seconds."""
 EXAMPLE_CHARACTERS = 180
 """Longest line shown."""
-LOSSLESS_SHARE = 0.01
-"""Share of lines that do not decode exactly up to which a tokenizer counts as lossless."""
 MAX_UNSPACED_SHARE = 0.1
 """Share of the characters in scripts without spaces up to which white space is taken to separate words; names and
 quotations of another language are found everywhere."""
@@ -73,11 +70,6 @@ class Measures:
     line_end_tokens: int = 0
     round_trip_failures: int = 0
     failure_examples: list[str] = field(default_factory=list)
-
-    @property
-    def is_lossless(self) -> bool:
-        """True if nearly all lines decode exactly: dropping spaces or capitals is an easy way to few tokens."""
-        return self.round_trip_failures <= LOSSLESS_SHARE * self.lines
 
     def rates(self) -> dict[str, Any]:
         """Return what compares: bytes and characters per token, tokens per word (fertility), shares of tokens."""
@@ -238,37 +230,14 @@ class Report:
     """Facts of the training sample (`SampleReport`), with the memory that the training took."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON values, with the rates of all measures and the verdict."""
-        values = asdict(self) | {"num_unused_pieces": len(self.unused_pieces), "verdict": self.verdict}
+        """Return the report as JSON values, with the rates of all measures."""
+        values = asdict(self) | {"num_unused_pieces": len(self.unused_pieces)}
         measured = [self.all_sources, *(source.tokenizers for source in self.sources)]
         as_values = [values["all_sources"], *(source["tokenizers"] for source in values["sources"])]
         for measures, shown in zip(measured, as_values, strict=True):
             for name, one in measures.items():
                 shown[name] |= one.rates()
         return values
-
-    @cached_property
-    def verdict(self) -> str:
-        """A few sentences that compare the compression with that of the other tokenizers."""
-        ours = self.all_sources[OURS]
-        if not ours.tokens:
-            return "There was no text to measure on."
-        sentences = [f"{ours.rates()['bytes_per_token']:.3f} bytes per token."]
-        if len(self.all_sources) == 1:
-            sentences.append(
-                "No other tokenizer was measured: to compare with well-known ones, name some in compare_with (such as "
-                "hf://openai-community/gpt2, downloaded before) and run step 1 again with --redo."
-            )
-        for name, one in self.all_sources.items():
-            if not one.is_lossless:
-                share = one.rates()["round_trip_failure_rate"]
-                sentences.append(f"Not comparable: {name} changes {share:.0%} of the lines, which saves tokens.")
-            elif name != OURS:
-                more = ours.tokens / one.tokens - 1
-                sentences.append(f"{abs(more):.1%} {'more' if more > 0 else 'fewer'} tokens than {name}.")
-        if any(source.measured_on != HELD_OUT for source in self.sources):
-            sentences.append("Some of this text was offered to its own training, which flatters it.")
-        return " ".join(sentences)
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the rows of the step's summary: one for each source and tokenizer."""
