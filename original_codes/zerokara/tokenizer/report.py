@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import regex
 
 from zerokara.base.errors import Fault, UserError
 from zerokara.base.pages import template
@@ -36,10 +35,6 @@ MAX_USAGE_BYTES = 32_000_000
 """Text of the sample on which the use of the pieces is counted, in some seconds."""
 EXAMPLE_CHARACTERS = 180
 """Longest line shown."""
-MAX_UNSPACED_SHARE = 0.1
-"""Share of the characters in scripts without spaces up to which white space is taken to separate words; names and
-quotations of another language are found everywhere."""
-_UNSPACED = regex.compile(r"[\p{Hiragana}\p{Katakana}\p{Han}\p{Thai}\p{Lao}\p{Tibetan}\p{Myanmar}\p{Khmer}]")
 _BATCH_LINES = 4096
 _MAX_FAILURES_SHOWN = 5
 HUB_PREFIX = "hf://"
@@ -56,32 +51,32 @@ _MARKS = {" ": "·\u200b", SPACE_MARK: "·\u200b", "\t": "→\u200b", "\u3000": 
 class Measures:
     """Counts of one tokenizer on one body of text.
 
-    Tokens include line ends. Words are None where they cannot be told apart (`count_words`), and a round-trip failure
-    is a line that decodes to another text.
+    Tokens include line ends. A round-trip failure is a line that decodes to another text.
     """
 
     characters: int = 0
     bytes: int = 0
     lines: int = 0
-    words: int | None = None
     tokens: int = 0
     byte_tokens: int = 0
     unknown_tokens: int = 0
-    line_end_tokens: int = 0
     round_trip_failures: int = 0
     failure_examples: list[str] = field(default_factory=list)
 
-    def rates(self) -> dict[str, Any]:
-        """Return what compares: bytes and characters per token, tokens per word (fertility), shares of tokens."""
+    def rates(self) -> dict[str, float]:
+        """Return what compares: bytes and characters per token, shares of the tokens and of the lines."""
         tokens = max(self.tokens, 1)
         return {
             "bytes_per_token": self.bytes / tokens,
             "characters_per_token": self.characters / tokens,
-            "tokens_per_word": (self.tokens - self.line_end_tokens) / self.words if self.words else None,
             "unknown_rate": self.unknown_tokens / tokens,
             "byte_fallback_rate": self.byte_tokens / tokens,
             "round_trip_failure_rate": self.round_trip_failures / max(self.lines, 1),
         }
+
+    def __add__(self, other: "Measures") -> "Measures":
+        """Return the counts on two bodies of text together."""
+        return Measures(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 class MeasuredTokenizer:
@@ -116,17 +111,15 @@ def measure(tokenizer: MeasuredTokenizer, texts: Sequence[str]) -> Measures:
     """Measure a tokenizer on texts."""
     encoder, lines = tokenizer.encoder, [line for text in texts for line in text.split("\n")]
     ids = encoder.encode_many(lines)
-    line_ends, counts = len(lines) - len(texts), tokenizer.uses(ids)
+    counts = tokenizer.uses(ids)
     changed = [line for line, decoded in zip(lines, map(encoder.decode, ids), strict=True) if decoded != line]
     return Measures(
         characters=sum(map(len, texts)),
         bytes=sum(len(text.encode()) for text in texts),
         lines=len(lines),
-        words=count_words(texts),
-        tokens=int(counts.sum()) + line_ends,
+        tokens=int(counts.sum()) + len(lines) - len(texts),
         byte_tokens=int(counts[sorted(tokenizer.byte_ids)].sum()),
         unknown_tokens=int(counts[encoder.unk_id]) if encoder.unk_id >= 0 else 0,
-        line_end_tokens=line_ends,
         round_trip_failures=len(changed),
         failure_examples=[line[:100] for line in changed[:_MAX_FAILURES_SHOWN]],
     )
@@ -144,26 +137,6 @@ def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, progress: Progre
             num_bytes += batch_bytes
             progress.advance(batch_bytes)
     return used, num_bytes
-
-
-def total(measures: Sequence[Measures]) -> Measures:
-    """Add up the measures of several bodies of text; without words where one body has none."""
-    summed = Measures(words=0 if all(one.words is not None for one in measures) else None)
-    for one in measures:
-        for name in (each.name for each in fields(Measures) if getattr(summed, each.name) is not None):
-            setattr(summed, name, getattr(summed, name) + getattr(one, name))
-    summed.failure_examples = summed.failure_examples[:_MAX_FAILURES_SHOWN]
-    return summed
-
-
-def count_words(texts: Sequence[str]) -> int | None:
-    """Number of words in the texts; None where much of them is in scripts that are written without spaces.
-
-    A word is what white space separates, punctuation included, as in papers that publish fertilities.
-    """
-    words = [word for text in texts for word in text.split()]
-    unspaced = sum(len(_UNSPACED.findall(text)) for text in texts)
-    return len(words) if unspaced <= MAX_UNSPACED_SHARE * sum(map(len, words)) else None
 
 
 def example_lines(texts: Sequence[str], number: int) -> list[str]:
@@ -245,12 +218,11 @@ class Report:
         for source in self.sources:
             for name, one in source.tokenizers.items():
                 rates = one.rates()
-                per_word = f"{rates['tokens_per_word']:.3f} tokens/word" if one.words else "tokens/word n/a"
                 per_token = f"{rates['characters_per_token']:.3f} characters/token, {rates['bytes_per_token']:.3f}"
                 kinds = f"unknown {rates['unknown_rate']:.3%}, byte fallback {rates['byte_fallback_rate']:.3%}"
                 changed = f"{one.round_trip_failures:,} of {one.lines:,} lines changed"
                 row = source.source if name == OURS else f"{source.source} · {name}"
-                rows.append((row, f"{per_token} bytes/token, {per_word}, {kinds}, {changed}"))
+                rows.append((row, f"{per_token} bytes/token, {kinds}, {changed}"))
         return rows
 
     def page(self) -> str:
@@ -260,8 +232,8 @@ class Report:
             Path(__file__).with_name("report.html.jinja"),
             bytes=bytes_text,
             count="{:,}".format,
-            fixed=lambda value: "n/a" if value is None else f"{value:.3f}",
-            percent=lambda share: f"{share:.3%}",
+            fixed="{:.3f}".format,
+            percent="{:.3%}".format,
             visible=_visible,
         ).render(
             report=self,
@@ -345,7 +317,7 @@ def make(
             for name, each in tokenizers.items()
         },
         sources=reports,
-        all_sources={name: total([report.tokenizers[name] for report in reports]) for name in tokenizers},
+        all_sources={name: sum((report.tokenizers[name] for report in reports), Measures()) for name in tokenizers},
         usage_bytes=usage_bytes,
         num_learnt_pieces=len(learnt),
         unused_pieces=[ours.pieces[i] for i in learnt if not counts[i]],

@@ -19,7 +19,7 @@ from zerokara.tokenizer import report
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_file, tokenizer_file
 from zerokara.tokenizer.model_file import ModelFile
-from zerokara.tokenizer.report import MeasuredTokenizer, count_words
+from zerokara.tokenizer.report import MeasuredTokenizer
 from zerokara.tokenizer.sampling import SourceTexts
 
 TEXTS = ["the quick fox\n今日はとてもよい天気です。", "rare 龘 and ▁ mark\n\n", "오늘 날씨가 좋아서 42"]
@@ -70,17 +70,14 @@ def word_piece(folder: Path) -> Path:
 def test_measures_of_ours_equal_a_count_by_hand(toy: Encoder) -> None:
     measures = measured(toy.model_path, TEXTS)
     ids = [i for text in TEXTS for i in toy.encode(text).tolist()]
-    assert (measures.tokens, measures.lines, measures.line_end_tokens) == (len(ids), 6, ids.count(toy.newline_id))
+    assert (measures.tokens, measures.lines) == (len(ids), 6)
     assert measures.characters == sum(map(len, TEXTS))
     assert measures.bytes == sum(len(text.encode()) for text in TEXTS)
     assert measures.byte_tokens == sum(i in byte_ids(toy) for i in ids) >= 3 and measures.unknown_tokens == 0
     assert (measures.round_trip_failures, measures.failure_examples) == (1, ["rare 龘 and ▁ mark"])
     assert measures.rates()["bytes_per_token"] == measures.bytes / len(ids)
-    parts = [measured(toy.model_path, [text]) for text in TEXTS]
-    assert report.total(parts) == measures != report.total(parts[:2])
-    words = measured(toy.model_path, ["the fox\nthe dogs"])
-    assert words.rates()["tokens_per_word"] == (words.tokens - 1) / 4, "line ends are left out"
-    assert report.total([words, report.Measures(tokens=5)]).words is None
+    first, second, third = (measured(toy.model_path, [text]) for text in TEXTS)
+    assert first + second + third == measures != first + second
 
 
 def test_unknown_tokens_are_counted(train_toy: TrainToy) -> None:
@@ -146,13 +143,6 @@ def test_a_large_sample_is_counted_at_some_lines(toy: Encoder, tmp_path: Path, m
         monkeypatch.setattr(report, "MAX_USAGE_BYTES", limit)
         used, num_bytes = report.count_sample(opened(toy.model_path), sentences, Progress("counting"))
         assert num_bytes == size and used.sum() == 10 * sum(len(toy.encode(line)) for line in lines)
-
-
-def test_words_are_counted_where_they_can_be_told_apart() -> None:
-    assert count_words(["the quick fox\njumps  over", "a 日本 b"]) == 8
-    assert count_words(["오늘 날씨가 좋아서"]) == 3
-    assert count_words([]) == count_words([" \n"]) == 0
-    assert count_words(["今日はとてもよい天気です。", "the fox"]) is None
 
 
 def _make(toy: Encoder, tmp_path: Path, *compare_with: Path) -> report.Report:
