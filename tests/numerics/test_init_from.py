@@ -12,6 +12,10 @@ from zerokara.tokenizer.encoder import Encoder
 
 WATCHED = {"eval_interval": 1000}
 """Validated before the first step and after the last."""
+LONGER = {
+    "seq_len": 64, "global_batch_size": 4, "rope_theta": 20000.0,
+    "rope_scaling": "{rope_type: yarn, factor: 2, original_max_position_embeddings: 32}",
+}  # fmt: skip
 SHORT = {"train_tokens": 8 * 8 * 32, "lr": 0.002}
 # The unit tests of from_hf take every family there and back.
 FAMILY_SETTINGS = {
@@ -38,6 +42,7 @@ def runs(train_runs: Callable, span_data: dict[str, str], tmp_path_factory: pyte
     onward = {
         f"{name}_on": {**each, **SHORT, "init_from": str(folder / f"{name}_hf")} for name, each in settings.items()
     }
+    onward["longer"] = {**onward["llama_on"], **LONGER}
     onward["broken"] = {**onward["llama_on"], "stop_at": 4}
     second = train_runs(onward, folder=folder)
     train_runs({"broken": onward["llama_on"]}, folder=folder)
@@ -52,6 +57,12 @@ def test_it_starts_where_the_model_stands_and_learns_on(runs: dict, name: str) -
     rounding.assert_same_loss(second.valid_losses[0], first.valid_losses[-1])
     assert min(second.losses[-3:]) < second.losses[0]
     assert second.state.facts["init_from"] == str(first.folder.with_name(f"{name}_hf"))
+
+
+def test_it_goes_on_with_longer_sequences(runs: dict) -> None:
+    model, longer = runs["llama"], runs["longer"]
+    assert longer.state.facts["context_length"] == 32 < longer.state.shape["seq_len"] == 64
+    assert longer.valid_losses[-1] < longer.valid_losses[0] < model.valid_losses[0] - 0.3, "it begins with what it knew"
 
 
 def test_a_run_that_has_begun_resumes_from_its_own_checkpoint(runs: dict) -> None:

@@ -1,9 +1,6 @@
 """An interrupted and resumed run equals an uninterrupted one; bit for bit in one process."""
 
-import json
-import math
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.steps import tokenize
 from zerokara.training.monitoring import step_metrics
-from zerokara.training.planning.run_plan import make_plan
 
 STAGES = (
     "[{tokens: 1664, source_weights: [3, 1]}, {tokens: 3968, source_weights: [1, 5]}, "
@@ -100,51 +96,6 @@ def test_what_a_curriculum_read_is_what_its_table_says(runs: dict) -> None:
     )
     assert in_first_stage == [39 * 32, 13 * 32] and read[21] == in_second
     assert table.sources[0].epochs > 1  # so the run crosses the edge of an epoch of that source
-
-
-YARN = "{rope_type: yarn, factor: 2, original_max_position_embeddings: 32}"
-GROWN: dict[str, tuple[dict, dict]] = {
-    "sequential": ({"order": "sequential"}, {}),
-    "muon_bf16_yarn": ({"optimizer": "muon", "precision": "bf16"}, {"rope_theta": 20000.0, "rope_scaling": YARN}),
-}
-"""Settings, and those that change where sequences of 32 become some of 64."""
-GROWS_AFTER, STOPS_AFTER = 10, 15
-
-
-@pytest.fixture(scope="module")
-def grown(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    folder, short, long = tmp_path_factory.mktemp("grown"), {}, {}
-    for name, (settings, changes) in GROWN.items():
-        for way in ("unbroken", "broken"):
-            short[f"{name}_{way}"] = {**settings, "stop_at": GROWS_AFTER}
-            long[f"{name}_{way}"] = {**settings, **changes, "seq_len": 64, "global_batch_size": 4}
-    train_runs(short, folder=folder)
-    stops = {f"{name}_broken": {"stop_at": STOPS_AFTER} for name in GROWN}
-    done = train_runs({name: settings | stops.get(name, {}) for name, settings in long.items()}, folder=folder)
-    train_runs({name: long[name] for name in stops}, folder=folder)
-    return done
-
-
-@pytest.mark.parametrize("name", GROWN)
-def test_longer_sequences_go_on_where_the_shorter_ended(grown: dict, tiny_data: dict[str, str], name: str) -> None:
-    broken, unbroken = grown[f"{name}_broken"], grown[f"{name}_unbroken"]
-    assert_same_bits(broken, unbroken)
-    lines = [line for line in step_metrics.read(broken.folder) if "loss" in line]
-    settings = load(PretrainConfig, tiny_data["config"])  # of sequences that do not grow
-    schedule = make_plan(settings, 1).schedule
-    told = [(line["step"], line["tokens"], line["learning_rate"]) for line in lines]
-    assert told == [(step, step * 256, schedule.learning_rate(step)) for step in range(1, 21)]
-    assert all(map(math.isfinite, broken.losses)) and broken.losses[-1] < broken.losses[0]
-    assert (broken.state.tokens, broken.state.samples, broken.state.shape["seq_len"]) == (20 * 256, 80, 64)
-    sessions = json.loads((broken.folder / "read_0.json").read_text(encoding="utf-8"))
-    assert [(len(read), {length for _, length in read}) for read in sessions] == [(80, {32}), (20, {64}), (20, {64})]
-    read = [*chain(*sessions)]
-    if name == "sequential":  # no token twice, and none left out
-        assert [first for first, _ in read] == [*range(0, 80 * 32, 32), *range(80 * 32, 20 * 256, 64)]
-    else:
-        longer = [first for first, length in read if length == 64]
-        assert len({*longer}) == len(longer) and any(first % 64 for first, length in read if length == 32)
-        assert longer != sorted(longer), "they are shuffled"
 
 
 ODD = {"architecture": "gpt2", "num_kv_heads": "auto", "hidden_size": 15, "num_attn_heads": 1}

@@ -1,9 +1,9 @@
 """A Hugging Face folder as the model that a training starts from (`init_from`).
 
 Its configuration must equal ours, setting by setting, and its tokenizer must map every id to the same piece as ours:
-otherwise its weights mean nothing here. Both are checked before training starts; `settings_of` reads the settings from
-the folder, so that nobody has to copy them. The weights are converted by the inverses of the rules that export them, so
-that a round trip loses no bit.
+otherwise its weights mean nothing here. Only the context length of rotary positions may be another. Both are checked
+before training starts; `settings_of` reads the settings from the folder, so that nobody has to copy them. The weights
+are converted by the inverses of the rules that export them, so that a round trip loses no bit.
 
 A folder may come from anyone, and nothing in it is run: no code that its files name (``auto_map``), and no pickle.
 Weights are read from safetensors alone.
@@ -257,15 +257,18 @@ def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: 
     family = families.FAMILIES[shape.architecture]
     ours = {**family.config_values(shape), "tie_word_embeddings": shape.tie_word_embeddings}
     settings = {**family.settings, "tie_word_embeddings": "tie_word_embeddings"}
-    if (scaling := _rope_scaling(folder, hf_config)) != shape.rope_scaling:
+    # Shorter sequences leave the context of rotary positions as it is; longer ones extend it, and may rotate otherwise.
+    left_out = _OF_TRAINING | {"max_position_embeddings"}
+    scaling, context = _rope_scaling(folder, hf_config), _value_of(hf_config, "max_position_embeddings")
+    if context and shape.seq_len > context:
+        left_out.add("rope_parameters.rope_theta")
+    elif scaling != shape.rope_scaling:
         text = value_text(scaling)
         yield fault("rope_scaling", f"the model of init_from has {text}", f"set rope_scaling: {text}")
     for key, expected in ours.items():
-        if key in _OF_TRAINING or (key.startswith("rope_parameters.") and key not in settings):
+        if key in left_out or (key.startswith("rope_parameters.") and key not in settings):
             continue
-        value = _value_of(hf_config, key)
-        may_be_longer = key == "max_position_embeddings" and value >= expected
-        if value == expected or may_be_longer:
+        if (value := _value_of(hf_config, key)) == expected:
             continue
         if key in settings:
             yield fault(settings[key], f"the model of init_from has {value}", f"set {settings[key]}: {value}")

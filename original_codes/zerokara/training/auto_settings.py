@@ -29,7 +29,6 @@ CPU_TOKENS = 2048
 """Tokens of the largest micro batch on a CPU: a larger matrix product is no faster. Measured."""
 _MICRO_BATCH_SETTINGS = (
     "global_batch_size", "precision", "optimizer", "tensor_parallel_size", "offload", "activation_checkpointing",
-    "seq_len",
 )  # fmt: skip
 
 

@@ -189,14 +189,14 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
             change = f"optimizer was {state.optimizer}, is {config.optimizer_name}"
             log(f"{change}: the optimizer state restarts from zero")
         log(f"resuming from {folder}: step {state.step}, {count_text(state.tokens)} tokens done")
-        if (length := plan.shape.raw_len) != state.shape["raw_len"]:  # the position, counted in the longer sequences
-            log(f"seq_len grows from {state.shape['seq_len']} to {plan.shape.seq_len}")
-            state = replace(state, samples=-(-state.tokens // length))
     elif config.init_from:
         load_state(engine, _weights_of(plan, processes).items())
-        state = replace(state, facts=state.facts | from_hf.carried(Path(config.init_from), config.new_embeddings))
+        carried = from_hf.carried(Path(config.init_from), config.new_embeddings)
+        state = replace(state, facts=state.facts | carried)
         beside = "" if config.new_embeddings == "none" else f", its embeddings by {config.new_embeddings}"
         log(f"starting from the weights of {config.init_from}{beside}")
+        if (context := carried["context_length"] or config.seq_len) < config.seq_len:
+            log(f"the context length grows from {context} to {config.seq_len}")
     else:
         load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
     if config.precision == "fp8":

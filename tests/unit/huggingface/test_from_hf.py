@@ -181,12 +181,18 @@ def test_another_scaling_of_rotary_positions_is_told_with_the_models(
         from_hf.settings_of(tmp_path, settings.fault)
 
 
-def test_a_model_may_read_shorter_sequences_where_positions_are_not_learned(tmp_path: Path, encoder: Encoder) -> None:
+def test_a_model_may_read_other_lengths_where_positions_are_not_learned(tmp_path: Path, encoder: Encoder) -> None:
+    """The rotation may change for longer sequences, and only for these."""
     exported(tmp_path / "llama", encoder)
-    check(settings_of(tmp_path / "llama", "seq_len=8"), encoder)
-    assert "16" in fault_of(settings_of(tmp_path / "llama", "seq_len=32"), encoder, "seq_len").remedy
+    for length in (8, 32):
+        check(settings_of(tmp_path / "llama", f"seq_len={length}"), encoder)
+    for rotation in ("rope_theta=50000", f"rope_scaling={YARN}"):
+        check(settings_of(tmp_path / "llama", "seq_len=32", rotation), encoder)
+        fault_of(settings_of(tmp_path / "llama", rotation), encoder, rotation.partition("=")[0])
     exported(tmp_path / "gpt2", encoder, "architecture=gpt2")
-    fault_of(settings_of(tmp_path / "gpt2", "architecture=gpt2", "seq_len=8"), encoder, "seq_len")
+    for length in (8, 32):
+        fault = fault_of(settings_of(tmp_path / "gpt2", "architecture=gpt2", f"seq_len={length}"), encoder, "seq_len")
+        assert fault.remedy == "set seq_len: 16"
 
 
 def test_a_folder_without_a_known_model_is_refused(tmp_path: Path, encoder: Encoder) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,59 +69,21 @@ def test_a_changed_setting_is_announced_and_another_shape_refused(plan_of: Plan)
     assert_another_run(plan_of("num_layers=3"), "num_layers", "2", "3")
 
 
-def with_state(plan: RunPlan) -> Path:
-    """A run folder with a checkpoint of its first step, of which there is no more than the state."""
-    step, length = plan.resolved.global_batch, plan.shape.raw_len
-    numbers = {"step": 1, "samples": step, "tokens": step * length, "seconds": 1.0, "precision": "fp32", "facts": {}}
-    hashes = {"tokenizer_sha256": plan.encoder.sha256, "data_sha256": plan.data.sha256}
-    state = checkpoint.TrainingState(**numbers, **hashes, shape=plan.shape.as_json())
-    (begin(plan) / "global_step1" / checkpoint.STATE_NAME).write_bytes(orjson.dumps(asdict(state)))
-    return plan.run_dir
-
-
-YARN = "rope_scaling={rope_type: yarn, factor: 2, original_max_position_embeddings: 32}"
-LONGER = ("seq_len=64", "global_batch_size=4")
-
-
-@pytest.mark.parametrize("stages", ["[]", "[{tokens: 640, source_weights: [2]}, {tokens: rest, order: sequential}]"])
-def test_sequences_may_grow_and_rotary_positions_change_with_them(plan_of: Plan, stages: str) -> None:
-    begun = plan_of(f"stages={stages}")
-    with_state(begun)
-    grown = plan_of(f"stages={stages}", *LONGER, YARN, "rope_theta=50000")
-    assert [*changes(grown)] == [
-        "seq_len", "rope_theta", "rope_scaling", "global_batch_size",
-    ]  # fmt: skip
-    assert grown.schedule.num_steps == begun.schedule.num_steps and grown.schedule.num_tokens == 20 * 256
-    for others, facts in {
-        ("rope_theta=50000",): ("rope_theta", "10000.0"),
-        (YARN,): ("rope_scaling", "'yarn'"),
-        (*LONGER, "seed=7"): ("seed",),
-        (*LONGER, "intra_document_masking=true"): ("intra_document_masking",),
-        (*LONGER, "source_weights=[3]", "stages=[{tokens: 640}]", "train_tokens=auto"): ("stages",),
-        ("seq_len=16", "global_batch_size=16"): ("seq_len", "16"),
-    }.items():
-        assert_another_run(plan_of(*dict.fromkeys((f"stages={stages}", *others))), *facts)
-    for batch, length, remedy in ((8, 64, "set it to 4"), (5, 48, "grow to a seq_len that divides 256")):
-        fault = fault_of(
-            changes,
-            plan_of(f"stages={stages}", f"seq_len={length}", f"global_batch_size={batch}", "micro_batch_size=1"),
-        )
-        assert (fault.key, fault.remedy) == ("global_batch_size", remedy) and "256 tokens" in fault.rule
-    run_folder.claim(grown)  # a start that saves nothing, for lack of memory
-    assert [*changes(begun)] == [
-        "seq_len", "rope_theta", "rope_scaling", "global_batch_size",
-    ]  # fmt: skip
-    kept = run_folder.look(grown.requested)
-    assert kept is not None
-    overrides = (f"stages={stages}", "seq_len=128", "global_batch_size=auto", "micro_batch_size=1")
-    auto = plan_of(*overrides, initial_settings=kept.initial_settings)
-    assert auto.resolved.global_batch == 2 and changes(auto)
-
-
-def test_learned_positions_do_not_grow(plan_of: Plan) -> None:
-    with_state(plan_of("architecture=gpt2", "num_kv_heads=auto"))
-    fault = fault_of(changes, plan_of("architecture=gpt2", "num_kv_heads=auto", *LONGER))
-    assert fault.key == "seq_len" and "learned" in fault.rule and "32" in fault.remedy
+@pytest.mark.parametrize(
+    ("settings", "goes_further"),
+    [
+        (("seq_len=64", "rope_theta=50000"), True),
+        (("seq_len=16",), False),
+        (("seq_len=64", "architecture=gpt2", "num_kv_heads=auto"), False),
+    ],
+)
+def test_longer_sequences_are_another_run_that_starts_from_the_export(
+    plan_of: Plan, settings: tuple[str, ...], goes_further: bool
+) -> None:
+    """Of rotary positions; learned ones end where the first run's sequences do."""
+    begin(plan_of(*settings, "seq_len=32", "rope_theta=10000"))
+    assert_another_run(longer := plan_of(*settings), "seq_len was 32, is now ")
+    assert ("init_from" in fault_of(changes, longer).remedy) == goes_further
 
 
 def test_another_curriculum_is_refused_and_a_longer_one_goes_on(plan_of: Plan) -> None:
@@ -165,7 +127,7 @@ def test_a_start_that_was_aborted_before_its_first_checkpoint_blocks_nothing(pla
 def test_differences_are_told_by_the_keys_of_the_yaml(plan_of: Plan) -> None:
     begin(plan := plan_of())
     (earlier,) = filter(None, [run_folder.look(plan.requested)])
-    was = {"curriculum": None, **dict.fromkeys(earlier_run.identity_of(plan), "another")}
+    was = {"curriculum": None, **dict.fromkeys(earlier_run.identity_of(plan), "another"), "seq_len": 1}
     (fault,) = earlier_run.resume_faults(plan, replace(earlier, identity=was))
     keys = [words.split()[0].rstrip(",") for words in fault.rule.partition(": ")[2].split("; ")]
     assert {*keys} <= {*PretrainConfig.model_fields} - {"target_len"} and keys.count("seq_len") == 1

@@ -6,7 +6,7 @@ reads a file or prints: `run_folder.look` reads, `launching` shows and refuses.
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ from zerokara.base.errors import Fault
 from zerokara.checkpoint import TrainingState
 from zerokara.config.engine import MonitoringSettings
 from zerokara.config.writing import overrides
-from zerokara.model.shapes import ModelShape
 from zerokara.training.planning.run_plan import LENGTH_AND_RATE, RunPlan
 
 PLACES = frozenset({
@@ -33,7 +32,6 @@ _KEY_NAMES = {
 }
 """Entries of the identity that are no settings, as the user knows them."""
 _DERIVED = {"vocab_size", "raw_len", "input_len", "target_len"}  # reported only where nothing else differs
-_GROWING = ("seq_len", "rope_theta", "rope_scaling")  # may change together, once the sequences grow
 # Settings whose change is not reported: the content of those files is compared, and step 2's own.
 _UNREPORTED = PLACES - {"deepspeed_template"} | {"num_workers"}
 # Settings that change nothing in what is trained, and those whose outcome is part of the run's identity.
@@ -93,17 +91,8 @@ def identity_of(plan: RunPlan) -> dict[str, Any]:
 
 
 def resume_faults(plan: RunPlan, earlier: EarlierRun) -> list[Fault]:
-    """Return why a plan cannot go on with an earlier start: it is of another run, or its sequences may not grow so."""
+    """Return why a plan cannot go on with an earlier start: it is of another run."""
     config, was, now = plan.requested, dict(earlier.identity), identity_of(plan)
-    if earlier.state and not config.packs_examples and any(was.get(key) != now[key] for key in _GROWING):
-        saved = ModelShape.from_json(earlier.state.shape)
-        if plan.shape.seq_len > saved.seq_len and (faults := list(_growth_faults(plan, earlier, saved))):
-            return faults
-        # Back to what was saved: a start with longer sequences that has saved nothing binds nobody.
-        if plan.shape.seq_len > saved.seq_len or all(getattr(saved, key) == getattr(config, key) for key in _GROWING):
-            shape = ModelShape.from_json({key: was[key] for key in saved.as_json() if key in was})
-            then = config.model_copy(update={key: getattr(shape, key) for key in _GROWING})
-            now = identity_of(replace(plan, resolved=then, data=plan.task.data_of(then, plan.encoder)))
     if _only_longer(was["curriculum"], now["curriculum"]):
         was["curriculum"] = now["curriculum"]
     differing = [name for name in now if was.get(name) != now[name]]
@@ -112,6 +101,10 @@ def resume_faults(plan: RunPlan, earlier: EarlierRun) -> list[Fault]:
         return []
     rule = "belongs to another run: " + "; ".join(_difference(name, was.get(name), now[name]) for name in differing)
     remedy = "choose another output_model_dir, or use --redo to set that run aside and start over"
+    reaches_further = plan.shape.traits.positions == "rotary" and not config.packs_examples
+    if reaches_further and "seq_len" in differing and was["seq_len"] < now["seq_len"]:
+        remedy += "; for longer sequences finish that run, export it with step 4, and start another output_model_dir "
+        remedy += f"with init_from naming that export and seq_len: {now['seq_len']}"
     return [config.fault("output_model_dir", rule, remedy)]
 
 
@@ -151,9 +144,7 @@ def _forgotten_faults(plan: RunPlan, earlier: EarlierRun, resume_command: str) -
     forgotten = tried - in_file if last["path"] == origin.path else tried | in_file
     now = config.model_dump(mode="json")
     lost = [key for key in was if key in forgotten and not config.typed(key) and was[key] != now.get(key)]
-    # With other sequences a step has another number of them, and as many tokens.
-    in_tokens = {"global_batch_size"} if config.seq_len != was["seq_len"] else set()
-    deciding = [key for key in lost if key in LENGTH_AND_RATE - in_tokens]
+    deciding = [key for key in lost if key in LENGTH_AND_RATE]
     if not deciding:
         return
     now |= dict.fromkeys(plan.reasons, "auto")
@@ -179,22 +170,6 @@ def redo_faults(plan: RunPlan) -> Iterator[Fault]:
                 break
     if config.path.resolve().is_relative_to(run_dir.resolve()):
         yield Fault(str(config.path), rule, remedy="copy it elsewhere, and name the copy by --config")
-
-
-def _growth_faults(plan: RunPlan, earlier: EarlierRun, saved: ModelShape) -> Iterator[Fault]:
-    """Yield why a run cannot go on with longer sequences than those of its checkpoint, which has the shape `saved`: its
-    positions are not rotary, or a step would take another number of tokens."""
-    config, kind = plan.requested, saved.traits.positions
-    if kind != "rotary":
-        rule = f"cannot grow from {saved.seq_len} with architecture {saved.architecture}, whose positions are {kind}"
-        yield config.fault("seq_len", rule, f"set it to {saved.seq_len}: only rotary positions go further")
-        return
-    tokens = earlier.plan["requested"]["global_batch_size"] * earlier.plan["requested"]["seq_len"]
-    if config.global_batch * config.seq_len != tokens:
-        rule = f"must keep {tokens:,} tokens a step, by which the schedule counts, with seq_len = {config.seq_len}"
-        size, rest = divmod(tokens, config.seq_len)
-        remedy = f"grow to a seq_len that divides {tokens:,}" if rest else f"set it to {size}"
-        yield config.fault("global_batch_size", rule, remedy, ["seq_len"])
 
 
 def _difference(name: str, was: Any, now: Any) -> str:

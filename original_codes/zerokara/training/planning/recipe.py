@@ -70,9 +70,6 @@ def resolve(
         if kept and kept[key] != "auto" and config.optimizer in ("auto", kept["optimizer"]):
             now = "" if kept[key] == value else f"; by itself it would be {value} now"
             value, reason = kept[key], f"as the run began{now}"
-            length = kept.get("seq_len", shape.seq_len)
-            if key == "global_batch_size" and length != shape.seq_len:
-                value, reason = max(1, value * length // shape.seq_len), "as many tokens a step as before"
         config = config.model_copy(update={key: value})
         reasons[key] = reason
     if resolved(config.min_lr) > resolved(config.lr):
