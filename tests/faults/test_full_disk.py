@@ -96,7 +96,6 @@ import json, os, shutil, sys
 from pathlib import Path
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
-from zerokara.corpus.read import total_plain_bytes
 from zerokara.steps import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import encode, estimate
@@ -105,8 +104,7 @@ given = dict(word.split("=", 1) for word in sys.argv[1:])
 disk = Path(given["output_prefix"]).parents[1]
 config = PretrainConfig(**given | {"input_jsonl": [given["input_jsonl"]], "num_workers": 1, "max_bad_fraction": 1.0})
 files = find_files(config.input_jsonl, "")
-places = estimate.sample_corpus(config, files)
-expected = estimate.estimate_tokens(total_plain_bytes(files), places, Encoder(config.input_tokenizer_file))
+_, expected = estimate.prepare(config, files, Encoder(config.input_tokenizer_file))
 estimated = estimate.peak_bytes(expected)
 
 def leave(num_bytes):

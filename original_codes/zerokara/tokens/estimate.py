@@ -1,9 +1,7 @@
 """Estimate of step 2 from a sample of the corpus: the encoder to use, expected tokens, disk space."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass
 
 from zerokara.base.errors import UserError
 from zerokara.base.progress import bytes_text
@@ -13,31 +11,14 @@ from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Document, Range, read, total_plain_bytes
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.fast_encoder import EncoderChoice, FastEncoder, choose
+from zerokara.tokenizer.fast_encoder import EncoderChoice, choose
 from zerokara.tokens import merge
 from zerokara.tokens.indexed import DOCUMENT_BYTES, TokenPaths, dtype_for
 
 SAMPLE_PLACES = 8
 """Number of places that are sampled: beginnings of files, and of fewer files further places."""
-PLACE_CHARACTERS, PLACE_BAD_LINES = 128 * 1024, 5000
+PLACE_CHARACTERS, PLACE_BAD_LINES = 64 * 1024, 5000
 """Text, and bad lines, after which a place ends."""
-ESTIMATE_CHARACTERS = 32 * 1024
-"""Text of each place that is encoded for the estimate."""
-
-
-@dataclass(frozen=True)
-class SamplePlace:
-    """The documents at one place of the corpus."""
-
-    texts: list[str]
-    sampled_bytes: int
-    """Unpacked bytes that were read for them (`Document.bytes`)."""
-
-    @property
-    def beginning(self) -> list[str]:
-        """The documents that are encoded for the estimate."""
-        ends = list(accumulate(map(len, self.texts)))
-        return self.texts[: bisect_left(ends, ESTIMATE_CHARACTERS) + 1]
 
 
 @dataclass(frozen=True)
@@ -47,7 +28,7 @@ class TokenEstimate:
     tokens: int
     output_bytes: int
     """Bytes of the .bin files."""
-    documents: int = 0
+    documents: int
     loss: str = ""
     """Share of the sampled documents that do not come back when their ids are decoded; empty if all do."""
 
@@ -58,47 +39,47 @@ def prepare(config: DataSettings, files: Sequence[InputFile], encoder: Encoder) 
     Raises UserError if no export could be proved with the tokenizer, or the disk is too small.
     """
     check_exportable(encoder)
-    places = sample_corpus(config, files)
-    choice = choose(encoder, [text for place in places for text in place.texts])
-    expected = estimate_tokens(total_plain_bytes(files, config.text_field), places, choice.encoder)
+    texts, sampled_bytes = sample_corpus(config, files)
+    choice = choose(encoder, texts)
+    expected = estimate_tokens(encoder, texts, total_plain_bytes(files, config.text_field) / max(1, sampled_bytes))
     check_disk_space(config, expected)
-    return choice, replace(expected, loss=_loss([text for place in places for text in place.beginning], encoder))
+    return choice, expected
 
 
-def _loss(texts: list[str], encoder: Encoder) -> str:
-    pairs = zip(texts, encoder.encode_many(texts), strict=True)
-    changed = [text for text, ids in pairs if encoder.decode(ids) != text]
-    if not changed:
-        return ""
-    share = f"{len(changed) / len(texts):.1%} of {len(texts):,} sampled documents"
-    return f"{share} do not decode to exactly what they were, first {changed[0][:40]!r}"
+def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> tuple[list[str], int]:
+    """Read documents from up to `SAMPLE_PLACES` places, within some milliseconds each.
 
-
-def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> list[SamplePlace]:
-    """Read some documents from up to `SAMPLE_PLACES` places, within some milliseconds each."""
-    chosen, places = [file for file in files if file.bytes], list[SamplePlace]()
+    Return them, and the unpacked bytes that were read for them (`Document.bytes`).
+    """
+    chosen, texts, sampled_bytes = [file for file in files if file.bytes], list[str](), 0
     chosen = chosen[:: max(1, len(chosen) // SAMPLE_PLACES)]
     places_a_file = max(1, SAMPLE_PLACES // max(1, len(chosen)))
     for file in chosen:
         # To reach the middle of a compressed file, everything before it would have to be unpacked.
         can_seek = file.compression == "none" and file.format != "parquet"
         for place in range(places_a_file if can_seek and file.bytes > places_a_file * PLACE_CHARACTERS else 1):
-            places.append(_read_place(config, Range(file, place * file.bytes // places_a_file)))
-    return [place for place in places if place.sampled_bytes]
+            characters = bad_lines = 0
+            for item in read(Range(file, place * file.bytes // places_a_file), config.text_field, "line"):
+                sampled_bytes += item.bytes
+                if isinstance(item, Document):
+                    texts.append(item.text)
+                    characters += len(item.text)
+                else:
+                    bad_lines += 1
+                if characters >= PLACE_CHARACTERS or bad_lines >= PLACE_BAD_LINES:
+                    break
+    return texts, sampled_bytes
 
 
-def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: Encoder | FastEncoder) -> TokenEstimate:
-    """Encode a part of the sample; `corpus_bytes` is the size of all files, unpacked."""
-    times, sampled_tokens = corpus_bytes / max(1, sum(place.sampled_bytes for place in places)), 0.0
-    for place in (place for place in places if place.texts):
-        characters = [sum(map(len, texts)) for texts in (place.texts, place.beginning)]
-        sampled_tokens += len(encoder.encode_joined(place.beginning)[0]) * characters[0] / characters[1]
-    tokens = round(times * sampled_tokens)
-    return TokenEstimate(
-        tokens,
-        tokens * dtype_for(encoder.vocab_size).itemsize,
-        round(times * sum(len(place.texts) for place in places)),
-    )
+def estimate_tokens(encoder: Encoder, texts: Sequence[str], times: float) -> TokenEstimate:
+    """Encode a sample of the corpus, which is so many `times` as large."""
+    all_ids = encoder.encode_many(texts)
+    tokens = round(times * sum(len(ids) + 1 for ids in all_ids))
+    changed, loss = [text for text, ids in zip(texts, all_ids, strict=True) if encoder.decode(ids) != text], ""
+    if changed:
+        share = f"{len(changed) / len(texts):.1%} of {len(texts):,} sampled documents"
+        loss = f"{share} do not decode to exactly what they were, first {changed[0][:40]!r}"
+    return TokenEstimate(tokens, tokens * dtype_for(encoder.vocab_size).itemsize, round(times * len(texts)), loss)
 
 
 def check_disk_space(config: DataSettings, expected: TokenEstimate) -> None:
@@ -114,17 +95,3 @@ def peak_bytes(expected: TokenEstimate) -> int:
     """Maximum disk space that the work takes at once, in bytes: ids once, but for what the merge is copying; index."""
     in_batches = min(merge.NUM_THREADS * merge.CHECKPOINT_BYTES, expected.output_bytes // 2)
     return expected.output_bytes + in_batches + DOCUMENT_BYTES * expected.documents
-
-
-def _read_place(config: DataSettings, start: Range) -> SamplePlace:
-    texts, sampled_bytes, characters, bad_lines = list[str](), 0, 0, 0
-    for item in read(start, config.text_field, "line"):
-        sampled_bytes += item.bytes
-        if isinstance(item, Document):
-            texts.append(item.text)
-            characters += len(item.text)
-        else:
-            bad_lines += 1
-        if characters >= PLACE_CHARACTERS or bad_lines >= PLACE_BAD_LINES:
-            break
-    return SamplePlace(texts, sampled_bytes)

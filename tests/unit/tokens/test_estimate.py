@@ -38,9 +38,9 @@ def test_it_is_near(make_config: MakeConfig, corpus: Path, monkeypatch: pytest.M
         path.write_bytes(gzip.compress((content * times).encode()))
         assert total_plain_bytes(find_files([str(path)], "")) == pytest.approx(times * len(content.encode()), rel=0.05)
     files = find_files([str(path)], "")
-    places = sample_corpus(config, files)
-    assert len(places) == (1 if gzipped else estimate.SAMPLE_PLACES)
-    expected = estimate_tokens(total_plain_bytes(files), places, encoder)
+    texts, sampled_bytes = sample_corpus(config, files)
+    assert (sum(map(len, texts)) > 7 * 4_000) == (not gzipped), "from eight places, or the beginning of a packed file"
+    expected = estimate_tokens(encoder, texts, total_plain_bytes(files) / sampled_bytes)
     (exact,) = encode(config).sources
     tokens = times * (exact.train.tokens + exact.valid.tokens)
     assert expected.tokens == pytest.approx(tokens, rel=0.15) and expected.output_bytes == 2 * expected.tokens
@@ -51,9 +51,8 @@ def test_it_is_near(make_config: MakeConfig, corpus: Path, monkeypatch: pytest.M
 def test_a_stretch_without_documents_is_not_read_to_its_end(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n" * 100_000, encoding="utf-8")
     files = find_files([str(tmp_path / "a.txt")], "")
-    (place,) = sample_corpus(make_config(), files)
-    assert place.sampled_bytes == estimate.PLACE_BAD_LINES and not place.texts
-    expected = estimate_tokens(total_plain_bytes(files), [place], Encoder(make_config().input_tokenizer_file))
+    assert sample_corpus(make_config(), files) == ([], estimate.PLACE_BAD_LINES)
+    _, expected = estimate.prepare(make_config(), files, Encoder(make_config().input_tokenizer_file))
     assert expected.tokens == expected.documents == 0
 
 
