@@ -61,6 +61,8 @@ def _misnamed(file: InputFile) -> Fault | None:
     with file.open(0) as raw:
         head = raw.read(1024)
     by_name = "parquet" if file.format == "parquet" else file.compression
+    if b"~{" in head and _encoding(head) == "HZ":  # Chinese in ASCII, which would pass for text
+        return Fault(file.name, "the file is HZ text, not UTF-8", remedy="convert it: Python's codec hz reads it")
     found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "none")
     if found == by_name or (found == "none" and not _TEXT.fullmatch(head.decode("utf-8", "replace"))):
         return None

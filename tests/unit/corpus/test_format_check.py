@@ -57,6 +57,13 @@ def test_a_wrong_format_is_seen_even_among_good_files(tmp_path: Path, name: str,
         assert fault.where == f"{tmp_path / name}:1" and hint in fault.remedy
 
 
+def test_chinese_in_ascii_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("这是一个文件。中文句子在这里。\n".encode("hz") * 3)
+    assert "HZ" in fault_of(_check, tmp_path / "a.txt").rule
+    (tmp_path / "a.txt").write_text("~{ and ~} of a program, ~{2}\n" * 3, encoding="utf-8")
+    _check(tmp_path / "a.txt")
+
+
 @pytest.mark.parametrize("values", [[""], [None], [" ", None]])
 def test_empty_texts_tell_nothing_about_the_format(tmp_path: Path, values: list[str | None]) -> None:
     head = [{"text": value} for value in values] * 60
