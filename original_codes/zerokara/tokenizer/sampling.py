@@ -28,6 +28,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.documents import HARMLESS, Document
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import parts, read, total_plain_bytes
+from zerokara.tokenizer.model_file import SPACE_MARK
 
 PROCESS_BYTES, BASE_TOKENIZER_BYTES = 40_000_000, 750_000_000
 """Memory of the training process without any text, and with a `base_tokenizer`."""
@@ -66,6 +67,8 @@ class SampleReport:
     sentences: int = 0
     dropped_bytes: dict[str, int] = field(default_factory=dict)
     bad_lines: dict[str, int] = field(default_factory=dict)
+    space_marks: int = 0
+    """Documents with U+2581, which SentencePiece decodes to a space."""
 
     def use_text(self) -> str:
         """Return the amount of text used, with reasons for the rest, for display."""
@@ -73,6 +76,7 @@ class SampleReport:
         text = f"{bytes_text(self.bytes_used)} ({share:.3%} of the sample), {plural(self.sentences, 'sentence')}"
         losses = [f"{plural(count, 'byte')} dropped: {reason}" for reason, count in self.dropped_bytes.items()]
         losses += [f"{plural(count, 'line')} skipped: {reason}" for reason, count in self.bad_lines.items()]
+        losses += [f"{self.space_marks:,} documents hold U+2581, which decodes to a space"] if self.space_marks else []
         return "; ".join([text, *losses])
 
 
@@ -208,6 +212,7 @@ def _documents(config: TokenizerConfig, files: Sequence[InputFile], report: Samp
             for item in read(part, config.text_field, config.txt_document):
                 if isinstance(item, Document):
                     report.documents += 1
+                    report.space_marks += SPACE_MARK in item.text and not config.base_tokenizer
                     yield item.file.source, item.text
                 else:
                     bad[item.reason.value] += item.documents

@@ -53,6 +53,14 @@ def test_reserved_characters_are_left_out_and_counted(tmp_path: Path) -> None:
     assert report.bytes_used + 3 == report.bytes_chosen
 
 
+def test_every_document_with_a_space_mark_is_counted(tmp_path: Path) -> None:
+    path = write_texts(tmp_path / "a.jsonl", [*_documents(300), "one \u2581", "two\u2581\u2581"])
+    _, report = _draw([path], tmp_path / "s.txt", sample_bytes=2000)
+    assert report.space_marks == 2 and "2 documents hold U+2581" in report.use_text()
+    _, report = _draw([path], tmp_path / "s.txt", base_tokenizer="a byte-level one, which keeps it")
+    assert report.space_marks == 0 and "U+2581" not in report.use_text()
+
+
 def test_the_budget_is_kept_and_every_part_of_the_corpus_is_drawn(tmp_path: Path) -> None:
     entries = [write_texts(tmp_path / f"{name}.jsonl", _documents(1000)) for name in "ab"]
     _, report = _draw(entries, tmp_path / "s.txt", sample_bytes=100_000)
