@@ -40,7 +40,6 @@ _MAX_FAILURES_SHOWN = 5
 HUB_PREFIX = "hf://"
 NUM_LISTED = 50
 OURS = "this one"
-HELD_OUT = "held-out text"
 _MAX_EXAMPLES, _EXAMPLES_IN_ALL = 4, 40
 """Lines shown of a source, fewer where there are many sources and tokenizers."""
 _MARKS = {" ": "·\u200b", SPACE_MARK: "·\u200b", "\t": "→\u200b", "\u3000": "□\u200b", "\u00a0": "⍽"}
@@ -63,10 +62,10 @@ class Measures:
     round_trip_failures: int = 0
     failure_examples: list[str] = field(default_factory=list)
 
-    def rates(self) -> dict[str, float]:
-        """Return what compares: bytes and characters per token, shares of the tokens and of the lines."""
+    def facts(self) -> dict[str, Any]:
+        """Return the counts, and what compares: bytes and characters per token, shares of tokens and of lines."""
         tokens = max(self.tokens, 1)
-        return {
+        return asdict(self) | {
             "bytes_per_token": self.bytes / tokens,
             "characters_per_token": self.characters / tokens,
             "unknown_rate": self.unknown_tokens / tokens,
@@ -170,26 +169,17 @@ def cells(tokenizer: MeasuredTokenizer, line: str) -> list[Cell]:
 
 
 @dataclass(frozen=True)
-class SourceReport:
-    """The measures of every tokenizer on the text of one source, by name."""
-
-    source: str
-    measured_on: str
-    """`HELD_OUT`, or `text offered to the training`."""
-    tokenizers: dict[str, Measures]
-    examples: list[dict[str, Any]]
-    """Lines of the text, each a `line` with its cells by each of the `tokenizers`."""
-
-
-@dataclass(frozen=True)
 class Report:
     """Measures of a tokenizer and of those beside it, by their names, ours first."""
 
     vocab_size: int
     tokenizers: dict[str, dict[str, Any]]
     """`description` and `vocab_size` of each."""
-    sources: list[SourceReport]
-    all_sources: dict[str, Measures]
+    sources: list[dict[str, Any]]
+    """Of each its name (`source`), the text it was `measured_on` (held out, or offered to the training), the
+    `Measures.facts` of each of the `tokenizers`, and `examples`: lines of the text, each a `line` with its cells by
+    each of the `tokenizers`."""
+    all_sources: dict[str, dict[str, Any]]
     usage_bytes: int
     """Text of the sample over which the use of our pieces was counted."""
     num_learnt_pieces: int
@@ -199,35 +189,26 @@ class Report:
     most_frequent: list[tuple[str, int]]
     """Pieces with the number of times that each was used; likewise the longest."""
     longest: list[tuple[str, int]]
-    sample: dict[str, Any]
-    """Facts of the training sample (`SampleReport`), with the memory that the training took."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON values, with the rates of all measures."""
-        values = asdict(self) | {"num_unused_pieces": len(self.unused_pieces)}
-        measured = [self.all_sources, *(source.tokenizers for source in self.sources)]
-        as_values = [values["all_sources"], *(source["tokenizers"] for source in values["sources"])]
-        for measures, shown in zip(measured, as_values, strict=True):
-            for name, one in measures.items():
-                shown[name] |= one.rates()
-        return values
+        """Return the report as JSON values."""
+        return asdict(self) | {"num_unused_pieces": len(self.unused_pieces)}
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the rows of the step's summary: one for each source and tokenizer."""
         rows = []
         for source in self.sources:
-            for name, one in source.tokenizers.items():
-                rates = one.rates()
-                per_token = f"{rates['characters_per_token']:.3f} characters/token, {rates['bytes_per_token']:.3f}"
-                kinds = f"unknown {rates['unknown_rate']:.3%}, byte fallback {rates['byte_fallback_rate']:.3%}"
-                changed = f"{one.round_trip_failures:,} of {one.lines:,} lines changed"
-                row = source.source if name == OURS else f"{source.source} · {name}"
+            for name, one in source["tokenizers"].items():
+                per_token = f"{one['characters_per_token']:.3f} characters/token, {one['bytes_per_token']:.3f}"
+                kinds = f"unknown {one['unknown_rate']:.3%}, byte fallback {one['byte_fallback_rate']:.3%}"
+                changed = f"{one['round_trip_failures']:,} of {one['lines']:,} lines changed"
+                row = source["source"] if name == OURS else f"{source['source']} · {name}"
                 rows.append((row, f"{per_token} bytes/token, {kinds}, {changed}"))
         return rows
 
     def page(self) -> str:
         """Render the report as one HTML page, in which Jinja2 escapes what comes from a corpus or a vocabulary."""
-        groups = [(one.source, f"{one.measured_on}, ", one.tokenizers) for one in self.sources]
+        groups = [(one["source"], f"{one['measured_on']}, ", one["tokenizers"]) for one in self.sources]
         return template(
             Path(__file__).with_name("report.html.jinja"),
             bytes=bytes_text,
@@ -247,10 +228,10 @@ class Report:
                 ),
             ],
             changed=[
-                (f"{one.source} · {name}: {m.round_trip_failures:,} of {m.lines:,} lines", m.failure_examples)
-                for one in self.sources
-                for name, m in one.tokenizers.items()
-                if m.failure_examples
+                (f"{source} · {name}: {m['round_trip_failures']:,} of {m['lines']:,} lines", m["failure_examples"])
+                for source, _, measures in groups
+                for name, m in measures.items()
+                if m["failure_examples"]
             ],
         )
 
@@ -279,7 +260,6 @@ def make(
     sources: Sequence[str],
     texts: Sequence[SourceTexts],
     sentences: Path,
-    sample: dict[str, Any],
     compare_with: Sequence[str] = (),
 ) -> Report:
     """Measure the tokenizer at `model_path`, and those beside it.
@@ -291,21 +271,23 @@ def make(
     tokenizers = {name: MeasuredTokenizer(open_file(path)) for name, path in paths.items()}
     ours = tokenizers[OURS]
     num_examples = max(1, min(_MAX_EXAMPLES, _EXAMPLES_IN_ALL // max(len(sources) * len(tokenizers), 1)))
-    reports = []
+    reports, all_sources = list[dict[str, Any]](), {name: Measures() for name in tokenizers}
     text_bytes = sum(len(text.encode()) for body in texts for text in body.texts)
     sample_bytes = min(sentences.stat().st_size, MAX_USAGE_BYTES)
     with Progress("measuring", total=text_bytes * len(tokenizers) + sample_bytes, unit="B") as progress:
         for source, body in zip(sources, texts, strict=True):
             measures = {}
             for name, each in tokenizers.items():
-                measures[name] = measure(each, body.texts)
-                progress.advance(measures[name].bytes)
-            measured_on = HELD_OUT if body.held_out else "text offered to the training"
+                measured = measure(each, body.texts)
+                measures[name], all_sources[name] = measured.facts(), all_sources[name] + measured
+                progress.advance(measured.bytes)
             examples = [
                 {"line": line, "tokenizers": {n: cells(each, line) for n, each in tokenizers.items()}}
                 for line in example_lines(body.texts, num_examples)
             ]
-            reports.append(SourceReport(source, measured_on, measures, examples))
+            measured_on = "held-out text" if body.held_out else "text offered to the training"
+            facts = {"source": source, "measured_on": measured_on, "tokenizers": measures, "examples": examples}
+            reports.append(facts)
         used, usage_bytes = count_sample(ours, sentences, progress)
     counts, learnt = used.tolist(), ours.encoder.learnt_ids
     by_count = sorted(range(len(counts)), key=lambda i: (-counts[i], i))
@@ -317,13 +299,12 @@ def make(
             for name, each in tokenizers.items()
         },
         sources=reports,
-        all_sources={name: sum((report.tokenizers[name] for report in reports), Measures()) for name in tokenizers},
+        all_sources={name: measured.facts() for name, measured in all_sources.items()},
         usage_bytes=usage_bytes,
         num_learnt_pieces=len(learnt),
         unused_pieces=[ours.pieces[i] for i in learnt if not counts[i]],
         most_frequent=[(ours.pieces[i], counts[i]) for i in by_count[:NUM_LISTED] if counts[i]],
         longest=[(ours.pieces[i], counts[i]) for i in by_length[:NUM_LISTED]],
-        sample=sample,
     )
 
 

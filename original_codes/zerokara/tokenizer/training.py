@@ -13,7 +13,6 @@ import re
 import resource
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +70,7 @@ def build(
             escapes = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
             lines = (f"{piece.text.translate(escapes)}\t{piece.score:.6g}\n" for piece in ModelFile(model).pieces)
             write_file(work_dir / names.VOCABULARY_NAME, "".join(lines))
-        facts = asdict(sample) | {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": peak}
-        measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with)
+        measured = report.make(model_path, config.input, sources, sentences, config.compare_with)
         write_json(work_dir / "report.json", measured.as_json())
         write_file(work_dir / "report.html", measured.page())
         return sample, peak, measured
