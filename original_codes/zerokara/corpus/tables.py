@@ -4,7 +4,6 @@ Only the column with the text is read, about a megabyte at a time, of strings or
 own row, a damaged page the rest of its row group. Source: the Parquet format, https://parquet.apache.org/docs/.
 """
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate, groupby, pairwise
@@ -71,17 +70,6 @@ def opened(file: InputFile) -> Iterator[pq.ParquetFile]:
         options["buffer_size"] = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
         with damage():
             table = pq.ParquetFile(raw, **options)
-            # Losses are counted by these numbers, which must not contradict each other.
-            rows = [group.num_rows for group in _groups(table.metadata)]
-            if min([0, *rows]) < 0 or sum(rows) != table.metadata.num_rows:
-                raise Damaged(f"the footer has {table.metadata.num_rows:,} rows in all, its row groups {sum(rows):,}")
-            if any(pa.types.is_dictionary(column.type) for column in table.schema_arrow):
-                # A dictionary would hold the texts of a whole row group, at several times their size. Without Arrow's
-                # own schema, here under a name as long that no reader knows, such a column is one of strings.
-                thrift = io.BytesIO()
-                table.metadata.write_metadata_file(thrift)
-                renamed = thrift.getvalue().replace(b"ARROW:schema", b"NO_ARROW_ONE")
-                table = pq.ParquetFile(raw, metadata=pq.read_metadata(io.BytesIO(renamed)), **options)
         yield table
 
 
@@ -99,8 +87,6 @@ def damage() -> Iterator[None]:
 def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
     """Share of each row group in the file in bytes, by its compressed columns; they add up to the file."""
     columns = [[group.column(i).total_compressed_size for i in range(group.num_columns)] for group in _groups(footer)]
-    if any(min(sizes, default=0) < 0 for sizes in columns):
-        raise Damaged("the footer has a column of less than no bytes")
     ends = list(accumulate(map(sum, columns), initial=0))
     shares = [file_bytes * end // max(1, ends[-1]) for end in ends]
     return [end - start for start, end in pairwise(shares)]
@@ -122,6 +108,7 @@ def _items_of_group(
     schema, group = table.schema_arrow, table.metadata.row_group(number)
     start, end = row, row + group.num_rows
     kind = schema.field(schema.names.index(text_field)).type if text_field in schema.names else None
+    kind = kind.value_type if kind is not None and pa.types.is_dictionary(kind) else kind
     if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary", "null"):
         reason, message = Reason.WRONG_TYPE, f"a column of {kind}"
         if kind is None:
