@@ -38,9 +38,7 @@ try:
     files = find.find_files(entries, "config.yaml:3")
     check_formats(files, "text", "line", "config.yaml:4")
     told = [str(file) for file in find.for_manifest(files)]
-    documents = []
-    for part in read.parts(files, int(size), "line"):
-        documents += [item.text for item in read.read(part, "text", "line")]
+    documents = [item.text for item in read.read_files(files, "reading", "text", "line", int(size))]
     print(json.dumps({"files": told, "documents": documents}))
 except (UserError, RunError) as error:
     sys.exit(f"{type(error).__name__}: {error}")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import BadLine, Document, TxtDocument
 from zerokara.corpus.find import InputFile, find_files
-from zerokara.corpus.read import parts, read
+from zerokara.corpus.read import read_files
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstd_module().compress}
 
@@ -55,4 +55,4 @@ def found(path: Path, content: bytes | None = None) -> InputFile:
 
 def items_of(path: Path, size: int = 1 << 30, txt_document: TxtDocument = "line") -> list[Document | BadLine]:
     """Documents and bad lines of a file, cut into parts of a size."""
-    return [item for part in parts([found(path)], size, txt_document) for item in read(part, "text", txt_document)]
+    return list(read_files([found(path)], "reading", "text", txt_document, size))

@@ -14,12 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from zerokara.base.progress import Progress
 from zerokara.corpus import documents
 from zerokara.corpus.compressed import CompressedReader
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt, text_of_json, text_of_line
 from zerokara.corpus.find import InputFile
 
 BUFFER_BYTES = 1024 * 1024
+PART_BYTES = 8 * 1024 * 1024
+"""Bytes of a file that are read at a time, where it can be cut."""
 MAX_REMOTE_FOOTERS = 64
 """Maximum number of remote .parquet files that are cut: each takes some tenths of a second for its footer."""
 SAMPLE_FILES = 16
@@ -130,10 +133,15 @@ def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:
             first_line, start = (place[0] + 1, place[1] + size) if last else place
 
 
-def parts(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> Iterator[Range | Block]:
-    """Ranges of files, and blocks of compressed ones, to read one after another; `disk_bytes` is the progress."""
-    for part in ranges(files, target_bytes, txt_document):
-        yield from blocks(part.file, target_bytes) if has_unknown_size(part.file, txt_document) else [part]
+def read_files(
+    files: Sequence[InputFile], label: str, text_field: str, txt_document: TxtDocument, part_bytes: int = PART_BYTES
+) -> Iterator[Document | BadLine]:
+    """Yield the documents and bad lines of files in order, with a progress bar of this label. Raises as `read`."""
+    with Progress(label, sum(file.bytes for file in files), unit="B") as progress:
+        for whole in ranges(files, part_bytes, txt_document):
+            for part in blocks(whole.file, part_bytes) if has_unknown_size(whole.file, txt_document) else [whole]:
+                yield from read(part, text_field, txt_document)
+                progress.advance(part.disk_bytes)
 
 
 def read(

@@ -22,12 +22,12 @@ import numpy as np
 import orjson
 
 from zerokara.base.errors import Fault, UserError, refuse
-from zerokara.base.progress import Progress, log
+from zerokara.base.progress import log
 from zerokara.config.evaluate_config import EvaluateConfig, TaskSettings, TextSettings
 from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.corpus.documents import HARMLESS, BadLine, Document, TxtDocument
+from zerokara.corpus.documents import HARMLESS, BadLine, Document
 from zerokara.corpus.find import TABLES, InputFile, find_files
-from zerokara.corpus.read import parts, read
+from zerokara.corpus.read import read_files
 from zerokara.corpus.token_hashes import MIN_TOKENS, words
 from zerokara.evaluation import overlap
 from zerokara.evaluation.baselines import Pair
@@ -41,7 +41,6 @@ from zerokara.tokenizer.sampling import Reservoir
 _CONTENT = (".safetensors", ".json", ".model", ".txt", ".jinja")
 """Files that make a model what it is: weights, configuration, tokenizer (vocab.txt, merges.txt)."""
 _RECORDS = ("manifest.json", "upload.manifest.json", "trainer_state.json")
-_PART_BYTES = 1 << 23
 Prompt = str | Sequence[formats.Message]
 """A text, or a conversation that ends with the user: ``role`` and ``content`` of each turn."""
 MAX_BAD = 0.01
@@ -107,7 +106,7 @@ def read_texts(config: TextSettings, files: Sequence[InputFile], seed: int) -> I
     """
     names = short_names([Path(entry) for entry in config.texts])
     for source, members in groupby(files, key=lambda file: file.source):
-        items = _read(list(members), f"reading {names[source]}", config.text_field, config.txt_document)
+        items = read_files(list(members), f"reading {names[source]}", config.text_field, config.txt_document)
         text = _draw(names[source], items, config.max_text_bytes, seed)
         if not text.documents:
             reasons = ", ".join(f"{reason} ({count:,})" for reason, count in text.bad_lines.items()) or "it is empty"
@@ -115,15 +114,6 @@ def read_texts(config: TextSettings, files: Sequence[InputFile], seed: int) -> I
         if (size := sum(text.bytes)) > config.max_text_bytes:
             log(f"warning: {text.name}: one document of {size:,} bytes is measured, more than max_text_bytes")
         yield text
-
-
-def _read(
-    files: Sequence[InputFile], label: str, text_field: str, txt_document: TxtDocument
-) -> Iterator[Document | BadLine]:
-    with Progress(label, sum(file.bytes for file in files), unit="B") as progress:
-        for part in parts(files, _PART_BYTES, txt_document):
-            yield from read(part, text_field, txt_document)
-            progress.advance(part.disk_bytes)
 
 
 def _draw(name: str, items: Iterator[Document | BadLine], max_bytes: int, seed: int) -> MeasuredText:
@@ -289,7 +279,7 @@ def overlaps(config: EvaluateConfig, tasks: Sequence[TaskData]) -> list[dict[str
             each[TRAINING] = overlap.find([(source,) for source in task.sources], sources)
     if config.pretraining_data and tasks:
         files = find_files(config.pretraining_data, config.where("pretraining_data"))
-        items = _read(files, "comparing with the pretraining data", config.text_field, config.txt_document)
+        items = read_files(files, "comparing with the pretraining data", config.text_field, config.txt_document)
         documents = (item.text for item in items if isinstance(item, Document))
         if (first := next(documents, None)) is None:
             rule = f"holds no document with the field {config.text_field!r}"

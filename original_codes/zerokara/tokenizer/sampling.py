@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerokara.base.errors import UserError
-from zerokara.base.progress import Progress, bytes_text, plural
+from zerokara.base.progress import bytes_text, plural
 from zerokara.base.resources import available_memory
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.documents import HARMLESS, Document
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import parts, read, total_plain_bytes
+from zerokara.corpus.read import read_files, total_plain_bytes
 from zerokara.tokenizer.model_file import SPACE_MARK
 
 PROCESS_BYTES, BASE_TOKENIZER_BYTES = 40_000_000, 750_000_000
@@ -47,7 +47,6 @@ HELD_OUT_SHARE, HELD_OUT_BYTES = 0.01, 1_000_000
 HELD_OUT_MIN_BYTES, OFFERED_BYTES = 20_000, 300_000
 """Less held-out text says nothing about a tokenizer: it goes back to the training, and the source is measured on this
 much text that was offered to the training, which the report says."""
-PART_BYTES = 8 * 1024 * 1024
 
 RESERVED = re.compile("[\u2585\0]+")
 """Characters that SentencePiece's trainer cannot take: its mark for unknown characters, for which it drops whole
@@ -207,18 +206,15 @@ def draw(
 def _documents(config: TokenizerConfig, files: Sequence[InputFile], report: SampleReport) -> Iterator[tuple[int, str]]:
     """Yield source and text of each document; count them and the bad lines, and check their share at the end."""
     bad, first_bad = Counter[str](), list[str]()
-    with Progress("reading the corpus", total=sum(file.bytes for file in files), unit="B") as progress:
-        for part in parts(files, PART_BYTES, config.txt_document):
-            for item in read(part, config.text_field, config.txt_document):
-                if isinstance(item, Document):
-                    report.documents += 1
-                    report.space_marks += SPACE_MARK in item.text and not config.base_tokenizer
-                    yield item.file.source, item.text
-                else:
-                    bad[item.reason.value] += item.documents
-                    if item.reason not in HARMLESS and len(first_bad) < 3:
-                        first_bad.append(f"{item.file.name} byte {item.offset}: {item.reason.value}")
-            progress.advance(part.disk_bytes)
+    for item in read_files(files, "reading the corpus", config.text_field, config.txt_document):
+        if isinstance(item, Document):
+            report.documents += 1
+            report.space_marks += SPACE_MARK in item.text and not config.base_tokenizer
+            yield item.file.source, item.text
+        else:
+            bad[item.reason.value] += item.documents
+            if item.reason not in HARMLESS and len(first_bad) < 3:
+                first_bad.append(f"{item.file.name} byte {item.offset}: {item.reason.value}")
     report.bad_lines = dict(bad.most_common())
     harmful = sum(count for reason, count in bad.items() if reason not in HARMLESS)
     total = report.documents + harmful
