@@ -95,10 +95,10 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: p
     assert exported_folder.proved(folder).facts["model"]["dtype"] == "fp32"
 
 
-def add_checkpoint(run_dir: Path, step: int, **changes: Any) -> Path:
-    """Another checkpoint of the run, with random weights of its own; `changes` are of its state."""
-    state = replace(checkpoint.read_state(run_dir / "global_step10"), step=step, **changes)
-    weights = spread_weights(ModelShape.from_json({**state.shape, "rope_theta": 10000.0}), seed=step)
+def add_checkpoint(run_dir: Path, step: int) -> Path:
+    """Another checkpoint of the run, with random weights of its own."""
+    state = replace(checkpoint.read_state(run_dir / "global_step10"), step=step)
+    weights = spread_weights(ModelShape.from_json(state.shape), seed=step)
     return store.save(run_dir, state, weights, {"x": torch.zeros(1)})
 
 
@@ -131,25 +131,15 @@ def test_the_mean_of_the_last_checkpoints(run_dir: Path, capsys: pytest.CaptureF
     assert "its averaged checkpoints" in capsys.readouterr().err, "another mean is another export"
 
 
-@pytest.mark.parametrize(
-    ("average", "changes", "words"),
-    [
-        (4, {}, ("average = 4", "3 complete checkpoints", "global_step10", "keep_last: 4 (it was 2)")),
-        (3, {"tokenizer_sha256": "t"}, ("average = 3", "global_step20", "tokenizer")),
-        (3, {"rope_theta": 5.0}, ("average = 3", "global_step20", "shape")),
-    ],
-)
-def test_a_mean_that_cannot_be_is_refused(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], average: int, changes: dict[str, Any], words: tuple[str, ...]
+def test_a_mean_of_more_checkpoints_than_there_are_is_refused(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = checkpoint.read_state(run_dir / "global_step10").shape
-    if "rope_theta" in changes:
-        changes = {"shape": shape | changes}
-    add_checkpoint(run_dir, 20, **changes)
-    add_checkpoint(run_dir, 30)
-    assert convert(run_dir, "--set", f"average={average}") == 2
+    for step in (20, 30):
+        add_checkpoint(run_dir, step)
+    assert convert(run_dir, "--set", "average=4") == 2
     said = capsys.readouterr().err
-    assert all(word in said for word in words), said
+    for word in ("average = 4", "3 complete checkpoints", "global_step10", "keep_last: 4 (it was 2)"):
+        assert word in said
     assert not (run_dir.parent / "hf").exists()
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from zerokara import checkpoint
 from zerokara.base import manifest
-from zerokara.base.errors import Fault, UserError, nearest, refuse
+from zerokara.base.errors import Fault, UserError, nearest
 from zerokara.checkpoint.folders import EXPORTED_PARTS, read_metrics
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data import DataSettings
@@ -60,8 +60,9 @@ class CheckpointSource:
 
     @cached_property
     def shape(self) -> ModelShape:
-        """Shape of the model."""
-        return _shape_of(self.state)
+        """Shape of the model; its context is that of `init_from`'s, which the run may have read less of."""
+        shape = ModelShape.from_json(self.state.shape)
+        return replace(shape, seq_len=max(shape.seq_len, self.state.facts.get("context_length") or 0))
 
     @property
     def averaged_folders(self) -> list[Path]:
@@ -84,8 +85,7 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     above 1 the complete ones before it are averaged with it.
 
     Raises:
-        UserError: no such folder, no complete checkpoint or too few, a damaged one, another tokenizer than in training,
-            or averaged ones of different shapes or tokenizers.
+        UserError: no such folder, no complete checkpoint or too few, a damaged one, another tokenizer than in training.
     """
     named = Path(settings.input_model_dir)
     if not named.is_dir():
@@ -132,14 +132,8 @@ def _of_run(settings: ConvertSettings, run_dir: Path) -> Path | None:
     return best
 
 
-def _shape_of(state: checkpoint.TrainingState) -> ModelShape:
-    """The shape; its context is that of the model that the run started from, which it may have read less of."""
-    shape = ModelShape.from_json(state.shape)
-    return replace(shape, seq_len=max(shape.seq_len, state.facts.get("context_length") or 0))
-
-
 def _averaged(settings: ConvertSettings, source: CheckpointSource) -> tuple[int, ...]:
-    """Steps of the checkpoint of `source` and of the complete ones before it, `average` in all, checked to be alike."""
+    """Steps of the checkpoint of `source` and of the complete ones before it, `average` in all."""
     before = checkpoint.complete(source.run_dir, parts=EXPORTED_PARTS, before=checkpoint.step_of(source.folder))
     folders = [source.folder, *islice(before, settings.average - 1)]
     if (found := len(folders)) < settings.average:
@@ -147,13 +141,6 @@ def _averaged(settings: ConvertSettings, source: CheckpointSource) -> tuple[int,
         rule = f"there are {found} complete checkpoints up to {source.folder.name} in {source.run_dir}: {names}"
         remedy = f"at most {found}; or train with keep_last: {settings.average} (it was {source.config.keep_last})"
         raise UserError(settings.fault("average", rule, remedy))
-    faults = []
-    for folder in folders[1:]:
-        state = checkpoint.read_state(folder)
-        if (_shape_of(state), state.tokenizer_sha256) != (source.shape, source.state.tokenizer_sha256):
-            rule = f"{folder.name} has another shape or tokenizer than {source.folder.name}"
-            faults.append(settings.fault("average", rule, "lower it, so that the mean is of one model"))
-    refuse(faults)
     return tuple(sorted(map(checkpoint.step_of, folders)))
 
 
