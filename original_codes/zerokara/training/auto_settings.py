@@ -9,7 +9,6 @@ number.
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import orjson
 
@@ -21,9 +20,6 @@ from zerokara.training.planning.memory import SAFE_SHARE, MemoryForecast, TrialR
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import supervision
 from zerokara.training.spawning import spawn
-
-if TYPE_CHECKING:  # it imports torch
-    pass
 
 CPU_TOKENS = 2048
 """Tokens of the largest micro batch on a CPU: a larger matrix product is no faster. Measured."""

@@ -132,10 +132,7 @@ def join(plan: RunPlan) -> Processes:
 
 
 def init_process_group(device: torch.device) -> None:
-    """Join the processes that the launcher started (RANK, WORLD_SIZE), at their rendezvous; once only.
-
-    Without one at MASTER_ADDR and MASTER_PORT, as torchrun has it. A lone process opens no port.
-    """
+    """Join the processes that the launcher started (RANK, WORLD_SIZE), at their rendezvous; once only."""
     if torch.distributed.is_initialized():
         return
     is_cuda, count = device.type == "cuda", int(os.environ["WORLD_SIZE"])
@@ -150,19 +147,18 @@ def init_process_group(device: torch.device) -> None:
 
 
 @functools.cache
-def rendezvous_store() -> Store | None:
-    """Open the store at which the processes of a run meet; None where the launching process named none.
+def rendezvous_store() -> Store:
+    """Open the store at which the processes of a run meet.
 
     A file stays open from here on and outlives the process that made it: should that one be killed, the training
     processes still save.
     """
-    store: Store | None = None
-    match os.environ.get(supervision.RENDEZVOUS_NAME, "").split():
-        case [host, port, start]:  # at the first of several machines
-            store = PrefixStore(f"processes/{start}", TCPStore(host, int(port), is_master=False, timeout=TIMEOUT))
-        case [path]:
-            store = FileStore(f"/proc/self/fd/{os.open(path, os.O_RDWR)}")
-            store.set_timeout(TIMEOUT)
+    place, *port_and_start = os.environ[supervision.RENDEZVOUS_NAME].split()
+    if port_and_start:  # at the first of several machines
+        port, start = port_and_start
+        return PrefixStore(f"processes/{start}", TCPStore(place, int(port), is_master=False, timeout=TIMEOUT))
+    store = FileStore(f"/proc/self/fd/{os.open(place, os.O_RDWR)}")
+    store.set_timeout(TIMEOUT)
     return store
 
 
