@@ -57,7 +57,8 @@ def main() -> None:
     settings = [value for option, value in itertools.pairwise(sys.argv[1:]) if option == "--set"]
     config = load(PretrainConfig, "/dev/null", settings)
     devices = processors.devices()
-    plan = replace(make_plan(config, 1), devices=devices).with_settings(precision=devices.precision(config))
+    plan = replace(make_plan(config).on_processes(1), devices=devices)
+    plan = plan.with_settings(precision=devices.precision(config))
     print(json.dumps(foretold(plan, config)), flush=True)
     run_folder.claim(plan)
     on_gpu = torch.cuda.is_available()

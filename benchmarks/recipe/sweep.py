@@ -140,7 +140,7 @@ def _scaled(config: Path, settings: dict[str, str]) -> dict[str, Any]:
         if value == "auto" or value.startswith("x"):
             known = {**settings, **{each: found.get(each, "auto") for each in recipe.RULES}}
             given = load(PretrainConfig, config, [f"{name}={each}" for name, each in known.items()])
-            number = getattr(run_plan.make_plan(given, 1).resolved, key)
+            number = getattr(run_plan.make_plan(given).resolved, key)
             factor = float(value[1:]) if value.startswith("x") else 1
             found[key] = number if value == "auto" else type(number)(number * factor)
         else:

@@ -141,7 +141,8 @@ def train(data: list[str], given: argparse.Namespace, folder: Path) -> Watched:
         [*SHAPE, *data, f"output_model_dir={folder}/run", f"save_interval={SAVE_INTERVAL}", *given.set],
     )
     tokens = given.steps * settings.global_batch_size * settings.seq_len
-    plan = make_plan(settings.model_copy(update={"train_tokens": tokens}), 1).with_settings(precision="fp32")
+    plan = make_plan(settings.model_copy(update={"train_tokens": tokens})).on_processes(1)
+    plan = plan.with_settings(precision="fp32")
     os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
     run_folder.claim(plan)
     watched = Watched(plan)

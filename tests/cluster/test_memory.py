@@ -36,7 +36,11 @@ SPARE_BYTES = 60e6
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_save_costs_a_process_its_share(data: dict[str, str], tmp_path: Path, processes: int, stage: int) -> None:
     settings = [*SETTINGS, f"num_processes={processes}", f"zero_stage={stage}", f"output_model_dir={tmp_path / 'run'}"]
-    plan = make_plan(load(PretrainConfig, data["config"], settings), processes).with_settings(precision="fp32")
+    plan = (
+        make_plan(load(PretrainConfig, data["config"], settings))
+        .on_processes(processes)
+        .with_settings(precision="fp32")
+    )
     run_folder.claim(plan)
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent / "support"), os.environ.get("PYTHONPATH", "")])

@@ -110,7 +110,7 @@ def _work(job: dict[str, Any]) -> None:
         loaded = prepared(load(FinetuneConfig, path, settings)) if tunes else load(PretrainConfig, path, settings)
         with armed(job["fault"], job["events"]):
             task = FINETUNING if tunes else PRETRAINING
-            plan = make_plan(loaded, 1, task=task).with_settings(precision=processors.devices().precision(loaded))
+            plan = make_plan(loaded, task=task).with_settings(precision=processors.devices().precision(loaded))
             if job["work"] == ["train"]:
                 run_folder.claim(plan)
                 path = plan.run_dir / PLAN_NAME

@@ -69,8 +69,10 @@ def train(config_path: str, job: dict[str, Any]) -> None:
     stop_at, spoil_at = job.pop("stop_at", None), job.pop("spoil_at", None)
     overrides = [f"{key}={value}" for key, value in job.items()]
     loaded = load(PretrainConfig, config_path, overrides)
-    plan = make_plan(loaded, int(os.environ["WORLD_SIZE"])).with_settings(
-        precision=processors.devices().precision(loaded)
+    plan = (
+        make_plan(loaded)
+        .on_processes(int(os.environ["WORLD_SIZE"]))
+        .with_settings(precision=processors.devices().precision(loaded))
     )
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)

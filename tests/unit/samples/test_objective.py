@@ -155,7 +155,7 @@ T5 = ("architecture=t5", "num_kv_heads=auto", "head_dim=16")
 
 
 def prepared(span_data: dict[str, str], *settings: str) -> RunPlan:
-    return run_plan.make_plan(load(PretrainConfig, span_data["config"], [*settings]), 1)
+    return run_plan.make_plan(load(PretrainConfig, span_data["config"], [*settings]))
 
 
 def entropy(counts: np.ndarray) -> float:

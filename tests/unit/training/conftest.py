@@ -16,7 +16,8 @@ def plan_of(tiny_data: dict[str, str], tmp_path: Path) -> Callable[..., RunPlan]
 
     def make(*overrides: str, processes: int | None = 1, **how: Any) -> RunPlan:
         settings = [f"output_model_dir={tmp_path / 'run'}", *overrides]
-        return make_plan(load(PretrainConfig, tiny_data["config"], settings), processes, **how)
+        plan = make_plan(load(PretrainConfig, tiny_data["config"], settings), **how)
+        return plan if processes in (None, plan.num_processes) else plan.on_processes(processes)
 
     return make
 

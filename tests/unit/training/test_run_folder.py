@@ -199,7 +199,7 @@ def test_redo_takes_nothing_away_that_the_new_run_reads(plan_of: Plan, tmp_path:
         assert fault_of(redo, plan_of(setting)).key == setting.partition("=")[0]
     # The configuration that the run itself has saved is at hand, and would be away when the training processes read it.
     resolved = load(PretrainConfig, tmp_path / "run" / RESOLVED_NAME)
-    assert fault_of(redo, run_plan.make_plan(resolved, 1)).where == str(resolved.path)
+    assert fault_of(redo, run_plan.make_plan(resolved)).where == str(resolved.path)
 
 
 def test_training_processes_that_a_killed_command_left_are_waited_for(

@@ -155,6 +155,13 @@ def test_on_a_cpu_processes_share_the_cores(make: Make, monkeypatch: pytest.Monk
     assert processes("micro_batch_size=auto") == 1  # each has libraries of its own
 
 
+def test_every_gpu_gets_a_process_with_tensor_parallelism_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(processors.VARIABLE, raising=False)
+    monkeypatch.setattr(processors, "devices", lambda: Devices(("NVIDIA H200",) * 4, 140 * 10**9, computes_bf16=True))
+    plan = auto_settings.on_this_machine(make("tensor_parallel_size=2", "optimizer=adamw", processes=None))
+    assert (plan.num_processes, plan.data_parallel_size) == (4, 2)
+
+
 def test_precision_follows_the_hardware_only_when_asked(make: Make) -> None:
     for precision in ("fp32", "bf16"):
         config = make(f"precision={precision}").requested

@@ -40,7 +40,7 @@ def _alone() -> Iterator[None]:
 @pytest.mark.parametrize("architecture", [{}, T5], ids=["decoder", "encoder-decoder"])
 def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architecture: dict[str, str]) -> None:
     settings = [f"{key}={value}" for key, value in {**architecture, "eval_tokens": "all"}.items()]
-    plan = make_plan(load(PretrainConfig, span_data["config"], settings), 1)
+    plan = make_plan(load(PretrainConfig, span_data["config"], settings))
     torch.manual_seed(3)
     model = build(plan.shape)
     with torch.no_grad():

@@ -338,22 +338,21 @@ def _held_out_beginnings(data: PlannedData, encoder: Encoder) -> tuple[str, ...]
 
 def make_plan(
     requested: RunConfig,
-    num_processes: int | None = None,
     initial_settings: Mapping[str, Any] | None = None,
     nodes: int = 1,
     task: RunTask = PRETRAINING,
 ) -> RunPlan:
     """Plan a run from its configuration, the tokenizer and the token files.
 
-    `num_processes` counts those of all `nodes`, by default the configured ones, for `auto` 1 on each until
-    `RunPlan.on_processes`. `initial_settings` are those of a run that is resumed (`EarlierRun`).
+    It is for the configured processes, where they are `auto` for the fewest on each of the `nodes`. `initial_settings`
+    are those of a run that is resumed (`EarlierRun`).
 
     Raises:
         UserError: the DeepSpeed template, the tokenizer or the data is missing or wrong; the processes cannot share the
             global batch or the vocabulary; the settings do not go with the recipe or the schedule.
     """
-    if num_processes is None:
-        num_processes = nodes * (1 if requested.num_processes == "auto" else requested.num_processes)
+    here = requested.tensor_parallel_size if requested.num_processes == "auto" else requested.num_processes
+    num_processes = nodes * here
     template = load_template(requested.deepspeed_template)
     encoder = open_encoder(requested.input_tokenizer_file, requested.end_of_document)
     data = task.data_of(requested, encoder)
