@@ -7,7 +7,6 @@ own row, a damaged page the rest of its row group. Source: the Parquet format, h
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate, groupby, pairwise
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,10 +65,9 @@ def read_rows(file: InputFile, start: int, end: int | None, text_field: str) -> 
 def opened(file: InputFile) -> Iterator[pq.ParquetFile]:
     """Open the file, to be read under `damage`; raises Damaged if it is no .parquet."""
     with file.open(0) as raw:
-        options: dict[str, Any] = {"pre_buffer": False, "page_checksum_verification": True}
-        options["buffer_size"] = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
+        buffer_bytes = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
         with damage():
-            table = pq.ParquetFile(raw, **options)
+            table = pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True, buffer_size=buffer_bytes)
         yield table
 
 

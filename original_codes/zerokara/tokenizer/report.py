@@ -208,7 +208,6 @@ class Report:
 
     def page(self) -> str:
         """Render the report as one HTML page, in which Jinja2 escapes what comes from a corpus or a vocabulary."""
-        groups = [(one["source"], f"{one['measured_on']}, ", one["tokenizers"]) for one in self.sources]
         return template(
             Path(__file__).with_name("report.html.jinja"),
             bytes=bytes_text,
@@ -216,24 +215,7 @@ class Report:
             fixed="{:.3f}".format,
             percent="{:.3%}".format,
             visible=_visible,
-        ).render(
-            report=self,
-            groups=[*groups, ("all sources", "", self.all_sources)] if len(groups) > 1 else groups,
-            lists=[
-                (f"The {len(self.most_frequent)} most frequent", self.most_frequent),
-                (f"The {len(self.longest)} longest", self.longest),
-                (
-                    f"{len(self.unused_pieces):,} of {self.num_learnt_pieces:,} not used",
-                    [(piece, 0) for piece in self.unused_pieces[:NUM_LISTED]],
-                ),
-            ],
-            changed=[
-                (f"{source} · {name}: {m['round_trip_failures']:,} of {m['lines']:,} lines", m["failure_examples"])
-                for source, _, measures in groups
-                for name, m in measures.items()
-                if m["failure_examples"]
-            ],
-        )
+        ).render(report=self, num_listed=NUM_LISTED)
 
 
 def find_file(name: str) -> Path:
