@@ -1,9 +1,8 @@
 """DeepSpeed's further settings: the JSON file that `deepspeed_template` names, whose keys are passed on as they stand.
 
-The keys are DeepSpeed 0.19's (its runtime/zero/config.py says what each does) that act in a run here, without those for
-its developers. DeepSpeed itself would ignore a mistyped one, or end every process with a traceback once they have
-started. The keys zero_quantized_… are left out on purpose: what is sent in 8 bits depends on the number of GPUs, and so
-would the model.
+The keys are DeepSpeed 0.19's (its runtime/zero/config.py says what each does) that act in a run here. DeepSpeed itself
+would ignore a mistyped one, or end every process with a traceback once they have started. The keys zero_quantized_… are
+left out on purpose: what is sent in 8 bits depends on the number of GPUs, and so would the model.
 """
 
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from zerokara.config.loading import load
-from zerokara.config.settings import Entry, NaturalInt, Settings, whole
+from zerokara.config.settings import Entry, NaturalInt, PositiveInt, Settings, Text, whole
 
 _UNKNOWN = (
     "is not taken here: config.yaml sets optimizer, schedule, batch, clipping, precision, ZeRO stage and offload, and "
-    "what else DeepSpeed may know has no effect, is for its developers, or would make the model depend on the number "
-    "of GPUs"
+    "what else DeepSpeed may know has no effect, or would make the model depend on the number of GPUs"
 )
 Bucket = Annotated[int, BeforeValidator(whole), Field(gt=0, le=2_000_000_000)]
 
@@ -44,11 +42,26 @@ class ZeroKeys(Entry):
     sub_group_size: NaturalInt = 1_000_000_000
     stage3_prefetch_bucket_size: NaturalInt = 50_000_000
     stage3_param_persistence_threshold: NaturalInt = 100_000
+    stage3_model_persistence_threshold: NaturalInt = 0
     stage3_max_live_parameters: NaturalInt = 1_000_000_000
     stage3_max_reuse_distance: NaturalInt = 1_000_000_000
+    stage3_module_granularity_threshold: NaturalInt = 0
+    stage3_use_all_reduce_for_fetch_params: bool = False
+    stage3_allgather_sequential: bool = False
     zero_hpz_partition_size: Annotated[int, Field(gt=0)] = 1
     offload_optimizer: OffloadKeys = OffloadKeys()
     offload_param: OffloadKeys = OffloadKeys()
+
+
+class ProfilerKeys(Entry):
+    """``flops_profiler``."""
+
+    enabled: bool = False
+    profile_step: PositiveInt = 1
+    module_depth: int = -1
+    top_modules: PositiveInt = 1
+    detailed: bool = True
+    output_file: Text | None = None
 
 
 class DeepSpeedTemplate(Settings):
@@ -57,6 +70,7 @@ class DeepSpeedTemplate(Settings):
     unknown: ClassVar[str] = _UNKNOWN
     zero_optimization: ZeroKeys = ZeroKeys()
     wall_clock_breakdown: bool = False
+    flops_profiler: ProfilerKeys = ProfilerKeys()
 
 
 def load_template(deepspeed_template: str) -> dict[str, Any]:
