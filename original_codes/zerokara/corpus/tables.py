@@ -1,7 +1,8 @@
 """Rows of a .parquet file → documents and bad lines, row group by row group, in bounded memory.
 
-Only the column with the text is read, about a megabyte at a time, of strings or of bytes. Invalid UTF-8 spoils only its
-own row, a damaged page the rest of its row group. Source: the Parquet format, https://parquet.apache.org/docs/.
+Only the column with the text is read, about a megabyte at a time, of strings or of bytes; of a column of dictionary
+type (pandas' categories) pyarrow holds the distinct texts of a row group. Invalid UTF-8 spoils only its own row, a
+damaged page the rest of its row group. Source: the Parquet format, https://parquet.apache.org/docs/.
 """
 
 from collections.abc import Iterator
