@@ -4,17 +4,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from zerokara.config.engine import OptimSettings
 from zerokara.model import layers, parallel
-from zerokara.model.attention import (
-    FusedAttention,
-    QKNorm,
-    UnrotatedAttention,
-    attention_factor,
-    scaled_frequencies,
-)
+from zerokara.model.attention import FusedAttention, QKNorm, UnrotatedAttention
 from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, experts_of
 from zerokara.model.language_model import Decoder, EncoderDecoder
 from zerokara.model.layers import ColumnLinear, FeedForward, Layer, NormedFeedForward, NormedRowLinear, RowLinear
@@ -89,8 +84,7 @@ def _model_of(shape: ModelShape, config: TransformerConfig) -> Model:
             rotary_base=shape.rope_theta,  # declared int, used as float
         )
         if shape.rope_scaling:
-            rotation = decoder.rotary_pos_emb
-            rotation.inv_freq = scaled_frequencies(rotation.inv_freq, shape.rope_theta, shape.rope_scaling)
+            decoder.rotary_pos_emb.inv_freq, _ = _scaled_rotation(shape)
         return decoder
     model = EncoderDecoder(
         **common,
@@ -108,15 +102,34 @@ def _model_of(shape: ModelShape, config: TransformerConfig) -> Model:
     return model
 
 
+def _scaled_rotation(shape: ModelShape) -> tuple[Tensor, float]:
+    """Scaled rotary frequencies [E/2], and the factor of rotated queries and of rotated keys: transformers' own, since
+    transformers runs what was trained. Linear scaling: Chen et al., 2023, arXiv 2306.15595; YaRN: Peng et al., 2023,
+    arXiv 2309.00071."""
+    from transformers import LlamaConfig  # half a second to import
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    assert shape.rope_scaling is not None
+    values = shape.rope_scaling.model_dump(exclude_none=True)
+    rotation = LlamaConfig(
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.seq_len,
+        rope_parameters=values | {"rope_theta": shape.rope_theta},
+    )
+    with torch.device("cpu") as cpu:  # a model that is built without weights has a default of its own
+        frequencies, factor = ROPE_INIT_FUNCTIONS[values["rope_type"]](rotation, cpu)
+    return frequencies, factor
+
+
 _ACTIVATIONS = {"silu": silu, "gelu_tanh": partial(gelu, approximate="tanh")}
 
 
 def _config(shape: ModelShape) -> TransformerConfig:
-    traits, scaling = shape.traits, shape.rope_scaling
+    traits = shape.traits
     # T5 does not scale the scores; the initial weights make up for it. None: 1 / √E.
     softmax_scale = 1.0 if traits.positions == "relative" else None
-    if scaling:
-        softmax_scale = attention_factor(scaling) ** 2 * shape.head_dim**-0.5
+    if shape.rope_scaling:
+        softmax_scale = _scaled_rotation(shape)[1] ** 2 * shape.head_dim**-0.5
     return TransformerConfig(
         tensor_model_parallel_size=parallel.tensor_size(),
         num_layers=shape.num_layers,
