@@ -47,7 +47,8 @@ PACKAGES = (
 )  # fmt: skip
 """Packages whose version may change a number."""
 MAX_CLOCK_SECONDS = 5.0
-"""Largest difference of clocks: modification times and logs are compared across machines."""
+"""Largest difference of clocks: torch's rendezvous takes a machine for lost whose last heartbeat, by the clock of that
+machine, is ten seconds old by the clock of another."""
 SAMPLES, SAMPLE_BYTES = 256, 64 * 1024
 """Blocks of each token file that are compared, and their size."""
 COMPARED = {
