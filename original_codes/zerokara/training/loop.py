@@ -23,7 +23,7 @@ from zerokara.training.logbook import Logbook
 from zerokara.training.planning import run_lock
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import reason_to_stop
-from zerokara.training.processes.joining import Processes, join, shared_folder
+from zerokara.training.processes.joining import Processes, join
 from zerokara.training.run import StepBatches, newest_checkpoint, open_run, state_of
 from zerokara.training.sample_texts import Sampler
 from zerokara.training.saving import Saver
@@ -47,12 +47,11 @@ class Trainer:
         config, self._stop_after = plan.resolved, stop_after
         self.stop = stop = StopRequest()
         self.processes = processes = join(plan)
-        sharing = shared_folder(processes)
         self._folder_lock = contextlib.ExitStack()
-        if sharing.leads:
+        if processes.leads:
             self._folder_lock.enter_context(run_lock.training_lock(plan.run_dir))
             stop.watch_file(plan.run_dir / STOP_NAME)
-        self.run = run = open_run(plan, processes, newest_checkpoint(plan, processes, sharing))
+        self.run = run = open_run(plan, processes, newest_checkpoint(plan, processes))
         self.state = run.state
         """The newest state that was saved, or that the start began with."""
         self.guard = StepGuard(config.spike_sigmas, config.max_skipped_steps, run.state)
@@ -64,7 +63,7 @@ class Trainer:
         self.sampler: Sampler | None = None
         if config.sample_prompts:
             self.sampler = Sampler(plan.encoder, plan.data.objective, config, processes.device)
-        self.saver = Saver(run, sharing)
+        self.saver = Saver(run)
 
     def train(self) -> None:
         """Train to the end, or to where somebody asks to stop.

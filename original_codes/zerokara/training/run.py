@@ -30,7 +30,7 @@ from zerokara.training.compute import engine_choice, optimizers
 from zerokara.training.compute.engine import Engine, load_state
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining
-from zerokara.training.processes.joining import FolderSharing, Processes
+from zerokara.training.processes.joining import Processes
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def sent_tensors(
     return ComputedTensors(shapes, receive)
 
 
-def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharing) -> Checkpoint | None:
+def newest_checkpoint(plan: RunPlan, processes: Processes) -> Checkpoint | None:
     """Return the checkpoint to resume from, or None; every process must call it.
 
     Where not all see the newest, because machines have folders of their own, one that does sends it to all.
@@ -137,7 +137,7 @@ def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharin
 
     # For all that share a folder: it reads and hashes a whole checkpoint.
     step = int(processes.from_one(newest_step))
-    if sharing.leads:
+    if processes.leads:
         with contextlib.suppress(OSError):  # the two names are for display; the next save sets them right
             checkpoint.write_markers(plan.run_dir)
         if not processes.is_first:
@@ -146,11 +146,11 @@ def newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharin
             except RunError as error:  # others have one, or this is how all of them find none
                 progress.log(f"{socket.gethostname()}: {error}")
                 step = -1
-    steps = processes.numbers_of_all(step if sharing.leads else -1)
+    steps = processes.numbers_of_all(step if processes.leads else -1)
     if (newest := max(steps)) < 0:
         return None
     folder, source = checkpoint.folder_of(plan.run_dir, int(newest)), steps.index(newest)
-    if processes.sum([sharing.leads]) == [steps.count(newest)]:
+    if processes.sum([processes.leads]) == [steps.count(newest)]:
         return folder, checkpoint.read_state(folder), checkpoint.read_weights(folder), checkpoint.read_moments(folder)
     processes.log(f"process {source} sends the checkpoint to those that do not see it")
     path, reads = folder / checkpoint.STATE_NAME, processes.rank == source

@@ -27,7 +27,6 @@ from zerokara.checkpoint.state import OPTIMIZER, WEIGHTS, Share, cut_shapes
 from zerokara.checkpoint.store import CheckpointStore, Writers
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.engine import master_weights, optimizer_state
-from zerokara.training.processes.joining import FolderSharing
 from zerokara.training.run import Run
 
 RETRY_SECONDS = 5.0
@@ -85,12 +84,12 @@ class HostCopy:
 class Saver:
     """Writes the checkpoints of a run in the background, and deletes those that are no longer kept."""
 
-    def __init__(self, run: Run, sharing: FolderSharing):
-        """`sharing` are the processes that see this run folder: together they write a checkpoint into it."""
-        self._engine, self._processes, self._sharing, config = run.engine, run.processes, sharing, run.plan.resolved
-        self._share = Share(sharing.index, len(sharing.ranks))
+    def __init__(self, run: Run):
+        self._engine, self._processes, config = run.engine, run.processes, run.plan.resolved
+        ranks = run.processes.folder_ranks
+        self._share = Share(ranks.index(run.processes.rank), len(ranks))
         shapes = optimizers.checkpoint_shapes(run.engine.optimizer.name, run.model.shape)
-        self._writers = Writers(self._share, run.processes.message_store(f"checkpoints/{sharing.ranks[0]}"))
+        self._writers = Writers(self._share, run.processes.message_store(f"checkpoints/{ranks[0]}"))
         newest = folder_of(run.plan.run_dir, run.state.step) if run.state.step else None
         num_bytes = run.plan.checkpoint_bytes
         self._store = CheckpointStore(run.plan.run_dir, config, self._log, newest, self._writers, num_bytes)
@@ -113,7 +112,7 @@ class Saver:
         tensors = self._copy.fill({WEIGHTS: weights, OPTIMIZER: moments})
         copied = seconds_text(time.monotonic() - started)
         self._step, self._no_retry, self._disk_error = state.step, threading.Event(), ""
-        if self._sharing.leads:
+        if self._processes.leads:
             self._current = self._thread.submit(self._write, state, tensors, copied)
         else:  # whenever the one that leads asks for it
             self._current = self._thread.submit(self._writers.serve, self._store.run_dir, tensors, self._no_retry)
@@ -168,7 +167,7 @@ class Saver:
             return ""
 
         self._processes.from_one(wait)
-        if self._sharing.leads and not self._processes.is_first:
+        if self._processes.leads and not self._processes.is_first:
             wait()
         current.result()
 
@@ -199,5 +198,5 @@ class Saver:
 
     def _log(self, text: str) -> None:
         """Print a line, from each process that leads; those of other machines with their names."""
-        if self._sharing.leads:
+        if self._processes.leads:
             progress.log(text if self._processes.is_first else f"{socket.gethostname()}: {text}")

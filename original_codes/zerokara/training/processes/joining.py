@@ -42,6 +42,22 @@ class Processes:
         """True if this process speaks and writes for all."""
         return self.rank == 0
 
+    @functools.cached_property
+    def folder_ranks(self) -> tuple[int, ...]:
+        """Ranks that see the same run folder as this process, by `FOLDER_NAME`. At first every process must ask.
+
+        Machines may share a disk or each have their own. Those of a folder write one checkpoint, a share each. So each
+        folder gets a whole one, every machine that is left can resume, and one that lacks it (it is new, or its disk
+        was full) gets the tensors from one that has it.
+        """
+        folders = self.numbers_of_all(int(os.environ.get(supervision.FOLDER_NAME, "0")))
+        return tuple(rank for rank, folder in enumerate(folders) if folder == folders[self.rank])
+
+    @property
+    def leads(self) -> bool:
+        """True if this process speaks for its run folder."""
+        return self.folder_ranks[0] == self.rank
+
     def log(self, text: str) -> None:
         """Print a line, once for all processes."""
         if self.is_first:
@@ -87,31 +103,6 @@ class Processes:
                 raise SystemExit(RunError.exit_code)
             time.sleep(POLL_SECONDS)
         return str(store.get("text").decode())
-
-
-@dataclass(frozen=True)
-class FolderSharing:
-    """Processes that see this process's run folder: machines may share a disk or each have their own.
-
-    Together they write one checkpoint, a share each. So each folder gets a whole one, every machine that is left can
-    resume, and one that lacks it (it is new, or its disk was full) gets the tensors from one that has it.
-    """
-
-    ranks: tuple[int, ...]
-    index: int
-    """Position of this process among them."""
-
-    @property
-    def leads(self) -> bool:
-        """True if this process speaks for the folder."""
-        return self.index == 0
-
-
-def shared_folder(processes: Processes) -> FolderSharing:
-    """Find out who shares this process's run folder, by `FOLDER_NAME`; every process must call it."""
-    folders = processes.numbers_of_all(int(os.environ.get(supervision.FOLDER_NAME, "0")))
-    ranks = tuple(rank for rank, folder in enumerate(folders) if folder == folders[processes.rank])
-    return FolderSharing(ranks, ranks.index(processes.rank))
 
 
 def join(plan: RunPlan) -> Processes:
