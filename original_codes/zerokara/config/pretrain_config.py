@@ -10,7 +10,7 @@ from zerokara.config.engine import EngineSettings
 from zerokara.config.model import ModelSettings
 from zerokara.config.settings import PositiveFloat, Settings
 
-NewEmbeddings = Literal["none", "mean_of_pieces", "overlap", "random"]
+NewEmbeddings = Literal["none", "mean_of_pieces"]
 
 
 class StartSettings(Settings):
@@ -22,8 +22,7 @@ class StartSettings(Settings):
     *.safetensors; no code of the folder is run. A run that has started resumes from its own checkpoints."""
     new_embeddings: NewEmbeddings = "none"
     """What the embeddings of another tokenizer than init_from's begin as: `none` refuses it; `mean_of_pieces` the mean
-    of what the old tokenizer makes of a piece's text; `overlap` the mean of all. A piece that both have keeps its own.
-    `random` draws all of them, for comparison."""
+    of what the old tokenizer makes of a piece's text. A piece that both have keeps its own."""
 
 
 class TrainingSettings(EngineSettings, DataOrderSettings, StartSettings):

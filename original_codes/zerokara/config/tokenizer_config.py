@@ -75,7 +75,7 @@ class TokenizerConfig(Settings):
     """Training threads; the same seed and number of threads give the same file, byte for byte."""
     compare_with: Words = ()
     """Other tokenizers to compare with in the report: SentencePiece .model files, Hugging Face tokenizer.json files,
-    folders that hold one, or models on the Hub (hf://owner/name) after `hf download owner/name tokenizer.json`."""
+    or folders that hold one; of a model on the Hub: hf download OWNER/NAME tokenizer.json --local-dir FOLDER."""
 
     @property
     def num_fixed_pieces(self) -> int:

@@ -84,15 +84,15 @@ def vocabulary_of(folder: Path, encoder: Encoder, new_embeddings: NewEmbeddings)
     """Return what becomes of the embeddings of `folder` under our tokenizer; UserError if it has no tokenizer."""
     if new_embeddings == "none":
         return None
-    return new_vocabulary(new_embeddings, open_encoder(folder, FIRST_END), encoder)
+    return new_vocabulary(open_encoder(folder, FIRST_END), encoder)
 
 
 def open_weights(
-    folder: Path, shape: ModelShape, vocabulary: NewVocabulary | None = None, seed: int = 0
+    folder: Path, shape: ModelShape, vocabulary: NewVocabulary | None = None
 ) -> Iterator[tuple[str, Tensor]]:
     """Return the weights of `folder` by our parameter names, in the order of the rules, each read when its turn comes.
 
-    `check_source` comes first. With a new `vocabulary` rows are made for it; `seed` is that of random ones.
+    `check_source` comes first. With a new `vocabulary` rows are made for it.
     """
     stored, _ = _opened(folder, lambda key, rule, remedy="": Fault(str(folder), rule, remedy=remedy))
     rules = families.rules_for(shape)
@@ -103,7 +103,7 @@ def open_weights(
         if name not in of_vocabulary:
             return rows
         # T5's are 32,128 for 32,100 ids; those beyond our last id are dropped.
-        return vocabulary.rows(rows, seed) if vocabulary else rows[: shape.vocab_size]
+        return vocabulary.rows(rows) if vocabulary else rows[: shape.vocab_size]
 
     return weight_rules.from_hf(rules, ComputedTensors(stored, tensor), shape)
 

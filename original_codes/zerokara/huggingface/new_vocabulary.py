@@ -1,19 +1,15 @@
-"""A new vocabulary for an old model (`new_embeddings`): what each row of its embeddings begins as.
+"""A new vocabulary for an old model (`new_embeddings: mean_of_pieces`): what each row of its embeddings begins as.
 
-A piece that the old vocabulary holds too, by its text or as the same control piece, keeps its row. Of all others
-
-- ``mean_of_pieces`` makes the mean of the rows of the pieces into which the old tokenizer splits the text (fast
-  vocabulary transfer: Gee et al., 2022, EMNLP industry track), or where there are none, as ``overlap`` does;
-- ``overlap`` makes the mean of all rows: the logit of a new piece is then the mean of the old ones, so that it takes
-  little probability from them (Hewitt, 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html).
-
-``random`` draws every row around that mean, with the old rows' deviation in each dimension: what the others are
-compared with. Input and output embedding are treated alike.
+A piece that the old vocabulary holds too, by its text or as the same control piece, keeps its row. Any other begins as
+the mean of the rows of the pieces into which the old tokenizer splits its text (fast vocabulary transfer: Gee et al.,
+2022, EMNLP industry track); or where there are none as the mean of all rows: its logit is then the mean of the old
+ones, so that it takes little probability from them (Hewitt, 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html).
+Input and output embedding are treated alike.
 
 Shape suffixes: V new rows, O old rows, D hidden size.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +24,6 @@ _CONTROLS = "pad_id", "unk_id", "bos_id", "eos_id"
 class NewVocabulary(NamedTuple):
     """The way from an old tokenizer's rows to a new one's."""
 
-    way: Literal["mean_of_pieces", "overlap", "random"]
     sources: list[list[int]]
     """Per new id: the old id of the same piece, or the ids that the old tokenizer makes of its text, or none."""
     kept: list[bool]
@@ -40,24 +35,18 @@ class NewVocabulary(NamedTuple):
         """Return the row of the plan."""
         kept, missing = sum(self.kept), sum(not ids for ids in self.sources)
         counts = f"{kept:,} stood in the old vocabulary, {len(self.sources) - missing - kept:,} it splits"
-        return f"{self.way}: of {len(self.sources):,} pieces {counts}, {missing:,} have no source"
+        return f"of {len(self.sources):,} pieces {counts}, {missing:,} have no source"
 
-    def rows(self, old_OD: Tensor, seed: int) -> Tensor:
+    def rows(self, old_OD: Tensor) -> Tensor:
         """Return the new rows [V, D] of one matrix; rows of `old_OD` that no id has are not used."""
         old_OD = old_OD[: self.num_old]
-        mean_D = old_OD.mean(dim=0)
-        if self.way == "random":
-            generator = torch.Generator().manual_seed(seed)
-            return mean_D + old_OD.std(dim=0) * torch.randn(len(self.sources), len(mean_D), generator=generator)
-        takes_all = self.way == "mean_of_pieces"
-        used = [ids if kept or takes_all else [] for ids, kept in zip(self.sources, self.kept, strict=True)]
-        lengths = torch.tensor([len(ids) for ids in used])
-        flat = torch.tensor([each for ids in used for each in ids], dtype=torch.int64)
+        lengths = torch.tensor([len(ids) for ids in self.sources])
+        flat = torch.tensor([each for ids in self.sources for each in ids], dtype=torch.int64)
         means_VD = embedding_bag(flat, old_OD, lengths.cumsum(0) - lengths, mode="mean")
-        return torch.where(lengths[:, None] > 0, means_VD, mean_D)
+        return torch.where(lengths[:, None] > 0, means_VD, old_OD.mean(dim=0))
 
 
-def new_vocabulary(way: Literal["mean_of_pieces", "overlap", "random"], old: Encoder, new: Encoder) -> NewVocabulary:
+def new_vocabulary(old: Encoder, new: Encoder) -> NewVocabulary:
     """Compare two tokenizers, piece by piece."""
     by_name = {old.piece(i): i for i in range(old.vocab_size)}
     by_text = {text: i for i, text in enumerate(old.token_texts) if text}
@@ -78,4 +67,4 @@ def new_vocabulary(way: Literal["mean_of_pieces", "overlap", "random"], old: Enc
         except UnicodeDecodeError:  # a part of a character
             ids = [by_text[bytes([byte])] for byte in text if bytes([byte]) in by_text]
         sources.append([each for each in ids if each != old.unk_id] if text else [])
-    return NewVocabulary(way, sources, kept, old.vocab_size)
+    return NewVocabulary(sources, kept, old.vocab_size)

@@ -22,10 +22,9 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     from zerokara.tokenizer import byte_level, sampling, training
     from zerokara.tokenizer.hugging_face import open_file, tokenizer_file
     from zerokara.tokenizer.morphemes import analyser_of
-    from zerokara.tokenizer.report import find_file
 
     files = find_files(config.input, config.where("input"))
-    others = [find_file(name) for name in config.compare_with]
+    others = [tokenizer_file(Path(name)) for name in config.compare_with]
     for path in others:
         open_file(path)
     folder = Path(config.output_dir)

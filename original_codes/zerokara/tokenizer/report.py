@@ -11,7 +11,6 @@ with pieces that hold line ends, such as "):\\n", that is a few tokens more than
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -20,11 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zerokara.base.errors import Fault, UserError
 from zerokara.base.pages import template
 from zerokara.base.progress import Progress, bytes_text
 from zerokara.tokenizer.encoder import Encoder, Ids
-from zerokara.tokenizer.hugging_face import IN_FOLDER, open_file, tokenizer_file
+from zerokara.tokenizer.hugging_face import open_file, tokenizer_file
 from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokenizer.sampling import SourceTexts
 
@@ -37,7 +35,6 @@ EXAMPLE_CHARACTERS = 180
 """Longest line shown."""
 _BATCH_LINES = 4096
 _MAX_FAILURES_SHOWN = 5
-HUB_PREFIX = "hf://"
 NUM_LISTED = 50
 OURS = "this one"
 _MAX_EXAMPLES, _EXAMPLES_IN_ALL = 4, 40
@@ -218,25 +215,6 @@ class Report:
         ).render(report=self, num_listed=NUM_LISTED)
 
 
-def find_file(name: str) -> Path:
-    """Return the file of a tokenizer: `name` itself, or the one in that folder or downloaded repository.
-
-    Raises:
-        UserError: there is none.
-    """
-    if not name.startswith(HUB_PREFIX):
-        return tokenizer_file(Path(name))
-    from huggingface_hub import try_to_load_from_cache  # a second to import
-
-    repository = name.removeprefix(HUB_PREFIX)
-    with suppress(ValueError):  # no name of a repository
-        for inside in IN_FOLDER:
-            if isinstance(cached := try_to_load_from_cache(repository, inside), str):
-                return Path(cached)
-    rule = "is not on this machine, and step 1 downloads no tokenizer"
-    raise UserError(Fault(name, rule, remedy=f"run `hf download {repository} tokenizer.json` first"))
-
-
 def make(
     model_path: Path,
     sources: Sequence[str],
@@ -249,7 +227,7 @@ def make(
     Raises:
         UserError: a tokenizer to compare with cannot be opened.
     """
-    paths = {OURS: model_path, **{name: find_file(name) for name in compare_with}}
+    paths = {OURS: model_path, **{name: tokenizer_file(Path(name)) for name in compare_with}}
     tokenizers = {name: MeasuredTokenizer(open_file(path)) for name, path in paths.items()}
     ours = tokenizers[OURS]
     num_examples = max(1, min(_MAX_EXAMPLES, _EXAMPLES_IN_ALL // max(len(sources) * len(tokenizers), 1)))

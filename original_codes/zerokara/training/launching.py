@@ -153,7 +153,7 @@ def check_fits(plan: RunPlan, starts: bool) -> list[str]:
 
         source, config = Path(plan.resolved.init_from), plan.resolved
         vocabulary = from_hf.check_source(source, plan.shape, plan.encoder, config.new_embeddings, config.fault)
-        lines += [f"new_embeddings: {vocabulary.row}"] if vocabulary else []
+        lines += [f"new_embeddings: {config.new_embeddings}: {vocabulary.row}"] if vocabulary else []
     alone = replace(plan.memory, main_bytes=resources.total_memory(plan.processes_per_node))
     refuse(alone.faults(plan.requested))  # with other programs, it is noted in the plan
     return lines

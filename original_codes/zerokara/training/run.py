@@ -222,7 +222,7 @@ def _weights_of(plan: RunPlan, processes: Processes) -> ComputedTensors:
         nonlocal weights
         folder = Path(config.init_from)
         vocabulary = from_hf.vocabulary_of(folder, plan.encoder, config.new_embeddings)
-        weights = from_hf.open_weights(folder, shape, vocabulary, config.seed)
+        weights = from_hf.open_weights(folder, shape, vocabulary)
         return ""
 
     processes.from_one(open_weights)

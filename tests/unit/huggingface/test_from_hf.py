@@ -439,20 +439,16 @@ def test_a_piece_that_both_vocabularies_have_keeps_its_row(tmp_path: Path, encod
     kept = [i for i in range(new.vocab_size) if new.piece(i) in their_id]
     word = next(i for i in range(new.vocab_size) if i not in kept and new.piece(i).endswith("zilei"))
     split = encoder.encode(new.token_texts[word].decode()).tolist()
-    for way in ("mean_of_pieces", "overlap", "random"):
-        settings = settings_of(tmp_path / "hf", "tie_word_embeddings=false", f"new_embeddings={way}")
-        vocabulary = from_hf.check_source(tmp_path / "hf", shape, new, settings.new_embeddings, settings.fault)
-        weights = dict(from_hf.open_weights(tmp_path / "hf", shape, vocabulary, seed=5))
-        for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
-            rows, theirs = weights[name], old[name][: encoder.vocab_size]
-            assert rows.shape == (shape.padded_vocab_size, 24) and rows[new.vocab_size :].eq(0).all()
-            if way == "random":
-                torch.testing.assert_close(rows[: new.vocab_size].std(), theirs.std(), rtol=0.1, atol=0)
-                continue
-            assert torch.equal(rows[kept], theirs[[their_id[new.piece(i)] for i in kept]])
-            torch.testing.assert_close(rows[word], (theirs[split] if way == "mean_of_pieces" else theirs).mean(dim=0))
-    made = NewVocabulary("overlap", [[2], [2], []], [True, False, False], 3).rows(torch.arange(6.0).view(3, 2), seed=0)
-    assert made.tolist() == [[4.0, 5.0], [2.0, 3.0], [2.0, 3.0]], "one piece that makes the text is not the piece"
+    settings = settings_of(tmp_path / "hf", "tie_word_embeddings=false", "new_embeddings=mean_of_pieces")
+    vocabulary = from_hf.check_source(tmp_path / "hf", shape, new, settings.new_embeddings, settings.fault)
+    weights = dict(from_hf.open_weights(tmp_path / "hf", shape, vocabulary))
+    for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+        rows, theirs = weights[name], old[name][: encoder.vocab_size]
+        assert rows.shape == (shape.padded_vocab_size, 24) and rows[new.vocab_size :].eq(0).all()
+        assert torch.equal(rows[kept], theirs[[their_id[new.piece(i)] for i in kept]])
+        torch.testing.assert_close(rows[word], theirs[split].mean(dim=0))
+    made = NewVocabulary([[2], [0, 2], []], [True, False, False], 3).rows(torch.arange(6.0).view(3, 2))
+    assert made.tolist() == [[4.0, 5.0], [2.0, 3.0], [2.0, 3.0]]
 
 
 @pytest.mark.parametrize("old_kind", ["STEP_1", "LLAMA", "GEMMA", "LLAMA_3"])
@@ -470,7 +466,7 @@ def test_a_new_piece_comes_from_the_pieces_that_make_its_text_within_a_line(
 
     lines = [" ".join(words) for words in itertools.permutations(["stea", "zilei", "śnieg", "the", "of"])]
     old, new = made(old_kind, "old", []), made(new_kind, "new", lines)
-    found = new_vocabulary("mean_of_pieces", old, new)
+    found = new_vocabulary(old, new)
     for i, (text, ids) in enumerate(zip(new.token_texts, found.sources, strict=True)):
         if text:
             assert b"".join(old.token_texts[each] for each in ids) == text, new.piece(i)

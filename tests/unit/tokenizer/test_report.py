@@ -9,7 +9,6 @@ import orjson
 import pytest
 import tokenizers
 from configs import fault_of
-from huggingface_hub import constants
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from toy_tokenizers import TrainToy, byte_ids
 
@@ -212,22 +211,10 @@ def test_the_page_needs_nothing_else_and_markup_in_pieces_is_text(train_toy: Tra
     assert re.search(bytes_, page)
 
 
-def test_a_model_of_the_hub_is_compared(toy: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    assert "hf download owner/name" in fault_of(report.find_file, "hf://owner/name").remedy
-    assert "hf download" in fault_of(report.find_file, "hf://no/such/name").remedy
-    references, snapshot = (tmp_path / "models--owner--name" / name for name in ("refs", "snapshots/0123"))
-    for folder in (references, snapshot):
-        folder.mkdir(parents=True)
-    (references / "main").write_text("0123", encoding="utf-8")
-    (snapshot / "spiece.model").write_bytes(toy.model_bytes)
-    assert report.find_file("hf://owner/name") == snapshot / "spiece.model"
-
-
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.model").write_bytes(b"")
     assert "empty" in fault_of(open_file, tmp_path / "empty.model").rule
-    assert "no such" in fault_of(report.find_file, str(tmp_path / "other.model")).rule
+    assert "no such" in fault_of(tokenizer_file, tmp_path / "other.model").rule
     path = tmp_path / "vocab.json"
     for content in (b"nope", b"[]", b"{}", b'{"model": 1}', b"\xff"):
         path.write_bytes(content)
