@@ -178,7 +178,7 @@ def _in_fork(work: Callable[[], int], log: int) -> int:
         code = 1
         try:
             os.dup2(log, 1), os.dup2(log, 2)
-            one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu", "ZEROKARA_STARTED": "0"}
+            one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu"}
             os.environ.update(one, **place)
             torch.set_num_threads(1)
             code = work()

@@ -165,7 +165,6 @@ def test_conversations_are_learned(architecture: str, encoder: Encoder, tmp_path
         ("train_data=[gone.jsonl]", "gone.jsonl"),
         ("input_tokenizer_file=gone.model", "gone.model"),
         ("global_batch_size=400 micro_batch_size=8 epochs=1", "global_batch_size"),
-        ("epochs=20 max_hours_per_start=1e-9", "max_hours_per_start"),  # epochs are as many as the user says
     ],
 )
 def test_faults_name_the_setting(labels: Path, setting: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:

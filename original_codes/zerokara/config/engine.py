@@ -36,9 +36,6 @@ class ScheduleSettings(Settings):
     max_hours: PositiveFloat | Auto = "auto"
     """Upper limit on the hours of training, over all starts of the run; it then saves and stops, wherever its learning
     rate is. With a higher limit the same command resumes it."""
-    max_hours_per_start: PositiveFloat | Auto = "auto"
-    """Upper limit on the hours from one start of the command until it has saved and stopped, for machines with a time
-    limit (Slurm's --time); the same command resumes the run."""
     global_batch_size: PositiveInt | Auto = "auto"
     """Sequences in one optimizer step, over all processes. `auto` grows with the tokens of the run."""
     lr: PositiveFloat | Auto = "auto"

@@ -35,7 +35,8 @@ FILES: dict[str, type[Settings]] = {
 }
 """Settings of each file. A set in `model_configs/` has a prefix before the name; the last ends all the others."""
 RESOLVED_NAME = "config_resolved.yaml"  # in a run folder: all settings of its newest start
-GONE = "resize_vocabulary"  # a setting that runs of 1.0.0 have recorded, and that nothing reads any more
+GONE = {"resize_vocabulary", "embedding_tokens", "max_hours_per_start"}
+"""Settings that runs of earlier versions have recorded, and that nothing reads any more."""
 
 _Config = TypeVar("_Config", bound=Settings)
 _MAX_BYTES = 256 * 1024  # the shipped files have 16 kB with their comments
@@ -68,7 +69,7 @@ def load(
     values, lines = _read_file(Path(path), faults, named_by)
     _check_is_the_file(path, values.keys(), config_class)
     if Path(path).name == RESOLVED_NAME:
-        values.pop(GONE, None)
+        values = {key: value for key, value in values.items() if key not in GONE}
     in_file = dict(values)
     origin = Origin(str(path), lines, frozenset(_apply(overrides, values, faults)), in_file)
     wrong: set[str] = set()

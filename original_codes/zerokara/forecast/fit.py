@@ -79,7 +79,7 @@ SHAPES: tuple[dict[str, Any], ...] = tuple(
 )
 """Settings of the sizes, from the smallest to the largest."""
 _QUIET: dict[str, Any] = {
-    **dict.fromkeys(("max_steps", "max_hours", "max_hours_per_start"), "auto"),
+    **dict.fromkeys(("max_steps", "max_hours"), "auto"),
     **dict.fromkeys(("eval_interval", "save_interval"), 10**9),
     **dict.fromkeys(("stages", "sample_prompts"), ()),
     **dict.fromkeys(("keep_best", "plots", "tensorboard"), False),

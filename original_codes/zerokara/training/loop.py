@@ -22,7 +22,7 @@ from zerokara.training.guards import DivergenceCheck, MustEnd, StepGuard, StepRe
 from zerokara.training.logbook import Logbook
 from zerokara.training.planning import run_lock
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.planning.schedule import reason_to_stop
+from zerokara.training.planning.schedule import RAISE, hours_are_used_up
 from zerokara.training.processes.joining import Processes, join
 from zerokara.training.run import StepBatches, newest_checkpoint, open_run, state_of
 from zerokara.training.sample_texts import Sampler
@@ -58,7 +58,9 @@ class Trainer:
         self.divergence = DivergenceCheck(run.model, run.state.step)
         self.logbook = Logbook(plan, run.samples, run.state, processes)
         if processes.is_first:
-            stop.reasons.append(lambda: reason_to_stop(config, plan.checkpoint_bytes, self.logbook.seconds))
+            stop.reasons.append(
+                lambda: f"max_hours ({RAISE})" if hours_are_used_up(config, self.logbook.seconds) else ""
+            )
         self.validations = validations(plan, processes)
         self.sampler: Sampler | None = None
         if config.sample_prompts:

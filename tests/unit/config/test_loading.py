@@ -234,7 +234,9 @@ def test_the_file_of_another_step_is_one_fault_that_names_it(name: str, read_by:
 
 def test_a_run_of_an_earlier_version_may_hold_settings_that_are_gone(tmp_path: Path) -> None:
     for name in ("config_resolved.yaml", "config.yaml"):
-        (tmp_path / name).write_text("seed: 7\nresize_vocabulary: true\n", encoding="utf-8")
+        (tmp_path / name).write_text(
+            "seed: 7\nresize_vocabulary: true\nembedding_tokens: 0\nmax_hours_per_start: auto\n", encoding="utf-8"
+        )
     assert load(PretrainConfig, tmp_path / "config_resolved.yaml").seed == 7
     with pytest.raises(UserError, match="resize_vocabulary = True: there is no such setting"):
         load(PretrainConfig, tmp_path / "config.yaml")

@@ -98,7 +98,7 @@ def test_what_was_tried_is_not_kept_and_the_first_start_is(run: Starts) -> None:
 
 
 def test_what_changes_neither_length_nor_rate_is_not_asked_about(run: Starts) -> None:
-    run.start("weight_decay=0.3", "save_interval=7", "max_hours_per_start=3")
+    run.start("weight_decay=0.3", "save_interval=7")
     assert run.plan()
 
 

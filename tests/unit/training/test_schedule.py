@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from configs import config_of, fault_of
+from configs import fault_of
 from token_sources import consumption_of, data_plan, settings, some_lengths, write_sources
 
 from zerokara.base.errors import Fault, UserError
@@ -117,30 +117,6 @@ def test_inverse_sqrt_is_t5s_where_min_lr_is_what_that_reaches() -> None:
 def test_a_warmup_or_decay_that_does_not_fit(overrides: tuple[str, ...], key: str, value: float, remedy: str) -> None:
     fault = fault_of(schedule, *TEN_STEPS, *overrides)
     assert (fault.where, fault.key, fault.value) == ("--set", key, value) and remedy in fault.remedy
-
-
-def test_hours_are_counted_over_all_starts_and_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(schedules.STARTED_NAME, "1000")
-
-    def reason(now: float, trained: float, **settings: float) -> str:
-        monkeypatch.setattr("time.time", lambda: now)
-        return schedules.reason_to_stop(config_of(**settings), int(2e9), trained)
-
-    assert reason(now=1e9, trained=1e9) == ""
-    almost = 1000 + 3600 - 51
-    assert reason(almost, 7199, max_hours=2, max_hours_per_start=1) == ""
-    assert reason(almost, 7200, max_hours=2).startswith("max_hours = 2")
-    found = reason(almost + 2, 7200, max_hours_per_start=1)  # 2 GB take 20 s at 100 MB/s, and leaving takes 30
-    assert found.startswith("max_hours_per_start = 1") and "49.0 s" in found
-
-
-def test_limits_that_leave_no_time_to_train_are_refused() -> None:
-    both = config_of(max_hours=2, max_hours_per_start=0.1)
-    assert not list(schedules.hours_faults(both, int(1e9), trained_seconds=7199, take=""))
-    (used_up,) = schedules.hours_faults(config_of(max_hours=2), 0, 7205, take="bash convert.sh")
-    assert (used_up.key, used_up.value) == ("max_hours", 2.0) and "bash convert.sh" in used_up.remedy
-    (short,) = schedules.hours_faults(config_of(max_hours_per_start=0.01), int(1e9), 0, take="")
-    assert (short.key, short.value) == ("max_hours_per_start", 0.01) and "40.0 s" in short.rule
 
 
 TOTALS = (803, 4005, 330)  # 100, 500 and 41 sequences of 8

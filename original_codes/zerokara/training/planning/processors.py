@@ -19,13 +19,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from zerokara.base.errors import Fault, UserError
 from zerokara.base.progress import plural
 from zerokara.base.resources import available_cores
 from zerokara.config.engine import MachineSettings
-from zerokara.training.planning.schedule import STARTED_NAME
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 PARENT_NAME = "ZEROKARA_LAUNCHER"
@@ -120,9 +117,8 @@ class Devices:
 
     def process_environment(self, processes: int) -> dict[str, str]:
         """Return environment variables that each training process needs before it loads torch."""
-        started = str(psutil.Process().create_time())
         # PYTHONSAFEPATH: a file of the current folder is not imported as a package of the same name.
-        common = {STARTED_NAME: started, PARENT_NAME: str(os.getpid()), "PYTHONSAFEPATH": "1"}
+        common = {PARENT_NAME: str(os.getpid()), "PYTHONSAFEPATH": "1"}
         # A thread that waits sleeps, and does not spin on cores that others need (docs/decisions.md).
         wanted = {_THREADS_NAME: str(threads(processes)), "OMP_WAIT_POLICY": "PASSIVE"}
         compiling = min(_MAX_COMPILE_THREADS, max(1, available_cores() // processes))

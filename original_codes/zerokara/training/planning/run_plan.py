@@ -38,18 +38,19 @@ from zerokara.training.planning import recipe
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.schedule import (
+    RAISE,
     Consumption,
     Schedule,
     consumption,
     epochs_faults,
     extent_of,
-    hours_faults,
+    hours_are_used_up,
     num_samples,
 )
 
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""
-LENGTH_AND_RATE = {*ScheduleSettings.model_fields, "optimizer"} - {"output_model_dir", "max_hours_per_start"}
+LENGTH_AND_RATE = {*ScheduleSettings.model_fields, "optimizer"} - {"output_model_dir"}
 """Settings by which a run becomes longer or shorter, or learns at another rate; others are part of its identity."""
 _CHECKED_IDS = 1 << 20  # at the beginning, and at the end of the data
 _COUNTED_DOCUMENTS = 100_000  # whose lengths are looked at
@@ -231,7 +232,10 @@ class RunPlan:
 
         `existing_checkpoints` and `trained_seconds` are those of earlier starts; `convert_command` converts the newest.
         """
-        yield from hours_faults(self.requested, self.checkpoint_bytes, trained_seconds, convert_command)
+        if hours_are_used_up(self.requested, trained_seconds):
+            rule = f"the run has been trained for {trained_seconds / 3600:.3g} hours already, as long as it may"
+            remedy = f"{RAISE}; or take what is there: {convert_command}"
+            yield self.requested.fault("max_hours", rule, remedy)
         yield from epochs_faults(self.requested, self.consumption.sources)
         config, each, standing = self.resolved, self.checkpoint_bytes, self.max_checkpoints
         needed, free = max(0, standing - existing_checkpoints) * each, free_bytes(self.run_dir)

@@ -1,31 +1,24 @@
 """The schedule of a run: its steps, its learning rate, its limits of time, and the tokens it takes of each source.
 
 The user sets the length (tokens, epochs, or the stages of a curriculum; `max_steps` caps it) and the share of the
-warm-up; steps, warm-up and decay follow. `max_hours` counts over all starts of a run, `max_hours_per_start` for one.
+warm-up; steps, warm-up and decay follow. `max_hours` counts over all starts of a run.
 Tokens of a source are counted by the order itself, exact to the sample; only in a partial shuffled epoch over several
 sources are they estimated by its share, marked `about`. Without torch.
 """
 
 import math
-import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zerokara.base.errors import Fault, UserError
-from zerokara.base.progress import count_text, plural, seconds_text
+from zerokara.base.progress import count_text, plural
 from zerokara.config.engine import ScheduleSettings
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
 from zerokara.samples.order import MixedOrder, SampleOrder
 from zerokara.samples.packed_tokens import DataPlan
 
-STARTED_NAME = "ZEROKARA_STARTED"
-"""Environment variable with the start of the launching process, in seconds since 1970."""
-HOUR = 3600.0
 RAISE = "raise it to go on"
-_SAVE_SECONDS = 30.0  # for the last step, gathering the state, ending the processes
-_SAVE_BYTES_A_SECOND = 100e6  # a slow disk
 _ROW = "  {:<40}  {:>18}  {:>18}  {:>8}"
 # Settings that set the number of steps.
 _LENGTH = ("train_tokens", "epochs", "max_steps", "stages", "global_batch_size", "seq_len")
@@ -160,34 +153,7 @@ def num_samples(
 
 def hours_are_used_up(config: ScheduleSettings, trained_seconds: float) -> bool:
     """Tell whether a run that was trained for so many seconds has had its `max_hours`."""
-    return config.max_hours != "auto" and trained_seconds >= config.max_hours * HOUR
-
-
-def hours_faults(config: ScheduleSettings, checkpoint_bytes: int, trained_seconds: float, take: str) -> Iterator[Fault]:
-    """Check that the limits of time leave anything to do; `take` is the command that converts what is there."""
-    if hours_are_used_up(config, trained_seconds):
-        rule = f"the run has been trained for {trained_seconds / HOUR:.3g} hours already, as long as it may"
-        yield config.fault("max_hours", rule, f"{RAISE}; or take what is there: {take}")
-    needed = leave_seconds(checkpoint_bytes)
-    if config.max_hours_per_start != "auto" and config.max_hours_per_start * HOUR <= needed:
-        rule = f"leaves no time to train: {seconds_text(needed)} are kept for saving and leaving"
-        yield config.fault("max_hours_per_start", rule, "ask for more time")
-
-
-def leave_seconds(checkpoint_bytes: int) -> float:
-    """Return how many seconds before the end of `max_hours_per_start` a run stops: saving takes time."""
-    return _SAVE_SECONDS + checkpoint_bytes / _SAVE_BYTES_A_SECOND
-
-
-def reason_to_stop(config: ScheduleSettings, checkpoint_bytes: int, trained_seconds: float) -> str:
-    """Return the limit of time that is reached, in a training process; empty where none is."""
-    if hours_are_used_up(config, trained_seconds):
-        return f"max_hours = {config.max_hours:g} ({RAISE})"
-    if config.max_hours_per_start != "auto":
-        left = config.max_hours_per_start * HOUR - (time.time() - float(os.environ[STARTED_NAME]))
-        if left <= leave_seconds(checkpoint_bytes):
-            return f"max_hours_per_start = {config.max_hours_per_start:g}, {seconds_text(max(0, left))} before it"
-    return ""
+    return config.max_hours != "auto" and trained_seconds >= 3600 * config.max_hours
 
 
 @dataclass(frozen=True)
