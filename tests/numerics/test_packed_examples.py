@@ -151,7 +151,7 @@ def test_the_loss_is_that_of_hugging_face_with_the_same_labels(family: str, tmp_
     case = case_of(family, tmp_path)
     expected, count = of_hugging_face(case)
     found, num_learned = of_ours(case)
-    assert num_learned == count == case.objective.target_counts(case.rows.many(range(len(case.rows)))).sum()
+    assert num_learned == count
     assert abs(found - expected) / count < 1e-5
     for moved_by in (-1, 1):  # the twin: a mask that is off by one learns another token in each row
         wrong, _ = of_ours(case, moved_by)

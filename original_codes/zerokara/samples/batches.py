@@ -37,10 +37,6 @@ from zerokara.samples.order import MixedOrder, SampleOrder
 from zerokara.samples.packed_tokens import Samples, document_bounds
 from zerokara.tokens.indexed import IndexedTokens
 
-SAMPLE_TOKENS = 1 << 22
-"""Maximum tokens whose frequencies are counted: their entropy is too low by about half of the ids that occur over the
-number of tokens (Miller, 1955), 0.004 nats with 32,000 of them."""
-
 
 @dataclass(frozen=True)
 class BatchLayout:
@@ -88,14 +84,6 @@ class Batches:
         for row, samples in zip(positions, indices.reshape(positions.shape), strict=True):
             # The position is the sample's key: in another epoch the same sample has another one.
             yield self._objective(self.tokens.many(samples), row)
-
-
-def unigram_entropy(tokens: Samples, objective: Any) -> float:
-    """Return the entropy, in nats, of the targets in samples at equal distances, or in all if they are few."""
-    number = min(len(tokens), max(1, SAMPLE_TOKENS // tokens.lengths.raw))
-    counts = objective.target_counts(tokens.many(np.arange(number) * len(tokens) // number))
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
 
 
 @dataclass(frozen=True)

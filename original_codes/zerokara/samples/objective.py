@@ -94,10 +94,6 @@ class Causal:
         segments = np.cumsum(inputs == eod_id, axis=1, dtype=np.int64)
         return Batch(inputs, labels, mask, segments, document_offsets(segments))
 
-    def target_counts(self, tokens: Ids) -> Ids:
-        """Occurrences of each id among the targets of `tokens` [b, S + 1]."""
-        return np.bincount(tokens[:, 1:].ravel())
-
     def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
         """Encode the text, with room for `max_new_tokens`: the beginning of a long one is cut off."""
         return Prompt([], encoder.prompt_ids(text)[-max(1, self.lengths.input - max_new_tokens) :])
@@ -132,18 +128,6 @@ class SpanCorruption:
         inputs, labels = corrupt(tokens, noise, self.sentinels, self.end_id)
         decoder_inputs = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=self.start_id)
         return Batch(inputs, labels, np.ones(labels.shape, np.float32), decoder_inputs=decoder_inputs)
-
-    def target_counts(self, tokens: Ids) -> NDArray[np.float64]:
-        """Expected counts in one of the samples `tokens` [b, raw]: noise as frequent as in them, sentinels, end token.
-
-        Every token is masked equally often, since the masked positions do not depend on the tokens.
-        """
-        token_counts, sentinels = np.bincount(tokens.ravel()), self.sentinels[: self.lengths.num_spans]
-        expected = np.zeros(max(len(token_counts), int(sentinels.max()) + 1, self.end_id + 1))
-        expected[: len(token_counts)] = token_counts * (self.lengths.num_noise_tokens / token_counts.sum())
-        expected[sentinels] += 1
-        expected[self.end_id] += 1
-        return expected
 
     def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
         """Encode a text whose sentinels the decoder is to fill in; a text without any gets one at its end."""

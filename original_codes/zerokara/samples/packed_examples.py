@@ -133,10 +133,6 @@ class Pairs:
         """Return the batch of `PackedExamples.many`, whatever the keys."""
         return rows
 
-    def target_counts(self, rows: Batch) -> Ids:
-        """Occurrences of each id among the targets of `PackedExamples.many`."""
-        return np.bincount(rows.labels[rows.loss_mask > 0])
-
     def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
         """Encode the text that is read; the beginning of one that is too long is cut off."""
         if self.start_id is not None:

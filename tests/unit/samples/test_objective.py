@@ -10,8 +10,6 @@ from unit.samples.span_texts import merged
 
 from zerokara.config.data import SampleLengths, causal, with_spans
 from zerokara.config.finetune_config import FinetuneRunConfig
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.objective import (
     Causal,
     Prompt,
@@ -22,9 +20,6 @@ from zerokara.samples.objective import (
     objective,
 )
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.indexed import IndexedTokens
-from zerokara.training.planning import run_plan
-from zerokara.training.planning.run_plan import RunPlan
 
 KEYS = np.arange(2)
 
@@ -149,47 +144,3 @@ def test_spans_belong_to_the_seed_and_the_key_alone() -> None:
     assert len({row.tobytes() for row in noise_mask(lengths, 1, np.arange(500))}) > 480  # of 61,596 that there are
     single = SampleLengths(raw=5, input=5, target=4, num_noise_tokens=2, num_spans=1)
     assert noise_mask(single, 1, np.arange(3)).tolist() == [[False, False, False, True, True]] * 3
-
-
-T5 = ("architecture=t5", "num_kv_heads=auto", "head_dim=16")
-
-
-def prepared(span_data: dict[str, str], *settings: str) -> RunPlan:
-    return run_plan.make_plan(load(PretrainConfig, span_data["config"], [*settings]))
-
-
-def entropy(counts: np.ndarray) -> float:
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
-
-
-def test_the_baseline_of_a_t5_is_what_its_decoder_predicts(span_data: dict[str, str]) -> None:
-    """Exactly, where samples begin anywhere; neither the corpus's own entropy nor its share of the targets will do."""
-    plan = prepared(span_data, *T5)
-    objective, baseline = plan.data.objective, plan.data.unigram_entropy
-    tokens = np.asarray(IndexedTokens(plan.data.train_prefix).tokens, dtype=np.int64)
-    num_samples, lengths = 60_000, objective.lengths
-    starts = np.random.default_rng(0).integers(0, len(tokens), num_samples)
-    batch = objective(tokens[(starts[:, None] + np.arange(lengths.raw)) % len(tokens)], np.arange(num_samples))
-    counts = np.bincount(batch.labels.ravel(), minlength=plan.encoder.vocab_size)
-    corpus = np.bincount(tokens, minlength=plan.encoder.vocab_size)
-    expected = objective.target_counts(tokens)
-    assert expected.sum() == pytest.approx(lengths.target) and lengths.num_spans > 1
-    used, unused = objective.sentinel_ids[: lengths.num_spans], objective.sentinel_ids[lengths.num_spans :]
-    assert (counts[used] == num_samples).all() and (expected[used] == 1).all() and not counts[unused].any()
-    # Each count is that of independent draws, give or take their standard deviation.
-    assert (np.abs(counts - num_samples * expected) / np.sqrt(np.maximum(1, num_samples * expected))).max() < 5
-    # The entropy of counts is too low, by about half the number of ids over the number of targets (Miller, 1955).
-    bias = np.count_nonzero(counts) / 2 / counts.sum()
-    assert baseline == pytest.approx(entropy(counts) + bias, abs=0.002) and bias < 0.001
-    for other in (entropy(corpus), entropy(corpus) * lengths.num_noise_tokens / lengths.target):
-        assert abs(baseline - other) > 0.5
-
-
-def test_the_baseline_of_a_decoder_is_the_entropy_of_the_corpus(span_data: dict[str, str]) -> None:
-    """But for the first token, which nothing predicts, and for what is left behind the last sample."""
-    data = prepared(span_data).data
-    tokens, lengths = IndexedTokens(data.train_prefix).tokens, data.objective.lengths
-    predicted = tokens[1 : 1 + lengths.samples_in(len(tokens)) * lengths.raw]
-    assert data.unigram_entropy == pytest.approx(entropy(np.bincount(predicted)), abs=1e-12)
-    assert data.unigram_entropy == pytest.approx(entropy(np.bincount(tokens)), abs=1e-3)

@@ -9,7 +9,7 @@ from zerokara.base.progress import bytes_text, count_text, log, plural
 from zerokara.config.settings import resolved
 from zerokara.training.compute import engine_choice
 from zerokara.training.planning import recipe
-from zerokara.training.planning.run_plan import RunPlan, baseline_text
+from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import stage_title, table_lines
 
 
@@ -59,7 +59,6 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
             "",
             f"{plural(len(aside), 'run')} that --redo set aside may go: {shlex.join(['rm', '-r', *map(str, aside)])}",
         )
-    yield "baseline", baseline_text(plan.data.unigram_entropy)
     yield from (("note", note) for note in (*advice, *plan.devices.notes(config)))
     if in_full:
         yield from (("recipe", f"{key} {getattr(config, key)}: {reason}") for key, reason in plan.reasons.items())

@@ -19,7 +19,7 @@ from zerokara.config.writing import as_yaml
 from zerokara.model.shapes import ModelShape
 from zerokara.training.planning.earlier_run import PLACES, WITHOUT_EFFECT, EarlierRun, identity_of
 from zerokara.training.planning.run_lock import COMMAND_LOCK_NAME, LOCK_NAMES
-from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, baseline_text
+from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 
 MANIFEST_NAME = "manifest.json"
 
@@ -134,7 +134,6 @@ def record(plan: RunPlan, newest: Path) -> manifest.Manifest:
         "num_processes": plan.num_processes,
         "precision": state.precision,
         "sources": [asdict(use) for use in plan.consumption.sources],
-        "unigram_entropy": plan.data.unigram_entropy,
     }
     settings = plan.requested.model_dump(mode="json", exclude={*PLACES, *WITHOUT_EFFECT})
     settings |= {**identity_of(plan), "steps": plan.schedule.num_steps}
@@ -152,7 +151,6 @@ def summary_rows(
         ("trained", f"{count_text(facts['tokens'])} tokens, {facts['epochs']:.3f} epochs, {facts['steps']:,} steps"),
         ("time", f"{seconds_text(seconds)}, {count_text(facts['tokens'] / seconds)} tok/s over all starts"),
         ("loss", f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats per token"),
-        ("baseline", baseline_text(facts["unigram_entropy"])),
     ]
     if "valid_bits_per_byte" in facts:
         before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]

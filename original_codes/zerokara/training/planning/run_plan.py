@@ -25,7 +25,7 @@ from zerokara.config.engine import ScheduleSettings
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import Origin
 from zerokara.model.shapes import ModelShape
-from zerokara.samples.batches import ValidationBatches, unigram_entropy, validation_batches
+from zerokara.samples.batches import ValidationBatches, validation_batches
 from zerokara.samples.objective import Objective, beginnings, objective
 from zerokara.samples.packed_examples import Pairs
 from zerokara.samples.packed_tokens import DataPlan
@@ -74,16 +74,6 @@ class PlannedData:
     examples: recipe.Examples | None = None
     plan_rows: tuple[tuple[str, str], ...] = ()  # further ones, by name
     run_files: Mapping[str, str] = field(default_factory=dict)  # texts for the run folder, by file name
-
-    @cached_property
-    def unigram_entropy(self) -> float:
-        """Nats per token of a model that knows only the frequency of each predicted token: the baseline of the loss."""
-        return unigram_entropy(self.training.tokens(), self.objective)
-
-
-def baseline_text(unigram_entropy: float) -> str:
-    """Return the loss below which a model has learned more than token frequencies, for display."""
-    return f"{unigram_entropy:.3f} nats per token: the unigram entropy, the loss of knowing token frequencies alone"
 
 
 @dataclass(frozen=True)
