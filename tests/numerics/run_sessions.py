@@ -52,7 +52,7 @@ def optimizer_bytes(trainer: Trainer) -> int:
 
 def watch_weights(trainer: Trainer, name: str = "", at_step: int = 0) -> None:
     """Compare the weights after every step; before that, change one number of `name` in the last process at a step."""
-    after_step, parameters = trainer.after_step, trainer.divergence._parameters
+    after_step, parameters = trainer.after_step, trainer.divergence._copies
 
     def watching(record: StepRecord) -> bool:
         if record.step == at_step and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:

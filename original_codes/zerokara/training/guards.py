@@ -1,4 +1,4 @@
-"""Guards of the weights: which steps may reach them, and a check that all processes hold the same.
+"""Guards of the weights: which steps may reach them, and a check of the copies of tensor parallelism.
 
 A step is skipped whose loss or gradient is not finite or, on request, whose loss is a spike: weights, optimizer moments
 and the optimizer's step count stay as they were. It still counts as a step: the position in the data and the learning
@@ -138,44 +138,38 @@ def find_bad_samples(
 
 
 class DivergenceCheck:
-    """Compares the weights of a run's processes, bit for bit, before each validation and each save.
+    """Compares the weights that tensor-parallel processes hold alike (norms, biases, routers, experts), bit for bit,
+    before each validation and each save: each of them updates its own copy.
 
-    Compared are the weights that the processes compute with, by one checksum per parameter: in a data-parallel group
-    all that is not partitioned, in a tensor-parallel group what is replicated. Under ZeRO 3 that is what stays
-    unpartitioned at rest, the small parameters (`stage3_param_persistence_threshold`), norms among them.
+    Copies of data parallelism cannot drift apart: DeepSpeed gathers them from their owners after each step.
     """
 
     def __init__(self, model: Model, step: int):
         """`model` is the one that the engine trains; `step` is that of the weights it begins with."""
-        self._parameters, self._partition = dict(model.named_parameters()), model.sharding.partition
+        partition = model.sharding.partition
+        self._copies = {name: each for name, each in model.named_parameters() if partition(name) is None}
         self._equal_at = step
 
     def check(self, step: int) -> None:
         """Compare the weights after `step`, unless that is done; every process must call it.
 
         Raises:
-            MustEnd: processes differ; names them, the first parameter, and the steps in which it happened.
+            MustEnd: processes differ; names the first parameter, and the steps in which it happened.
         """
-        world = torch.distributed.get_world_size()
-        if world == 1 or step == self._equal_at:
+        if parallel.tensor_size() == 1 or step == self._equal_at:
             return
-        own = torch.stack([checksum(each.detach()) for each in self._parameters.values()])
-        gathered = [torch.empty_like(own) for _ in range(world)]
+        own = torch.stack([checksum(each.detach()) for each in self._copies.values()])
+        gathered = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
         torch.distributed.all_gather(gathered, own)
-        sums = torch.stack(gathered).tolist()  # [processes, parameters]
-        for index, name in enumerate(self._parameters):
-            by_part: dict[int, dict[int, list[str]]] = {}
-            for rank in range(world):
-                part = rank % parallel.tensor_size() if self._partition(name) else 0
-                by_part.setdefault(part, {}).setdefault(sums[rank][index], []).append(str(rank))
-            for parties in by_part.values():
-                if len(parties) > 1:
-                    who = " and ".join(f"process{'es' if one[1:] else ''} {', '.join(one)}" for one in parties.values())
-                    raise MustEnd(
-                        f"steps {self._equal_at + 1} to {step}: {who} hold different weights, first in {name}: they no "
-                        "longer train the same model. Nothing was saved since; the next start resumes from the newest "
-                        "checkpoint. If it happens again, suspect the memory or the network of one of these devices"
-                    )
+        sums = torch.stack(gathered).unflatten(0, (-1, parallel.tensor_size()))  # [data ranks, tensor ranks, copies]
+        differs = (sums != sums[:, :1]).any(0).any(0).tolist()
+        if any(differs):
+            raise MustEnd(
+                f"steps {self._equal_at + 1} to {step}: tensor-parallel processes hold different weights, first in "
+                f"{list(self._copies)[differs.index(True)]}: they no longer train the same model. Nothing was saved "
+                "since; the next start resumes from the newest checkpoint. If it happens again, suspect the memory or "
+                "the network of one of these devices"
+            )
         self._equal_at = step
 
 

@@ -201,10 +201,8 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
         load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
     if config.precision == "fp8":
         layers.multiply_in_float8(model)
-    share, training = (
-        BatchLayout(config.global_batch, config.micro_batch, parallel.data_size()),
-        plan.data.training,
-    )
+    share = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size())
+    training = plan.data.training
     batches = Batches(training.tokens(), training.order(), share, plan.data.objective, parallel.data_rank())
     whole_layers = compilation.reason_against(config.compile, device.type) is None
     if whole_layers or compilation.compiles_functions(config.compile, device.type):

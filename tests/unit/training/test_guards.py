@@ -17,7 +17,7 @@ from zerokara.training.guards import (
     checksum,
 )
 
-MATRIX, NORM = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.final_layernorm.weight"
+NORM = "decoder.final_layernorm.weight"
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
@@ -55,48 +55,25 @@ def test_one_skipped_step_too_many_in_a_row_gives_up() -> None:
         guard.check_skipped_in_row(6, "the loss is nan")
 
 
-@pytest.fixture
-def check() -> DivergenceCheck:
+def test_copies_of_tensor_parallel_processes_may_not_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     parallel.start_alone()
-    return DivergenceCheck(build(shape_of(100, num_layers=1, hidden_size=16), torch.float32), step=20)
-
-
-def pretend(
-    patch: pytest.MonkeyPatch, check: DivergenceCheck, changes: dict[int, str], processes: int = 4, tensor_size: int = 1
-) -> None:
-    """Let the other processes hold what this one holds, but for one element of a parameter in each of `changes`."""
+    check = DivergenceCheck(build(shape_of(100, num_layers=1, hidden_size=16), torch.float32), step=20)
+    changed = dict[int, torch.Tensor]()
 
     def all_gather(into: list[torch.Tensor], own: torch.Tensor) -> None:
         for rank, sums in enumerate(into):
-            sums.copy_(own)
-            if rank in changes:
-                sums[list(check._parameters).index(changes[rank])] += 2
+            sums.copy_(own + changed.get(rank, 0))
 
-    patch.setattr(torch.distributed, "get_world_size", lambda: processes)
-    patch.setattr(parallel, "tensor_size", lambda: tensor_size)
-    patch.setattr(torch.distributed, "all_gather", all_gather)
-
-
-def test_who_differs_since_when_is_named(monkeypatch: pytest.MonkeyPatch, check: DivergenceCheck) -> None:
-    with torch.no_grad():
-        check._parameters[NORM][3] = float("nan")  # bits are compared, not numbers
-    pretend(monkeypatch, check, {})
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    monkeypatch.setattr(parallel, "tensor_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
+    one = torch.arange(len(check._copies)) == list(check._copies).index(NORM)
+    changed |= {0: one, 1: one}  # another data rank's sums do not matter
     check.check(30)
-    pretend(monkeypatch, check, {2: MATRIX})
+    changed.pop(1)
     check.check(30)  # equal already
-    with pytest.raises(MustEnd, match=f"steps 31 to 40: processes 0, 1, 3 and process 2 .* {MATRIX}: "):
+    with pytest.raises(MustEnd, match=f"steps 31 to 40: .* {NORM}: "):
         check.check(40)
-
-
-def test_tensor_shards_may_differ_and_replicas_may_not(monkeypatch: pytest.MonkeyPatch, check: DivergenceCheck) -> None:
-    pretend(monkeypatch, check, {1: MATRIX, 3: MATRIX}, tensor_size=2)
-    check.check(21)
-    pretend(monkeypatch, check, {1: MATRIX, 2: MATRIX}, tensor_size=2)
-    with pytest.raises(MustEnd, match="process 0 and process 2 hold"):
-        check.check(22)
-    pretend(monkeypatch, check, {1: NORM, 3: NORM}, tensor_size=2)
-    with pytest.raises(MustEnd, match="processes 0, 2 and processes 1, 3 hold"):
-        check.check(22)
 
 
 @pytest.mark.parametrize(("dtype", "integers"), [(torch.float32, torch.int32), (torch.bfloat16, torch.int16)])
