@@ -127,11 +127,6 @@ class RopeScaling(Entry):
     beta_fast: PositiveFloat | None = None
     beta_slow: PositiveFloat | None = None
 
-    @property
-    def turns(self) -> tuple[float, float]:
-        """Turns within the original length: frequencies with fewer are divided by the factor, those with more stay."""
-        return self.low_freq_factor or self.beta_slow or 1.0, self.high_freq_factor or self.beta_fast or 32.0
-
 
 _WIDTHS = ("hidden_size", "num_attn_heads", "head_dim", "model_size")  # what one of these is may follow from another
 _SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -281,9 +276,10 @@ class ModelSettings(Settings):
             yield self.fault("num_kv_heads", rule, reads=["architecture", *_WIDTHS])
 
         if self.rope_scaling:
-            kind, given = self.rope_scaling.rope_type, self.rope_scaling.model_dump(exclude_none=True).keys()
-            needed, optional = _SCALING_KEYS[kind]
-            low, high = self.rope_scaling.turns
+            scaling, kind = self.rope_scaling, self.rope_scaling.rope_type
+            given, (needed, optional) = scaling.model_dump(exclude_none=True).keys(), _SCALING_KEYS[kind]
+            low = scaling.low_freq_factor or scaling.beta_slow or 1.0
+            high = scaling.high_freq_factor or scaling.beta_fast or 32.0
             if self.traits.positions != "rotary":
                 rule = f"must be null for {architecture}, which has no rotary positions"
                 yield self.fault("rope_scaling", rule, reads=["architecture"])

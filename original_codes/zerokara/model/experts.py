@@ -132,7 +132,9 @@ class MixtureOfExperts(torch.nn.Module):
         group_SB = rows_B.expand(length, batch)
         if examples_BS is not None:  # and padding is a group as well
             group_SB = rows_B * (length + 1) + examples_BS.transpose(0, 1) - PADDING
-        length_SB = _counts_of_own(group_SB.flatten(), batch * (length + 1)).view(length, batch)
+        group_N = group_SB.flatten()
+        counts = group_N.new_zeros(batch * (length + 1)).scatter_add(0, group_N, torch.ones_like(group_N))
+        length_SB = counts[group_SB]
         earlier_SBk = _num_earlier((group_SB[..., None] * self.num_experts + chosen_SBk).flatten()).view_as(chosen_SBk)
         # Of n earlier choices n < ⌈a / X⌉, which is n · X < a: without a division, which devices round differently.
         allowed_SB = length_SB.double() * (self.capacity_factor * top_k)
@@ -197,12 +199,6 @@ def _mean(values_SBX: Tensor, real_SB: Tensor | None) -> Tensor:
     if real_SB is None:
         return values_SBX.mean(dim=0)
     return (values_SBX * real_SB[..., None]).sum(dim=0) / real_SB.sum(dim=0).clamp(min=1)[:, None]
-
-
-def _counts_of_own(number_N: Tensor, num_numbers: int) -> Tensor:
-    """Number of times that each number, 0 or more and below `num_numbers`, occurs in all, [N]."""
-    counts = number_N.new_zeros(num_numbers).scatter_add(0, number_N, torch.ones_like(number_N))
-    return counts[number_N]
 
 
 def _num_earlier(number_M: Tensor) -> Tensor:
