@@ -19,7 +19,7 @@ from pathlib import Path
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import optimizer_rules
 from zerokara.training.compute.engine_choice import HIERARCHY_KEY, for_machines, hierarchy_of
 from zerokara.training.planning import memory
 from zerokara.training.planning.memory import MemoryForecast
@@ -194,7 +194,7 @@ def checkpoint_table(nodes: int) -> list[str]:
     lines = [_row("size", "bytes", "of a process", *names), _rule(len(names) + 2)]
     for size in SIZES:
         run = next(runs(size, nodes))
-        whole = optimizers.checkpoint_bytes("adamw", run.shape)
+        whole = optimizer_rules.checkpoint_bytes("adamw", run.shape)
         share = whole / run.layout.num_processes
         waits = [_short(waiting_seconds(run, network)) for network in NETWORKS.values()]
         written = [_short(max(whole / disk, share / Measured.HASHING)) for disk in DISKS.values()]
@@ -204,7 +204,7 @@ def checkpoint_table(nodes: int) -> list[str]:
 
 def waiting_seconds(run: Run, network: float) -> float:
     """Every process sees every tensor whole, gathered from all, and keeps its rows."""
-    whole = optimizers.checkpoint_bytes("adamw", run.shape)
+    whole = optimizer_rules.checkpoint_bytes("adamw", run.shape)
     return Traffic(run.nodes, network).gather(whole) + whole / run.layout.num_processes / PCIE
 
 
@@ -237,7 +237,7 @@ def failure_table(size: str) -> list[str]:
     network, disk = NETWORKS["8 × 400 Gb/s InfiniBand"], DISKS["a file server of 2 GB/s"]
     for nodes in NODES:
         run, _ = best(size, nodes, network)
-        whole = optimizers.checkpoint_bytes("adamw", run.shape)
+        whole = optimizer_rules.checkpoint_bytes("adamw", run.shape)
         restart = Measured.DETECTION_SECONDS + START_SECONDS + whole / disk
         shares = [useful_share(nodes, each * 60.0, waiting_seconds(run, network), restart) for each in intervals]
         lines.append(_row(nodes, _short(NODE_HOURS_A_FAILURE / nodes * 3600), *(f"{each:.2%}" for each in shares)))

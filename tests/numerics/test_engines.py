@@ -20,7 +20,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import zero
-from zerokara.training.compute.torch_optimizers import Optimizer, Place
+from zerokara.training.compute.optimizers import Optimizer, Place
 
 VOCABULARY, STEPS, SKIPPED = 100, 6, 3
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_attn_heads": 4, "seq_len": 16, "gradient_clipping": 0.5}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape, is_layer_matrix
-from zerokara.training.compute import optimizers, torch_optimizers
+from zerokara.training.compute import optimizer_rules, optimizers
 from zerokara.training.compute.engine import Engine, master_weights, optimizer_state
 
 BATCH, LENGTH, VOCAB = 4, 24, 300
@@ -86,9 +86,9 @@ def test_a_skipped_step_changes_nothing(overrides: dict[str, Any], how: str, bat
 def test_equal_matrices_together_are_as_one_at_a_time(batches: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers' matrices, parts of matrices, and experts'."""
     settings, shape = settings_and_shape(optimizer="muon", architecture="qwen3_moe", num_experts=4, weight_decay=0.1)
-    found, stacked = [], torch_optimizers.STACK
+    found, stacked = [], optimizers.STACK
     for size in (1, stacked):
-        monkeypatch.setattr(torch_optimizers, "STACK", size)
+        monkeypatch.setattr(optimizers, "STACK", size)
         engine = engine_of(build(shape, seed=1), settings)
         for ids in batches:
             accumulate(engine, ids)
@@ -110,7 +110,7 @@ def test_no_owner_has_much_more_work_than_the_mean(ranks: int) -> None:
         shapes = {name: each for name, each in shape.parameter_shapes().items() if is_layer_matrix(name, each)}
         sizes = {name: math.prod(each) for name, each in shapes.items()}
         loads = Counter[int]()
-        for name, owner in optimizers.owners_of(sizes, dict.fromkeys(sizes, range(ranks)), ranks).items():
+        for name, owner in optimizer_rules.owners_of(sizes, dict.fromkeys(sizes, range(ranks)), ranks).items():
             loads[owner] += sizes[name] * min(shapes[name])  # as Muon's products
         assert max(loads.values()) <= 1.15 * loads.total() / ranks
 

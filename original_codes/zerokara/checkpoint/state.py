@@ -2,8 +2,8 @@
 
 =====================  ==============================================================================================
 weights.safetensors    fp32 master weights by megatron-core's parameter name, unsharded, vocabulary rows padded
-optimizer.safetensors  the optimizer's state in fp32 as ``<parameter>.<key>`` (`training.compute.optimizers`): for AdamW
-                       the moments ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq``
+optimizer.safetensors  the optimizer's state in fp32 as ``<parameter>.<key>`` (`training.compute.optimizer_rules`): for
+                       AdamW the moments ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq``
 state.json             `TrainingState`: everything else that a resumed run needs
 manifest.json          size and SHA-256 of each file, written last
 =====================  ==============================================================================================

@@ -26,7 +26,7 @@ from zerokara.model import builder, compilation, initial_weights, layers, parall
 from zerokara.model.builder import Model
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch
-from zerokara.training.compute import engine_choice, optimizers
+from zerokara.training.compute import engine_choice, optimizer_rules
 from zerokara.training.compute.engine import Engine, load_state
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining
@@ -155,7 +155,7 @@ def newest_checkpoint(plan: RunPlan, processes: Processes) -> Checkpoint | None:
     processes.log(f"process {source} sends the checkpoint to those that do not see it")
     path, reads = folder / checkpoint.STATE_NAME, processes.rank == source
     text = processes.from_one(lambda: path.read_text(encoding="utf-8"), source)
-    stored = optimizers.checkpoint_shapes(plan.resolved.optimizer_name, plan.shape)
+    stored = optimizer_rules.checkpoint_shapes(plan.resolved.optimizer_name, plan.shape)
     shapes = {name: stored.pop(name) for name in plan.shape.parameter_shapes()}
     weights, moments = (read(folder) if reads else {} for read in (checkpoint.read_weights, checkpoint.read_moments))
     sent = sent_tensors(weights.__getitem__, source, shapes, processes)

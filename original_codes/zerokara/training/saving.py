@@ -25,7 +25,7 @@ from zerokara.base.progress import seconds_text
 from zerokara.checkpoint import TrainingState, folder_of
 from zerokara.checkpoint.state import OPTIMIZER, WEIGHTS, Share, cut_shapes
 from zerokara.checkpoint.store import CheckpointStore, Writers
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import optimizer_rules
 from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.run import Run
 
@@ -88,7 +88,7 @@ class Saver:
         self._engine, self._processes, config = run.engine, run.processes, run.plan.resolved
         ranks = run.processes.folder_ranks
         self._share = Share(ranks.index(run.processes.rank), len(ranks))
-        shapes = optimizers.checkpoint_shapes(run.engine.optimizer.name, run.model.shape)
+        shapes = optimizer_rules.checkpoint_shapes(run.engine.optimizer.name, run.model.shape)
         self._writers = Writers(self._share, run.processes.message_store(f"checkpoints/{ranks[0]}"))
         newest = folder_of(run.plan.run_dir, run.state.step) if run.state.step else None
         num_bytes = run.plan.checkpoint_bytes

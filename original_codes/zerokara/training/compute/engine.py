@@ -16,8 +16,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model.builder import Model
-from zerokara.training.compute import optimizers
-from zerokara.training.compute.torch_optimizers import Optimizer, Place
+from zerokara.training.compute import optimizer_rules
+from zerokara.training.compute.optimizers import Optimizer, Place
 
 Accept = Callable[[list[float]], bool]
 """Decides whether a step with these numbers may change the weights; every rank decides alike."""
@@ -160,7 +160,7 @@ def master_weights(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 
 def optimizer_state(engine: Engine) -> Iterator[tuple[str, Tensor]]:
-    """Yield the optimizer state as ``<parameter>.<key>`` (`optimizers.state_shapes`); as `master_weights`."""
+    """Yield the optimizer state as ``<parameter>.<key>`` (`optimizer_rules.state_shapes`); as `master_weights`."""
     for name, keys in _keys(engine).items():
         for key in keys:
             yield f"{name}.{key}", engine.model.sharding.gathered(name, engine.optimizer.read(name, key))
@@ -168,4 +168,4 @@ def optimizer_state(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 def _keys(engine: Engine) -> dict[str, list[str]]:
     shapes = engine.model.shape.parameter_shapes().items()
-    return {name: list(optimizers.state_shapes(engine.optimizer.name, name, shape)) for name, shape in shapes}
+    return {name: list(optimizer_rules.state_shapes(engine.optimizer.name, name, shape)) for name, shape in shapes}

@@ -28,7 +28,7 @@ from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.model.layers import Layer
 from zerokara.training.compute.engine import Accept, read_once
-from zerokara.training.compute.torch_optimizers import Optimizer, Place
+from zerokara.training.compute.optimizers import Optimizer, Place
 
 # DeepSpeed asks whether an optimizer is its own Muon. Its functions are in a module that takes three seconds of a
 # core to import, for torch.compile; none is called.

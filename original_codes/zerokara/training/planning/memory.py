@@ -20,7 +20,7 @@ from zerokara.base.errors import Fault
 from zerokara.base.progress import bytes_text, plural
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, loss_bytes, partition_of
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import optimizer_rules
 from zerokara.training.compute.engine_choice import hierarchy_of, uses_deepspeed
 
 ACTIVATION_MARGIN = 4.5
@@ -198,7 +198,7 @@ def state_bytes(run: MemoryForecast) -> dict[str, int]:
     """Return the bytes of the state of one process (the largest), by part."""
     optimizer, sizes, moments = run.config.optimizer_name, local_sizes(run.shape, run.config.tensor_parallel_size), 0
     for name, shape in run.shape.parameter_shapes().items():
-        kept = sum(map(math.prod, optimizers.state_shapes(optimizer, name, shape).values()))
+        kept = sum(map(math.prod, optimizer_rules.state_shapes(optimizer, name, shape).values()))
         # What tensor parallelism cuts is only ever AdamW's, whose state has the size of the parameter.
         moments += kept * sizes[name] // math.prod(shape)
     count = sum(sizes.values())
@@ -210,7 +210,7 @@ def state_bytes(run: MemoryForecast) -> dict[str, int]:
     }
     if uses_deepspeed(run.config, run.data_parallel_size):
         parts |= _zero_parts(run, list(sizes.values()), moments)
-    parts[SAVE_COPY] = -(-optimizers.checkpoint_bytes(optimizer, run.shape) // run.num_processes)
+    parts[SAVE_COPY] = -(-optimizer_rules.checkpoint_bytes(optimizer, run.shape) // run.num_processes)
     return {name: size for name, size in parts.items() if size}
 
 

@@ -32,7 +32,7 @@ from zerokara.samples.packed_tokens import DataPlan
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, open_splits
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import optimizer_rules
 from zerokara.training.compute.engine_choice import for_machines
 from zerokara.training.planning import recipe
 from zerokara.training.planning.memory import MemoryForecast
@@ -195,7 +195,7 @@ class RunPlan:
     @property
     def checkpoint_bytes(self) -> int:
         """Size of one checkpoint on disk."""
-        return optimizers.checkpoint_bytes(self.resolved.optimizer_name, self.shape)
+        return optimizer_rules.checkpoint_bytes(self.resolved.optimizer_name, self.shape)
 
     @cached_property
     def memory(self) -> MemoryForecast:

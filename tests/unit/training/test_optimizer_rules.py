@@ -11,7 +11,7 @@ from configs import config_of, fault_of
 from zerokara.base.errors import UserError
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import optimizer_rules
 
 SMALL = {"hidden_size": 64, "num_kv_heads": 2, "ffn_hidden_size": 96}
 
@@ -26,7 +26,7 @@ def of(**overrides: Any) -> tuple[PretrainConfig, ModelShape]:
 )
 def test_relative_position_biases_learn_faster_and_do_not_decay(overrides: dict[str, Any], times: float) -> None:
     settings, shape = of(architecture="t5", num_kv_heads="auto", weight_decay=0.1, **overrides)
-    groups = optimizers.parameter_groups(settings, shape.parameter_shapes())
+    groups = optimizer_rules.parameter_groups(settings, shape.parameter_shapes())
     found = {name: group for group, names in groups.items() for name in names}
     biases = [group for name, group in found.items() if "relative" in name]
     assert [(group.weight_decay, group.lr_scale) for group in biases] == [(0, times)] * 2
@@ -39,9 +39,9 @@ def test_the_size_of_a_checkpoint() -> None:
     vectors = 5 * 64
     layers = numbers - embedding - vectors
     rows_and_columns = (512 + 64) + 2 * ((128 + 64) + (64 + 64) + (192 + 64) + (64 + 96))
-    assert optimizers.checkpoint_bytes("adamw", shape) == 12 * numbers
-    assert optimizers.checkpoint_bytes("muon", shape) == 8 * layers + 12 * (embedding + vectors)
-    assert optimizers.checkpoint_bytes("adafactor", shape) == 4 * (numbers + rows_and_columns + vectors)
+    assert optimizer_rules.checkpoint_bytes("adamw", shape) == 12 * numbers
+    assert optimizer_rules.checkpoint_bytes("muon", shape) == 8 * layers + 12 * (embedding + vectors)
+    assert optimizer_rules.checkpoint_bytes("adafactor", shape) == 4 * (numbers + rows_and_columns + vectors)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "muon"])
