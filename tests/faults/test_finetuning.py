@@ -90,6 +90,7 @@ def test_sigterm_while_answering_is_obeyed_at_the_edge_of_a_step(tuning: Forge, 
     assert is_selected(), "the metric of that step's weights became known, and they were the best so far"
 
 
+@pytest.mark.slow
 def test_a_test_that_finds_the_disk_full_is_made_again(tuning: Forge, small: Disk, tuned: Trained) -> None:
     """Nothing of it stays but the message; the same command tests again, and the result is that of the first time."""
     best = checkpoint.best(tuned.folder)

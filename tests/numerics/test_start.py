@@ -23,6 +23,7 @@ from zerokara.training.compute import engine_choice
 from zerokara.training.compute.engine import Engine, load_state, master_weights
 from zerokara.training.processes.joining import keep_freed_memory
 
+pytestmark = pytest.mark.slow
 VOCABULARY, SEED = 500, 1
 PROCESSES = 4
 """Where memory is measured; two elsewhere."""

@@ -77,6 +77,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]
     return _corpus(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_report_and_then_the_clean_text(root: Path, made: dict[str, list[str]]) -> None:
     command = [sys.executable, str(root / "0_clean_corpus.py")]
 

@@ -169,6 +169,7 @@ def test_freed_memory_is_kept_or_given_back(tmp_path: Path) -> None:
     assert kept > 80e6 and given_back < 40e6
 
 
+@pytest.mark.slow
 def test_the_others_wait_for_as_long_as_the_launcher_is_alive(tmp_path: Path) -> None:
     """The first one's work takes longer than a collective may; where it fails, or the launcher is gone, they end."""
     assert sorted(run(SLOW, tmp_path)) == ["0 7", "0 7", "0 no disk", "1 1", "1 1", "1 7"]
