@@ -155,7 +155,10 @@ def _read_file(
     except YAMLError as error:
         mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(Fault(where, f"is not plain YAML: {_problem(error)}", remedy=_SYNTAX)) from error
+        is_json = path.suffix == ".json"
+        rule = f"is not {'JSON' if is_json else 'plain YAML'}: {_problem(error)}"
+        remedy = "look for a brace, a quotation mark or a comma that is missing" if is_json else _SYNTAX
+        raise UserError(Fault(where, rule, remedy=remedy)) from error
     for key_node, value_node in root.value:
         key = str(key_node.value)
         try:
@@ -248,6 +251,8 @@ def _unknown(place: str, detail: ErrorDetails, config_class: type[Settings], ori
         remedy = f"set the whole of it (--set '{root}=[…]'), or edit it in the file"
     elif _RENAMED.get(name) in known:
         remedy = f"did you mean {_RENAMED[name]}?"
+    elif name in GONE:
+        remedy = "remove it: it is gone, and docs/CHANGELOG.md says what takes its place"
     elif rule != Settings.unknown:  # it says where such a name belongs, unless it is a slip
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
         remedy = f"did you mean {near[0]}?" if near else "remove it here"

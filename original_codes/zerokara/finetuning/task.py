@@ -176,11 +176,12 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
     if test is None and best is not None and examples.labels and metric != "loss":
         simple = _simple_methods(examples, "valid", tuned, plan.encoder)
     value = test.value if test else sign * (best or 0.0)
-    better = {f"the {value:.4f} by {name.replace('_', ' ')}" for name, each in simple.items() if each >= value}
+    better = [f"the {each:.4f} by {name.replace('_', ' ')}" for name, each in simple.items() if each >= value]
+    worse = [f"{metric} {value:.4f} is not better than {' and '.join(better)}"] if better else []
     if first is not None and best is not None and best >= sign * first:
-        value, better = sign * best, {*better, f"the {first:.4f} of the model before the training, by validation"}
-    if better:
-        rows.append(("warning", f"{metric} {value:.4f} is not better than {' and '.join(sorted(better))}: {REMEDY}"))
+        worse.append(f"by validation {sign * best:.4f} is not better than the {first:.4f} before the training")
+    if worse:
+        rows.append(("warning", f"{'; '.join(worse)}: {REMEDY}"))
     return rows
 
 

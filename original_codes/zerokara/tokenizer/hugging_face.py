@@ -283,4 +283,4 @@ def tokenizer_file(path: Path) -> Path:
     rule = f"the folder holds none of {', '.join(IN_FOLDER)}" + (
         f"; its Python code ({code}) is not run" if code else ""
     )
-    raise UserError(Fault(shown(str(path)), rule, remedy="export the model again (step 4), or name its tokenizer file"))
+    raise UserError(Fault(shown(str(path)), rule, remedy="name a tokenizer file, or a folder with one"))

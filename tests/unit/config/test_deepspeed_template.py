@@ -34,6 +34,8 @@ def test_what_is_given_is_passed_on_and_nothing_else(tmp_path: Path) -> None:
         (zero('"reduce_bucket_size": 1e14'), 3, "zero_optimization.reduce_bucket_size", "2000000000"),
         (zero('"reduce_bucket_sizes": 1'), 3, "zero_optimization.reduce_bucket_sizes", "reduce_bucket_size?"),
         (zero('"zero_quantized_weights": true'), 3, "zero_optimization.zero_quantized_weights", "number of GPUs"),
+        (zero('"overlap_comm": true')[:-2], 5, None, "is not JSON"),
+        ('{"flops_profiler": {"enabled": true}}', 1, "flops_profiler", "mislead"),
         ('{"zero_optimisation": {}}', 1, "zero_optimisation", "zero_optimization?"),
         ('{\n"bf16": true}', 2, "bf16", "config.yaml"),
         ('{"optimizer": {"type": "Adam"}}', 1, "optimizer", "config.yaml sets optimizer"),

@@ -70,6 +70,7 @@ MIXED = ["bad", "good", "good"]
         (0.0, 0.9, 1.0, []),
         (0.0, 0.9, 2 / 3, ["majority"]),
         (0.9, 0.9, 1.0, ["before the training"]),
+        (0.5, 0.4, 1 / 3, ["0.3333 is not better than the 0.6667 by majority", "0.4000 is not better than the 0.5000"]),
         (0.0, 0.0, None, ["majority", "before the training"]),  # no test examples: those of the validation
         (0.1, 0.7, None, []),
         (None, None, None, []),  # nothing was held out
