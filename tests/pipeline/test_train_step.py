@@ -134,7 +134,7 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
     whole = (f"output_model_dir={run_dir}", "train_tokens=auto", "epochs=1", "global_batch_size=8", "save_interval=10")
     limited = step_3(tiny_data["config"], *whole, "max_hours=1e-9")
     assert limited.returncode == 130, limited.stdout + limited.stderr
-    assert re.search(r"max_hours .*after step 1\b", limited.stdout) and "max_hours" in limited.stderr
+    assert re.search(r"max_hours = 1e-09.* after step 1\b", limited.stdout) and "max_hours" in limited.stderr
     assert recorded_steps(run_dir) == checkpoint.all_steps(run_dir) == [1] and not (run_dir / "manifest.json").exists()
     again = step_3(tiny_data["config"], *whole, "max_hours=1e-9")
     assert again.returncode == 2 and "max_hours = 1e-09: " in again.stderr

@@ -84,7 +84,8 @@ def _model_of(shape: ModelShape, config: TransformerConfig) -> Model:
             rotary_base=shape.rope_theta,  # declared int, used as float
         )
         if shape.rope_scaling:
-            decoder.rotary_pos_emb.inv_freq, _ = _scaled_rotation(shape)
+            rotation = decoder.rotary_pos_emb
+            rotation.inv_freq = _scaled_rotation(shape)[0].to(rotation.inv_freq.device)
         return decoder
     model = EncoderDecoder(
         **common,

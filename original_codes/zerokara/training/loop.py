@@ -58,9 +58,8 @@ class Trainer:
         self.divergence = DivergenceCheck(run.model, run.state.step)
         self.logbook = Logbook(plan, run.samples, run.state, processes)
         if processes.is_first:
-            stop.reasons.append(
-                lambda: f"max_hours ({RAISE})" if hours_are_used_up(config, self.logbook.seconds) else ""
-            )
+            limit = f"max_hours = {config.max_hours} ({RAISE})"
+            stop.reasons.append(lambda: limit if hours_are_used_up(config, self.logbook.seconds) else "")
         self.validations = validations(plan, processes)
         self.sampler: Sampler | None = None
         if config.sample_prompts:
