@@ -42,6 +42,7 @@ def test_a_bad_batch_is_skipped_and_documents_named(forge: Forge, with_bad_steps
     assert all(weight.isfinite().all() for weight in with_bad_steps.weights.values())
 
 
+@pytest.mark.slow
 def test_killed_and_stopped_and_resumed_around_bad_steps(forge: Forge, with_bad_steps: Trained, tmp_path: Path) -> None:
     """Killed in the saves of steps 6 and 12, stopped by two bad steps in a row between them."""
     run_dir = tmp_path / "run"

@@ -72,6 +72,7 @@ def tuned(tuning: Forge, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return trained
 
 
+@pytest.mark.slow
 def test_sigterm_while_answering_is_obeyed_at_the_edge_of_a_step(tuning: Forge, tuned: Trained, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
 

@@ -13,6 +13,7 @@ from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import run_lock
 
 
+@pytest.mark.slow
 def test_whenever_a_run_is_asked_to_stop_it_resumes(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
     """One run is stopped again and again: in its start and by a second Ctrl-C at once, then at the edge of a step."""
     run_dir, settings = tmp_path / "run", {**COMMON, "sample_prompts": "[ab]", "sample_tokens": 4}

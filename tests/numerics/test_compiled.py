@@ -107,7 +107,9 @@ def state(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return weights, moments
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] if name == "t5_moe" else []) for name in FAMILIES]
+)
 def test_compiled_layers_train_as_eager_ones(family: str) -> None:
     """And training compiles nothing that the warm-up has not, whichever layer it is and whatever was counted."""
     eager, shape = engine_for(family, compiled=False)

@@ -13,7 +13,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", ["muon", pytest.param("adamw, ZeRO 3", marks=[pytest.mark.slow])])
 def test_a_run_in_fp8_learns_as_one_in_bf16(
     kind: str, train_runs: Callable[..., dict[str, Trained]], tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,26 +64,51 @@ EQUAL = {
     "four": "one",
 }  # fmt: skip
 """Runs that share the work out otherwise, and the run that they equal."""
+SOONEST = ("llama", "one", "masked", "recomputed", "spoilt")
+"""First words of the runs that are tried soonest; the others take minutes together, and are for CI."""
+
+
+def is_soonest(name: str) -> bool:
+    return name.partition("_")[0] in SOONEST
 
 
 @pytest.fixture(scope="module")
-def runs(train_runs: Callable, span_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict:
-    folder = tmp_path_factory.mktemp("processes")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def complete(span_data: dict[str, str], folder: Path) -> Callable[..., dict[str, Any]]:
     spans = {key: span_data[key] for key in ("input_tokenizer_file", "output_prefix")}
-    template = folder / "hierarchical.json"
-    pairs = {"zero_hpz_partition_size": 2, "stage3_param_persistence_threshold": 2000}
-    template.write_text(json.dumps({"zero_optimization": pairs}), encoding="utf-8")
-    hierarchical = {"zero_stage": 3, "micro_batch_size": 2, "deepspeed_template": str(template)}
 
     def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         further = spans if SENTINEL in settings.get("sample_prompts", "") else {}
         again = {"output_model_dir": str(folder / "from_two")} if name == "from_two_again" else {}
         return {"train_tokens": STEPS * 8 * 32, **settings, **further, **again}
 
-    alone, together = ({name: complete(name, each) for name, each in table.items()} for table in (ALONE, TOGETHER))
+    return complete
+
+
+@pytest.fixture(scope="module")
+def soonest(train_runs: Callable, complete: Callable, folder: Path) -> dict:
+    alone, together = (
+        {name: complete(name, each) for name, each in table.items() if is_soonest(name)} for table in (ALONE, TOGETHER)
+    )
+    return train_runs(alone, folder=folder) | train_runs(together, processes=2, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def runs(train_runs: Callable, complete: Callable, folder: Path, soonest: dict) -> dict:
+    alone, together = (
+        {name: complete(name, each) for name, each in table.items() if not is_soonest(name)}
+        for table in (ALONE, TOGETHER)
+    )
     alone["switch_resumed"] = {**alone["switch"], "stop_at": STOP_AT}
-    four = complete("four", hierarchical)
-    found = train_runs(alone, folder=folder) | train_runs(together, processes=2, folder=folder)
+    template = folder / "hierarchical.json"
+    pairs = {"zero_hpz_partition_size": 2, "stage3_param_persistence_threshold": 2000}
+    template.write_text(json.dumps({"zero_optimization": pairs}), encoding="utf-8")
+    four = complete("four", {"zero_stage": 3, "micro_batch_size": 2, "deepspeed_template": str(template)})
+    found = soonest | train_runs(alone, folder=folder) | train_runs(together, processes=2, folder=folder)
     found |= train_runs({"four": four, "four_resumed": {**four, "stop_at": STOP_AT}}, processes=4, folder=folder)
     assert {"switch_resumed", "four_resumed"} <= found.keys(), "they would begin anew"
     train_runs({"switch_resumed": alone["switch"]}, folder=folder)
@@ -90,8 +116,11 @@ def runs(train_runs: Callable, span_data: dict[str, str], tmp_path_factory: pyte
     return found
 
 
-@pytest.mark.parametrize("name", EQUAL)
-def test_it_equals_one_process(runs: dict, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if is_soonest(name) else [pytest.mark.slow]) for name in EQUAL]
+)
+def test_it_equals_one_process(request: pytest.FixtureRequest, name: str) -> None:
+    runs = request.getfixturevalue("soonest" if is_soonest(name) else "runs")
     one, found = runs[EQUAL[name]], runs[name]
     # With span corruption a sample takes more raw tokens than the encoder input has.
     assert len(one.losses) in (STEPS - 1, STEPS)
@@ -107,49 +136,52 @@ def test_it_equals_one_process(runs: dict, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECOMPUTED)
-def test_recomputation_changes_no_bit(runs: dict, name: str) -> None:
+def test_recomputation_changes_no_bit(soonest: dict, name: str) -> None:
     """Under the hooks of ZeRO 3, and with tensor parallelism and intra-document masking."""
-    assert runs[name].losses == runs[RECOMPUTED[name]].losses
+    assert soonest[name].losses == soonest[RECOMPUTED[name]].losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["four", "switch"])
 def test_it_resumes_bit_for_bit(runs: dict, name: str) -> None:
     """With hierarchical partitioning, copies of the weights before the checkpoint's would show in the first step."""
     assert_same_bits(runs[f"{name}_resumed"], runs[name])
 
 
-def test_samples_are_those_of_one_process(runs: dict) -> None:
-    samples = [(runs[each].folder / "samples.md").read_text(encoding="utf-8") for each in ("llama", "llama_tensors")]
+def test_samples_are_those_of_one_process(soonest: dict) -> None:
+    samples = [(soonest[each].folder / "samples.md").read_text(encoding="utf-8") for each in ("llama", "llama_tensors")]
     assert samples[0].count("sampled:") == 2 * 3 and samples[1] == samples[0]
 
 
-def test_copies_that_diverged_stop_the_run(runs: dict) -> None:
+def test_copies_that_diverged_stop_the_run(soonest: dict) -> None:
     """The broken twin of every tensor-parallel run here, whose copies were compared after every step."""
-    message = (runs["spoilt_tensors"].folder / "spoilt.txt").read_text(encoding="utf-8")
+    message = (soonest["spoilt_tensors"].folder / "spoilt.txt").read_text(encoding="utf-8")
     assert "steps 3 to 3" in message and TOGETHER["spoilt_tensors"]["spoil_at"][0] in message
-    assert not (runs["spoilt_tensors"].folder / "latest").exists()
+    assert not (soonest["spoilt_tensors"].folder / "latest").exists()
 
 
-def test_no_other_machine_can_connect(runs: dict) -> None:
+def test_no_other_machine_can_connect(soonest: dict) -> None:
     """The processes listen on the loopback address alone."""
     for name in ("one", "one_stage1", "one_stage3"):
-        for seen in runs[name].seen:
+        for seen in soonest[name].seen:
             assert set(seen["listening"]) == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("name", ["one_stage1", "one_stage3"])
-def test_every_process_group_waits_as_long(runs: dict, name: str) -> None:
+def test_every_process_group_waits_as_long(soonest: dict, name: str) -> None:
     """Those that torch, megatron-core and DeepSpeed make; run_sessions.py gives them another time-out by default."""
-    assert len(runs[name].seen) == 2
-    for seen in runs[name].seen:
+    assert len(soonest[name].seen) == 2
+    for seen in soonest[name].seen:
         assert len(seen["timeouts"]) > 1 and set(seen["timeouts"]) == {joining.TIMEOUT.total_seconds()}
 
 
+@pytest.mark.slow
 def test_prompts_with_sentinels_are_filled_during_training(runs: dict) -> None:
     samples = (runs["t5"].folder / "samples.md").read_text(encoding="utf-8")
     assert SENTINEL in samples and samples.count("sampled:") == 2 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["switch_two", "mixtral_two"])
 def test_router_statistics_are_those_of_both_processes(runs: dict, name: str) -> None:
     one = next(line for line in step_metrics.read(runs[name.split("_")[0]].folder) if "expert_load" in line)

@@ -139,6 +139,7 @@ def moved(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dic
     return {**alone, **train_runs(after, processes=2, folder=folder)}
 
 
+@pytest.mark.slow
 def test_two_processes_resume_bit_for_bit(moved: dict) -> None:
     assert len(moved["shared_unbroken"].losses) == 12
     assert_same_bits(moved["shared_broken"], moved["shared_unbroken"])

@@ -191,6 +191,7 @@ def _depth(process: psutil.Process, ancestor: int) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_damage_is_counted_and_never_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("zerokara.corpus.documents.MAX_LINE_BYTES", 1 << 20)

@@ -55,6 +55,7 @@ def test_a_script_takes_packages_for_packages(folder: Path, script: str) -> None
     assert "usage: " in run(script, "--help")
 
 
+@pytest.mark.slow
 def test_the_processes_of_steps_1_and_2_do_too(folder: Path) -> None:
     random = Random(5)
     words = "a line of words that tell about the sea and the wind 海 と 風".split()  # noqa: SIM905

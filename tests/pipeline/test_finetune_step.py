@@ -111,6 +111,7 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     assert results["sections"][0]["rows"][0]["value"] == pytest.approx(100 * result["test_accuracy"])
 
 
+@pytest.mark.slow
 def test_what_is_auto_is_resolved_in_the_plan_and_a_run_that_learned_nothing_says_so_last(labels: Path) -> None:
     run_dir, rules = labels.parent / "short", ("epochs", "global_batch_size", "lr", "min_lr")
     others = [each for each in QUICK if each.partition("=")[0] not in (*rules, "micro_batch_size")]

@@ -160,6 +160,7 @@ def test_what_is_not_there_is_told_entry_by_entry(user: User, hub: Any) -> None:
     assert len(both["documents"]) == 1 + 400
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_and_a_hub_that_is_asked_too_often_are_waited_for(user: User, hub: Any) -> None:
     hub.drop_at, hub.num_drops = 6000, 2
     assert user.read(f"hf://datasets/{NAME}/data/train")["documents"] == TRAIN and hub.num_drops == 0
@@ -192,6 +193,7 @@ def test_the_token_goes_to_the_hub_alone(user: User, hub: Any) -> None:
     assert len(user.read(f"hf://datasets/{NAME}", HF_TOKEN=hub_server.TOKEN)["files"]) == 5
 
 
+@pytest.mark.slow
 def test_no_network_offline_mode_and_a_server_that_never_answers_are_told_within_seconds(user: User) -> None:
     told = user.read(f"hf://datasets/{NAME}", HF_HUB_OFFLINE="1")
     assert "RunError: config.yaml:3: hf://" in told and "HF_HUB_OFFLINE is set" in told

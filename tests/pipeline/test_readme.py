@@ -57,6 +57,7 @@ def help_of(script: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_command_exists_and_knows_its_options(warm_python: None) -> None:
     found = commands()
     assert len(found) > 30

@@ -128,6 +128,7 @@ def test_an_evaluated_checkpoint_gives_what_the_log_has(tiny_data: dict[str, str
     assert str(longer) in none.stderr and "20, 25" in none.stderr
 
 
+@pytest.mark.slow
 def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict[str, str], tmp_path: Path) -> None:
     """Stopped by a limit of time, by Ctrl-C, and by a kill of the command alone (tests/faults has the rest)."""
     run_dir = tmp_path / "run"
@@ -217,6 +218,7 @@ def test_dry_run_tries_and_leaves_everything_as_it_was(tiny_data: dict[str, str]
     assert everything(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_resume_is_proved_on_the_users_own_configuration(
     tiny_data: dict[str, str], span_data: dict[str, str], finished: Path, tmp_path: Path
 ) -> None:

@@ -123,6 +123,7 @@ def test_who_may_not_is_told(user: User, hub: Any, name: str, token: str | None,
     assert hub.repositories == {} and (code == 1 or hub.requests == [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("switch", "value", "words", "left"),
     [
@@ -165,6 +166,7 @@ def is_streamed(request: pytest.FixtureRequest, user: User, hub: Any) -> bool:
     return request.param
 
 
+@pytest.mark.slow
 def test_two_uploads_at_once_never_mix(user: User, hub: Any, is_streamed: bool) -> None:
     hub.repositories[NAME] = hub_server.Repository(private=True)
     hub.awaited_commits = threading.Barrier(2)
@@ -193,6 +195,7 @@ def test_a_public_repository_is_not_filled_where_private_is_asked(user: User, hu
     assert hub.repositories[NAME].commits == 0 and hub.storage == {}
 
 
+@pytest.mark.slow
 def test_other_files_in_the_repository_stop_it_unless_redo(user: User, hub: Any, is_streamed: bool) -> None:
     hub.repositories[NAME] = hub_server.Repository(private=True)
     hub.repositories[NAME].files["old [1].bin"] = b"old"

@@ -78,6 +78,7 @@ def drawing_recorder(run_dir: Path) -> Recorder:
     return Recorder(run_dir, 60, {"plots": lambda: Plots(run_dir)})
 
 
+@pytest.mark.slow
 def test_only_the_end_waits_for_a_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]) -> None:
     drawings, is_drawn = list[list[str]](), threading.Event()
     run = subprocess.run

@@ -163,6 +163,7 @@ def run(program: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_freed_memory_is_kept_or_given_back(tmp_path: Path) -> None:
     """14 of 15 tensors of 8 MB are freed; in processes of their own, since the policy cannot be taken back."""
     kept, given_back = map(int, run(HELD, tmp_path))
