@@ -33,7 +33,7 @@ def test_a_bad_batch_is_skipped_and_documents_named(forge: Forge, with_bad_steps
     assert sample["position"] == 37 and sample["loss"] == "nan"
     paths = TokenPaths(forge.settings["output_prefix"])
     sources = read_sources(forge.settings["output_prefix"])
-    touched = PackedTokens(paths.train, causal(32)).documents(sample["sample"], sources)
+    touched = PackedTokens(paths.train, causal(32)).documents(sample["sample"], 0, sources)
     named = {"source": sources[0].name, "first": touched[0][1], "last": touched[-1][1]}
     assert sample["documents"] == [named]
     state = checkpoint.read_state(with_bad_steps.folder / "global_step44")

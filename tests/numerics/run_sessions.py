@@ -3,9 +3,8 @@
 Beside its settings a run may name ``stop_at``, a step to stop before, and ``spoil_at``, a step after whose update the
 last process's weights are changed in one place; the message that this must lead to is then written to spoilt.txt. And
 ``fault``, which befalls it in every process (tests/faults/forge.py). Each process writes to seen_<rank>.json how many
-bytes of optimizer state it holds, the addresses at which it listens, and its process groups' time-outs in seconds; and
-to read_<rank>.json, session by session, the first token of each sequence that it has trained on, and how many it has.
-Each run that is done adds a line to the JSON file's neighbour that ends in .done.
+bytes of optimizer state it holds, the addresses at which it listens, and its process groups' time-outs in seconds. Each
+run that is done adds a line to the JSON file's neighbour that ends in .done.
 
 Nothing that the processes send each other may be a pickle, whoever sends it.
 """
@@ -15,8 +14,7 @@ import datetime
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ import torch.distributed
 from zerokara.base.errors import RunError
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.samples.packed_tokens import PackedTokens
 from zerokara.training.guards import StepRecord
 from zerokara.training.loop import Trainer
 from zerokara.training.planning import processors, run_folder
@@ -96,12 +93,8 @@ def train(config_path: str, job: dict[str, Any]) -> None:
     ]
     seen = {"optimizer_bytes": optimizer_bytes(trainer), "listening": listening, "timeouts": timeouts}
     (place / f"seen_{rank}.json").write_text(json.dumps(seen), encoding="utf-8")
-    read = note_what_is_read(trainer)
     if spoil_at is None:
         trainer.train()
-        path = place / f"read_{rank}.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        path.write_text(json.dumps([*before, read()]), encoding="utf-8")
     else:
         try:
             trainer.train()
@@ -110,21 +103,6 @@ def train(config_path: str, job: dict[str, Any]) -> None:
         except SystemExit as leaving:
             assert leaving.code == RunError.exit_code
     torch.distributed.barrier()
-
-
-def note_what_is_read(trainer: Trainer) -> Callable[[], list[list[int]]]:
-    """Return a function that gives first token and length of each sequence of the steps that were trained."""
-    tokens, batches = trainer.run.batches.tokens, list[list[list[int]]]()
-    assert isinstance(tokens, PackedTokens)
-    many, length, first_step = tokens.many, tokens.lengths.raw, trainer.run.state.step
-
-    def noting(indices):  # type: ignore[no-untyped-def]
-        batches.append([[tokens.first_token(int(index)), length] for index in indices])
-        return many(indices)
-
-    tokens.many = noting  # type: ignore[method-assign]
-    per_step = trainer.run.batches.layout.positions(0).shape[0]  # the batches of one more step may be prepared
-    return lambda: [*chain(*batches[: per_step * (trainer.state.step - first_step)])]
 
 
 def fault_of(job: dict[str, Any]) -> contextlib.AbstractContextManager[None]:

@@ -95,7 +95,8 @@ class DataOrderSettings(Settings):
     """The order of the data (step 3)."""
 
     order: OrderKind = "shuffle"
-    """`shuffle` reads the sequences in a new random order each epoch, `sequential` in the order of the corpus."""
+    """`shuffle` cuts the text at other places and reads it in a new random order each epoch, `sequential` reads it in
+    the order of the corpus."""
     source_weights: Weights = "proportional"
     """Mixture of the entries of input_jsonl (sources): `proportional` reads every token equally often; or a weight for
     each, e.g. [3, 1] reads three tokens of the first for every one of the second, whatever their sizes. `replay` is for

@@ -80,10 +80,11 @@ class Batches:
         yield from zip(positions.ravel().tolist(), self._of(positions), strict=True)
 
     def _of(self, positions: NDArray[np.int64]) -> Iterator[Batch]:
-        _, indices = self.order.at_many(positions.ravel())  # all at once: an order costs more to set up than to ask
-        for row, samples in zip(positions, indices.reshape(positions.shape), strict=True):
+        found = self.order.at_many(positions.ravel())  # all at once: an order costs more to set up than to ask
+        epochs, indices = (each.reshape(positions.shape) for each in found)
+        for row, epoch, samples in zip(positions, epochs, indices, strict=True):
             # The position is the sample's key: in another epoch the same sample has another one.
-            yield self._objective(self.tokens.many(samples), row)
+            yield self._objective(self.tokens.many(samples, epoch), row)
 
 
 @dataclass(frozen=True)

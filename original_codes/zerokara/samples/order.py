@@ -23,7 +23,7 @@ MIN_HALF_BITS = 3
 """Halves below 3 bits have so few round functions that some permutations of 3 or 4 samples never come."""
 BLOCK_SAMPLES = 1024
 """Positions of a mixture that are shuffled among each other."""
-_STAGE_SEEDS, _SOURCE_SEEDS = 1, 2
+_STAGE_SEEDS, _SOURCE_SEEDS, CUT_SEEDS = 1, 2, 3
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio, an odd number whose multiples spread evenly over 64 bits."""

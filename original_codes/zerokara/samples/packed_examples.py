@@ -79,8 +79,8 @@ class PackedExamples:
         num_positions = self.num_tokens - (0 if self.is_encoder_decoder else self.num_examples)
         return 1 - num_positions / computed if computed else 0.0
 
-    def many(self, indices: Sequence[int] | Ids) -> Batch:
-        """Return the batch of the rows at `indices`; one behind the last is a row of padding."""
+    def many(self, indices: Sequence[int] | Ids, epochs: object = None) -> Batch:
+        """Return the batch of the rows at `indices`, the same in all epochs; one behind the last is padding."""
         inputs = np.full((len(indices), self.lengths.input), self.pad_id, dtype=np.int64)
         labels = np.full((len(indices), self.lengths.target), self.pad_id, dtype=np.int64)
         segments, target_segments = np.zeros_like(inputs), np.zeros_like(labels)
@@ -161,7 +161,7 @@ class ExampleData(DataPlan):
         """Return the rows."""
         return self.packed
 
-    def documents_in(self, sample: int) -> list[tuple[int, int]]:
+    def documents_in(self, sample: int, epoch: int) -> list[tuple[int, int]]:
         """Return the examples in row number `sample`, in order, each with the index of its source."""
         return [(0, example) for example in self.packed.examples(sample)]
 

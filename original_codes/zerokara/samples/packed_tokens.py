@@ -4,6 +4,10 @@ The documents of a .bin, each closed by the end-of-document token (EOD), are cut
 of where documents end, so there is no padding. In next-token prediction o is 1: position j predicts token j + 1, and
 the last token of a sample is the first of the next one. T tokens make (T − o) // S samples.
 
+A run that shuffles cuts the tokens anew in each epoch after the first: they lie in a ring, and the first sample of the
+epoch begins at a token that the seed and the epoch determine. So a text that is read ten times is read in ten contexts,
+and the tokens behind the last sample are others each time.
+
 The tokens of each source (an entry of `input_jsonl`) lie together, in the order of step 2's manifest. Where sources are
 mixed by weight, each is cut by itself, so that every sample is of one source; the samples of the second source come
 after those of the first. Example, S = 4, o = 1, parts of 10 and 5 tokens: samples 0 and 1 are ``tokens[0:5]`` and
@@ -29,7 +33,7 @@ from numpy.typing import NDArray
 from zerokara.base import manifest
 from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.config.data import REPLAY_SHARE, DataOrderSettings, DataSettings, OrderKind, SampleLengths, Stage
-from zerokara.samples.order import MixedOrder, MixedStage, SampleOrder, whole_weights
+from zerokara.samples.order import CUT_SEEDS, MixedOrder, MixedStage, SampleOrder, derived_seed, mix, whole_weights
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path
 
 
@@ -83,23 +87,30 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def many(self, indices: NDArray[np.int64]) -> Any:
-        """Return the samples at `indices`, as their objective takes them."""
+    def many(self, indices: NDArray[np.int64], epochs: NDArray[np.int64]) -> Any:
+        """Return the samples at `indices`, each as its epoch has it, as their objective takes them."""
 
 
 class PackedTokens:
     """The samples of one .bin and .idx, memory-mapped.
 
     `where` is the place of `seq_len` (``config.yaml:31``), for a fault; `parts` are the numbers of tokens of the parts
-    that are cut each by itself, None is a single part.
+    that are cut each by itself, None is a single part. `seed` is that of the cuts; None cuts all epochs alike.
 
     Raises UserError if the files are missing or damaged, or hold less than one sequence.
     """
 
-    def __init__(self, prefix: Path | str, lengths: SampleLengths, where: str = "", parts: Sequence[int] | None = None):
-        self.lengths, self._index = lengths, IndexedTokens(prefix)
+    def __init__(
+        self,
+        prefix: Path | str,
+        lengths: SampleLengths,
+        where: str = "",
+        parts: Sequence[int] | None = None,
+        seed: int | None = None,
+    ):
+        self.lengths, self._index, self._seed = lengths, IndexedTokens(prefix), seed
         self.num_tokens = len(self._index.tokens)
-        parts = [self.num_tokens] if parts is None else parts
+        self._parts = parts = [self.num_tokens] if parts is None else parts
         assert sum(parts) == self.num_tokens, f"parts of {sum(parts)} tokens of {self.num_tokens}"
         self._first_samples = [0, *accumulate(map(lengths.samples_in, parts))]
         self._first_tokens = [0, *accumulate(parts)]
@@ -114,32 +125,39 @@ class PackedTokens:
     def __len__(self) -> int:
         return self._first_samples[-1]
 
-    def __getitem__(self, index: int) -> NDArray[np.int64]:
-        """Return sample `index`: int64 [S + o]."""
+    def sample(self, index: int, epoch: int = 0) -> NDArray[np.int64]:
+        """Return sample `index` of an epoch: int64 [S + o]."""
+        tokens = self._index.tokens
+        return np.concatenate([tokens[start:end] for start, end in self._ranges(index, epoch)]).astype(np.int64)
+
+    def _ranges(self, index: int, epoch: int) -> list[tuple[int, int]]:
+        """Return where the tokens of a sample lie in the .bin: two ranges if it goes over the end of its part."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        start = self.first_token(index)
-        return self._index.tokens[start : start + self.lengths.raw + self.lengths.overlap].astype(np.int64)
-
-    def first_token(self, index: int) -> int:
-        """Index in the .bin of the first token of sample `index`."""
         part = bisect_right(self._first_samples, index) - 1
-        return self._first_tokens[part] + (index - self._first_samples[part]) * self.lengths.raw
+        first, size = self._first_tokens[part], self._parts[part]
+        start = (index - self._first_samples[part]) * self.lengths.raw
+        if epoch and self._seed is not None:
+            start = (start + mix(derived_seed(self._seed, CUT_SEEDS, part) + epoch)) % size
+        end = start + self.lengths.raw + self.lengths.overlap
+        if end <= size:
+            return [(first + start, first + end)]
+        return [(first + start, first + size), (first, first + end - size)]
 
-    def many(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the samples at `indices`: int64 [len(indices), S + o]."""
-        return np.stack([self[int(index)] for index in indices])
+    def many(self, indices: NDArray[np.int64], epochs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the samples at `indices`, each as its epoch has it: int64 [len(indices), S + o]."""
+        return np.stack([self.sample(*each) for each in zip(indices.tolist(), epochs.tolist(), strict=True)])
 
-    def documents(self, index: int, sources: Sequence[TokenSource]) -> list[tuple[int, int]]:
-        """Return the documents of which sample `index` holds a token (an EOD is one), by binary search in the .idx.
+    def documents(self, index: int, epoch: int, sources: Sequence[TokenSource]) -> list[tuple[int, int]]:
+        """Return the documents of which a sample holds a token (an EOD is one), by binary search in the .idx.
 
         Each is the index of its source, and its own among the source's training documents.
         """
-        firsts, start = [self._document_at(source.first_token) for source in sources], self.first_token(index)
-        last, documents = start + self.lengths.raw + self.lengths.overlap - 1, []
-        for document in range(self._document_at(start), self._document_at(last) + 1):
-            source = bisect_right(firsts, document) - 1
-            documents.append((source, document - firsts[source]))
+        firsts, documents = [self._document_at(source.first_token) for source in sources], []
+        for start, end in self._ranges(index, epoch):
+            for document in range(self._document_at(start), self._document_at(end - 1) + 1):
+                source = bisect_right(firsts, document) - 1
+                documents.append((source, document - firsts[source]))
         return documents
 
     def _document_at(self, token: int) -> int:
@@ -210,11 +228,15 @@ class DataPlan:
 
     def tokens(self, where: str = "") -> Samples:
         """Open the samples; `where` is the place of `seq_len`, for the fault if there is not a single one."""
-        return PackedTokens(self.prefix, self.lengths, where, self._parts)
+        return self._packed(where)
 
-    def documents_in(self, sample: int) -> list[tuple[int, int]]:
-        """Return the documents in sample number `sample`, in order, each with the index of its source."""
-        return PackedTokens(self.prefix, self.lengths, parts=self._parts).documents(sample, self.sources)
+    def _packed(self, where: str = "") -> PackedTokens:
+        in_sequence = "sequential" in ({stage.kind for stage in self.stages} or {self.kind})
+        return PackedTokens(self.prefix, self.lengths, where, self._parts, None if in_sequence else self.seed)
+
+    def documents_in(self, sample: int, epoch: int) -> list[tuple[int, int]]:
+        """Return the documents in sample number `sample` of an epoch, in order, each with the index of its source."""
+        return self._packed().documents(sample, epoch, self.sources)
 
     def identity(self) -> dict[str, Any] | None:
         """Return the definition of the mixture, if any; a run resumes only with the same one."""

@@ -122,11 +122,12 @@ def find_bad_samples(
     chosen = (~losses.isfinite()).nonzero().flatten()
     if not len(chosen):
         chosen = losses.argsort(descending=True, stable=True)[:MOST_SEQUENCES]
-    _, samples = batches.order.at_many(consumed + chosen.cpu().numpy())
+    epochs, samples = batches.order.at_many(consumed + chosen.cpu().numpy())
     found = []
-    for index, loss, sample in zip(chosen.tolist(), losses[chosen].tolist(), samples.tolist(), strict=True):
+    columns = chosen, losses[chosen], samples, epochs
+    for index, loss, sample, epoch in zip(*(column.tolist() for column in columns), strict=True):
         documents: list[dict[str, Any]] = []
-        for source_index, number in training.documents_in(sample):
+        for source_index, number in training.documents_in(sample, epoch):
             source = training.sources[source_index].name
             if documents and documents[-1]["source"] == source and documents[-1]["last"] == number - 1:
                 documents[-1]["last"] = number

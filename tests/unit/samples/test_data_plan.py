@@ -46,16 +46,20 @@ def test_the_same_samples_are_consumed_by_any_number_of_ranks(tmp_path: Path, ow
     plan = plan_of(tmp_path, f"stages={STAGES}")
     expected = consumed(plan, 2800)
     assert consumed(plan, 2800, ranks=3) == consumed(plan, 2800, ranks=8) == expected
-    _, indices = plan.order().at_many(np.arange(0, 2800, 7))
-    for row, index in zip(expected[::7], indices.tolist(), strict=True):
+    epochs, indices = plan.order().at_many(np.arange(0, 2800, 7))
+    assert epochs.max() > 1
+    for row, index, epoch in zip(expected[::7], indices.tolist(), epochs.tolist(), strict=True):
         own = list(dict.fromkeys(owner[token] for token in row))
-        assert plan.documents_in(index) == own
+        assert plan.documents_in(index, epoch) == own
         assert len({source for source, _ in own}) == 1  # no sample mixes sources
     stages = [[owner[row[0]][0] for row in stage] for stage in (expected[:1300], expected[1300:])]
     assert [stages[0].count(source) for source in range(3)] == plainly_counted((3, 1, 0.5), 1300)
     assert 0 not in stages[1] and abs(stages[1].count(1) - stages[1].count(2)) < BLOCK_SAMPLES
     second = [tuple(row) for row in expected if owner[row[0]][0] == 1]
-    assert len({*second[:500]}) == 500 and {*second[500:1000]} <= {*second[:500]}, "all of it, before any again"
+    for epoch in (second[:500], second[500:1000]):
+        labels = [label for row in epoch for label in row[1:]]
+        assert len(labels) == len({*labels}) == 4000, "all of it, before any again"
+    assert not {*second[500:1000]} & {*second[:500]}, "cut elsewhere"
 
 
 def plainly_counted(weights: tuple[float, ...], num: int) -> list[int]:

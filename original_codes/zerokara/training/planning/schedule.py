@@ -176,7 +176,7 @@ class Consumption:
     sources: tuple[SourceUse, ...]
     """Sources over the whole run."""
     is_exact: bool = True
-    """False if `used_tokens` are shares of a partial epoch."""
+    """False if `used_tokens` are shares of a shuffled stream."""
 
 
 def extent_of(training: DataPlan) -> tuple[int, int, list[int | None]]:
@@ -220,7 +220,8 @@ def _uses(training: DataPlan, samples_taken: Sequence[int]) -> tuple[SourceUse, 
 
 def _of_stream(training: DataPlan, order: SampleOrder, num_samples: int) -> Consumption:
     epochs, rest = divmod(num_samples, order.num_samples)
-    is_exact = not rest or order.kind == "sequential" or len(training.sources) == 1
+    # Epochs after the first are cut elsewhere, and leave other tokens behind their last sample.
+    is_exact = order.kind == "sequential" or len(training.sources) == 1 or num_samples == order.num_samples
     uses = []
     for source in training.sources:
         # Of the tokens of a whole epoch, and of its first `rest` samples.
