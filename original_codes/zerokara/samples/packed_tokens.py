@@ -6,7 +6,7 @@ the last token of a sample is the first of the next one. T tokens make (T − o)
 
 A run that shuffles cuts the tokens anew in each epoch after the first: they lie in a ring, and the first sample of the
 epoch begins at a token that the seed and the epoch determine. So a text that is read ten times is read in ten contexts,
-and the tokens behind the last sample are others each time.
+and the tokens behind the last sample are others each time. A run with a sequential stage is cut alike in all epochs.
 
 The tokens of each source (an entry of `input_jsonl`) lie together, in the order of step 2's manifest. Where sources are
 mixed by weight, each is cut by itself, so that every sample is of one source; the samples of the second source come
