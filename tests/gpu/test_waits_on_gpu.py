@@ -77,7 +77,7 @@ def set_mode(mode: str) -> None:
 def check_third_step(settings: dict[str, Any], compiles: bool = False) -> None:
     """Two steps may wait (kernels are chosen, memory is taken); the third is watched, with its edge."""
     config = config_from(COMMON | settings)
-    model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=config)
+    model = build(ModelShape.from_config(config, VOCABULARY), seed=1, settings=config)
     trained = engine_of(model, config, chosen_for=2)
     if compiles:
         first = batches_of(config, torch.Generator(), ranks=1, pins=False).micro_batches[0]

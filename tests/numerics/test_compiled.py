@@ -61,10 +61,10 @@ def engine_for(family: str, compiled: bool) -> tuple[Engine, ModelShape]:
     config = config_of(
         **{"num_layers": 2, **FAMILIES[family]}, architecture=family, seq_len=24,
         global_batch_size=MICRO_BATCHES * MICRO_BATCH, micro_batch_size=MICRO_BATCH, compile="on",
-        router_aux_loss_coef=0.3, router_z_loss_coef=0.2,
+        router_aux_loss_coef=0.3, router_z_loss_coef=0.2, dropout=0.1,
     )  # fmt: skip
     shape = ModelShape.from_config(config, VOCAB)
-    model = build(shape, seed=2, activation_checkpointing=config.activation_checkpointing, routing=config)
+    model = build(shape, seed=2, activation_checkpointing=config.activation_checkpointing, settings=config)
     engine = engine_of(model, config)
     if compiled:
         draw = packed_batch if family in PACKED else random_batch
@@ -189,7 +189,7 @@ SHARDED: dict[str, dict[str, Any]] = {
 def train_compiled(config: PretrainConfig, compiled: bool, whole_layers: bool) -> list[float]:
     """Train three steps on the same random ids, as `train` returns them; nothing is compiled after the start."""
     shape = ModelShape.from_config(config, VOCAB + 1)  # the last rank has rows of the vocabulary that are padding
-    model = build(shape, seed=1, activation_checkpointing=config.activation_checkpointing, routing=config)
+    model = build(shape, seed=1, activation_checkpointing=config.activation_checkpointing, settings=config)
     template = {"zero_optimization": {HIERARCHY_KEY: 2}} if config.optimizer == "muon" else {}
     engine = open_with_weights(model, config, template, torch.device("cpu"))
     if compiled:

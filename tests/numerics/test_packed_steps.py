@@ -58,7 +58,7 @@ def train(config: PretrainConfig, folder: str, own_tokens: bool = False) -> dict
     lengths = packed(32, 24, True) if both else packed(32, 32, False)
     sizes = {"input_len": lengths.input, "target_len": lengths.target, "raw_len": lengths.raw}
     shape = replace(ModelShape.from_config(config, VOCABULARY), **sizes)
-    model = build(shape, seed=1, routing=config)
+    model = build(shape, seed=1, settings=config)
     template = load_template(config.deepspeed_template)
     engine = open_with_weights(model, config, template, torch.device("cpu"))
     prefix = Path(folder) / ("pairs" if both else "conversations")

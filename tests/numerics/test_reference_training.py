@@ -45,10 +45,10 @@ def batches() -> list[Tensor]:
 def arguments(ids: Tensor, shape: ModelShape) -> list[Tensor]:
     """Arguments of our model for a batch; an encoder gets the first half as input, the second is the target."""
     if not shape.traits.is_encoder_decoder:
-        return [ids[:, :-1], ids[:, 1:], torch.ones(ids[:, 1:].shape)]
+        return [ids[:, :-1], ids[:, 1:], torch.ones(ids[:, 1:].shape), torch.arange(len(ids))]
     inputs, labels = ids[:, :24], ids[:, 24:]
     start = torch.full((len(ids), 1), 3)
-    return [inputs, labels, torch.ones(labels.shape), torch.cat([start, labels[:, :-1]], dim=1)]
+    return [inputs, labels, torch.ones(labels.shape), torch.arange(len(ids)), torch.cat([start, labels[:, :-1]], dim=1)]
 
 
 def loss_of(model: Any, ids: Tensor, shape: ModelShape) -> Tensor:

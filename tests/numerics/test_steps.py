@@ -109,7 +109,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     attention.has_variable_length_kernel = lambda weight, head_dim: weight.dtype == torch.bfloat16
     layers.is_batch_first = lambda _: True
     flash.install()
-    model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=config)
+    model = build(ModelShape.from_config(config, VOCABULARY), seed=1, settings=config)
     template = load_template(config.deepspeed_template)
     template["zero_optimization"] |= OF_A_LARGE_MODEL
     engine = open_with_weights(model, config, template, torch.device("cpu"))

@@ -78,10 +78,10 @@ def open_with_weights(model: Model, settings: PretrainConfig, template: dict[str
 
 
 def random_batch(shape: ModelShape, size: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """Arguments of a model: ids, labels, loss mask, and a decoder's input."""
+    """Arguments of a model: ids, labels, loss mask, numbers of the sequences, and a decoder's input."""
     ids = torch.randint(0, shape.vocab_size, (size, shape.seq_len), generator=generator)
     labels = torch.randint(0, shape.vocab_size, (size, shape.target_len), generator=generator)
-    batch = [ids, labels, torch.ones(labels.shape)]
+    batch = [ids, labels, torch.ones(labels.shape), torch.arange(size)]
     return [*batch, labels.roll(1, dims=1)] if shape.traits.is_encoder_decoder else batch
 
 

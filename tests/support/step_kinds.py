@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "architecture": "mixtral", "expert_capacity_factor": 1.0, "intra_document_masking": "true"},
     "masking": {"intra_document_masking": "true"},
     "masking, checkpointing": {
-        "intra_document_masking": "true", "zero_stage": 3, "activation_checkpointing": "full"},
+        "intra_document_masking": "true", "zero_stage": 3, "activation_checkpointing": "full", "dropout": 0.1},
 }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def batches_of(config: PretrainConfig, generator: torch.Generator, ranks: int, p
             torch.randint(4, VOCABULARY, (config.micro_batch, length), generator=generator)
             for length in (config.lengths.input, config.lengths.target)
         )
-        batch = [inputs, labels, torch.ones(labels.shape)]
+        batch = [inputs, labels, torch.ones(labels.shape), torch.arange(config.micro_batch)]
         if config.intra_document_masking:
             ids = torch.cat([inputs, labels[:, -1:]], dim=1).numpy()
             ids[:, 3 :: 2 + index] = END  # another number of documents in each micro batch

@@ -10,6 +10,7 @@ from torch.nn.functional import gelu, silu
 from zerokara.config.engine import OptimSettings
 from zerokara.model import layers, parallel
 from zerokara.model.attention import FusedAttention, QKNorm, UnrotatedAttention
+from zerokara.model.dropout import BiasDropoutAdd, Dropout
 from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, experts_of
 from zerokara.model.language_model import Decoder, EncoderDecoder
 from zerokara.model.layers import ColumnLinear, FeedForward, Layer, NormedFeedForward, NormedRowLinear, RowLinear
@@ -37,22 +38,24 @@ def build(
     shape: ModelShape,
     dtype: torch.dtype = torch.float32,
     activation_checkpointing: str = "off",
-    routing: OptimSettings | None = None,
+    settings: OptimSettings | None = None,
 ) -> Model:
     """Build this rank's shard of a model on the CPU; its weights are undefined.
 
-    `activation_checkpointing` (`layers`) changes no result. `routing` has the coefficients of the auxiliary losses of
-    MoE layers, and their capacity factor; all are 0 without it. `parallel.start` must have been called.
+    `activation_checkpointing` (`layers`) changes no result. `settings` have dropout, the coefficients of the auxiliary
+    losses of MoE layers, and their capacity factor; all are 0 without them. `parallel.start` must have been called.
     """
     config = _config(shape)
     if shape.moe_layers:  # of `MixtureOfExperts`, under megatron-core's names: set afterwards, they change nothing else
         config.num_moe_experts, config.moe_router_topk = shape.num_experts, shape.experts_per_token
         config.moe_ffn_hidden_size = shape.moe_ffn_hidden_size
-        if routing:
-            config.moe_aux_loss_coeff = routing.router_aux_loss_coef
-            config.moe_z_loss_coeff = routing.router_z_loss_coef
-            config.moe_expert_capacity_factor = routing.expert_capacity_factor
-    model = _model_of(shape, config)
+        if settings:
+            config.moe_aux_loss_coeff = settings.router_aux_loss_coef
+            config.moe_z_loss_coeff = settings.router_z_loss_coef
+            config.moe_expert_capacity_factor = settings.expert_capacity_factor
+    dropout = Dropout(settings.dropout, settings.seed) if settings else Dropout(0.0, 0)
+    model = _model_of(shape, config, dropout)
+    model.dropout = dropout
     model.shape, model.sharding, model.kernels = shape, Sharding(shape.traits.gated), layers.Kernels()
     layers.embed_without_waits(model.embedding.word_embeddings)
     if shape.moe_layers:
@@ -68,7 +71,7 @@ def build(
     return model.to(dtype)
 
 
-def _model_of(shape: ModelShape, config: TransformerConfig) -> Model:
+def _model_of(shape: ModelShape, config: TransformerConfig, dropout: Dropout) -> Model:
     common: dict[str, Any] = {
         "config": config,
         "vocab_size": shape.padded_vocab_size,
@@ -79,7 +82,7 @@ def _model_of(shape: ModelShape, config: TransformerConfig) -> Model:
     if not shape.traits.is_encoder_decoder:
         decoder = Decoder(
             **common,
-            transformer_layer_spec=_block_spec(shape, causal=True),
+            transformer_layer_spec=_block_spec(shape, dropout, causal=True),
             position_embedding_type="learned_absolute" if shape.traits.positions == "learned" else "rope",
             rotary_base=shape.rope_theta,  # declared int, used as float
         )
@@ -90,8 +93,8 @@ def _model_of(shape: ModelShape, config: TransformerConfig) -> Model:
     model = EncoderDecoder(
         **common,
         encoder_config=config,
-        transformer_encoder_layer_spec=_block_spec(shape, causal=False),
-        transformer_decoder_layer_spec=_block_spec(shape, causal=True, has_cross_attention=True),
+        transformer_encoder_layer_spec=_block_spec(shape, dropout, causal=False),
+        transformer_decoder_layer_spec=_block_spec(shape, dropout, causal=True, has_cross_attention=True),
         position_embedding_type="relative",
         relative_attention_num_buckets=shape.relative_attention_num_buckets,
         relative_attention_max_distance=shape.relative_attention_max_distance,
@@ -165,12 +168,18 @@ def _config(shape: ModelShape) -> TransformerConfig:
     )
 
 
-def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = False) -> TransformerBlockSubmodules:
+def _block_spec(
+    shape: ModelShape, dropout: Dropout, causal: bool, has_cross_attention: bool = False
+) -> TransformerBlockSubmodules:
     """The specification of a stack of layers."""
     traits = shape.traits
     input_norm, last_linear, feed_forward = WrappedTorchNorm, RowLinear, FeedForward
     if traits.norms_outputs:
         input_norm, last_linear, feed_forward = IdentityOp, NormedRowLinear, NormedFeedForward
+
+    bias_dropout_add = get_bias_dropout_add
+    if dropout.probability:
+        bias_dropout_add = ModuleSpec(module=BiasDropoutAdd, params={"dropout": dropout})
 
     def qk_norm(num_heads: int) -> Any:
         together = num_heads if traits.qk_norm == "projection" else 1
@@ -197,18 +206,18 @@ def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = Fal
         no_mask = {"attn_mask_type": AttnMaskType.no_mask}
         across["pre_cross_attn_layernorm"] = WrappedTorchNorm
         across["cross_attention"] = ModuleSpec(module=CrossAttention, params=no_mask, submodules=submodules)
-        across["cross_attn_bda"] = get_bias_dropout_add
+        across["cross_attn_bda"] = bias_dropout_add
     specs = [
         ModuleSpec(
             module=Layer,
             submodules=TransformerLayerSubmodules(
                 input_layernorm=input_norm,
                 self_attention=attention(layer),
-                self_attn_bda=get_bias_dropout_add,
+                self_attn_bda=bias_dropout_add,
                 **across,
                 pre_mlp_layernorm=input_norm,
                 mlp=MixtureOfExperts if layer in shape.moe_layers else feed_forward,
-                mlp_bda=get_bias_dropout_add,
+                mlp_bda=bias_dropout_add,
             ),
         )
         for layer in range(shape.num_layers)

@@ -21,6 +21,7 @@ from torch.nn.functional import linear
 
 from zerokara.model import attention, cpu_attention, layers, parallel
 from zerokara.model.attention import intra_document_mask, positions_in_documents, same_segment
+from zerokara.model.dropout import Dropout
 from zerokara.model.experts import PADDING, AuxiliaryLoss
 from zerokara.model.layers import Kernels, Layer, sequence_first
 from zerokara.model.loss import Projection, cross_entropy
@@ -48,6 +49,7 @@ class LanguageModel:
     shape: ModelShape
     sharding: Sharding
     kernels: Kernels
+    dropout: Dropout
     auxiliary: AuxiliaryLoss | None = None
     """The losses that layers add, in a model with experts."""
 
@@ -65,8 +67,7 @@ class LanguageModel:
         """Return the embeddings as hidden states lie (`layers`)."""
         # megatron-core leaves what it will scatter as it is; without sequence parallelism it scatters nothing.
         self.embedding.reduce_scatter_embeddings = layers.is_batch_first(ids_BS)
-        embedded: Tensor = self.embedding(ids_BS, position_ids=positions_BS)
-        return embedded
+        return self.dropout(self.embedding(ids_BS, position_ids=positions_BS))
 
     def _projection(self) -> Projection:
         tied, group = self.shape.tie_word_embeddings, parallel.tensor_group() if parallel.tensor_size() > 1 else None
@@ -91,6 +92,7 @@ class Decoder(LanguageModel, GPTModel):
         tokens_BS: Tensor,
         labels_BS: Tensor | None = None,
         mask_BS: Tensor | None = None,
+        sequence_numbers_B: Tensor | None = None,
         segments_BS: Tensor | None = None,
         document_offsets_N1: Tensor | None = None,
         num_examples_B: Tensor | None = None,
@@ -104,8 +106,10 @@ class Decoder(LanguageModel, GPTModel):
         Attention stays within each of `segments_BS` (documents, in ascending order). Where a GPU has a kernel for it,
         it is given the `document_offsets_N1` of the same documents (`Batch.document_offsets`) in place of a mask. Where
         `num_examples_B` are packed (`Batch.num_examples`), experts count the segments behind them as padding. With
-        `at_B` the logits are those of that one position of each row, [B, 1, V].
+        `at_B` the logits are those of that one position of each row, [B, 1, V]. The masks of dropout follow from
+        `sequence_numbers_B`.
         """
+        self.dropout.begin(sequence_numbers_B)
         positions_BS = torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
         attention_mask = None
         if segments_BS is not None:
@@ -139,6 +143,7 @@ class EncoderDecoder(LanguageModel, T5Model):
         encoder_input_ids_BS: Tensor,
         labels_BT: Tensor | None = None,
         mask_BT: Tensor | None = None,
+        sequence_numbers_B: Tensor | None = None,
         decoder_input_ids_BT: Tensor | None = None,
         segments_BS: Tensor | None = None,
         decoder_segments_BT: Tensor | None = None,
@@ -154,6 +159,7 @@ class EncoderDecoder(LanguageModel, T5Model):
         `encoder_attention_mask_BS` is 0 at padding.
         """
         assert decoder_input_ids_BT is not None, "a decoder needs an input"
+        self.dropout.begin(sequence_numbers_B)
         bias_1HSS = _relative_position_bias(self.encoder_relative_pos_emb, encoder_input_ids_BS.size(1))
         bias_1HTT = _relative_position_bias(self.decoder_relative_pos_emb, decoder_input_ids_BT.size(1))
         encoder_mask: Tensor | None

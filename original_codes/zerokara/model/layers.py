@@ -137,7 +137,7 @@ class Layer(TransformerLayer):
     def _run(self, forward: Callable[..., Any], again: bool, *arguments: Any, **named: Any) -> Any:
         if not again or not torch.is_grad_enabled():  # validation has no backward pass
             return forward(*arguments, **named)
-        # Dropout is 0: there is no state of random numbers to preserve.
+        # The masks of `dropout` are no random numbers with a state to preserve.
         return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
 
 

@@ -84,7 +84,7 @@ class Batches:
         epochs, indices = (each.reshape(positions.shape) for each in found)
         for row, epoch, samples in zip(positions, epochs, indices, strict=True):
             # The position is the sample's key: in another epoch the same sample has another one.
-            yield self._objective(self.tokens.many(samples, epoch), row)
+            yield replace(self._objective(self.tokens.many(samples, epoch), row), sequence_numbers=row)
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,15 @@ class Batch:
     """With `segments` of an encoder-decoder: segments of the decoder's positions, [b, T]."""
     num_examples: Ids | None = None
     """With `segments` of packed examples: their number in a row, [b]; a segment of this number or above is padding."""
+    sequence_numbers: Ids | None = None
+    """Number of each sequence in the run, [b], from which the masks of dropout follow; None outside of training."""
 
     def arguments(self) -> list[NDArray[np.int64] | NDArray[np.float32] | NDArray[np.int32]]:
         """Return the arrays in the order of the model's arguments."""
         segments = (self.segments, self.document_offsets, self.decoder_segments, self.num_examples)
         optional = (array for array in (self.decoder_inputs, *segments) if array is not None)
-        return [self.inputs, self.labels, self.loss_mask, *optional]
+        numbers = np.zeros(len(self.inputs), np.int64) if self.sequence_numbers is None else self.sequence_numbers
+        return [self.inputs, self.labels, self.loss_mask, numbers, *optional]
 
 
 def first_in_segment(segments: Ids) -> NDArray[np.bool_]:

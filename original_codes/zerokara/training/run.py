@@ -170,7 +170,7 @@ def newest_checkpoint(plan: RunPlan, processes: Processes) -> Checkpoint | None:
 def build_model(plan: RunPlan) -> Model:
     """Build this process's part of the model, on the CPU and in fp32, with undefined weights; after `join`."""
     recomputes = plan.resolved.activation_checkpointing
-    return builder.build(plan.shape, activation_checkpointing=recomputes, routing=plan.resolved)
+    return builder.build(plan.shape, activation_checkpointing=recomputes, settings=plan.resolved)
 
 
 def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = None) -> Run:

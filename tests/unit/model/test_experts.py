@@ -50,7 +50,7 @@ def routed_with(capacity_factor: float) -> OptimSettings:
 
 def layer_of(routing: OptimSettings = ROUTING, **overrides: Any) -> MixtureOfExperts:
     """The first MoE layer of a small Mixtral, its weights wide."""
-    model = build(shape_of(**MIXTRAL, **overrides), seed=1, routing=routing)
+    model = build(shape_of(**MIXTRAL, **overrides), seed=1, settings=routing)
     layer = experts_of(model.all_layers())[0]
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -136,7 +136,7 @@ def test_gradients_are_those_of_the_loss_and_the_auxiliary_losses(family: str, m
     arguments = random_batch(shape, 3, torch.Generator().manual_seed(4))
 
     def gradients(whole: bool) -> tuple[float, dict[str, Tensor]]:
-        model = build(shape, seed=2, routing=ROUTING)
+        model = build(shape, seed=2, settings=ROUTING)
         collected: list[Tensor] = []
         if not whole:  # the auxiliary losses are collected, and summed here
             monkeypatch.setattr(experts._Attach, "apply", lambda given, loss, _: collected.append(loss) or given)
@@ -166,7 +166,7 @@ def test_auxiliary_losses_by_hand() -> None:
 
 
 def test_statistics_by_layer() -> None:
-    model = build(shape_of(**QWEN3_MOE, moe_layers=[0, 1]), seed=1, routing=routed_with(0.5))
+    model = build(shape_of(**QWEN3_MOE, moe_layers=[0, 1]), seed=1, settings=routed_with(0.5))
     layers = model.all_layers()
     assert statistics(layers) == {}
     ids = torch.randint(0, 300, (3, 24), generator=torch.Generator().manual_seed(4))
@@ -260,9 +260,9 @@ def batch_of(family: str, folder: Any) -> list[Tensor]:
 def test_a_model_tells_its_layers_which_positions_are_padding(family: str, tmp_path: Any) -> None:
     """The encoder's and the decoder's: by the tokens that were counted."""
     batch = batch_of(family, tmp_path)
-    model = build(shape_of(**FAMILIES[family]), seed=2, routing=ROUTING)
+    model = build(shape_of(**FAMILIES[family]), seed=2, settings=ROUTING)
     model(*batch)
     counted = [int(layer.counts.take()[-1]) for layer in experts_of(model.all_layers())]
-    is_real = [segments < batch[-1][:, None] for segments in ([batch[3]] if family == "mixtral" else batch[4:6])]
+    is_real = [segments < batch[-1][:, None] for segments in ([batch[4]] if family == "mixtral" else batch[5:7])]
     assert counted == [int(one.sum()) for one in is_real for _ in range(len(counted) // len(is_real))]
     assert statistics(model.all_layers()) == {}

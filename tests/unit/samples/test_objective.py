@@ -44,7 +44,7 @@ def test_the_decoder_reads_what_it_wrote_one_later() -> None:
     assert batch.inputs.shape == (3, 32) and batch.labels.shape == (3, made.lengths.target)
     assert (batch.decoder_inputs[:, 0] == 3).all() and np.array_equal(batch.decoder_inputs[:, 1:], batch.labels[:, :-1])
     assert (batch.inputs[:, -1] == 2).all() and (batch.labels[:, -1] == 2).all() and (batch.labels[:, 0] == 99).all()
-    assert batch.loss_mask.all() and len(batch.arguments()) == 4
+    assert batch.loss_mask.all() and len(batch.arguments()) == 5
     for row in range(3):
         assert np.array_equal(merged(batch.inputs[row], batch.labels[row], made.sentinels, 2), tokens[row])
 

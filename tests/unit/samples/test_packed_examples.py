@@ -35,7 +35,7 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     assert rows.loss_mask.tolist() == [[0, 1, 1, 1, 1, 0, 0, 0]]
     assert rows.segments.tolist() == [[0, 0, 0, 1, 1, 2, 2, 2]] and rows.decoder_segments is None
     assert rows.document_offsets is not None and rows.document_offsets.tolist() == [0, 3, 5, 8]
-    assert rows.document_offsets.dtype == np.int32 and len(rows.arguments()) == 6
+    assert rows.document_offsets.dtype == np.int32 and len(rows.arguments()) == 7
     assert rows.num_examples is not None and rows.num_examples.tolist() == [2]
     assert packed_rows.padding_share == pytest.approx(3 / 8)
 

@@ -64,7 +64,7 @@ def kept_bytes(layout: MemoryForecast) -> int:
     parallel.start_alone()
     shape, config = layout.shape, layout.config
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    model = build(shape, dtype, activation_checkpointing=config.activation_checkpointing, routing=config).train()
+    model = build(shape, dtype, activation_checkpointing=config.activation_checkpointing, settings=config).train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
     counted: list[int] = []
@@ -83,14 +83,16 @@ def kept_bytes(layout: MemoryForecast) -> int:
         for length in (shape.seq_len, shape.target_len)
     )
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(inputs, targets, None, targets if shape.traits.is_encoder_decoder else None)
+        numbers = torch.arange(config.micro_batch)
+        model(inputs, targets, None, numbers, targets if shape.traits.is_encoder_decoder else None)
     return counted[-1]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "t5", "switch", "mixtral"])
-def test_the_bounds_hold_what_layers_keep(architecture: str) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_bounds_hold_what_layers_keep(architecture: str, dropout: float) -> None:
     shape = shape_of(architecture)
-    layout = layout_of(shape, precision="fp32" if architecture == "mixtral" else "bf16")
+    layout = layout_of(shape, dropout=dropout, precision="fp32" if architecture == "mixtral" else "bf16")
     whole = kept_bytes(layout)
     for mode in ("off", "selective", "full"):
         of_mode = layout.with_settings(activation_checkpointing=mode)
