@@ -46,8 +46,12 @@ def runs(train_runs: Callable, span_data: dict[str, str], tmp_path_factory: pyte
     onward["broken"] = {**onward["llama_on"], "stop_at": 4}
     second = train_runs(onward, folder=folder)
     train_runs({"broken": onward["llama_on"]}, folder=folder)
-    shared = {"shared": {**onward["llama_on"], "zero_stage": 3}}
-    return {**first, **second, **train_runs(shared, processes=2, folder=folder)}
+    small = {**settings["llama"], **SHORT, "num_layers": 1, "dropout": 0.1}
+    teachers = str([str(folder / f"{name}_hf") for name in ("llama", "mixtral")])
+    taught = {**small, "teachers": teachers, "teacher_weight": 0.7}
+    third = train_runs({"alone": small, "taught": taught}, folder=folder)
+    shared = {"shared": {**onward["llama_on"], "zero_stage": 3}, "taught, shared": {**taught, "zero_stage": 3}}
+    return {**first, **second, **third, **train_runs(shared, processes=2, folder=folder)}
 
 
 @pytest.mark.parametrize("name", FAMILY_SETTINGS)
@@ -71,3 +75,11 @@ def test_a_run_that_has_begun_resumes_from_its_own_checkpoint(runs: dict) -> Non
 
 def test_processes_that_share_the_weights_start_alike(runs: dict) -> None:
     rounding.assert_same_curve(runs["shared"].losses, runs["llama_on"].losses)
+
+
+def test_a_small_model_learns_from_larger_ones_on_any_number_of_processes(runs: dict) -> None:
+    alone, taught = runs["alone"], runs["taught"]
+    assert taught.losses[0] < alone.losses[0] - 0.5, "the teachers' entropy is no part of a divergence"
+    assert alone.valid_losses[0] == taught.valid_losses[0]
+    assert abs(alone.valid_losses[-1] - taught.valid_losses[-1]) > 1e-4
+    rounding.assert_same_curve(runs["taught, shared"].losses, taught.losses)

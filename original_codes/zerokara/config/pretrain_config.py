@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from zerokara.base.errors import Fault
 from zerokara.config.data import DataOrderSettings, DataSettings, declared_tokens
 from zerokara.config.engine import EngineSettings
 from zerokara.config.model import ModelSettings
-from zerokara.config.settings import PositiveFloat, Settings
+from zerokara.config.settings import PositiveFloat, Settings, Words
 
 NewEmbeddings = Literal["none", "mean_of_pieces"]
 
@@ -25,7 +27,17 @@ class StartSettings(Settings):
     of what the old tokenizer makes of a piece's text. A piece that both have keeps its own."""
 
 
-class TrainingSettings(EngineSettings, DataOrderSettings, StartSettings):
+class TeacherSettings(Settings):
+    """Distillation: models to learn from, beside the text (step 3)."""
+
+    teachers: Words = ()
+    """Hugging Face folders of decoders of any size, with this tokenizer: exports of step 4, or models that init_from
+    could start from. Each of them reads every batch, without being trained."""
+    teacher_weight: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """With teachers: w in the loss (1 - w)·cross-entropy + w·(KL divergence from the mean of their probabilities)."""
+
+
+class TrainingSettings(EngineSettings, DataOrderSettings, StartSettings, TeacherSettings):
     """All settings of step 3 but those of the data and the model."""
 
 
@@ -62,6 +74,12 @@ class RunConfig(TrainingSettings, ModelSettings):
         if size > 1 and self.traits.moe_every:
             rule = f"must be 1 for architecture {self.architecture}: its experts are not split"
             yield self.fault("tensor_parallel_size", rule, "set 1, and shard with a zero_stage", ["architecture"])
+        if self.teachers and self.traits.is_encoder_decoder:
+            rule = f"must be empty for architecture {self.architecture}: teachers and the models that they teach are "
+            yield self.fault("teachers", rule + "decoders", reads=["architecture"])
+        if self.teachers and size > 1:
+            rule = "need tensor_parallel_size 1: each process compares whole rows of the vocabulary"
+            yield self.fault("teachers", rule, "set tensor_parallel_size: 1", ["tensor_parallel_size"])
 
 
 class PretrainConfig(RunConfig, DataSettings):

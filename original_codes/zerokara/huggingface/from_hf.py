@@ -147,6 +147,19 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
     return values
 
 
+def teacher_of(folder: Path, encoder: Encoder, fault: SettingFault) -> ModelShape:
+    """Return the shape of the decoder in a folder that shall teach a model with this tokenizer; `fault` is of settings.
+
+    Raises:
+        UserError: the folder holds no model, one that is not computed here, no decoder, or other ids.
+    """
+    shape = ModelShape.from_config(ModelSettings(**settings_of(folder, fault)), encoder.vocab_size)
+    if shape.traits.is_encoder_decoder:
+        raise UserError(fault("init_from", "holds an encoder-decoder", "a teacher is a decoder"))
+    refuse(_differing_pieces(folder, _read_config(folder).vocab_size, encoder, shape.vocab_size, fault))
+    return shape
+
+
 def carried(folder: Path, new_embeddings: NewEmbeddings) -> dict[str, Any]:
     """Return what an export takes over of the model that its run started from: context length, generation settings.
 
@@ -303,7 +316,7 @@ def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, ours: int, fa
     if differing := [token for token, name in enumerate(named) if name != pieces[token]]:
         first = differing[0]
         rule = (
-            f"is another tokenizer than that of init_from: {len(differing):,} of {theirs:,} ids are other pieces, "
+            f"is another tokenizer than that of {folder}: {len(differing):,} of {theirs:,} ids are other pieces, "
             f"first id {first}: here {pieces[first]!r}, there {named[first]!r}"
         )
         yield fault("input_tokenizer_file", rule, same)

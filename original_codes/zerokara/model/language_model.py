@@ -24,7 +24,7 @@ from zerokara.model.attention import intra_document_mask, positions_in_documents
 from zerokara.model.dropout import Dropout
 from zerokara.model.experts import PADDING, AuxiliaryLoss
 from zerokara.model.layers import Kernels, Layer, sequence_first
-from zerokara.model.loss import Projection, cross_entropy
+from zerokara.model.loss import Projection, Targets, cross_entropy
 from zerokara.model.megatron_core import (
     GPTModel,
     T5Model,
@@ -34,6 +34,7 @@ from zerokara.model.megatron_core import (
 )
 from zerokara.model.parallel import Sharding
 from zerokara.model.shapes import ModelShape
+from zerokara.model.teachers import Teachers
 
 
 class LanguageModel:
@@ -69,7 +70,8 @@ class LanguageModel:
         self.embedding.reduce_scatter_embeddings = layers.is_batch_first(ids_BS)
         return self.dropout(self.embedding(ids_BS, position_ids=positions_BS))
 
-    def _projection(self) -> Projection:
+    def projection(self) -> Projection:
+        """Return the output projection."""
         tied, group = self.shape.tie_word_embeddings, parallel.tensor_group() if parallel.tensor_size() > 1 else None
         weight_VD = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         return Projection(weight_VD, self.shape.vocab_size, group)
@@ -78,7 +80,7 @@ class LanguageModel:
         """Return logits [B, S, V], with `at_B` those of one position of each row, [B, 1, V]."""
         if at_B is not None:
             hidden_SBD = hidden_SBD[at_B, torch.arange(len(at_B), device=at_B.device)].unsqueeze(0)
-        tensor_group, weight_VD = parallel.tensor_group(), self._projection().weight_VD
+        tensor_group, weight_VD = parallel.tensor_group(), self.projection().weight_VD
         hidden_BSD = copy_to_tensor_model_parallel_region(hidden_SBD, group=tensor_group).transpose(0, 1)
         whole_BSV: Tensor = gather_from_tensor_model_parallel_region(linear(hidden_BSD, weight_VD), group=tensor_group)
         return whole_BSV
@@ -86,6 +88,8 @@ class LanguageModel:
 
 class Decoder(LanguageModel, GPTModel):
     """A decoder-only model: ``decoder(tokens_BS)`` returns logits, with labels the summed cross-entropy."""
+
+    teachers: Teachers | None = None
 
     def forward(
         self,
@@ -107,9 +111,25 @@ class Decoder(LanguageModel, GPTModel):
         it is given the `document_offsets_N1` of the same documents (`Batch.document_offsets`) in place of a mask. Where
         `num_examples_B` are packed (`Batch.num_examples`), experts count the segments behind them as padding. With
         `at_B` the logits are those of that one position of each row, [B, 1, V]. The masks of dropout follow from
-        `sequence_numbers_B`.
+        `sequence_numbers_B`. In training `teachers` add to the loss.
         """
         self.dropout.begin(sequence_numbers_B)
+        read = tokens_BS, segments_BS, document_offsets_N1, num_examples_B
+        hidden_SBD = self.hidden_states(*read)
+        if labels_BS is None:
+            return self._logits(hidden_SBD, at_B)
+        lesson = self.teachers.lesson(*read) if self.teachers and torch.is_grad_enabled() else None
+        targets = Targets(labels_BS, mask_BS, lesson)
+        return cross_entropy(hidden_SBD, targets, per_token, self.projection(), self.kernels)
+
+    def hidden_states(
+        self,
+        tokens_BS: Tensor,
+        segments_BS: Tensor | None = None,
+        document_offsets_N1: Tensor | None = None,
+        num_examples_B: Tensor | None = None,
+    ) -> Tensor:
+        """Return what the output projection takes, [S, B, D]; the arguments are those of `forward`."""
         positions_BS = torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
         attention_mask = None
         if segments_BS is not None:
@@ -125,10 +145,7 @@ class Decoder(LanguageModel, GPTModel):
             rotary_pos_emb=sequence_first(self.rotary_pos_emb(tokens_BS.size(1))) if rotates else None,
             padding_mask=examples_BS,
         )
-        hidden_SBD = sequence_first(hidden_SBD)
-        if labels_BS is None:
-            return self._logits(hidden_SBD, at_B)
-        return cross_entropy(hidden_SBD, labels_BS, mask_BS, per_token, self._projection(), self.kernels)
+        return sequence_first(hidden_SBD)
 
     def all_layers(self) -> list[Layer]:
         """The layers, in the order in which they are computed."""
@@ -193,7 +210,7 @@ class EncoderDecoder(LanguageModel, T5Model):
             hidden_TBD = hidden_TBD * self.shape.hidden_size**-0.5
         if labels_BT is None:
             return self._logits(hidden_TBD, at_B)
-        return cross_entropy(hidden_TBD, labels_BT, mask_BT, per_token, self._projection(), self.kernels)
+        return cross_entropy(hidden_TBD, Targets(labels_BT, mask_BT), per_token, self.projection(), self.kernels)
 
     def all_layers(self) -> list[Layer]:
         """The layers, in the order in which they are computed."""

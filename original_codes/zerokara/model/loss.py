@@ -25,6 +25,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from zerokara.model.layers import Kernels, Softmax
 from zerokara.model.shapes import block_rows, chunk_rows
+from zerokara.model.teachers import Lesson
 
 
 class Projection(NamedTuple):
@@ -37,23 +38,30 @@ class Projection(NamedTuple):
     """The tensor-parallel ranks that share the vocabulary: each has as many rows, in the order of the ranks."""
 
 
+class Targets(NamedTuple):
+    """What a model is to predict."""
+
+    labels_BS: Tensor
+    mask_BS: Tensor | None = None
+    """1 where a token counts; None: all do."""
+    lesson: Lesson | None = None
+    """What its teachers say, by a process that holds the whole vocabulary."""
+
+
 def cross_entropy(
-    hidden_SBD: Tensor,
-    labels_BS: Tensor,
-    mask_BS: Tensor | None,
-    per_token: bool,
-    projection: Projection,
-    kernels: Kernels,
+    hidden_SBD: Tensor, targets: Targets, per_token: bool, projection: Projection, kernels: Kernels
 ) -> Tensor:
-    """Nats summed over the tokens whose `mask_BS` is 1 (None: all), a scalar in fp32; padding rows never win.
+    """Nats summed over the tokens that count, a scalar in fp32; padding rows never win. A lesson adds its KL divergence
+    (`teachers`).
 
     `per_token` gives those of each token, [B, S] in fp32, whatever its mask, without gradients, in the same chunks.
 
-    Ranks that share a projection have equal `hidden_SBD` and `labels_BS`; each gets the loss, and the gradient of
+    Ranks that share a projection have equal `hidden_SBD` and labels; each gets the loss, and the gradient of
     `hidden_SBD`, of the whole.
     """
+    labels_BS, mask_BS, lesson = targets
     hidden_ND, labels_N = hidden_SBD.transpose(0, 1).flatten(0, 1), labels_BS.flatten()
-    arguments = hidden_ND, labels_N, projection, kernels.softmax
+    arguments = hidden_ND, labels_N, lesson, projection, kernels.softmax
     if per_token:
         with torch.no_grad():
             return torch.cat([nats_C for _, nats_C, _ in _chunks(*arguments, needs_gradient=False)]).view_as(labels_BS)
@@ -72,6 +80,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         labels_N: Tensor,
+        lesson: Lesson | None,
         projection: Projection,
         softmax: Softmax | None,
         mask_N: Tensor | None,
@@ -82,7 +91,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden_ND = torch.empty_like(hidden_ND if needs_gradient else hidden_ND[:0])
         # The sum over chunks is kept in fp32: in bf16 each addition would round.
         grad_weight_VD = torch.zeros_like(weight_VD if needs_gradient else weight_VD[:0], dtype=torch.float32)
-        for chunk, nats_C, grad_CV in _chunks(hidden_ND, labels_N, projection, softmax, needs_gradient):
+        for chunk, nats_C, grad_CV in _chunks(hidden_ND, labels_N, lesson, projection, softmax, needs_gradient):
             hidden_CD = hidden_ND[chunk]
             if mask_N is not None:  # the gradients' as well, here on rows of D, not of V, numbers
                 nats_C, hidden_CD = nats_C * mask_N[chunk], hidden_CD * mask_N[chunk, None].to(hidden_CD.dtype)
@@ -103,11 +112,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
         # In place: torch raises an error should anybody ask a second time.
-        return grad_hidden_ND.mul_(grad_total), grad_weight_VD.mul_(grad_total), None, None, None, None, None
+        return grad_hidden_ND.mul_(grad_total), grad_weight_VD.mul_(grad_total), None, None, None, None, None, None
 
 
 def _chunks(
-    hidden_ND: Tensor, labels_N: Tensor, projection: Projection, softmax: Softmax | None, needs_gradient: bool
+    hidden_ND: Tensor,
+    labels_N: Tensor,
+    lesson: Lesson | None,
+    projection: Projection,
+    softmax: Softmax | None,
+    needs_gradient: bool,
 ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
     """Yield each chunk, its nats [C] and the gradient of its logits [C, V], to which this keeps no reference."""
     num_rows = len(projection.weight_VD)
@@ -116,13 +130,23 @@ def _chunks(
     buffer_CV = None if softmax else hidden_ND.new_empty(rows, num_rows)
     for start in range(0, len(hidden_ND), rows):
         chunk = slice(start, start + rows)
-        inputs = hidden_ND[chunk], labels_N[chunk], projection, softmax
-        yield chunk, *_nats_and_gradient(*inputs, buffer_CV, needs_gradient)
+        of_chunk = _ChunkTargets(labels_N[chunk])
+        if lesson is not None:
+            of_chunk = _ChunkTargets(labels_N[chunk], lesson.weight, lesson.probabilities(chunk))
+        yield chunk, *_nats_and_gradient(hidden_ND[chunk], of_chunk, projection, softmax, buffer_CV, needs_gradient)
+
+
+class _ChunkTargets(NamedTuple):
+    labels_C: Tensor
+    weight: float = 0.0
+    """Of the teachers."""
+    probabilities_CV: Tensor | None = None
+    """What teachers say, of the ids of the vocabulary."""
 
 
 def _nats_and_gradient(
     hidden_CD: Tensor,
-    labels_C: Tensor,
+    targets: _ChunkTargets,
     projection: Projection,
     compiled: Softmax | None,
     buffer_CV: Tensor | None,
@@ -134,6 +158,7 @@ def _nats_and_gradient(
     compiled softmax.
     """
     weight_VD, vocab_size, group = projection
+    labels_C, weight, taught_CV = targets
     num_rows = weight_VD.size(0)
     first_row = group.rank() * num_rows if group else 0
     num_real = min(max(vocab_size - first_row, 0), num_rows)  # rows of this rank that are no padding
@@ -142,6 +167,9 @@ def _nats_and_gradient(
     labels_C1 = rows_C.where(is_local_C, 0)[:, None]
     logits_CV = torch.mm(hidden_CD, weight_VD.t(), out=None if buffer_CV is None else buffer_CV[: len(hidden_CD)])
     label_logits_C = logits_CV.gather(1, labels_C1).squeeze(1).float()
+    if taught_CV is not None:
+        assert group is None, "teachers need the whole vocabulary"
+        taught_logits_C = (taught_CV * logits_CV[:, :vocab_size]).sum(dim=1)
     log_sums, softmax = compiled or (softmax_in_place, None)
     own_log_sum_C = log_sums(logits_CV, num_real) if num_real else torch.full_like(label_logits_C, float("-inf"))
     log_sum_C = own_log_sum_C
@@ -152,7 +180,10 @@ def _nats_and_gradient(
         torch.distributed.all_reduce(sums_2C, ReduceOp.SUM, group)
         sum_C, label_logits_C = sums_2C
         log_sum_C = max_C + sum_C.log()
-    nats_C = log_sum_C - label_logits_C
+    label_nats_C = nats_C = log_sum_C - label_logits_C
+    if taught_CV is not None:
+        divergence_C = log_sum_C - taught_logits_C - torch.special.entr(taught_CV).sum(dim=1)
+        nats_C = torch.lerp(label_nats_C, divergence_C, weight)
     if not needs_gradient:
         return nats_C, None
     if softmax:
@@ -161,9 +192,13 @@ def _nats_and_gradient(
         grad_CV = logits_CV.mul_((own_log_sum_C - log_sum_C).exp()[:, None]) if group else logits_CV
     # The label's entry, softmax − 1, is computed in fp32: its softmax is near 1 where the model is right. Of a label on
     # another rank the entry of row 0 stays as it is.
-    of_label_C1 = torch.expm1(-nats_C).to(grad_CV.dtype)[:, None]
+    of_label_C1 = torch.expm1(-label_nats_C).to(grad_CV.dtype)[:, None]
     entries_C1 = of_label_C1.where(is_local_C[:, None], grad_CV.gather(1, labels_C1))
-    return nats_C, grad_CV.scatter_(1, labels_C1, entries_C1)
+    grad_CV.scatter_(1, labels_C1, entries_C1)
+    if taught_CV is not None:  # softmax − (1 − w)·label − w·taught
+        grad_CV.scatter_add_(1, labels_C1, torch.full_like(entries_C1, weight))
+        grad_CV[:, :vocab_size].sub_(taught_CV, alpha=weight)
+    return nats_C, grad_CV
 
 
 def _add_product(sum_VD: Tensor, grad_VC: Tensor, hidden_CD: Tensor) -> None:

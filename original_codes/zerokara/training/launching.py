@@ -140,12 +140,14 @@ def redo_notes(plan: RunPlan, earlier: EarlierRun) -> list[str]:
 
 
 def check_fits(plan: RunPlan, starts: bool) -> list[str]:
-    """Check that a run can fit into this machine's memory, and, where it `starts`, the model it starts from.
+    """Check that a run can fit into this machine's memory, its teachers, and, where it `starts`, the model it starts
+    from.
 
     Returns a line for the plan about that model's new vocabulary, if it gets one.
 
     Raises:
-        UserError: it cannot; there is no such model, or none that this run can start from. For that torch is loaded.
+        UserError: it cannot; there is no such model, or none that can teach, or that this run can start from. For that
+            torch is loaded.
     """
     lines: list[str] = []
     if plan.resolved.init_from and starts:
@@ -154,6 +156,13 @@ def check_fits(plan: RunPlan, starts: bool) -> list[str]:
         source, config = Path(plan.resolved.init_from), plan.resolved
         vocabulary = from_hf.check_source(source, plan.shape, plan.encoder, config.new_embeddings, config.fault)
         lines += [f"new_embeddings: {config.new_embeddings}: {vocabulary.row}"] if vocabulary else []
+    for name in plan.resolved.teachers:
+        from zerokara.huggingface import from_hf
+
+        shape = from_hf.teacher_of(Path(name), plan.encoder, plan.teacher_fault(name))
+        if shape.traits.positions == "learned" and shape.seq_len < plan.resolved.seq_len:
+            rule = f"reads {shape.seq_len} tokens, and seq_len is {plan.resolved.seq_len}"
+            refuse([plan.teacher_fault(name)("teachers", rule)])
     alone = replace(plan.memory, main_bytes=resources.total_memory(plan.processes_per_node))
     refuse(alone.faults(plan.requested))  # with other programs, it is noted in the plan
     return lines

@@ -24,6 +24,7 @@ from zerokara.checkpoint.state import ComputedTensors
 from zerokara.huggingface import families, from_hf
 from zerokara.model import builder, compilation, initial_weights, layers, parallel
 from zerokara.model.builder import Model
+from zerokara.model.teachers import Teachers
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch
 from zerokara.training.compute import engine_choice, optimizer_rules
@@ -201,6 +202,8 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
         load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
     if config.precision == "fp8":
         layers.multiply_in_float8(model)
+    if config.teachers:
+        model.teachers = _teachers_of(plan, device)
     share = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size())
     training = plan.data.training
     batches = Batches(training.tokens(), training.order(), share, plan.data.objective, parallel.data_rank())
@@ -227,6 +230,18 @@ def _weights_of(plan: RunPlan, processes: Processes) -> ComputedTensors:
     shapes = shape.parameter_shapes()
     in_order = {rule.ours: shapes[rule.ours] for rule in families.rules_for(shape)}
     return sent_tensors(lambda _: next(weights)[1], 0, in_order, processes)
+
+
+def _teachers_of(plan: RunPlan, device: torch.device) -> Teachers:
+    """The teachers, each whole in every process, in the number format of the computation."""
+    models, dtype = list[Model](), torch.bfloat16 if plan.resolved.number_format == "bf16" else torch.float32
+    for name in plan.resolved.teachers:
+        shape = from_hf.teacher_of(Path(name), plan.encoder, plan.teacher_fault(name))
+        teacher = builder.build(shape, dtype).requires_grad_(False)
+        for parameter, weight in from_hf.open_weights(Path(name), shape):
+            teacher.get_parameter(parameter).copy_(weight)
+        models.append(teacher.eval().to(device))
+    return Teachers(models, plan.resolved.teacher_weight)
 
 
 def state_of(plan: RunPlan, samples: int, **reached: Any) -> TrainingState:

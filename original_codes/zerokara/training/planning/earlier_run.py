@@ -161,7 +161,7 @@ def redo_faults(plan: RunPlan) -> Iterator[Fault]:
     """Yield a fault for each file that a new run reads from the run folder, which --redo would set aside."""
     run_dir, config = plan.run_dir, plan.requested
     rule = f"lies in the run folder {run_dir}, which --redo would set aside"
-    for key in sorted({*PLACES, "init_from"} - {"output_model_dir"}):
+    for key in sorted({*PLACES, "init_from", "teachers"} - {"output_model_dir"}):
         value = getattr(config, key, ())
         for name in (value,) if isinstance(value, str) else value:
             path = Path(name.removeprefix("@")).expanduser().resolve()

@@ -86,6 +86,7 @@ class MemoryForecast:
     """DeepSpeed's further settings."""
     main_bytes: int  # for the processes of a machine together
     gpu_bytes: int | None = None  # of each GPU; None on a CPU
+    teachers: int = 0  # their parameters together
 
     def with_settings(self, **changes: Any) -> "MemoryForecast":
         """Return the forecast of the same run with other settings."""
@@ -116,7 +117,9 @@ class MemoryForecast:
     def pools(self) -> list[MemoryPool]:
         """Memory in which the run computes, and beside a GPU main memory."""
         state, activations, processes = state_bytes(self), min_activation_bytes(self), self.num_processes // self.nodes
-        state |= {"loss": _loss_bytes(self)}
+        state |= {"loss": _loss_bytes(self)} | (
+            {"teachers": self.number_bytes * self.teachers} if self.teachers else {}
+        )
         main = {"libraries": LIBRARY_BYTES}
         if self.gpu_bytes is None:
             return [MemoryPool("memory", self.main_bytes, processes, main | state, activations)]

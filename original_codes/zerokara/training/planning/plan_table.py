@@ -23,6 +23,10 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
         samples = f"samples of {lengths.raw} tokens with {lengths.num_spans} masked spans: encoder input "
         samples += f"{lengths.input} tokens, decoder target {lengths.target} tokens"
     yield "model", f"{config.architecture}, {shape.size_text}, {samples}"
+    if config.teachers:
+        size, slower = plan.memory.teachers, plan.memory.teachers / (3 * shape.num_parameters())
+        text = f"{plural(len(config.teachers), 'model')} of {count_text(size)} parameters together, weight"
+        yield "teachers", f"{text} {config.teacher_weight:g}; a step takes about {1 + slower:.1f} times as long"
     training, train, valid = plan.data.training, plan.data.num_train_tokens, plan.data.num_valid_tokens
     order = f"{len(training.stages)} stages" if training.stages[1:] else f"{training.kind} order"
     if len(training.stages) == 1:

@@ -7,7 +7,7 @@ file. The training processes get only that file: they read it (`read_plan`), and
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from zerokara.config.deepspeed_template import load_template
 from zerokara.config.engine import ScheduleSettings
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import Origin
+from zerokara.huggingface import model_folder
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import ValidationBatches, validation_batches
 from zerokara.samples.objective import Objective, beginnings, objective
@@ -201,7 +202,12 @@ class RunPlan:
     def memory(self) -> MemoryForecast:
         """Memory that this run needs, and memory that was free when this was first asked for."""
         main, gpu = resources.available_memory(self.processes_per_node), self.devices.gpu_bytes
-        return MemoryForecast(self.resolved, self.shape, self.num_processes, self.nodes, self.template, main, gpu)
+        taught = 0
+        for each in self.resolved.teachers:
+            stored = model_folder.tensors(Path(each), partial(self.teacher_fault(each), "teachers"))
+            taught += sum(math.prod(tensor.shape) for tensor in stored.values())
+        processes = self.num_processes, self.nodes
+        return MemoryForecast(self.resolved, self.shape, *processes, self.template, main, gpu, taught)
 
     @property
     def max_checkpoints(self) -> int:
@@ -214,6 +220,16 @@ class RunPlan:
         if config.keep_every:
             standing += num_steps // math.lcm(config.keep_every, interval)
         return min(-(-num_steps // interval), standing)
+
+    def teacher_fault(self, folder: str) -> Callable[..., Fault]:
+        """Return the maker of the faults of a teacher, from key, rule and remedy (`from_hf.SettingFault`)."""
+
+        def fault(key: str, rule: str, remedy: str = "") -> Fault:
+            if key == "input_tokenizer_file":
+                return self.requested.fault(key, rule, "a teacher needs the tokenizer of the model that it teaches")
+            return self.requested.fault("teachers", f"{folder}: {rule}", remedy)
+
+        return fault
 
     def faults(
         self, existing_checkpoints: int = 0, trained_seconds: float = 0.0, convert_command: str = ""
