@@ -8,14 +8,11 @@ Shape suffixes: B batch, S sequence, N tokens, C tokens of a chunk, D hidden siz
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-
-if TYPE_CHECKING:
-    from zerokara.model.language_model import Decoder
 
 
 class Lesson(NamedTuple):
@@ -37,7 +34,8 @@ class Lesson(NamedTuple):
 class Teachers:
     """The teachers of one model: no part of it, so that no engine trains, shards or saves them."""
 
-    def __init__(self, models: Sequence["Decoder"], weight: float):
+    def __init__(self, models: Sequence[Any], weight: float):
+        """`models` are `Decoder`s, whose module knows this one."""
         self._models, self._weight = models, weight
 
     @torch.no_grad()
