@@ -52,6 +52,7 @@ class Options:
     hours: float | None = None
     tokens: float | None = None
     fit: float | None = None
+    models: int | None = None
     join: str | None = None
     host: str | None = None
     part: tuple[int, int] | None = None
@@ -91,6 +92,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "hours": {"type": _positive(float), "metavar": "H"},
     "tokens": {"type": _positive(float), "metavar": "N"},
     "fit": {"type": _positive(float), "nargs": "?", "const": FIT_MINUTES, "metavar": "MINUTES"},
+    "models": {"type": _positive(int), "metavar": "K"},
     "verify_resume": {"type": _positive(int), "nargs": "?", "const": 3, "metavar": "N"},
     "join": {"metavar": "HOST[:PORT]"},
     "host": {"metavar": "HOST[:PORT]"},

@@ -6,17 +6,18 @@ are trained on this corpus, and a plot. With `init_from` the sizes are that mode
 """
 
 import math
+import shlex
 import shutil
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 
 from zerokara.base.errors import Fault, RunError, UserError
-from zerokara.base.progress import log, summary
+from zerokara.base.progress import log, seconds_text, summary
 from zerokara.config.model import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import value_text, write_values
-from zerokara.forecast import fit, sizes
+from zerokara.forecast import ensemble, fit, sizes
 from zerokara.forecast.sizes import LEFT_TO_RECIPE, Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.steps import command
@@ -28,6 +29,7 @@ HELP = {
     "hours": "hours of training that there are",
     "tokens": "tokens to train on, whatever time that takes",
     "fit": "train small models for some minutes (10 if none are given), and predict the bits per byte of each size",
+    "models": "plan K models that differ in their seed, and one that learns from all of them, in the hours together",
     "write": "write the recommended size, its tokens and the recipe, or the sizes of init_from's model, into the "
     "configuration file, keeping its comments",
 }
@@ -40,6 +42,10 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         return
     if options.hours is None and options.tokens is None:
         raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
+    if options.models is not None and not 2 <= options.models <= ensemble.MOST:
+        rule = f"must be 2 to {ensemble.MOST}: so many models teach another"
+        raise UserError(Fault("--models", rule, value=options.models, remedy="leave it out for one model"))
+    runs_of = ensemble.runs_of(options.models) if options.models else 1
     train, valid = open_splits(config.output_prefix)
     num_tokens = len(train.tokens)
     vocab_size = open_encoder(config.input_tokenizer_file, config.end_of_document).vocab_size
@@ -72,7 +78,10 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         small.train(planned, of_slot, free)
     runs = small.results() if len(small.results()) >= fit.NUM_RUNS else []
     law = fit.fit(runs) if runs else None
-    limits = options.hours or math.inf, min(options.tokens or math.inf, config.max_epochs_per_source * num_tokens)
+    limits = (
+        (options.hours or math.inf) / runs_of,
+        min(options.tokens or math.inf, config.max_epochs_per_source * num_tokens),
+    )
     candidates = []
     for name in SIZES:
         shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
@@ -106,8 +115,28 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         rows.append(("config", write_values(options.config_path, values)))
     kept = [override for override in options.overrides if override.partition("=")[0].strip() not in values]
     following = command.next_command("3_train_node1.sh", replace(options, overrides=kept), config)
+    number = options.models or ensemble.fitting(options.hours or 0.0, chosen.hours)
+    if number and (options.models or chosen.epochs > ensemble.MIN_EPOCHS):
+        takes = f"{number} models of other seeds and one that learns from them, about "
+        takes += seconds_text(3600 * chosen.hours * ensemble.runs_of(number)) + " together"
+        if not options.models:
+            offer = command.resume_command([*options.argv, "--models", str(number)])
+            takes += f": fewer bits per byte by one model of that size (docs/recipe.md#several-models): {offer}"
+        rows.append(("models" if options.models else "or", takes))
+    if options.models and options.write:
+        script = ensemble.write(options.config_path, kept, number, partial(_commands, options))
+        rows.append(("written", f"{script} and its configurations"))
+        following = shlex.join(["bash", str(script)])
     # Numbers on a command line are soon forgotten, and the run would be another.
     summary("plan", rows, following if is_written else command.resume_command([*options.argv, "--write"]))
+
+
+def _commands(options: command.Options, path: Path, config: PretrainConfig) -> list[str]:
+    """Return the commands that train a configuration in a file, and convert its model."""
+    options, run_dir = replace(options, config_path=path, overrides=()), config.output_model_dir
+    made = {"input_model_dir": run_dir, "output_tokenizer_and_model_dir": f"{run_dir}_hf"}
+    train = command.next_command("3_train_node1.sh", options, config)
+    return [train, command.next_command("4_convert_to_HF.sh", options, config, made)]
 
 
 def _take_over(config: PretrainConfig, options: command.Options) -> None:

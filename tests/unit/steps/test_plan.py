@@ -111,9 +111,34 @@ def test_the_sizes_of_the_model_to_start_from_are_written(
     assert path.read_bytes() == written
 
 
+def test_hours_that_one_model_cannot_use_are_offered_to_several(
+    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config.write_text(config.read_text(encoding="utf-8") + f"output_model_dir: {tmp_path / 'run'}\n", encoding="utf-8")
+    least = ("--set", "max_epochs_per_source=5")
+    said, words = advice(config, capsys, *least, "--hours", "100")
+    offer = said.partition("several-models): ")[2].partition("\n")[0]
+    assert "--models 8" in offer and words[-1] == "--write"
+    assert "\n  or  " not in advice(config, capsys, "--set", "max_epochs_per_source=4", "--hours", "100")[0]
+    said, words = advice(config, capsys, *shlex.split(offer)[2:], "--models", "3", "--write", "--set", "seed=7")
+    folder = tmp_path / "run_ensemble"
+    assert words == ["bash", str(folder / "run.sh")]
+    commands = [shlex.split(line) for line in (folder / "run.sh").read_text(encoding="utf-8").splitlines()[5:]]
+    trained = [load(PretrainConfig, Path(words[words.index("--config") + 1])) for words in commands[::2]]
+    exports = [words[-1].partition("=")[2] for words in commands[1::2]]
+    assert [each.seed for each in trained] == [8, 9, 10, 7] and len({each.train_tokens for each in trained}) == 1
+    assert [each.teachers for each in trained] == [(), (), (), tuple(exports[:3])]
+    assert exports == [f"{each.output_model_dir}_hf" for each in trained]
+    assert trained[-1].output_model_dir == str(tmp_path / "run"), "the student is the model of the configuration"
+
+
 @pytest.mark.parametrize(
-    ("argv", "said"), [((), "--hours"), (("--hours", "0.1", "--set", "init_from=somewhere"), "init_from")]
-)
+    ("argv", "said"),
+    [
+        ((), "--hours"), (("--hours", "0.1", "--set", "init_from=somewhere"), "init_from"),
+        (("--hours", "1", "--models", "1"), "--models: 1: must be 2 to 8"),
+    ],
+)  # fmt: skip
 def test_what_is_refused(config: Path, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main(["--config", str(config), *argv]) == 2
     assert said in capsys.readouterr().err

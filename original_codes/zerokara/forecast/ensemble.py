@@ -1,0 +1,61 @@
+"""Several models of one size, and one that learns from all of them: their number, their YAML files, and the commands.
+
+In: the settings of the plan, and how many. Out: beside the run folder a folder with a configuration for each and a
+script that trains and converts one after another. The models differ in their seed alone; the last one, in the run
+folder of the configuration, is their student (`model.teachers`). What it gains: docs/recipe.md#several-models.
+"""
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from zerokara.base.durable import make_folders, write_file
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.writing import as_yaml, overrides
+
+MOST = 8
+TEACHER_WEIGHT = 0.7
+MIN_EPOCHS = 4
+"""Where text is read fewer times, more of it by one model is worth more than further models."""
+_READING = 1 / 3
+"""Time of a teacher's part in a step of its student, of whose size it is: a forward pass without a backward pass."""
+_HEAD = """#!/usr/bin/env bash
+# {number} models that differ in their seed, then one that learns from all of them. Written by plan.py.
+# Run it again to go on: what is done is skipped.
+set -euo pipefail
+cd {folder}
+"""
+
+
+def runs_of(number: int) -> float:
+    """Return the time of so many teachers and their student, in runs of one of them."""
+    return number + 1 + number * _READING
+
+
+def fitting(hours: float, hours_of_one: float) -> int:
+    """Return for how many teachers, and their student, there is time; 0 if for fewer than two."""
+    return max((number for number in range(2, MOST + 1) if runs_of(number) * hours_of_one <= hours), default=0)
+
+
+def write(
+    config_path: Path, given: Sequence[str], number: int, commands: Callable[[Path, PretrainConfig], list[str]]
+) -> Path:
+    """Write the files for `number` teachers of the configuration with the settings `given`; return the script.
+
+    `commands` are those that train a configuration in a file, and convert its model.
+    """
+    config = load(PretrainConfig, config_path, given)
+    folder = Path(f"{config.output_model_dir}_ensemble")
+    make_folders(folder)
+    runs = [folder / str(seed) for seed in range(1, number + 1)]
+    changes = {run.name: {"seed": config.seed + int(run.name), "output_model_dir": str(run)} for run in runs}
+    changes["student"] = {"teachers": tuple(f"{run}_hf" for run in runs), "teacher_weight": TEACHER_WEIGHT}
+    lines = []
+    for name, change in changes.items():
+        path, each = folder / f"{name}_config.yaml", load(PretrainConfig, config_path, [*given, *overrides(change)])
+        write_file(path, as_yaml(each))
+        lines += commands(path, each)
+    script = folder / "run.sh"
+    write_file(script, _HEAD.format(number=number, folder=shlex.quote(str(Path.cwd()))) + "\n".join(lines) + "\n")
+    return script
