@@ -36,9 +36,9 @@ def tokenized(tiny_data: dict[str, str], folder: Path, sources: dict[str, slice]
 KINDS: dict[str, dict] = {
     "fp32": {"precision": "fp32"},
     "bf16": {"precision": "bf16"},
-    "curriculum": {"stages": STAGES},
+    "curriculum": {"stages": STAGES, "dropout": 0.1},
     "adafactor_bf16": {"optimizer": "adafactor", "precision": "bf16"},
-    "muon_bf16": {"optimizer": "muon", "precision": "bf16"},
+    "muon_bf16": {"optimizer": "muon", "precision": "bf16", "dropout": 0.1},
     "offload_bf16_stage2": {"offload": "optimizer", "precision": "bf16", "zero_stage": 2},
     "offload_all_bf16_stage3": {"offload": "all", "precision": "bf16", "zero_stage": 3},
 }

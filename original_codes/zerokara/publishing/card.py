@@ -26,7 +26,7 @@ _MARKUP = re.compile(r"[\\`*_{}\[\]()<>#!|~&$:@^]|(?<=www)\.|^[-+=]|(?<=\d)\.(?=
 CommonMark 0.31 (any ASCII punctuation may follow a backslash); GitHub's tables, whose cells end at a ``|``."""
 _TRAINING_SETTINGS = (
     "seq_len", "global_batch_size", "optimizer", "lr", "min_lr", "lr_schedule", "warmup_fraction", "adam_beta1",
-    "adam_beta2", "weight_decay", "gradient_clipping", "order", "seed", "zero_stage", "init_std",
+    "adam_beta2", "weight_decay", "dropout", "gradient_clipping", "order", "seed", "zero_stage", "init_std",
 )  # fmt: skip
 _SPAN_CORRUPTION_SETTINGS = ("noise_density", "mean_span_length", "relative_attention_lr_multiplier")
 
@@ -56,6 +56,7 @@ def gather(source: "CheckpointSource", encoder: "Encoder", dtype: str) -> dict[s
             "step": state.step,
             "averaged": source.averaged,
             "init_from": Path(state.facts["init_from"]).name if "init_from" in state.facts else None,
+            "teachers": [Path(each).name for each in source.config.teachers],
             "sequences": state.samples,
             "tokens": state.tokens,
             "epochs": next((line["epoch"] for line in reversed(curve) if "epoch" in line), None),

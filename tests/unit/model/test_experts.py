@@ -38,14 +38,16 @@ FAMILIES = {
     },
 }  # fmt: skip
 PACKED = ("mixtral", "switch", "t5_moe")
-ROUTING = OptimSettings(router_aux_loss_coef=0.3, router_z_loss_coef=0.2)
+ROUTING = OptimSettings(dropout=0.0, router_aux_loss_coef=0.3, router_z_loss_coef=0.2)
 LENGTHS = {0: [5, 2, 9], 1: [11, 1], 2: [24], 3: []}
 LENGTH = 24
 
 
 def routed_with(capacity_factor: float) -> OptimSettings:
     """Experts of this capacity, without auxiliary losses."""
-    return OptimSettings(router_aux_loss_coef=0.0, router_z_loss_coef=0.0, expert_capacity_factor=capacity_factor)
+    return OptimSettings(
+        dropout=0.0, router_aux_loss_coef=0.0, router_z_loss_coef=0.0, expert_capacity_factor=capacity_factor
+    )
 
 
 def layer_of(routing: OptimSettings = ROUTING, **overrides: Any) -> MixtureOfExperts:

@@ -121,6 +121,7 @@ def test_names_settings_and_texts_of_others_are_no_markup(facts: dict[str, Any])
     nasty = "x](javascript:1)<script>alert(1)</script>\n---\n| `a` ![b](http://t/p.png) \u202e\udcff"
     facts["data"]["sources"] = [{**facts["data"]["sources"][0], "name": nasty}]
     facts["training"]["init_from"] = facts["training"]["settings"]["order"] = nasty
+    facts["training"]["teachers"] = [nasty, nasty]
     facts["samples"] = [dict.fromkeys(("prompt", "greedy", "sampled"), nasty[:-1] + "\n```\n# <b>")]
     text = card.render(facts, name=f"me/{nasty[:-1]}", language=["ja", nasty[:-1]], license=f"- {nasty[:-1]}")
     data = ModelCard(text).data

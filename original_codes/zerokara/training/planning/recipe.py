@@ -17,8 +17,11 @@ from zerokara.model.shapes import ModelShape
 
 VERSION = 5
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
-TRIED_EPOCHS = 3.2
+TRIED_EPOCHS = 16
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
+DROPOUT, DROPOUT_EPOCHS = 0.1, 6
+REPEATED_SHARE, REPEATED_SHARE_ALONE = 54, 12
+"""Share of a run over which a weight is averaged, times its epochs squared, with dropout and without."""
 MIN_BATCH = 8
 """Sequences: smaller ones leave a processor idle."""
 MAX_ADAMW_LR = 4e-3
@@ -29,7 +32,7 @@ MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
 
 _ORDER = (
     "optimizer", "lr_schedule", "min_lr", "global_batch_size", "epochs", "lr", "muon_momentum", "warmup_steps",
-    "weight_decay",
+    "dropout", "weight_decay",
 )  # fmt: skip
 """Settings of the recipe, in the order in which they depend on each other."""
 RULES = tuple(key for key in _ORDER if key != "epochs")
@@ -50,10 +53,12 @@ def resolve(
     num_samples: Callable[[_Config], float],
     kept: Mapping[str, Any] | None = None,
     examples: Examples | None = None,
+    samples_per_epoch: float = math.inf,
 ) -> tuple[_Config, dict[str, str]]:
     """Replace each `auto` of the recipe in a run, of a fine-tuning by its `examples`; return the reasons, too.
 
-    `num_samples` counts the sequences of a run with these settings; `kept` are those of this run's first start.
+    `num_samples` counts the sequences of a run with these settings, `samples_per_epoch` are those of its text;
+    `kept` are those of this run's first start.
 
     Raises:
         UserError: a value that the user wrote does not go with one of the rules.
@@ -65,7 +70,7 @@ def resolve(
         if examples and key in OF_EXAMPLES:
             value, reason = _rule_for_examples(key, config, shape, examples)
         else:
-            value, reason = _rule(key, config, shape, num_samples)
+            value, reason = _rule(key, config, shape, num_samples, samples_per_epoch)
         # Another optimizer has rates of its own.
         if kept and kept[key] != "auto" and config.optimizer in ("auto", kept["optimizer"]):
             now = "" if kept[key] == value else f"; by itself it would be {value} now"
@@ -115,7 +120,13 @@ def batch_tokens(num_tokens: float) -> float:
     return 0.58 * num_tokens**0.571
 
 
-def _rule(key: str, config: _Config, shape: ModelShape, num_samples: Callable[[_Config], float]) -> tuple[Any, str]:
+def _rule(
+    key: str,
+    config: _Config,
+    shape: ModelShape,
+    num_samples: Callable[[_Config], float],
+    samples_per_epoch: float,
+) -> tuple[Any, str]:
     """Return the value of a setting, and the reason; those before it in `_ORDER` are resolved."""
     if key == "optimizer":
         if shape.traits.is_encoder_decoder or shape.moe_layers:
@@ -157,13 +168,22 @@ def _rule(key: str, config: _Config, shape: ModelShape, num_samples: Callable[[_
         least, why = (10, "Muon") if optimizer == "muon" else (100, "AdamW's second moments")
         steps = min(max(least, round(0.02 * num_steps)), num_steps // 5)
         return steps, f"2 % of the steps, at least {least} for {why}, at most a fifth"
+    epochs = num_steps * batch / samples_per_epoch
+    if key == "dropout":
+        is_repeated = epochs > DROPOUT_EPOCHS and not shape.traits.is_encoder_decoder
+        return DROPOUT if is_repeated else 0.0, f"text is read {epochs:.1f} times, much is {DROPOUT_EPOCHS}"
     assert key == "weight_decay", key
     if optimizer == "adafactor":
         return 0.0, "as T5"
     share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
-    value = 1 / (resolved(config.lr) * num_steps * share)
-    most = "at most 1, for " if value > 1 else ""
-    return _rounded(min(1.0, value)), f"{most}a weight is averaged over {share:.0%} of the run"
+    # Text that is read again and again is learned by heart, unless weights forget: within an epoch at 12 epochs.
+    of_repeated = (REPEATED_SHARE if config.dropout else REPEATED_SHARE_ALONE) / max(1.0, epochs) ** 2
+    value, most = 1 / (resolved(config.lr) * num_steps * share), ""
+    if of_repeated < share:
+        share, value = of_repeated, value * share / of_repeated
+    elif value > 1:
+        most, value = "at most 1, for ", 1.0
+    return _rounded(value), f"{most}a weight is averaged over {share:.0%} of the run"
 
 
 def _rounded(value: float) -> float:

@@ -369,7 +369,7 @@ def make_plan(
     shape = ModelShape.from_config(requested, encoder.vocab_size)
     extent = extent_of(data.training)
     requested, reasons = recipe.resolve(
-        requested, shape, lambda config: num_samples(config, *extent), initial_settings, data.examples
+        requested, shape, lambda config: num_samples(config, *extent), initial_settings, data.examples, extent[1]
     )
     if requested.sample_prompts == "auto":
         requested = requested.model_copy(update={"sample_prompts": _held_out_beginnings(data, encoder)})
