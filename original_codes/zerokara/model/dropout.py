@@ -30,9 +30,14 @@ def _folded(bits: Tensor, by: int) -> Tensor:
     return bits ^ ((bits >> by) & ((1 << (32 - by)) - 1))
 
 
+def _stirred(bits: Tensor) -> Tensor:
+    """Hash int32, for its highest bits alone: the last fold leaves them as they are."""
+    return _folded(_folded(bits, 16) * _FACTORS[0], 15) * _FACTORS[1]
+
+
 def _mixed(bits: Tensor) -> Tensor:
     """Hash int32 to int32, one to one."""
-    return _folded(_folded(_folded(bits, 16) * _FACTORS[0], 15) * _FACTORS[1], 16)
+    return _folded(_stirred(bits), 16)
 
 
 class Dropout:
@@ -67,8 +72,7 @@ class Dropout:
         places_S, features_D = (torch.arange(1, n + 1, dtype=torch.int32, device=device) for n in (length, size))
         keys_B = _mixed(_mixed(self._sequence_numbers_B.int() + self._seed * _GOLDEN % 2**31) + place * _GOLDEN)
         keys_SB = _mixed(keys_B + places_S[:, None] * _GOLDEN)
-        # Both sides are hashes: another multiplication is enough.
-        bits = _folded(sequence_first(keys_SB)[..., None] ^ _mixed(features_D * _GOLDEN), 15) * _FACTORS[0]
+        bits = _stirred(sequence_first(keys_SB)[..., None] ^ _mixed(features_D * _GOLDEN))
         is_dropped = bits < round(self.probability * 2**32) - 2**31
         return hidden.masked_fill(is_dropped, 0) * (1 / (1 - self.probability))
 
