@@ -94,7 +94,7 @@ def trained(options: argparse.Namespace, config: Path, settings: dict[str, str],
         settings["weight_decay"] = decay_of_fresh_text(config, settings)
     given = [f"{key}={value}" for key, value in settings.items()]
     if row.startswith("student"):
-        command = ["bash", str(ensemble.write(config, given, options.models, commands))]
+        command = ["bash", ensemble.write(config, given, options.models, commands)]
     else:
         command = ["bash", str(ROOT / "3_train_node1.sh"), "--config", str(config)]
         command += [part for each in given for part in ("--set", each)]

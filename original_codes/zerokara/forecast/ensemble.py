@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zerokara.base.durable import make_folders, write_file
+from zerokara.base.errors import Fault, UserError
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml, overrides
@@ -28,9 +29,21 @@ cd {folder}
 """
 
 
+def check(number: int | None) -> None:
+    """Raise UserError where so many models cannot teach another."""
+    if number is not None and not 2 <= number <= MOST:
+        rule = f"must be 2 to {MOST}: so many models teach another"
+        raise UserError(Fault("--models", rule, value=number, remedy="leave it out for one model"))
+
+
 def runs_of(number: int) -> float:
     """Return the time of so many teachers and their student, in runs of one of them."""
     return number + 1 + number * _READING
+
+
+def hours_of_each(hours: float, number: int | None) -> float:
+    """Return the hours of each run where so many teachers, or none, have these together."""
+    return hours / (runs_of(number) if number else 1)
 
 
 def fitting(hours: float, hours_of_one: float) -> int:
@@ -40,8 +53,9 @@ def fitting(hours: float, hours_of_one: float) -> int:
 
 def write(
     config_path: Path, given: Sequence[str], number: int, commands: Callable[[Path, PretrainConfig], list[str]]
-) -> Path:
-    """Write the files for `number` teachers of the configuration with the settings `given`; return the script.
+) -> str:
+    """Write the files for `number` teachers of the configuration with the settings `given`; return the script's name,
+    as a shell takes it.
 
     `commands` are those that train a configuration in a file, and convert its model.
     """
@@ -58,4 +72,4 @@ def write(
         lines += commands(path, each)
     script = folder / "run.sh"
     write_file(script, _HEAD.format(number=number, folder=shlex.quote(str(Path.cwd()))) + "\n".join(lines) + "\n")
-    return script
+    return shlex.quote(str(script))

@@ -6,8 +6,8 @@ are trained on this corpus, and a plot. With `init_from` the sizes are that mode
 """
 
 import math
-import shlex
 import shutil
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from zerokara.config.model import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import value_text, write_values
 from zerokara.forecast import ensemble, fit, sizes
-from zerokara.forecast.sizes import LEFT_TO_RECIPE, Planner, Speed, size_settings
+from zerokara.forecast.sizes import LEFT_TO_RECIPE, Candidate, Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.steps import command
 from zerokara.tokenizer.hugging_face import open_encoder
@@ -42,10 +42,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         return
     if options.hours is None and options.tokens is None:
         raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
-    if options.models is not None and not 2 <= options.models <= ensemble.MOST:
-        rule = f"must be 2 to {ensemble.MOST}: so many models teach another"
-        raise UserError(Fault("--models", rule, value=options.models, remedy="leave it out for one model"))
-    runs_of = ensemble.runs_of(options.models) if options.models else 1
+    ensemble.check(options.models)
     train, valid = open_splits(config.output_prefix)
     num_tokens = len(train.tokens)
     vocab_size = open_encoder(config.input_tokenizer_file, config.end_of_document).vocab_size
@@ -78,10 +75,8 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         small.train(planned, of_slot, free)
     runs = small.results() if len(small.results()) >= fit.NUM_RUNS else []
     law = fit.fit(runs) if runs else None
-    limits = (
-        (options.hours or math.inf) / runs_of,
-        min(options.tokens or math.inf, config.max_epochs_per_source * num_tokens),
-    )
+    most_tokens = min(options.tokens or math.inf, config.max_epochs_per_source * num_tokens)
+    limits = ensemble.hours_of_each(options.hours or math.inf, options.models), most_tokens
     candidates = []
     for name in SIZES:
         shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
@@ -115,20 +110,25 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         rows.append(("config", write_values(options.config_path, values)))
     kept = [override for override in options.overrides if override.partition("=")[0].strip() not in values]
     following = command.next_command("3_train_node1.sh", replace(options, overrides=kept), config)
-    number = options.models or ensemble.fitting(options.hours or 0.0, chosen.hours)
-    if number and (options.models or chosen.epochs > ensemble.MIN_EPOCHS):
-        takes = f"{number} models of other seeds and one that learns from them, about "
-        takes += seconds_text(3600 * chosen.hours * ensemble.runs_of(number)) + " together"
-        if not options.models:
-            offer = command.resume_command([*options.argv, "--models", str(number)])
-            takes += f": fewer bits per byte by one model of that size (docs/recipe.md#several-models): {offer}"
-        rows.append(("models" if options.models else "or", takes))
+    rows += _rows_of_several(options, chosen)
     if options.models and options.write:
-        script = ensemble.write(options.config_path, kept, number, partial(_commands, options))
-        rows.append(("written", f"{script} and its configurations"))
-        following = shlex.join(["bash", str(script)])
+        following = f"bash {ensemble.write(options.config_path, kept, options.models, partial(_commands, options))}"
     # Numbers on a command line are soon forgotten, and the run would be another.
     summary("plan", rows, following if is_written else command.resume_command([*options.argv, "--write"]))
+
+
+def _rows_of_several(options: command.Options, chosen: Candidate) -> Iterator[tuple[str, str]]:
+    """Yield what several models take together, where they are asked for, or one cannot use the hours."""
+    number = options.models or ensemble.fitting(options.hours or 0.0, chosen.hours)
+    if not options.models and (not number or chosen.epochs <= ensemble.MIN_EPOCHS):
+        return
+    seconds = seconds_text(3600 * chosen.hours * ensemble.runs_of(number))
+    takes = f"{number} models of other seeds and one that learns from them, about {seconds} together"
+    if options.models:
+        yield "models", takes
+    else:
+        offer = command.resume_command([*options.argv, "--models", str(number)])
+        yield "or", f"{takes}: fewer bits per byte by a model of that size (docs/recipe.md#several-models): {offer}"
 
 
 def _commands(options: command.Options, path: Path, config: PretrainConfig) -> list[str]:
