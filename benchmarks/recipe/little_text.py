@@ -6,10 +6,10 @@
 A configuration names tokenizer and token files (steps 1 and 2 come before), with `valid_jsonl` of documents that no run
 reads. Every run is one of step 3 on one core. The rows:
 
-before       without dropout, weight decay by the rule for text that is read once, at each number of epochs of --before
+before       weight decay by the rule for text that is read once, at each number of epochs of --before
 after        all by the rules, at --epochs
-no dropout   after, without dropout (weight decay follows)
 old decay    after, with the weight decay of before
+dropout      after, with dropout 0.1 and a third of the weight decay
 student      one model of that size, taught by --models others of other seeds: all trained as after
 
 Bits per byte of the held-out documents, as step 8 counts them, at the end of each run: mean and standard deviation over
@@ -34,9 +34,12 @@ from typing import Any
 from benchmarks.recipe.sweep import AUTO, QUIET, RESULTS, ROOT
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.settings import resolved
 from zerokara.forecast import ensemble
 from zerokara.training.planning import recipe, run_plan
 from zerokara.training.planning.schedule import extent_of, num_samples
+
+OF_FRESH_TEXT, A_THIRD = "of fresh text", "a third"
 
 
 def main() -> None:
@@ -71,10 +74,10 @@ def main() -> None:
 def rows(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, str]]]:
     """The rows: name, epochs, settings that are not left to the rules."""
     for epochs in options.before.split(","):
-        yield "before", epochs, {"dropout": "0", "weight_decay": "of fresh text"}
+        yield "before", epochs, {"weight_decay": OF_FRESH_TEXT}
     yield "after", options.epochs, {}
-    yield "no dropout", options.epochs, {"dropout": "0"}
-    yield "old decay", options.epochs, {"weight_decay": "of fresh text"}
+    yield "old decay", options.epochs, {"weight_decay": OF_FRESH_TEXT}
+    yield "dropout", options.epochs, {"dropout": "0.1", "weight_decay": A_THIRD}
     if options.models:
         yield f"student of {options.models}", options.epochs, {}
 
@@ -90,8 +93,7 @@ def trained(options: argparse.Namespace, config: Path, settings: dict[str, str],
     """Train a run, of a student its teachers first; return its bits per byte."""
     run = options.out / "run"
     settings = {**settings, "output_model_dir": str(run)}
-    if settings["weight_decay"] == "of fresh text":
-        settings["weight_decay"] = decay_of_fresh_text(config, settings)
+    settings["weight_decay"] = decay(config, settings)
     given = [f"{key}={value}" for key, value in settings.items()]
     if row.startswith("student"):
         command = ["bash", ensemble.write(config, given, options.models, commands)]
@@ -118,14 +120,15 @@ def commands(path: Path, config: PretrainConfig) -> list[str]:
     return [f"bash {steps[0]} --config {path}", f"bash {steps[1]} {made}"]
 
 
-def decay_of_fresh_text(config: Path, settings: dict[str, str]) -> str:
-    """The weight decay of a run whose text were read once."""
+def decay(config: Path, settings: dict[str, str]) -> str:
+    """The weight decay of a run: that of a run whose text were read once, or a third of the rule's, where so named."""
     given = [f"{key}={value}" for key, value in {**settings, "weight_decay": "auto"}.items()]
     requested = load(PretrainConfig, config, given)
     plan = run_plan.make_plan(requested)
     extent = extent_of(plan.data.training)
     fresh, _ = recipe.resolve(requested, plan.shape, lambda given: num_samples(given, *extent))
-    return str(fresh.weight_decay)
+    named = {OF_FRESH_TEXT: fresh.weight_decay, A_THIRD: resolved(plan.resolved.weight_decay) / 3}
+    return str(named.get(settings["weight_decay"], settings["weight_decay"]))
 
 
 def table(results: list[dict[str, Any]]) -> Iterator[str]:

@@ -19,7 +19,6 @@ RECIPE: dict[str, Any] = {
     "optimizer": "adamw",
     "muon_momentum": 0.95,
     "weight_decay": 0.1,
-    "dropout": 0.0,
 }
 """Numbers for what the rules of the recipe would choose, for tests of what comes after them."""
 TINY: dict[str, Any] = RECIPE | {

@@ -98,9 +98,9 @@ class OptimSettings(Settings):
     """Experts: capacity factor in training, the tokens of a sequence (in fine-tuning, of an example) that one expert
     accepts as a multiple of an even share, e.g. 1.25; tokens beyond it are dropped. 0 is no limit. Validation and the
     exported model have no limit."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout in training: the share of the numbers that are set to 0 behind the embedding, attention and feed-forward
-    layers. `auto` is 0.1 where text is read many times, else 0."""
+    layers. For text that is read many times, with less weight decay."""
     gradient_clipping: NaturalFloat = 1.0
     """Maximum norm of the gradient; 0 for no clipping."""
     seed: NaturalInt = 1234

@@ -115,7 +115,6 @@ class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
     lr_schedule: LearningRateSchedule = "cosine"
     optimizer: OptimizerName = "adamw"
     weight_decay: NaturalFloat = 0.01
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     sample_prompts: Words = ()
     keep_best: bool = True
     """Also keep the checkpoint with the best metric; each validation that finds a better one saves it."""

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from zerokara.config.engine import OptimSettings
-from zerokara.config.settings import resolved
 from zerokara.model import layers, parallel
 from zerokara.model.attention import FusedAttention, QKNorm, UnrotatedAttention
 from zerokara.model.dropout import BiasDropoutAdd, Dropout
@@ -54,7 +53,7 @@ def build(
             config.moe_aux_loss_coeff = settings.router_aux_loss_coef
             config.moe_z_loss_coeff = settings.router_z_loss_coef
             config.moe_expert_capacity_factor = settings.expert_capacity_factor
-    dropout = Dropout(resolved(settings.dropout), settings.seed) if settings else Dropout(0.0, 0)
+    dropout = Dropout(settings.dropout, settings.seed) if settings else Dropout(0.0, 0)
     model = _model_of(shape, config, dropout)
     model.dropout = dropout
     model.shape, model.sharding, model.kernels = shape, Sharding(shape.traits.gated), layers.Kernels()

@@ -55,10 +55,9 @@ class EarlierRun:
 
     @property
     def initial_settings(self) -> Mapping[str, Any]:
-        """Settings of the run's first start, as JSON. Version 1.0.0 recorded those of the newest alone, and had no
-        dropout."""
+        """Settings of the run's first start, as JSON; version 1.0.0 recorded those of the newest alone."""
         settings: Mapping[str, Any] = self.plan.get("initial_settings", self.plan["requested"])
-        return {"dropout": 0.0, **settings}
+        return settings
 
     @property
     def seconds(self) -> float:

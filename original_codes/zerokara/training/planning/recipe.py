@@ -19,9 +19,8 @@ VERSION = 5
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
 TRIED_EPOCHS = 16
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
-DROPOUT, DROPOUT_EPOCHS = 0.1, 6
-REPEATED_SHARE, REPEATED_SHARE_ALONE = 54, 12
-"""Share of a run over which a weight is averaged, times its epochs squared, with dropout and without."""
+REPEATED_SHARE = 12
+"""Share of a run over which a weight is averaged, times its epochs squared."""
 MIN_BATCH = 8
 """Sequences: smaller ones leave a processor idle."""
 MAX_ADAMW_LR = 4e-3
@@ -32,7 +31,7 @@ MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
 
 _ORDER = (
     "optimizer", "lr_schedule", "min_lr", "global_batch_size", "epochs", "lr", "muon_momentum", "warmup_steps",
-    "dropout", "weight_decay",
+    "weight_decay",
 )  # fmt: skip
 """Settings of the recipe, in the order in which they depend on each other."""
 RULES = tuple(key for key in _ORDER if key != "epochs")
@@ -169,15 +168,12 @@ def _rule(
         steps = min(max(least, round(0.02 * num_steps)), num_steps // 5)
         return steps, f"2 % of the steps, at least {least} for {why}, at most a fifth"
     epochs = num_steps * batch / samples_per_epoch
-    if key == "dropout":
-        is_repeated = epochs > DROPOUT_EPOCHS and not shape.traits.is_encoder_decoder
-        return DROPOUT if is_repeated else 0.0, f"text is read {epochs:.1f} times, much is {DROPOUT_EPOCHS}"
     assert key == "weight_decay", key
     if optimizer == "adafactor":
         return 0.0, "as T5"
     share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
     # Text that is read again and again is learned by heart, unless weights forget: within an epoch at 12 epochs.
-    of_repeated = (REPEATED_SHARE if config.dropout else REPEATED_SHARE_ALONE) / max(1.0, epochs) ** 2
+    of_repeated = REPEATED_SHARE / max(1.0, epochs) ** 2
     value, most = 1 / (resolved(config.lr) * num_steps * share), ""
     if of_repeated < share:
         share, value = of_repeated, value * share / of_repeated
