@@ -62,7 +62,7 @@ BATCHES = [batch_of(*ENDS), batch_of(), batch_of((1, 20), (0, 40))]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_document_is_computed_as_alone(family: str) -> None:
-    model, (inputs, _, _, segments, _) = model_of(family), BATCHES[0]
+    model, (inputs, _, _, _, segments, _) = model_of(family), BATCHES[0]
     with torch.no_grad():
         isolated = model(inputs, segments_BS=segments)[0, :, :VOCABULARY]
         together = model(inputs)[0, :, :VOCABULARY]
@@ -95,7 +95,7 @@ def nats_and_gradients(model: Decoder, batch: list[torch.Tensor]) -> tuple[float
 def test_offsets_compute_what_a_mask_does(family: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, by torch's kernel for documents of many lengths; compiled once for any number of them."""
     model = model_of(family)
-    expected = [nats_and_gradients(model, batch[:4]) for batch in BATCHES]  # without offsets: a mask
+    expected = [nats_and_gradients(model, batch[:5]) for batch in BATCHES]  # without offsets: a mask
     monkeypatch.setattr(attention, "has_variable_length_kernel", lambda weight, head_dim: True)
     monkeypatch.setattr(layers, "is_batch_first", lambda _: True)
     monkeypatch.setattr(cpu_attention, "blocked_attention", lambda *_, **__: pytest.fail("a mask is used"))
@@ -110,8 +110,8 @@ def test_offsets_compute_what_a_mask_does(family: str, compiled: bool, monkeypat
         rounding.assert_same_loss(nats, expected_nats)
         for name, gradient in gradients.items():
             rounding.assert_same_tensor(gradient, expected_gradients[name])
-    moved = BATCHES[0][4].clone()
+    moved = BATCHES[0][5].clone()
     moved[1] += 1  # the broken twin: a wrong offset
     if not compiled:
-        wrong, _ = nats_and_gradients(model, [*BATCHES[0][:4], moved])
+        wrong, _ = nats_and_gradients(model, [*BATCHES[0][:5], moved])
         assert rounding.times_tolerance([wrong], [expected[0][0]]) > rounding.BROKEN
