@@ -75,3 +75,15 @@ def test_an_equal_teacher_teaches_nothing_and_validation_has_none() -> None:
     with torch.no_grad():
         assert student(ids, labels, mask) == student_and_teachers(0.5)(ids, labels, mask) > 100
     assert not any("teacher" in name for name, _ in student.named_parameters()), "they are no part of the model"
+
+
+def test_in_bf16_they_teach_the_same_within_its_rounding() -> None:
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        student = student_and_teachers(0.7, *(model.to(dtype) for model in drawn_teachers())).to(dtype)
+        nats = student(*batch())
+        nats.backward()
+        found.append((nats.item(), torch.cat([each.grad.float().flatten() for each in student.parameters()])))
+    (expected, gradient), (rounded, gradient_of_rounded) = found
+    assert rounded == pytest.approx(expected, rel=5e-3)
+    assert float(torch.nn.functional.cosine_similarity(gradient, gradient_of_rounded, dim=0)) > 0.97
