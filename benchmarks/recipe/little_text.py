@@ -1,4 +1,4 @@
-"""What are the rules for little text worth: one model before and after, each rule left out, several models, a student?
+"""What do the rules for little text gain? Compares one model by the old and the new rules, and a student of several.
 
     python -m benchmarks.recipe.little_text OUT --config ja.yaml --config pt.yaml --size 1M --before 4,8 --epochs 16 \\
         --models 3 --seeds 1234,1235,1236
@@ -20,6 +20,7 @@ that stands there is not trained again; one that was stopped goes on.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shlex
@@ -63,7 +64,8 @@ def main() -> None:
                 if name not in finished(options.out):
                     settings = {**AUTO, **QUIET, "max_epochs_per_source": "1000", "model_size": options.size}
                     settings |= dict(each.split("=", 1) for each in options.set) | {"epochs": epochs, "seed": seed}
-                    value = trained(options, config, {**settings, **changes}, row)
+                    key = hashlib.sha256(name.encode()).hexdigest()[:12]
+                    value = trained(options, config, {**settings, **changes}, row, options.out / key)
                     line = {"name": name, "corpus": config.stem, "row": f"{row}, {epochs} epochs", "seed": seed}
                     with open(options.out / RESULTS, "a", encoding="utf-8") as file:
                         file.write(json.dumps({**line, "bits_per_byte": value}) + "\n")
@@ -89,9 +91,8 @@ def finished(out: Path) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in map(json.loads, lines)}
 
 
-def trained(options: argparse.Namespace, config: Path, settings: dict[str, str], row: str) -> float:
-    """Train a run, of a student its teachers first; return its bits per byte."""
-    run = options.out / "run"
+def trained(options: argparse.Namespace, config: Path, settings: dict[str, str], row: str, run: Path) -> float:
+    """Train a run in a folder, of a student its teachers first; return its bits per byte."""
     settings = {**settings, "output_model_dir": str(run)}
     settings["weight_decay"] = decay(config, settings)
     given = [f"{key}={value}" for key, value in settings.items()]
@@ -107,7 +108,7 @@ def trained(options: argparse.Namespace, config: Path, settings: dict[str, str],
         )
     metrics = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     value: float = [line["valid_bits_per_byte"] for line in metrics if "valid_bits_per_byte" in line][-1]
-    for folder in options.out.glob("run*"):
+    for folder in run.parent.glob(f"{run.name}*"):
         shutil.rmtree(folder)
     return value
 

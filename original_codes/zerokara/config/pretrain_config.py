@@ -33,7 +33,7 @@ class TeacherSettings(Settings):
     teachers: Words = ()
     """Hugging Face folders of decoders of any size, with this tokenizer: exports of step 4, or models that init_from
     could start from. Each of them reads every batch, without being trained."""
-    teacher_weight: Annotated[float, Field(gt=0, le=1)] = 0.5
+    teacher_weight: Annotated[float, Field(gt=0, le=1)] = 0.7
     """With teachers: w in the loss (1 - w)·cross-entropy + w·(KL divergence from the mean of their probabilities)."""
 
 

@@ -16,7 +16,6 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml, overrides
 
 MOST = 8
-TEACHER_WEIGHT = 0.7
 MIN_EPOCHS = 4
 """Where text is read fewer times, more of it by one model is worth more than further models."""
 _READING = 1 / 3
@@ -64,7 +63,7 @@ def write(
     make_folders(folder)
     runs = [folder / str(seed) for seed in range(1, number + 1)]
     changes = {run.name: {"seed": config.seed + int(run.name), "output_model_dir": str(run)} for run in runs}
-    changes["student"] = {"teachers": tuple(f"{run}_hf" for run in runs), "teacher_weight": TEACHER_WEIGHT}
+    changes["student"] = {"teachers": tuple(f"{run}_hf" for run in runs)}
     lines = []
     for name, change in changes.items():
         path, each = folder / f"{name}_config.yaml", load(PretrainConfig, config_path, [*given, *overrides(change)])

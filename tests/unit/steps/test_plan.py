@@ -130,6 +130,8 @@ def test_hours_that_one_model_cannot_use_are_offered_to_several(
     assert [each.teachers for each in trained] == [(), (), (), tuple(exports[:3])]
     assert exports == [f"{each.output_model_dir}_hf" for each in trained]
     assert trained[-1].output_model_dir == str(tmp_path / "run"), "the student is the model of the configuration"
+    again = advice(config, capsys, *shlex.split(offer)[2:], "--models", "3")[1]
+    assert again[-1] == "--write", "the sizes stand in the file, the files of the models are not offered as written"
 
 
 @pytest.mark.parametrize(

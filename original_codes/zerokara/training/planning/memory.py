@@ -117,9 +117,7 @@ class MemoryForecast:
     def pools(self) -> list[MemoryPool]:
         """Memory in which the run computes, and beside a GPU main memory."""
         state, activations, processes = state_bytes(self), min_activation_bytes(self), self.num_processes // self.nodes
-        state |= {"loss": _loss_bytes(self)} | (
-            {"teachers": self.number_bytes * self.teachers} if self.teachers else {}
-        )
+        state |= {"loss": _loss_bytes(self), "teachers": self.number_bytes * self.teachers}
         main = {"libraries": LIBRARY_BYTES}
         if self.gpu_bytes is None:
             return [MemoryPool("memory", self.main_bytes, processes, main | state, activations)]

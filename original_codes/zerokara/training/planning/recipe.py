@@ -15,12 +15,13 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
 from zerokara.model.shapes import ModelShape
 
-VERSION = 5
+VERSION = 6
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
 TRIED_EPOCHS = 16
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
-REPEATED_SHARE = 12
-"""Share of a run over which a weight is averaged, times its epochs squared."""
+REPEATED_SHARE, MAX_REPEATED_DECAY = 12, 3.0
+"""Share of a run over which a weight is averaged, times its epochs squared; and the largest weight decay that was good
+in a run on repeated text: a short run, of few steps an epoch, would forget within some steps."""
 MIN_BATCH = 8
 """Sequences: smaller ones leave a processor idle."""
 MAX_ADAMW_LR = 4e-3
@@ -167,19 +168,17 @@ def _rule(
         least, why = (10, "Muon") if optimizer == "muon" else (100, "AdamW's second moments")
         steps = min(max(least, round(0.02 * num_steps)), num_steps // 5)
         return steps, f"2 % of the steps, at least {least} for {why}, at most a fifth"
-    epochs = num_steps * batch / samples_per_epoch
     assert key == "weight_decay", key
     if optimizer == "adafactor":
         return 0.0, "as T5"
     share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
     # Text that is read again and again is learned by heart, unless weights forget: within an epoch at 12 epochs.
-    of_repeated = REPEATED_SHARE / max(1.0, epochs) ** 2
-    value, most = 1 / (resolved(config.lr) * num_steps * share), ""
-    if of_repeated < share:
-        share, value = of_repeated, value * share / of_repeated
-    elif value > 1:
-        most, value = "at most 1, for ", 1.0
-    return _rounded(value), f"{most}a weight is averaged over {share:.0%} of the run"
+    epochs = max(1.0, num_steps * batch / samples_per_epoch)
+    most = MAX_REPEATED_DECAY if REPEATED_SHARE / epochs**2 < share else 1.0
+    share = min(share, REPEATED_SHARE / epochs**2)
+    value = 1 / (resolved(config.lr) * num_steps * share)
+    bound = f"at most {most:g}, for " if value > most else ""
+    return _rounded(min(most, value)), f"{bound}a weight is averaged over {share:.0%} of the run"
 
 
 def _rounded(value: float) -> float:
