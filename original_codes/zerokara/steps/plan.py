@@ -105,7 +105,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
             offer = str(error)
         rows.append(("bits per byte", f"not known; {offer}"))
     values = {**LEFT_TO_RECIPE, **size_settings(chosen.name), "train_tokens": tokens}
-    is_there = not options.models and all(getattr(config, key) == value for key, value in values.items())
+    stands = not options.models and all(getattr(config, key) == value for key, value in values.items())
     if options.write:
         rows.append(("config", write_values(options.config_path, values)))
     kept = [override for override in options.overrides if override.partition("=")[0].strip() not in values]
@@ -114,7 +114,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     if options.models and options.write:
         following = f"bash {ensemble.write(options.config_path, kept, options.models, partial(_commands, options))}"
     # Numbers on a command line are soon forgotten, and the run would be another.
-    summary("plan", rows, following if options.write or is_there else command.resume_command([*options.argv, "--write"]))
+    summary("plan", rows, following if options.write or stands else command.resume_command([*options.argv, "--write"]))
 
 
 def _rows_of_several(options: command.Options, chosen: Candidate) -> Iterator[tuple[str, str]]:
