@@ -158,7 +158,12 @@ def summary(events: Iterable[Any], step_seconds: float) -> dict[str, Any]:
 
 
 def part_of(kernel: str) -> str:
-    """The part of a step to which a kernel belongs by its name."""
+    """The part of a step to which a kernel belongs by its name.
+
+    Inductor names a kernel after all that it fuses, casts before a product among it: only a template's is a product.
+    """
+    if kernel.startswith("triton_") and not kernel.startswith("triton_tem"):
+        return "element-wise"
     parts = (part for part, words in NAMES.items() if any(word in kernel.lower() for word in words))
     return next(parts, "element-wise")
 

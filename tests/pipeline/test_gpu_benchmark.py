@@ -81,7 +81,7 @@ def test_parts_of_a_step_are_told_by_place_and_name(monkeypatch: pytest.MonkeyPa
 
     events = [
         event("nvjet_hsh_256x128", 0, 2000), event("flash::flash_fwd_kernel<cutlass>", 2000, 6000),
-        event("triton_poi_fused_silu", 5000, 7000), event("loss", 10000, 16000, span=True),
+        event("triton_poi_fused__scaled_mm_silu", 5000, 7000), event("loss", 10000, 16000, span=True),
         event("nvjet_hsh_256x128", 10000, 14000), event("update", 20000, 30000, span=True),
         event("sm90_xmma_gemm_bf16", 20000, 28000), event("aten::mm", 0, 40000, device=DeviceType.CPU),
         event("ncclDevKernel_ReduceScatter", 30000, 31000),
@@ -92,6 +92,7 @@ def test_parts_of_a_step_are_told_by_place_and_name(monkeypatch: pytest.MonkeyPa
         "waiting": 10.0,
     }  # fmt: skip
     assert report["idle"] == pytest.approx(0.5) and len(report["attention"]) == 1
+    assert profile.part_of("triton_tem_fused_mm_3") == "products"
 
 
 def test_a_job_ends_at_its_limit_however_much_it_prints(tmp_path: Path) -> None:

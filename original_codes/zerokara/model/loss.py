@@ -213,18 +213,25 @@ def _add_product(sum_VD: Tensor, grad_VC: Tensor, hidden_CD: Tensor) -> None:
 
 @cache
 def adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True where a product of numbers in `dtype` is added in fp32 without a matrix in between, by a trial.
+    """Return True where a product of numbers in `dtype` is added in fp32 without a matrix in between, and rightly.
 
-    `addmm` has `out_dtype` on CUDA alone; some versions want the sum in `dtype` as well (aten/native/cuda/Blas.cpp).
+    `addmm` has `out_dtype` on CUDA alone; some versions want the sum in `dtype` as well (aten/native/cuda/Blas.cpp),
+    and some have added something else (pytorch issue 154086).
     """
-    if device.type != "cuda":
-        return False
-    factor, total = (torch.ones(16, 16, dtype=each, device=device) for each in (dtype, torch.float32))
+    return device.type == "cuda" and _adds_rightly(device, dtype)
+
+
+def _adds_rightly(device: torch.device, dtype: torch.dtype) -> bool:
+    """Try it: a sum that is rounded to `dtype`, or left out, is off by far more than the order of an addition."""
+    generator = torch.Generator(device).manual_seed(1)
+    total, left, right = (torch.randn(128, 128, generator=generator, device=device) for _ in range(3))
+    left, right = left.to(dtype), right.to(dtype)
+    expected = total.double() + left.double() @ right.double()
     try:
-        torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     except (TypeError, RuntimeError):
         return False
-    return True
+    return torch.allclose(total.double(), expected, rtol=0, atol=1e-3)
 
 
 def softmax_in_place(logits_CV: Tensor, num_real: int) -> Tensor:

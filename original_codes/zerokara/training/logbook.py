@@ -21,7 +21,10 @@ from zerokara.training.processes.joining import Processes, peak_memory
 from zerokara.training.sample_texts import Sample
 from zerokara.training.validation import ValidationResult
 
-OVERFITTING = "More data, a higher weight_decay, fewer epochs or a lower lr may help; step 4 takes the best checkpoint if it is much better"
+OVERFITTING = (
+    "More data, a higher weight_decay, fewer epochs or a lower lr may help; step 4 takes the best checkpoint if it is "
+    "much better"
+)
 _UNLOGGED = "unlogged_losses"
 
 PEAK_BF16_FLOPS = {

@@ -113,6 +113,28 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Callable, Callable]:
     return log_sums, softmax
 
 
+@pytest.mark.parametrize(
+    ("product", "expected"),
+    [
+        (lambda total, one, other: total + one.float() @ other.float(), True),
+        (lambda total, one, other: (total + one.float() @ other.float()).bfloat16().float(), False),
+        (lambda total, one, other: one.float() @ other.float(), False),
+        (None, False),
+    ],
+    ids=["right", "rounded", "without the sum", "none"],
+)
+def test_a_product_is_added_in_fp32_only_where_the_sum_is_right(
+    monkeypatch: pytest.MonkeyPatch, product: Callable | None, expected: bool
+) -> None:
+    def add(total: Tensor, one: Tensor, other: Tensor, *, out_dtype: torch.dtype, out: Tensor) -> Tensor:
+        return out.copy_(product(total, one, other))
+
+    if product:  # a CPU's refuses `out_dtype`
+        monkeypatch.setattr(torch, "addmm", add)
+    assert loss._adds_rightly(torch.device("cpu"), torch.bfloat16) == expected
+    assert not loss.adds_in_fp32(torch.device("cpu"), torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda, compiled"])
 @pytest.mark.parametrize("hidden_size", [16, 192])  # a chunk is larger than the weight, and smaller
