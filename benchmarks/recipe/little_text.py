@@ -95,9 +95,10 @@ def trained(options: argparse.Namespace, config: Path, settings: dict[str, str],
     """Train a run in a folder, of a student its teachers first; return its bits per byte."""
     settings = {**settings, "output_model_dir": str(run)}
     settings["weight_decay"] = decay(config, settings)
-    given = [f"{key}={value}" for key, value in settings.items()]
+    given, run_dir = [f"{key}={value}" for key, value in settings.items()], run
     if row.startswith("student"):
         command = ["bash", ensemble.write(config, given, options.models, commands)]
+        run_dir = ensemble.folder_of(load(PretrainConfig, config, given), options.models) / "student"
     else:
         command = ["bash", str(ROOT / "3_train_node1.sh"), "--config", str(config)]
         command += [part for each in given for part in ("--set", each)]
@@ -106,7 +107,7 @@ def trained(options: argparse.Namespace, config: Path, settings: dict[str, str],
         subprocess.run(
             ["taskset", "-c", str(options.core), *command], stdout=log, stderr=log, env=environment, check=True
         )
-    metrics = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    metrics = map(json.loads, (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     value: float = [line["valid_bits_per_byte"] for line in metrics if "valid_bits_per_byte" in line][-1]
     for folder in run.parent.glob(f"{run.name}*"):
         shutil.rmtree(folder)

@@ -77,6 +77,8 @@ class RunConfig(TrainingSettings, ModelSettings):
         if self.teachers and self.traits.is_encoder_decoder:
             rule = f"must be empty for architecture {self.architecture}: teachers and the models that they teach are "
             yield self.fault("teachers", rule + "decoders", reads=["architecture"])
+        if "" in self.teachers or len({*self.teachers}) < len(self.teachers):
+            yield self.fault("teachers", "must be folders, each named once", "set [] for none")
         if self.teachers and size > 1:
             rule = "need tensor_parallel_size 1: each process compares whole rows of the vocabulary"
             yield self.fault("teachers", rule, "set tensor_parallel_size: 1", ["tensor_parallel_size"])

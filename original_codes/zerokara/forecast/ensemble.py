@@ -1,13 +1,14 @@
 """Several models of one size, and one that learns from all of them: their number, their YAML files, and the commands.
 
-In: the settings of the plan, and how many. Out: beside the run folder a folder with a configuration for each and a
-script that trains and converts one after another. The models differ in their seed alone; the last one, in the run
-folder of the configuration, is their student (`model.teachers`). What it gains: docs/recipe.md#several-models.
+In: the settings of the plan, and how many. Out: beside the run folder a folder with a configuration and a run folder
+for each, and a script that trains and converts one after another. The models differ in their seed alone; the last one
+is their student (`model.teachers`). What it gains: docs/recipe.md#several-models.
 """
 
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from zerokara.base.durable import make_folders, write_file
 from zerokara.base.errors import Fault, UserError
@@ -21,17 +22,24 @@ MIN_EPOCHS = 4
 _READING = 1 / 3
 """Time of a teacher's part in a step of its student, of whose size it is: a forward pass without a backward pass."""
 _HEAD = """#!/usr/bin/env bash
-# {number} models that differ in their seed, then one that learns from all of them. Written by plan.py.
+# First {number} of the models, which differ in their seed, then the one that learns from them. Written by plan.py.
 # Run it again to go on: what is done is skipped.
 set -euo pipefail
 cd {folder}
 """
 
 
-def check(number: int | None) -> None:
-    """Raise UserError where so many models cannot teach another."""
-    if number is not None and not 2 <= number <= MOST:
-        rule = f"must be 2 to {MOST}: so many models teach another"
+def is_possible(config: PretrainConfig) -> bool:
+    """Tell whether such a model can learn from others, from the first step on."""
+    return not (config.traits.is_encoder_decoder or config.tensor_parallel_size > 1 or config.init_from)
+
+
+def check(number: int | None, config: PretrainConfig) -> None:
+    """Raise UserError where so many models cannot teach one more."""
+    if number is not None and not (1 <= number <= MOST and is_possible(config)):
+        rule = f"must be 1 to {MOST}, the models that one more learns from"
+        if 1 <= number <= MOST:
+            rule = "needs a decoder from scratch, and tensor_parallel_size 1: one model learns from the others"
         raise UserError(Fault("--models", rule, value=number, remedy="leave it out for one model"))
 
 
@@ -46,8 +54,13 @@ def hours_of_each(hours: float, number: int | None) -> float:
 
 
 def fitting(hours: float, hours_of_one: float) -> int:
-    """Return for how many teachers, and their student, there is time; 0 if for fewer than two."""
-    return max((number for number in range(2, MOST + 1) if runs_of(number) * hours_of_one <= hours), default=0)
+    """Return for how many teachers, and their student, there is time; 0 if for none."""
+    return max((number for number in range(1, MOST + 1) if runs_of(number) * hours_of_one <= hours), default=0)
+
+
+def folder_of(config: PretrainConfig, number: int) -> Path:
+    """Return the folder of the files and runs of so many teachers and their student."""
+    return Path(f"{config.output_model_dir}_learns_from_{number}")
 
 
 def write(
@@ -59,16 +72,18 @@ def write(
     `commands` are those that train a configuration in a file, and convert its model.
     """
     config = load(PretrainConfig, config_path, given)
-    folder = Path(f"{config.output_model_dir}_ensemble")
-    make_folders(folder)
-    runs = [folder / str(seed) for seed in range(1, number + 1)]
-    changes = {run.name: {"seed": config.seed + int(run.name), "output_model_dir": str(run)} for run in runs}
-    changes["student"] = {"teachers": tuple(f"{run}_hf" for run in runs)}
+    folder = folder_of(config, number)
+    runs, student = [folder / str(each) for each in range(1, number + 1)], folder / "student"
+    changes: dict[Path, dict[str, Any]] = {run: {"seed": config.seed + int(run.name), "teachers": ()} for run in runs}
+    changes[student] = {"teachers": tuple(f"{run}_hf" for run in runs)}
     lines = []
-    for name, change in changes.items():
-        path, each = folder / f"{name}_config.yaml", load(PretrainConfig, config_path, [*given, *overrides(change)])
+    make_folders(folder)
+    for run, change in changes.items():
+        path, change = folder / f"{run.name}_config.yaml", {**change, "output_model_dir": str(run)}
+        each = load(PretrainConfig, config_path, [*given, *overrides(change)])
         write_file(path, as_yaml(each))
         lines += commands(path, each)
+    lines.append(f"echo {shlex.quote(f'all done: the model that learned from the others is {student}_hf')}")
     script = folder / "run.sh"
     write_file(script, _HEAD.format(number=number, folder=shlex.quote(str(Path.cwd()))) + "\n".join(lines) + "\n")
     return shlex.quote(str(script))

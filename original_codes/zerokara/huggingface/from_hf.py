@@ -303,7 +303,7 @@ def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, ours: int, fa
     """Faults where an id of the folder's model, which has `theirs`, is another piece than in our tokenizer, or none."""
     same = "name the tokenizer of that model; step 3 takes another with new_embeddings: mean_of_pieces, after step 2"
     if rule := tokenizer_proof.without_rows(encoder.pieces, theirs):
-        yield fault("input_tokenizer_file", f"has {ours:,} pieces, the model of init_from {theirs:,}: {rule}", RESIZE)
+        yield fault("input_tokenizer_file", f"has {ours:,} pieces, the model in {folder} {theirs:,}: {rule}", RESIZE)
         return
     try:
         tokenizer = tokenizer_proof.load(folder)

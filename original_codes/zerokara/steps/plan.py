@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from zerokara.base.errors import Fault, RunError, UserError
-from zerokara.base.progress import log, seconds_text, summary
+from zerokara.base.progress import log, plural, seconds_text, summary
 from zerokara.config.model import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import value_text, write_values
@@ -29,7 +29,8 @@ HELP = {
     "hours": "hours of training that there are",
     "tokens": "tokens to train on, whatever time that takes",
     "fit": "train small models for some minutes (10 if none are given), and predict the bits per byte of each size",
-    "models": "plan K models that differ in their seed, and one that learns from all of them, in the hours together",
+    "models": "plan K models that differ in their seed, and one that learns from all of them, in the hours together; "
+    "--write writes a configuration for each beside the run folder, and a script that trains them",
     "write": "write the recommended size, its tokens and the recipe, or the sizes of init_from's model, into the "
     "configuration file, keeping its comments",
 }
@@ -37,12 +38,12 @@ HELP = {
 
 def plan(config: PretrainConfig, options: command.Options) -> None:
     """Measure, print the table, and write the choice when asked."""
+    ensemble.check(options.models, config)
     if config.init_from:
         _take_over(config, options)
         return
     if options.hours is None and options.tokens is None:
         raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
-    ensemble.check(options.models)
     train, valid = open_splits(config.output_prefix)
     num_tokens = len(train.tokens)
     vocab_size = open_encoder(config.input_tokenizer_file, config.end_of_document).vocab_size
@@ -110,22 +111,28 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         rows.append(("config", write_values(options.config_path, values)))
     kept = [override for override in options.overrides if override.partition("=")[0].strip() not in values]
     following = command.next_command("3_train_node1.sh", replace(options, overrides=kept), config)
-    rows += _rows_of_several(options, chosen)
+    rows += _rows_of_several(options, config, chosen)
     if options.models and options.write:
         following = f"bash {ensemble.write(options.config_path, kept, options.models, partial(_commands, options))}"
     # Numbers on a command line are soon forgotten, and the run would be another.
     summary("plan", rows, following if options.write or stands else command.resume_command([*options.argv, "--write"]))
 
 
-def _rows_of_several(options: command.Options, chosen: Candidate) -> Iterator[tuple[str, str]]:
+def _rows_of_several(options: command.Options, config: PretrainConfig, chosen: Candidate) -> Iterator[tuple[str, str]]:
     """Yield what several models take together, where they are asked for, or one cannot use the hours."""
     number = options.models or ensemble.fitting(options.hours or 0.0, chosen.hours)
-    if not options.models and (not number or chosen.epochs <= ensemble.MIN_EPOCHS):
+    reads_little = chosen.epochs <= ensemble.MIN_EPOCHS
+    if not options.models and (not number or reads_little or not ensemble.is_possible(config)):
         return
     seconds = seconds_text(3600 * chosen.hours * ensemble.runs_of(number))
-    takes = f"{number} models of other seeds and one that learns from them, about {seconds} together"
+    takes = f"{plural(number, 'model')} of other seeds and one that learns from them, about {seconds} together"
     if options.models:
         yield "models", takes
+        if options.write:
+            yield "files", f"{ensemble.folder_of(config, number)}: a configuration for each, and run.sh"
+        if reads_little:
+            rule = f"each reads the text {chosen.epochs:.2f} times: one model that reads it more often learns more"
+            yield "note", rule
     else:
         offer = command.resume_command([*options.argv, "--models", str(number)])
         yield "or", f"{takes}: fewer bits per byte by a model of that size (docs/recipe.md#several-models): {offer}"

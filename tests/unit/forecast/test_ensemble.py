@@ -5,8 +5,8 @@ import pytest
 from zerokara.forecast.ensemble import MOST, fitting, runs_of
 
 
-@pytest.mark.parametrize(("hours", "number"), [(3.6, 0), (3.7, 2), (4.9, 2), (5.0, 3), (1000.0, MOST)])
-def test_as_many_as_there_is_time_for_and_never_one(hours: float, number: int) -> None:
+@pytest.mark.parametrize(("hours", "number"), [(2.3, 0), (2.4, 1), (3.7, 2), (4.9, 2), (5.0, 3), (1000.0, MOST)])
+def test_as_many_as_there_is_time_for(hours: float, number: int) -> None:
     assert fitting(hours, hours_of_one=1.0) == number
     assert fitting(10 * hours, hours_of_one=10.0) == number
 

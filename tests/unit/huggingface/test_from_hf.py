@@ -507,5 +507,5 @@ def test_a_tokenizer_json_is_compared_by_its_ids(tmp_path: Path) -> None:
     with_more.add_tokens(["<one more>"])
     with_more.save(str(tmp_path / "more.json"))
     fault = fault_of(settings, open_encoder(tmp_path / "more.json", "<|endoftext|>"), "input_tokenizer_file")
-    assert f"has {of_model.vocab_size + 1} pieces, the model of init_from {of_model.vocab_size}" in fault.rule
+    assert f"has {of_model.vocab_size + 1} pieces, the model in {tmp_path / 'hf'} {of_model.vocab_size}" in fault.rule
     assert f"<one more> (id {of_model.vocab_size})" in fault.rule and "resize_token_embeddings" in fault.remedy

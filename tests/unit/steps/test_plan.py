@@ -121,15 +121,21 @@ def test_hours_that_one_model_cannot_use_are_offered_to_several(
     assert "--models 8" in offer and words[-1] == "--write"
     assert "\n  or  " not in advice(config, capsys, "--set", "max_epochs_per_source=4", "--hours", "100")[0]
     said, words = advice(config, capsys, *shlex.split(offer)[2:], "--models", "3", "--write", "--set", "seed=7")
-    folder = tmp_path / "run_ensemble"
-    assert words == ["bash", str(folder / "run.sh")]
-    commands = [shlex.split(line) for line in (folder / "run.sh").read_text(encoding="utf-8").splitlines()[5:]]
+    folder = tmp_path / "run_learns_from_3"
+    assert str(folder) in said and "\n  note " not in said and words == ["bash", str(folder / "run.sh")]
+    commands = [shlex.split(line) for line in (folder / "run.sh").read_text(encoding="utf-8").splitlines()[5:-1]]
     trained = [load(PretrainConfig, Path(words[words.index("--config") + 1])) for words in commands[::2]]
     exports = [words[-1].partition("=")[2] for words in commands[1::2]]
     assert [each.seed for each in trained] == [8, 9, 10, 7] and len({each.train_tokens for each in trained}) == 1
     assert [each.teachers for each in trained] == [(), (), (), tuple(exports[:3])]
     assert exports == [f"{each.output_model_dir}_hf" for each in trained]
-    assert trained[-1].output_model_dir == str(tmp_path / "run"), "the student is the model of the configuration"
+    assert len({each.output_model_dir for each in trained} | {str(tmp_path / "run")}) == 5
+    assert (
+        " read"
+        in advice(config, capsys, "--set", "max_epochs_per_source=3", "--hours", "9", "--models", "1")[0].partition(
+            "\n  note "
+        )[2]
+    )
     again = advice(config, capsys, *shlex.split(offer)[2:], "--models", "3")[1]
     assert again[-1] == "--write", "the sizes stand in the file, the files of the models are not offered as written"
 
@@ -138,7 +144,9 @@ def test_hours_that_one_model_cannot_use_are_offered_to_several(
     ("argv", "said"),
     [
         ((), "--hours"), (("--hours", "0.1", "--set", "init_from=somewhere"), "init_from"),
-        (("--hours", "1", "--models", "1"), "--models: 1: must be 2 to 8"),
+        (("--hours", "1", "--models", "9"), "--models: 9: must be 1 to 8"),
+        (("--hours", "1", "--models", "2", "--set", "init_from=somewhere"), "--models: 2: needs a decoder from"),
+        (("--hours", "1", "--models", "2", "--write", "--set", "architecture=t5"), "--models: 2: needs a decoder"),
     ],
 )  # fmt: skip
 def test_what_is_refused(config: Path, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,8 @@ REFUSED: list[tuple[int, str, str]] = [
     (3, "init_from=nowhere", "init_from = nowhere: "),
     (3, "teachers=[nowhere]", "teachers = ['nowhere']: nowhere: there is no such folder"),
     (3, "teachers=[there]", "teachers = ['there']: there: holds no Hugging Face model"),
+    (3, "teachers=[chat,chat]", "teachers = ['chat', 'chat']: must be folders, each named once"),
+    (3, "teachers=", "teachers = ['']: must be folders, each named once"),
     (3, "teachers=[chat] tensor_parallel_size=2", "teachers = ['chat']: need tensor_parallel_size 1"),
     (3, "teachers=[chat] architecture=t5", "teachers = ['chat']: must be empty for architecture t5"),
     (3, "dropout=1", "dropout = 1: must be less than 1"),

@@ -69,6 +69,11 @@ def test_a_run_that_a_forgotten_flag_would_make_longer_is_refused(run: Starts) -
     run.start()  # and is asked no more
 
 
+def test_teachers_are_asked_about_too(run: Starts) -> None:
+    run.start("teacher_weight=0.4")
+    assert run.refused()[1] == ["bash 3.sh --set teacher_weight=0.4", "bash 3.sh --set teacher_weight=0.7"]
+
+
 @pytest.mark.parametrize("typed", ["train_tokens=4000", "max_hours=0.5", "lr=0.0001", "warmup_steps=60"])
 def test_each_setting_of_length_and_rate_is_asked_about(run: Starts, typed: str) -> None:
     run.start()

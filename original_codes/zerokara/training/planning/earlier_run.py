@@ -14,7 +14,7 @@ from zerokara.base.errors import Fault
 from zerokara.checkpoint import TrainingState
 from zerokara.config.engine import MonitoringSettings
 from zerokara.config.writing import overrides
-from zerokara.training.planning.run_plan import LENGTH_AND_RATE, RunPlan
+from zerokara.training.planning.run_plan import DECISIVE, RunPlan
 
 PLACES = frozenset({
     "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
@@ -131,8 +131,8 @@ def texts_of(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
 
 
 def _forgotten_faults(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Iterator[Fault]:
-    """Yield a fault where length or learning rate would differ from the last start's by settings that this start has
-    not typed, and nobody in the file.
+    """Yield a fault where length, learning rate or teachers would differ from the last start's by settings that this
+    start has not typed, and nobody in the file.
 
     Its remedy is the command that goes on as before, and the one that changes the run.
     """
@@ -140,11 +140,11 @@ def _forgotten_faults(plan: RunPlan, earlier: EarlierRun, resume_command: str) -
     last, was = earlier.plan["origin"], earlier.plan["requested"]
     # A file that was changed has been typed; what another one says was not: --config may have been forgotten.
     values, tried = last.get("values", origin.values), {*last["overridden"]}
-    in_file = {key for key in LENGTH_AND_RATE if key in was and values.get(key) != origin.values.get(key)}
+    in_file = {key for key in DECISIVE if key in was and values.get(key) != origin.values.get(key)}
     forgotten = tried - in_file if last["path"] == origin.path else tried | in_file
     now = config.model_dump(mode="json")
     lost = [key for key in was if key in forgotten and not config.typed(key) and was[key] != now.get(key)]
-    deciding = [key for key in lost if key in LENGTH_AND_RATE]
+    deciding = [key for key in lost if key in DECISIVE]
     if not deciding:
         return
     now |= dict.fromkeys(plan.reasons, "auto")
@@ -152,7 +152,7 @@ def _forgotten_faults(plan: RunPlan, earlier: EarlierRun, resume_command: str) -
         " ".join(f"--set {shlex.quote(each)}" for each in overrides(settings))
         for settings in ({key: was[key] for key in lost}, {key: now[key] for key in deciding})
     )
-    rule = f"would train at another length or rate: the last start had {was_typed}, this one has not"
+    rule = f"would train otherwise: the last start had {was_typed}, this one has not"
     remedy = f"to go on as before:\n  {resume_command} {was_typed}\nto change the run:\n  {resume_command} {new}"
     yield Fault(str(plan.run_dir), rule, remedy=remedy)
 

@@ -22,7 +22,7 @@ from zerokara.base.progress import bytes_text
 from zerokara.base.resources import free_bytes
 from zerokara.config.deepspeed_template import load_template
 from zerokara.config.engine import ScheduleSettings
-from zerokara.config.pretrain_config import PretrainConfig, RunConfig
+from zerokara.config.pretrain_config import PretrainConfig, RunConfig, TeacherSettings
 from zerokara.config.settings import Origin
 from zerokara.huggingface import model_folder
 from zerokara.model.shapes import ModelShape
@@ -51,8 +51,9 @@ from zerokara.training.planning.schedule import (
 
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""
-LENGTH_AND_RATE = {*ScheduleSettings.model_fields, "optimizer"} - {"output_model_dir"}
-"""Settings by which a run becomes longer or shorter, or learns at another rate; others are part of its identity."""
+DECISIVE = {*ScheduleSettings.model_fields, *TeacherSettings.model_fields, "optimizer"} - {"output_model_dir"}
+"""Settings by which a run becomes longer or shorter, or learns at another rate or from other models; the rest are part
+of its identity."""
 _CHECKED_IDS = 1 << 20  # at the beginning, and at the end of the data
 _COUNTED_DOCUMENTS = 100_000  # whose lengths are looked at
 
@@ -293,7 +294,7 @@ class RunPlan:
     def write(self, path: Path, table: Sequence[tuple[str, str]] = ()) -> None:
         """Write the plan to a file, as JSON: the settings, the hashes of its inputs, and its `table` for a reader."""
         origin = self.requested._origin
-        values = {key: value for key, value in origin.values.items() if key in LENGTH_AND_RATE}
+        values = {key: value for key, value in origin.values.items() if key in DECISIVE}
         content = {
             "resolved": self.resolved.model_dump(mode="json"),
             "requested": self.requested.model_dump(mode="json"),
