@@ -1,8 +1,12 @@
 """How many models fit into the hours beside each other's student."""
 
+from pathlib import Path
+
 import pytest
 
-from zerokara.forecast.ensemble import MOST, fitting, runs_of
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.forecast.ensemble import MOST, fitting, runs_of, write
 
 
 @pytest.mark.parametrize(("hours", "number"), [(2.3, 0), (2.4, 1), (3.7, 2), (4.9, 2), (5.0, 3), (1000.0, MOST)])
@@ -13,3 +17,10 @@ def test_as_many_as_there_is_time_for(hours: float, number: int) -> None:
 
 def test_a_student_reads_with_its_teachers() -> None:
     assert runs_of(3) == pytest.approx(3 + 1 + 1)
+
+
+def test_teachers_in_the_file_do_not_teach_the_teachers(tmp_path: Path) -> None:
+    (path := tmp_path / "mine.yaml").write_text(f"teachers: [elsewhere]\noutput_model_dir: {tmp_path / 'run'}\n")
+    write(path, [], 1, lambda *_: [])
+    one, student = (load(PretrainConfig, each) for each in sorted((tmp_path / "run_learns_from_1").glob("*.yaml")))
+    assert one.teachers == () and student.teachers == (f"{one.output_model_dir}_hf",)
