@@ -11,6 +11,7 @@ from shapes import shape_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zerokara.model import compilation
+from zerokara.model.attention_check import check_attention
 from zerokara.model.builder import Decoder
 from zerokara.training.logbook import peak_flops
 
@@ -41,6 +42,14 @@ def test_attention_is_flash_attention_with_grouped_keys() -> None:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         nats, _ = nats_and_gradients(a_model(DTYPE))
     assert nats / (BATCH * 256) < 12
+
+
+@pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
+def test_gradients_of_each_kernel_of_attention_are_right(kernel: SDPBackend) -> None:
+    """Documents have a kernel of their own in bf16. cuDNN is taken only where `cudnn_attention` asks for it."""
+    heads = {"hidden_size": 256, "num_attn_heads": 4, "num_kv_heads": 2}
+    with sdpa_kernel(kernel):
+        check_attention(shape_of(VOCAB, seq_len=704, **heads), torch.empty((), dtype=DTYPE, device=DEVICE), True)
 
 
 @pytest.mark.slow

@@ -151,6 +151,9 @@ class MachineSettings(Settings):
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile each layer with torch.compile, which takes half a minute at the first start; with
     tensor_parallel_size above 1, only single functions between the layers' communication. `auto` is on for a GPU."""
+    cudnn_attention: bool = False
+    """On a GPU from Hopper on, let cuDNN compute the attention of decoders in training: it can be faster, but some of
+    its versions compute wrong gradients. Each start compares them with those of plain operations, and refuses these."""
     deepspeed_template: Text = "auto"
     """JSON file with further DeepSpeed settings; `auto` is original_codes/ds_config_gpt_TEMPLATE.json."""
 

@@ -74,6 +74,9 @@ class RunConfig(TrainingSettings, ModelSettings):
         if size > 1 and self.traits.moe_every:
             rule = f"must be 1 for architecture {self.architecture}: its experts are not split"
             yield self.fault("tensor_parallel_size", rule, "set 1, and shard with a zero_stage", ["architecture"])
+        if self.cudnn_attention and self.traits.is_encoder_decoder:
+            rule = f"must be false for architecture {self.architecture}: with its masks cuDNN has given NaN"
+            yield self.fault("cudnn_attention", rule, reads=["architecture"])
         if self.teachers and self.traits.is_encoder_decoder:
             rule = f"must be empty for architecture {self.architecture}: teachers and the models that they teach are "
             yield self.fault("teachers", rule + "decoders", reads=["architecture"])

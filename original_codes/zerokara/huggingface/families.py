@@ -82,6 +82,7 @@ def load_model(folder: Path | None, dtype: torch.dtype, class_name: str, **more:
     import transformers  # half a second to import, and each training process imports this module
 
     silence(progress_bar=folder is not None and sys.stderr.isatty())
+    torch.backends.cuda.enable_cudnn_sdp(False)  # with masks it computes wrong numbers (`model.attention_check`)
     model, report = getattr(transformers, class_name).from_pretrained(
         folder,
         dtype=dtype,

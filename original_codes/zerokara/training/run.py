@@ -23,6 +23,7 @@ from zerokara.checkpoint import TrainingState
 from zerokara.checkpoint.state import ComputedTensors
 from zerokara.huggingface import families, from_hf
 from zerokara.model import builder, compilation, initial_weights, layers, parallel
+from zerokara.model.attention_check import check_attention
 from zerokara.model.builder import Model
 from zerokara.model.teachers import Teachers
 from zerokara.samples.batches import Batches, BatchLayout
@@ -207,10 +208,20 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
     share = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size())
     training = plan.data.training
     batches = Batches(training.tokens(), training.order(), share, plan.data.objective, parallel.data_rank())
+    first = next(batches.at(0))  # any would do; where a run resumes there may be none
+    if device.type == "cuda":
+        weight = torch.empty((), dtype=families.TORCH_DTYPES[config.number_format], device=device)
+        check_attention(plan.shape, weight, with_documents=first.segments is not None)
+        torch.cuda.empty_cache()  # the peak is that of training
+        torch.cuda.reset_peak_memory_stats(device)
     whole_layers = compilation.reason_against(config.compile, device.type) is None
     if whole_layers or compilation.compiles_functions(config.compile, device.type):
-        first = next(batches.at(0))  # any would do; where a run resumes there may be none
-        compilation.start(model, to_device(first, device), log, whole_layers)
+        is_compiled = compilation.start(model, to_device(first, device), log, whole_layers)
+        if not is_compiled and config.precision == "fp8":
+            raise RunError(
+                "precision: fp8 needs compiled layers, which failed (the line above says why): eager ones take longer "
+                "than in bf16. Mend that, or set precision: bf16"
+            )
     return Run(plan, processes, model, engine, state, batches)
 
 
@@ -234,7 +245,7 @@ def _weights_of(plan: RunPlan, processes: Processes) -> ComputedTensors:
 
 def _teachers_of(plan: RunPlan, device: torch.device) -> Teachers:
     """The teachers, each whole in every process, in the number format of the computation."""
-    models, dtype = list[Model](), torch.bfloat16 if plan.resolved.number_format == "bf16" else torch.float32
+    models, dtype = list[Model](), families.TORCH_DTYPES[plan.resolved.number_format]
     for name in plan.resolved.teachers:
         shape = from_hf.teacher_of(Path(name), plan.encoder, plan.teacher_fault(name))
         teacher = builder.build(shape, dtype).requires_grad_(False)

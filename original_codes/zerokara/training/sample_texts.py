@@ -26,6 +26,7 @@ from zerokara.base.progress import indented
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import resolved
 from zerokara.huggingface.generation import arguments
+from zerokara.model.attention import without_cudnn
 from zerokara.samples.objective import Objective, Prompt
 from zerokara.samples.packed_examples import Pairs
 from zerokara.tokenizer.encoder import Encoder
@@ -60,7 +61,7 @@ class Sampler:
         end, generator = self._encoder.eos_id, torch.Generator().manual_seed(self._seed)
         written: list[list[int]] = [[] for _ in self._prompts]
         module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), without_cudnn():
             for _ in range(self._num_tokens):
                 pairs = zip(self._prompts, written, strict=True)
                 texts = [Prompt(prompt.encoder_ids, prompt.decoder_ids + new) for prompt, new in pairs]

@@ -213,6 +213,16 @@ def test_folders_that_are_no_whole_models_are_refused(folders: dict[str, Path], 
         _ = open_models([whole], "cpu")[0].model
 
 
+def test_no_model_is_measured_with_the_attention_of_cudnn(folders: dict[str, Path]) -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        assert open_models([next(iter(folders.values()))])[0].model is not None
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 def test_one_model_is_in_memory_at_a_time(folders: dict[str, Path]) -> None:
     texts = [MeasuredText(name, TEXT.documents[:number], 4) for number, name in enumerate(("a", "b"), 2)]
     opened = open_models([folders["gpt2"], folders["llama"]], "cpu")

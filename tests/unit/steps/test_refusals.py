@@ -49,6 +49,7 @@ REFUSED: list[tuple[int, str, str]] = [
     (3, "teachers=", "teachers = ['']: must be folders, each named once"),
     (3, "teachers=[chat] tensor_parallel_size=2", "teachers = ['chat']: need tensor_parallel_size 1"),
     (3, "teachers=[chat] architecture=t5", "teachers = ['chat']: must be empty for architecture t5"),
+    (3, "cudnn_attention=true architecture=t5", "cudnn_attention = True: must be false for architecture t5"),
     (3, "dropout=1", "dropout = 1: must be less than 1"),
     (3, "dropout=-0.1", "dropout = -0.1: must be "),
     (3, "teacher_weight=0", "teacher_weight = 0: must be "),

@@ -24,6 +24,7 @@ class Table(torch.nn.Module):
         self.first_inputs: list[list[int]] = []
 
     def forward(self, tokens_BS: torch.Tensor, at_B: torch.Tensor) -> torch.Tensor:
+        assert not torch.backends.cuda.cudnn_sdp_enabled(), "cuDNN would prepare each new length anew"
         self.shapes.append(tuple(tokens_BS.shape))
         if not self.first_inputs:
             self.first_inputs = [row[: last + 1].tolist() for row, last in zip(tokens_BS, at_B.tolist(), strict=True)]

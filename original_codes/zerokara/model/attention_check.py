@@ -1,0 +1,117 @@
+"""Attention, believed after a look: its gradients beside those of plain operations in fp32, before a run begins.
+
+Kernels have been released that give wrong gradients on some GPUs, at some lengths or with a mask, and no error: NaN
+with cuDNN 9.20 (pytorch issue 196678), other numbers where there are few kv heads (193893). A run of weeks would learn
+from them. The heads here are few, but have the run's size, grouping, length and number format.
+
+Letters: S sequence length, B batch, H query heads, K kv heads, E head dim.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from zerokara.base.errors import RunError
+from zerokara.model.attention import FusedAttention, has_variable_length_kernel, intra_document_mask
+from zerokara.model.layers import sequence_first
+from zerokara.model.megatron_core import AttnMaskType
+from zerokara.model.shapes import ModelShape
+
+MAX_ERROR = 0.02
+"""Greatest error of a gradient, relative to its norm. Rounding to bf16 leaves 0.003 to 0.007."""
+_MAX_LENGTH, _MAX_HEADS = 1024, 8
+"""Greater ones take the same kernels; so the check needs a third of a GB, and a moment."""
+
+
+class _Form(NamedTuple):
+    """One of the ways in which a model calls attention."""
+
+    name: str
+    is_causal: bool
+    mask: Tensor | None
+    """As `FusedAttention` takes it."""
+    whole_mask: Tensor | None
+    """True where a position may attend to another."""
+    has_bias: bool = False
+
+
+def check_attention(shape: ModelShape, weight: Tensor, with_documents: bool) -> None:
+    """Compare what computes attention on the device of a weight, in its number format, with plain operations.
+
+    Raises:
+        RunError: a gradient is not finite, or wrong.
+    """
+    repeats = shape.num_attn_heads // shape.num_kv_heads
+    kv_heads = max(1, min(shape.num_kv_heads, _MAX_HEADS // repeats))
+    counts = kv_heads * repeats, kv_heads, kv_heads
+    generator = torch.Generator(weight.device).manual_seed(1)
+    length = min(shape.seq_len, _MAX_LENGTH)
+    for form in _forms(shape, length, weight, with_documents):
+        sizes = [(*((2, length) if weight.is_cuda else (length, 2)), count, shape.head_dim) for count in counts]
+        sizes += [(1, counts[0], length, length)] if form.has_bias else []
+        drawn = [torch.randn(size, generator=generator, device=weight.device).to(weight.dtype) for size in sizes]
+        names = ("queries", "keys", "values", "the position bias")
+        for name, found, expected in zip(names, _gradients(form, drawn), _plain_gradients(form, drawn), strict=False):
+            error = float((found.float() - expected).norm() / expected.norm())
+            if not error <= MAX_ERROR:  # nor where it is not a number
+                raise RunError(
+                    f"attention ({form.name}) gives a wrong gradient for {name} in {weight.dtype}: {error:.2g} of "
+                    f"its norm away from that of plain operations in fp32, where {MAX_ERROR} is allowed. A run would "
+                    "learn from it. If cudnn_attention is true, set it to false; else install another version of torch "
+                    f"than {torch.__version__}, or set precision: fp32"
+                )
+
+
+def _forms(shape: ModelShape, length: int, weight: Tensor, with_documents: bool) -> Iterator[_Form]:
+    everything = torch.ones(1, 1, length, length, dtype=torch.bool, device=weight.device)
+    if shape.traits.is_encoder_decoder:
+        yield _Form("encoder", False, None, everything, has_bias=True)
+        yield _Form("decoder", True, None, everything.tril(), has_bias=True)
+        yield _Form("of the decoder to the encoder", False, None, everything)
+        return
+    yield _Form("causal", True, None, everything.tril())
+    if with_documents:
+        first = length // 3  # tokens of the first document
+        segments_BS = (torch.arange(length, device=weight.device) >= first).int().expand(2, -1)
+        whole = intra_document_mask(segments_BS)
+        starts = torch.tensor([0, first, length, length + first, 2 * length], dtype=torch.int32, device=weight.device)
+        has_kernel = has_variable_length_kernel(weight, shape.head_dim)
+        yield _Form("within documents", True, starts if has_kernel else whole, whole)
+
+
+def _gradients(form: _Form, drawn: list[Tensor]) -> tuple[Tensor, ...]:
+    leaves = [each.detach().requires_grad_() for each in drawn]
+    query, key, value, *rest = leaves
+    # As `language_model` gives a decoder its bias: causality is in it.
+    bias = rest[0].masked_fill(~form.whole_mask, float("-inf")) if rest and form.whole_mask is not None else None
+    kind = AttnMaskType.causal if form.is_causal else AttnMaskType.no_mask
+    out = FusedAttention(attn_mask_type=kind, softmax_scale=_scale(drawn))(query, key, value, form.mask, bias)
+    return torch.autograd.grad(out, leaves, _output_gradient(drawn))
+
+
+def _plain_gradients(form: _Form, drawn: list[Tensor]) -> tuple[Tensor, ...]:
+    leaves = [each.detach().float().requires_grad_() for each in drawn]
+    query, key, value, *rest = leaves
+    key, value = (each.repeat_interleave(query.size(2) // each.size(2), dim=2) for each in (key, value))
+    mask = form.whole_mask
+    if rest and mask is not None:
+        mask = rest[0].masked_fill(~mask, float("-inf"))
+    query, key, value = (sequence_first(each).permute(1, 2, 0, 3) for each in (query, key, value))
+    with sdpa_kernel(SDPBackend.MATH):
+        out = scaled_dot_product_attention(query, key, value, mask, scale=_scale(drawn))
+    out = sequence_first(out.permute(2, 0, 1, 3)).flatten(2)
+    return torch.autograd.grad(out, leaves, _output_gradient(drawn).float())
+
+
+def _scale(drawn: list[Tensor]) -> float:
+    return float(drawn[0].size(-1) ** -0.5)
+
+
+def _output_gradient(drawn: list[Tensor]) -> Tensor:
+    """A gradient without a pattern, and the same for both."""
+    query = drawn[0].flatten(2)
+    return query.roll(1, dims=2)
