@@ -101,8 +101,8 @@ def foretold(plan: RunPlan, config: PretrainConfig) -> dict[str, Any]:
         "parameters": plan.shape.num_parameters(),
         "batch": f"{config.global_batch_size // config.micro_batch} × {config.micro_batch} × {config.seq_len}",
         "precision": plan.resolved.precision,
-        "least_bytes": int(pool.needed_bytes(1)) - uncounted,
-        "ample_bytes": int(pool.needed_bytes()) - uncounted,
+        "least_bytes": pool.least_bytes - uncounted,
+        "ample_bytes": pool.needed_bytes - uncounted,
     }
 
 

@@ -99,7 +99,7 @@ class Planner:
     def memory(self, name: SizeName) -> tuple[float, bool]:
         """Forecast the bytes of a size on a GPU, or on a machine without any, and whether they fit."""
         forecast = self.local_plan(**size_settings(name), micro_batch_size="auto").memory
-        return forecast.pools[0].needed_bytes(), forecast.fits
+        return forecast.pools[0].needed_bytes, forecast.fits
 
     def num_steps(self, name: SizeName, tokens: float) -> int:
         """Count the optimizer steps of a size, with the batch of the recipe."""

@@ -41,7 +41,7 @@ from zerokara.model.megatron_core import (
 )
 
 Activation = Callable[[Tensor], Tensor]
-Softmax = Sequence[Callable[..., Tensor]]
+Softmax = Sequence[Callable[..., Any]]
 
 
 def is_batch_first(tensor: Tensor) -> bool:
@@ -69,7 +69,7 @@ class Kernels:
     """The functions of one model that may be compiled by themselves: plain, until `compilation`."""
 
     softmax: Softmax | None = None
-    """`loss.SOFTMAX` compiled: two kernels instead of eight passes over the logits."""
+    """`loss.SOFTMAX` compiled: one kernel or two instead of eight passes over the logits."""
     activate: Callable[..., Tensor] = plain_activate
 
 

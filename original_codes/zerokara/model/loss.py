@@ -159,6 +159,8 @@ def _nats_and_gradient(
     """
     weight_VD, vocab_size, group = projection
     labels_C, weight, taught_CV = targets
+    if compiled and needs_gradient and group is None and taught_CV is None:
+        return compiled[2](torch.mm(hidden_CD, weight_VD.t()), labels_C, vocab_size)
     num_rows = weight_VD.size(0)
     first_row = group.rank() * num_rows if group else 0
     num_real = min(max(vocab_size - first_row, 0), num_rows)  # rows of this rank that are no padding
@@ -170,7 +172,7 @@ def _nats_and_gradient(
     if taught_CV is not None:
         assert group is None, "teachers need the whole vocabulary"
         taught_logits_C = (taught_CV * logits_CV[:, :vocab_size]).sum(dim=1)
-    log_sums, softmax = compiled or (softmax_in_place, None)
+    log_sums, softmax, _ = compiled or (softmax_in_place, None, None)
     own_log_sum_C = log_sums(logits_CV, num_real) if num_real else torch.full_like(label_logits_C, float("-inf"))
     log_sum_C = own_log_sum_C
     if group:
@@ -266,11 +268,22 @@ def softmax_of_real(logits_CV: Tensor, log_sum_C: Tensor, num_real: int) -> Tens
     return (_real(logits_CV, num_real) - log_sum_C[:, None]).exp().to(logits_CV.dtype)
 
 
+def nats_and_gradient(logits_CV: Tensor, labels_C: Tensor, num_real: int) -> tuple[Tensor, Tensor]:
+    """Nats [C] in fp32, and the gradient of their sum [C, V], where there are neither other ranks nor teachers."""
+    log_sum_C = log_sum_of_exponentials(logits_CV, num_real)
+    rows_V, real_CV = torch.arange(logits_CV.size(1), device=logits_CV.device), _real(logits_CV, num_real)
+    is_label_CV = rows_V == labels_C[:, None]
+    nats_C = log_sum_C - real_CV.where(is_label_CV, 0).sum(dim=1)
+    softmax_CV = (real_CV - log_sum_C[:, None]).exp()
+    return nats_C, torch.expm1(-nats_C)[:, None].where(is_label_CV, softmax_CV).to(logits_CV.dtype)
+
+
 def _real(logits_CV: Tensor, num_real: int) -> Tensor:
     """The logits in fp32, -inf in the rows from `num_real` on."""
     real_V = torch.arange(logits_CV.size(1), device=logits_CV.device) < num_real
     return logits_CV.float().where(real_V, float("-inf"))
 
 
-SOFTMAX = log_sum_of_exponentials, softmax_of_real
-"""The softmax in two parts: ranks that share the vocabulary communicate between them; evaluation needs the first."""
+SOFTMAX = log_sum_of_exponentials, softmax_of_real, nats_and_gradient
+"""The softmax in two parts: ranks that share the vocabulary communicate between them; evaluation needs the first. And
+all in one, whose kernel has a row in the cache when it reads it again."""

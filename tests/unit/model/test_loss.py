@@ -89,13 +89,16 @@ def test_loss_and_gradients_are_torchs(
 
 
 def test_a_padding_row_that_takes_part_is_noticed() -> None:
-    weight, right = inputs()[1], computed(inputs()[1])[0]
-    broken = lambda logits, real: loss.log_sum_of_exponentials(logits, real + 1)  # noqa: E731
-    found = computed(weight, softmax=(broken, loss.softmax_of_real))[0]
-    assert rounding.times_tolerance([found], [right]) > rounding.BROKEN
+    weight = inputs()[1]
+    right, _, _, unmasked = computed(weight)
+    log_sums = lambda logits, real: loss.log_sum_of_exponentials(logits, real + 1)  # noqa: E731
+    at_once = lambda logits, labels, real: loss.nats_and_gradient(logits, labels, real + 1)  # noqa: E731
+    nats, _, _, each = computed(weight, softmax=(log_sums, loss.softmax_of_real, at_once))
+    for found, expected in ((nats, right), (each.sum().item(), unmasked.sum().item())):
+        assert rounding.times_tolerance([found], [expected]) > rounding.BROKEN
 
 
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Callable, Callable]:
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Callable, Callable, Callable]:
     """Stand in, without temporaries, for kernels of a GPU: the compiled softmax, and a product added in fp32."""
 
     def kernel(result: Tensor, value: Callable[[], Tensor]) -> Tensor:
@@ -108,9 +111,17 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Callable, Callable]:
 
     log_sums: Callable = lambda x, real: kernel(torch.empty(len(x)), lambda: loss.SOFTMAX[0](x, real))  # noqa: E731
     softmax: Callable = lambda x, *rest: kernel(torch.empty_like(x), lambda: loss.SOFTMAX[1](x, *rest))  # noqa: E731
+
+    def at_once(logits: Tensor, labels: Tensor, real: int) -> tuple[Tensor, Tensor]:
+        results = torch.empty(len(logits)), torch.empty_like(logits)
+        with _disable_current_modes():
+            for result, value in zip(results, loss.SOFTMAX[2](logits, labels, real), strict=True):
+                result.copy_(value)
+        return results
+
     monkeypatch.setattr(loss, "adds_in_fp32", lambda *_: True)
     monkeypatch.setattr(torch, "addmm", add)
-    return log_sums, softmax
+    return log_sums, softmax, at_once
 
 
 @pytest.mark.parametrize(
@@ -181,7 +192,7 @@ def test_without_a_gradient_none_is_computed(is_fused: bool) -> None:
     arguments = hidden[:, None], Targets(labels[None]), False, Projection(weight.requires_grad_(), VOCAB_SIZE)
     expected = cross_entropy(*arguments, Kernels(loss.SOFTMAX if is_fused else None))
     failing = lambda *_: pytest.fail("a gradient of the logits was made")  # noqa: E731
-    kernels = Kernels((loss.SOFTMAX[0], failing) if is_fused else None)
+    kernels = Kernels((loss.SOFTMAX[0], failing, failing) if is_fused else None)
     with torch.no_grad():
         assert torch.equal(cross_entropy(*arguments, kernels), expected)
         with Dispatched() as seen:

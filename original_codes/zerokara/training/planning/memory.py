@@ -4,7 +4,7 @@
 (runtime/zero/stage_1_and_2.py, stage3.py), whose own estimate knows Adam in mixed precision alone;
 tests/numerics/test_memory.py compares them with the tensors of real runs. *Activations* depend on kernels and
 compilation: `training.auto_settings` measures them in a trial, and chooses the micro batch. Before it, no run needs
-less than `min_activation_bytes`, and hardly one more than `ACTIVATION_MARGIN` times that. Without torch.
+less than `min_activation_bytes`, and hardly one more than `activation_margin` times that. Without torch.
 """
 
 import math
@@ -26,6 +26,10 @@ from zerokara.training.compute.engine_choice import hierarchy_of, uses_deepspeed
 ACTIVATION_MARGIN = 4.5
 """Activations of eager layers over `min_activation_bytes`, counted on a CPU: 1.6 (gpt2) to 4.6 (qwen3 in bf16). Only
 where the scores of long sequences are kept (in t5, and at 1M in bf16, from 1,024 tokens on) are they more."""
+_GPU_MARGINS = {"compiled": 2.0, "eager": 2.9, "eager, with QK-norm": 3.8}
+"""The same of dense decoders on a GPU without activation checkpointing; their attention keeps no scores. In a step on
+an H100 that benchmarks/gpu/simulate.py simulates it is 1.76 to 1.80 with compiled layers, 1.7 to 2.6, or 3.4; not
+measured."""
 SAFE_SHARE = 0.87
 """Share of the memory that a run may plan with: allocators leave holes, and batches differ."""
 LIBRARY_BYTES = 300_000_000
@@ -55,16 +59,24 @@ class MemoryPool:
     """Bytes of the libraries and of each part of the state, of one process."""
     activation_bytes: int = 0
     """Lower bound of each process's activations."""
+    activation_margin: float = ACTIVATION_MARGIN
+    """They are hardly ever more than so many times the lower bound."""
 
-    def needed_bytes(self, margin: float = ACTIVATION_MARGIN) -> float:
-        """Return what all processes need with `margin` times the lower bound of activations; it is hardly ever more."""
-        return self.num_processes * (sum(self.parts.values()) + margin * self.activation_bytes)
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that all processes need at least."""
+        return self.num_processes * (sum(self.parts.values()) + self.activation_bytes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes that all processes need; it is hardly ever more."""
+        return self.least_bytes + int(self.num_processes * (self.activation_margin - 1) * self.activation_bytes)
 
     @property
     def text(self) -> str:
         """Memory that is needed and that there is, for display."""
         processes = f" by {self.num_processes} processes" if self.num_processes > 1 else ""
-        return f"about {bytes_text(self.needed_bytes())} needed{processes}, {bytes_text(self.available_bytes)} there"
+        return f"about {bytes_text(self.needed_bytes)} needed{processes}, {bytes_text(self.available_bytes)} there"
 
     @property
     def parts_text(self) -> str:
@@ -124,9 +136,18 @@ class MemoryForecast:
         main |= {name: state.pop(name) for name in (SAVE_COPY, *OFFLOADED[self.config.offload]) if name in state}
         on_gpu = {**self.uncounted, **state}
         return [
-            MemoryPool("GPU memory", self.gpu_bytes, 1, on_gpu, activations),
+            MemoryPool("GPU memory", self.gpu_bytes, 1, on_gpu, activations, self._gpu_margin),
             MemoryPool("main memory", self.main_bytes, processes, main),
         ]
+
+    @property
+    def _gpu_margin(self) -> float:
+        recomputes = self.config.activation_checkpointing != "off"
+        if recomputes or self.shape.traits.is_encoder_decoder or self.shape.moe_layers:
+            return ACTIVATION_MARGIN
+        if self.config.compile != "off" and self.config.tensor_parallel_size == 1:  # `model.compilation`
+            return _GPU_MARGINS["compiled"]
+        return _GPU_MARGINS["eager, with QK-norm" if self.shape.traits.qk_norm else "eager"]
 
     @property
     def uncounted(self) -> dict[str, int]:
@@ -136,7 +157,7 @@ class MemoryForecast:
     @property
     def fits(self) -> bool:
         """True if the run almost certainly fits, by the upper bound of its activations."""
-        return all(pool.needed_bytes() <= SAFE_SHARE * pool.available_bytes for pool in self.pools)
+        return all(pool.needed_bytes <= SAFE_SHARE * pool.available_bytes for pool in self.pools)
 
     @property
     def can_keep_freed_memory(self) -> bool:
@@ -145,13 +166,13 @@ class MemoryForecast:
         They then hold 1.04 to 1.8 times what they use; with activation checkpointing 2 to 3 times. Measured.
         """
         pool, recomputes = self.pools[0], self.config.activation_checkpointing != "off"
-        return not recomputes and 2 * pool.needed_bytes() <= SAFE_SHARE * pool.available_bytes
+        return not recomputes and 2 * pool.needed_bytes <= SAFE_SHARE * pool.available_bytes
 
     def faults(self, requested: RunConfig) -> Iterator[Fault]:
         """Check that each pool has room for the state and for the lower bound of the activations."""
         for pool in self.pools:
-            if pool.needed_bytes(1) > pool.available_bytes:
-                needed, there = bytes_text(pool.needed_bytes(1)), bytes_text(pool.available_bytes)
+            if pool.least_bytes > pool.available_bytes:
+                needed, there = bytes_text(pool.least_bytes), bytes_text(pool.available_bytes)
                 processes, (key, remedy) = plural(pool.num_processes, "process", "processes"), self.remedy()
                 rule = f"needs at least {needed} of {pool.name} for {processes}; there is {there}"
                 yield requested.fault(key, rule, remedy)
@@ -179,7 +200,7 @@ class MemoryForecast:
             changed = self.with_settings(**change)
             if changed.fits and change.keys().isdisjoint(fault.key for fault in changed.config.rule_faults()):
                 settings = ", ".join(f"{key}: {value}" for key, value in change.items())
-                most = " and ".join(f"{bytes_text(pool.needed_bytes())} of {pool.name}" for pool in changed.pools)
+                most = " and ".join(f"{bytes_text(pool.needed_bytes)} of {pool.name}" for pool in changed.pools)
                 words = f"{settings} (at most {most}) would fit, and changes nothing that is learned"
                 return next(iter(change)), words
         fewer = "fewer num_processes, " if self.num_processes > self.nodes and self.gpu_bytes is None else ""
