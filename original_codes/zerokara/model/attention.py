@@ -33,6 +33,7 @@ from zerokara.model.megatron_core import (
     TransformerConfig,
     copy_to_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
+    rope_utils,
 )
 
 
@@ -101,6 +102,24 @@ class FusedAttention(torch.nn.Module):
                 enable_gqa=mask is None and repeats > 1,
             )
         return sequence_first(out_BHSE.permute(2, 0, 1, 3)).flatten(2)
+
+
+def rotation_tables(angles: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cosines and sines of the rotary angles [S, 1, 1, E], one on the other; in the number format of the heads."""
+    return torch.stack((angles.cos(), angles.sin())).to(dtype)
+
+
+def rotate(heads_SBNE: Tensor, tables: Tensor, **_: Any) -> Tensor:
+    """Rotate queries or keys by their positions, with `rotation_tables`.
+
+    megatron-core's own function takes the cosine of the angle in each layer, and compiled for each number of each head.
+    """
+    cosines, sines = tables.unbind()
+    first, second = heads_SBNE.chunk(2, dim=-1)
+    return heads_SBNE * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+rope_utils._apply_rotary_pos_emb_bshd = rotate
 
 
 class UnrotatedAttention(SelfAttention):

@@ -23,15 +23,13 @@ from torch import Tensor
 
 from zerokara.base.progress import seconds_text
 from zerokara.model import loss, parallel
+from zerokara.model.attention import rotate
 from zerokara.model.experts import experts_of
 from zerokara.model.layers import plain_activate
 from zerokara.model.megatron_core import rope_utils
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """torch's variable for the folder of compiled code, by default in /tmp, which a reboot empties."""
-
-plain_rotate = rope_utils._apply_rotary_pos_emb_bshd
-"""megatron-core's rotation of queries or keys [S, B, N, E] by their angles [S, 1, 1, E]."""
 
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"
 """Sources, torch 2.13: c10/core/impl/alloc_cpu.cpp, c10/cuda/CUDAException.cpp, ATen/cuda/Exceptions.h. Where it is not
@@ -83,7 +81,7 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
         functions += kernels.softmax
     if not whole_layers:
         kernels.activate = CompiledFunction(plain_activate, in_training=True)
-        rope_utils._apply_rotary_pos_emb_bshd = CompiledFunction(plain_rotate, in_training=True)
+        rope_utils._apply_rotary_pos_emb_bshd = CompiledFunction(rotate, in_training=True)
         functions += kernels.activate, rope_utils._apply_rotary_pos_emb_bshd
     what = "the layers" if whole_layers else "the loss, activations and rotary positions"
     log(f"compiling {what} (torch.compile; cached in {_choose_cache_folder()} for the next start)")

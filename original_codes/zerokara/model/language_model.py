@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from zerokara.model import attention, cpu_attention, layers, parallel
-from zerokara.model.attention import intra_document_mask, positions_in_documents, same_segment
+from zerokara.model.attention import intra_document_mask, positions_in_documents, rotation_tables, same_segment
 from zerokara.model.dropout import Dropout
 from zerokara.model.experts import PADDING, AuxiliaryLoss
 from zerokara.model.layers import Kernels, Layer, sequence_first
@@ -138,11 +138,14 @@ class Decoder(LanguageModel, GPTModel):
             if attention_mask is None or not attention.has_variable_length_kernel(weight, head_dim):
                 attention_mask = intra_document_mask(segments_BS)
         examples_BS = self._examples_or_padding(segments_BS, num_examples_B)
-        rotates = self.position_embedding_type == "rope"
+        tables = None
+        if self.position_embedding_type == "rope":
+            angles = sequence_first(self.rotary_pos_emb(tokens_BS.size(1)))
+            tables = rotation_tables(angles, self.embedding.word_embeddings.weight.dtype)
         hidden_SBD = self.decoder(
             self._embedded(tokens_BS, positions_BS),
             attention_mask,
-            rotary_pos_emb=sequence_first(self.rotary_pos_emb(tokens_BS.size(1))) if rotates else None,
+            rotary_pos_emb=tables,
             padding_mask=examples_BS,
         )
         return sequence_first(hidden_SBD)

@@ -19,7 +19,7 @@ from zerokara.model.megatron_core import rope_utils
 @pytest.fixture(autouse=True)
 def _no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(rope_utils, "_apply_rotary_pos_emb_bshd", compilation.plain_rotate)
+    monkeypatch.setattr(rope_utils, "_apply_rotary_pos_emb_bshd", compilation.rotate)
 
 
 IDS = torch.zeros(2, 16, dtype=torch.int64)
