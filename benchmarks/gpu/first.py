@@ -6,6 +6,7 @@
 | `data` | none: token files of random words, for two vocabularies |
 | `tests` | tests/gpu without the slow ones |
 | those of `jobs.FIRST` | speed, memory, the parts of a step and its kernels, of a training that saves nothing |
+| at last | what was measured beside what `benchmarks/gpu/simulation` has predicted |
 
 Each is a process of its own with a time limit of its own: its planned end, so that what one leaves over is the next
 one's, and a job that hangs costs the others nothing. The plan takes less than the call. A job that fails says so in a
@@ -24,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.jobs import FACTS, FIRST, FIRST_SECONDS, TINY_FIRST, TINY_TESTS, TINY_WORDS, WORDS
-from benchmarks.gpu.measure import add_line, free_name, run_tests, watch_training
+from benchmarks.gpu.measure import add_line, free_name, read_lines, run_tests, watch_training
+from benchmarks.gpu.predictions import compared
 from benchmarks.gpu.watch import watch
 
 PART = "first"
@@ -64,6 +66,10 @@ def run(given: argparse.Namespace, folder: Path) -> list[str]:
         except Exception as error:  # whatever it is, the others are done
             done = {"failed": repr(error)}
         tell(done | {"seconds": round(time.monotonic() - now, 1)})
+    lines = {line["name"]: line for line in read_lines(given.results) if "profile" in line}
+    table = [*compared(lines)]
+    (given.results / "comparison.md").write_text("\n".join(table) + "\n", encoding="utf-8")
+    print(json.dumps({"name": "comparison", "part": PART, "table": table}, ensure_ascii=False), flush=True)
     planned, took = sum(PLAN.values()), round(time.monotonic() - started, 1)
     print(json.dumps({"name": PART, "seconds": took, "planned": planned, "failed": failed, "left_out": left_out}))
     return failed

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from configs import config_of
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import Interval
 
-from benchmarks.gpu import first, jobs, measure, needs, profile, table, watch
+from benchmarks.gpu import first, jobs, measure, needs, predictions, profile, table, watch
+from benchmarks.gpu.simulation.chip import Chip
+from zerokara.model.shapes import ModelShape
+from zerokara.training.planning.memory import MemoryForecast
 
 
 @pytest.mark.slow
@@ -23,7 +29,10 @@ def test_first_tells_each_fact_in_a_line(root: Path, tmp_path: Path) -> None:
     command = ["bash", "benchmarks/gpu.sh", "--tiny", "first", "--results", str(tmp_path)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    *facts, last = map(json.loads, done.stdout.splitlines())
+    *facts, comparison, last = map(json.loads, done.stdout.splitlines())
+    rows = comparison["table"][2:]
+    assert {row.split(" | ")[0] for row in rows} == {"| 1.3b-documents", "| 125m-vocabulary-128k"}, "the simulated ones"
+    assert (tmp_path / "comparison.md").read_text(encoding="utf-8").splitlines()[2:] == rows
     assert facts[0]["name"] == "machine" and facts[0]["torch"] == torch.__version__
     assert list(dict.fromkeys(fact["name"] for fact in facts)) == [*jobs.FACTS, *jobs.TINY_FIRST]
     assert last["failed"] == last["left_out"] == [] and last["planned"] < jobs.FIRST_SECONDS == 540
@@ -33,7 +42,7 @@ def test_first_tells_each_fact_in_a_line(root: Path, tmp_path: Path) -> None:
         told |= {fact["attention"]: fact} if "attention" in fact else {}
     assert told["machine"]["compiler"] and told["machine"]["missing"] == [] and told["machine"]["tbytes"] > 0
     assert told["Flash"]["16x64"] > 0 and "Error" in told["cuDNN"]["16x64"] and "left_out" in told["FA4"]
-    assert "1 skipped" in told["tests"]["summary"] and "7 passed" in told["tests"]["summary"]
+    assert "1 skipped" in told["tests"]["summary"] and "8 passed" in told["tests"]["summary"]
     for name in jobs.TINY_FIRST:
         assert told[name]["steps"] == 1 and told[name]["save"] is None and told[name]["tokens_per_second"] > 0, name
         parts = told[name]["profile"]["parts"]
@@ -93,6 +102,52 @@ def test_parts_of_a_step_are_told_by_place_and_name(monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
     assert report["idle"] == pytest.approx(0.5) and len(report["attention"]) == 1
     assert profile.part_of("triton_tem_fused_mm_3") == "products"
+
+
+@pytest.mark.slow
+def test_a_step_is_simulated_without_a_gpu(root: Path) -> None:
+    """Eagerly: compiled layers need triton, which takes 190 MB."""
+    size = {"num_layers": 2, "hidden_size": 256, "num_attn_heads": 4, "ffn_hidden_size": 512, "seq_len": 512}
+    common = {"compile": "off", "optimizer": "muon", "micro_batch_size": 4, "global_batch_size": 16}
+    settings = [word for key, value in {**size, **common}.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "benchmarks.gpu.simulation", "125m", "--json", *settings]
+    paths = os.pathsep.join([str(root), str(root / "original_codes")])
+    done = subprocess.run(
+        command, cwd=root, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    config = config_of(**{**size, **common, "precision": "bf16"})
+    shape = ModelShape.from_config(config, 49_500)
+    assert found["parameters"] == shape.num_parameters()
+    assert found["parts"].keys() == {"products", "attention", "element-wise", "loss", "update"}
+    assert found["roofline_seconds"] > 16 * 512 * shape.flops_per_token() / Chip.peak_flops, "no product was left out"
+    (pool, _) = MemoryForecast(config, shape, 1, 1, {}, 10**12, Chip.memory_bytes).pools
+    state = sum(size for name, size in pool.parts.items() if name not in ("CUDA context", "loss", "teachers"))
+    assert state < found["peak_bytes"] < pool.needed_bytes
+    assert found["host_waits"] == {}, "its loss is read once, in what stands in for it"
+
+
+def test_what_differs_from_the_prediction_is_marked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    predicted = {"step_seconds": 0.5, "peak_bytes": 25e9, "parts": {"products": 200.0, "loss": 100.0}}
+    path = tmp_path / "predicted.json"
+    path.write_text(json.dumps({"125m-muon": predicted}), encoding="utf-8")
+    monkeypatch.setattr(predictions, "PATH", path)
+    profile_of = {"step_seconds": 0.51, "parts": {"products": 260.0, "loss": 81.0, "waiting": 9.0}}
+    measured = {"profile": profile_of, "memory_bytes": 26e9}
+    rows = [*predictions.compared({"125m-muon": measured, "another": measured})][2:]
+    assert [row.split(" | ")[1] for row in rows if "far" in row] == ["products, ms", "waiting, ms"]
+    assert rows[0] == "| 125m-muon | step, ms | 500.0 | 510.0 | 1.02 |" and len(rows) == 5
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "inner", "tflops"),
+    [(8192, 8192, 8192, (750, 800)), (4096, 768, 49536, (560, 600)), (128, 128, 128, (0, 10))],
+    ids=["a large one", "of whose waves the last is half empty", "a small one"],
+)
+def test_products_take_whole_waves_of_tiles(rows: int, columns: int, inner: int, tflops: tuple[float, float]) -> None:
+    seconds = Chip.product_seconds(rows, columns, inner, 1, 1.0)
+    assert tflops[0] < 2 * rows * columns * inner / seconds / 1e12 < tflops[1]
 
 
 def test_a_job_ends_at_its_limit_however_much_it_prints(tmp_path: Path) -> None:

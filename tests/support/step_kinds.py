@@ -59,4 +59,4 @@ def batches_of(config: PretrainConfig, generator: torch.Generator, ranks: int, p
                 batch.append(torch.full_like(batch[0][:, 0], 3))
         batch += [labels] if config.traits.is_encoder_decoder else []
         micro_batches.append([each.pin_memory() for each in batch] if pins else batch)
-    return StepBatches(micro_batches, float(sum(batch[1].numel() for batch in micro_batches)))
+    return StepBatches(micro_batches, float(sum(batch[1].numel() for batch in micro_batches)), 0.0)

@@ -153,20 +153,21 @@ class ModelShape:
         text = f"{count_text(self.num_parameters(padded=False))} parameters"
         return f"{text}, {count_text(self.num_active_parameters())} active" if self.moe_layers else text
 
-    def flops_per_token(self, causal: bool = True) -> float:
+    def flops_per_token(self, causal_pairs: float | None = 0.0) -> float:
         """Floating-point operations of training on one token of the corpus, forward and backward.
 
         Six for each weight and each token that it multiplies (the output projection included, embedding look-ups not),
         and 12·H·E·S in each layer for the attention scores of a token, as PaLM counts them (Chowdhery et al., 2022,
-        appendix B); where they are `causal`, and that is to be counted, half of it, as FlashAttention's benchmarks do.
+        appendix B). Of causal attention half of it is counted, as FlashAttention's benchmarks do, or within documents
+        less: `causal_pairs` of a sample (`Batch.num_pairs`), 0 for those of one document; None counts all.
         """
         read, target = self.input_len, self.target_len
-        products = self.padded_vocab_size * self.hidden_size * target
+        products: float = self.padded_vocab_size * self.hidden_size * target
         for name, shape in self.parameter_shapes().items():
             if ".layers." in name and len(shape) > 1:
                 of_encoder = name.startswith("encoder.") or "cross_attention.linear_kv" in name
                 products += self._active(name, shape) * (read if of_encoder else target)
-        pairs = target * target * (1 if causal else 2)
+        pairs = 2.0 * target * target if causal_pairs is None else causal_pairs or target * target
         if self.traits.is_encoder_decoder:
             pairs += 2 * read * read + 2 * read * target
         products += self.num_layers * self.query_projection_size * pairs

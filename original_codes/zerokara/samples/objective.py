@@ -52,6 +52,13 @@ class Batch:
     sequence_numbers: Ids | None = None
     """Number of each sequence in the run, [b], from which the masks of dropout follow; None outside of training."""
 
+    @property
+    def num_pairs(self) -> float:
+        """Twice the pairs of positions that attend to each other, if attention is causal; within documents if told."""
+        if self.document_offsets is None:
+            return float(self.labels.size * self.labels.shape[1])
+        return float(np.square(np.diff(self.document_offsets).astype(np.float64)).sum())
+
     def arguments(self) -> list[NDArray[np.int64] | NDArray[np.float32] | NDArray[np.int32]]:
         """Return the arrays in the order of the model's arguments."""
         segments = (self.segments, self.document_offsets, self.decoder_segments, self.num_examples)

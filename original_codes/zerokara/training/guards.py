@@ -49,6 +49,8 @@ class StepRecord:
     """Reason why the step was skipped; empty where it was not."""
     stop_requested: bool = False
     """True if any process was asked to stop; all processes know alike, and leave after the same step."""
+    num_pairs: float = 0.0
+    """`Batch.num_pairs` of the global batch."""
 
 
 class StepGuard:

@@ -119,7 +119,8 @@ class Logbook:
         causal, palm, share = None, None, "n/a"
         if self._peak_flops:  # model FLOPs utilization: the share of the peak that the model's own arithmetic takes
             per_flop = speed / (self._peak_flops * self._plan.num_processes)
-            causal, palm = (per_flop * self._plan.shape.flops_per_token(is_causal) for is_causal in (True, False))
+            pairs = sum(step.num_pairs for step in steps) / (len(steps) * self._plan.resolved.global_batch)
+            causal, palm = (per_flop * self._plan.shape.flops_per_token(of) for of in (pairs, None))
             share = f"{causal:.1%} causal, {palm:.1%} palm"
         # At the speed of this start, pauses included, without its first step, which is slow.
         first, ended = self._first_step

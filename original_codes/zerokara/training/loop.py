@@ -192,7 +192,7 @@ def train_step(
     batches, device = next(loader), processes.device
     # Tensor-parallel ranks compute the same sequences: one of them counts.
     counts = float(parallel.tensor_rank() == 0)
-    (global_tokens,) = processes.sum([counts * batches.num_tokens])
+    global_tokens, global_pairs = processes.sum([counts * batches.num_tokens, counts * batches.num_pairs])
     global_sequences = sum(len(batch[0]) for batch in batches.micro_batches) * parallel.data_size()
     nats = torch.zeros((), device=device)  # not read here: the host goes on while the device works
     for micro_batch in batches.micro_batches:
@@ -215,4 +215,5 @@ def train_step(
     elif not math.isfinite(grad_norm):
         skip_reason = "the gradient is not finite"
     guard.note(loss, skip_reason)
-    return StepRecord(step, loss, learning_rate, grad_norm, time.perf_counter() - started, skip_reason, stop_requested)
+    seconds = time.perf_counter() - started
+    return StepRecord(step, loss, learning_rate, grad_norm, seconds, skip_reason, stop_requested, global_pairs)

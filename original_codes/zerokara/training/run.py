@@ -43,6 +43,8 @@ class StepBatches:
     """For each micro batch the model's arguments, with labels; in main memory, pinned where the device is a GPU."""
     num_tokens: float
     """Predicted tokens in them."""
+    num_pairs: float
+    """`Batch.num_pairs` of them."""
 
 
 def load_batches(
@@ -57,7 +59,8 @@ def load_batches(
         micro_batches = list(batches.at(consumed_before(step)))
         num_tokens = sum(float(batch.loss_mask.sum()) for batch in micro_batches)
         pins = device.type == "cuda"
-        return StepBatches([as_tensors(batch, pins_memory=pins) for batch in micro_batches], num_tokens)
+        num_pairs = sum(batch.num_pairs for batch in micro_batches)
+        return StepBatches([as_tensors(batch, pins_memory=pins) for batch in micro_batches], num_tokens, num_pairs)
 
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
     futures = (thread.submit(prepare, step) for step in steps)

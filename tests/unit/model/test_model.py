@@ -82,6 +82,14 @@ def test_an_encoder_does_not_see_padding_and_one_position_has_the_logits_of_all(
         assert rounding.tensor_times_tolerance(model(longer, **given), padded) > rounding.BROKEN
 
 
+def test_flops_of_documents_leave_out_what_attention_leaves_out() -> None:
+    shape = shape_of()
+    size, queries = shape.seq_len, shape.num_layers * shape.query_projection_size
+    in_halves = shape.flops_per_token(2 * (size / 2) ** 2)
+    assert shape.flops_per_token() - in_halves == pytest.approx(6 * queries * size / 2)
+    assert shape.flops_per_token(None) - shape.flops_per_token() == pytest.approx(6 * queries * size)
+
+
 def test_flops_of_an_encoder_decoder_by_hand() -> None:
     """One sample of 34 raw tokens, 32 for the encoder and 8 for the decoder: weights by the tokens they multiply."""
     shape = shape_of(architecture="t5", head_dim=16, num_attn_heads=6, ffn_hidden_size=100)

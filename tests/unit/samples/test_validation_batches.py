@@ -1,5 +1,6 @@
 """Validation batches: windows of documents, whole samples, parts and ranks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,8 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     assert batch.labels.tolist()[:2] == [[7, 8, 9, 4], [9, 4, 5, 2]] and batch.labels[2, :2].tolist() == [6, 2]
     assert batch.loss_mask.tolist() == [[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0]]
     assert batch.segments.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1]]
-    assert batch.document_offsets.tolist() == [0, 4, 8, 10, 12]
+    assert batch.document_offsets.tolist() == [0, 4, 8, 10, 12] and batch.num_pairs == 16 + 16 + 4 + 4
+    assert replace(batch, segments=None, document_offsets=None).num_pairs == batch.labels.size * batch.labels.shape[1]
 
 
 @pytest.mark.parametrize("seq_len", [1, 2, 5, 16, 17, 18, 40])
