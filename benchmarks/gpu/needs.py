@@ -22,9 +22,10 @@ ROOTS = (
     "pydantic", "pytest", "ruamel-yaml", "safetensors", "sentencepiece", "tensorboard", "transformers",
 )  # fmt: skip
 """What zerokara's steps 2 and 3, and the tests of tests/gpu, import; torch is in a lock file of its own."""
-ON_DEMAND = {"click", "httpx", "shellingham", "typer", "tzdata"}
-"""Of what these need: for uploads and command lines, which nothing here calls, and by other names in other releases."""
-OPTIONAL = {"sniffio", "tabulate", "wcwidth"}
+ON_DEMAND = {"click", "colorama", "httpx", "shellingham", "typer", "tzdata"}
+"""Of what these need: for uploads, command lines and Windows, which nothing here calls, and by other names in other
+releases."""
+OPTIONAL = {"pyarrow", "sniffio", "tabulate", "wcwidth"}
 """Imported where they are there."""
 CARRIED = (
     "annotated-types", "backports-zstd", "hjson", "httpcore2", "httpx2", "megatron-core", "orjson", "pydantic",

@@ -28,6 +28,8 @@ MOE = {"num_experts": 4, "router_aux_loss_coef": 0.02, "router_z_loss_coef": 0.0
 STAGES, RATES = (1, 2, 3), {"adamw": 0.003, "adafactor": 0.02, "muon": 0.003}
 SOONEST = ("llama", "t5")
 """A decoder and an encoder-decoder: the other families take minutes together, and are for CI."""
+WHOLE = (*SOONEST, "mixtral")
+"""Families of every pair of an optimizer and a stage."""
 
 
 def lost_gradient() -> AbstractContextManager[Any]:
@@ -67,10 +69,15 @@ TWINS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def kinds_of(family: str) -> list[str]:
-    """Runs on two processes: in fp32 every optimizer at every stage; in bf16 one, in turn another of these."""
+    """Runs on two processes: in fp32 every optimizer at every stage, and in bf16 one, in turn another of these.
+
+    Of a family that is none of `WHOLE` each optimizer and each stage once, in turn another pairing.
+    """
     place, names = list(ARCHITECTURES).index(family), list(RATES)
-    of_bf16 = f"bf16 {names[place % 3]} {STAGES[place // 3 % 3]}"
-    return [*(f"fp32 {name} {stage}" for name in names for stage in STAGES), of_bf16]
+    pairs = [(name, stage) for name in names for stage in STAGES]
+    if family not in WHOLE:
+        pairs = [(name, STAGES[(place + index) % 3]) for index, name in enumerate(names)]
+    return [*(f"fp32 {name} {stage}" for name, stage in pairs), f"bf16 {names[place % 3]} {STAGES[place // 3 % 3]}"]
 
 
 def train(config: PretrainConfig, kinds: list[str], twin: str = "") -> dict[str, list[float]]:
@@ -145,7 +152,7 @@ def found(
     "family", [pytest.param(name, marks=[] if name in SOONEST else [pytest.mark.slow]) for name in ARCHITECTURES]
 )
 def test_two_processes_learn_what_one_learns(found: dict[str, Any], family: str) -> None:
-    assert len(found[f"{family} 2"]) == 10
+    assert len(found[f"{family} 2"]) == (10 if family in WHOLE else 4)
     for kind, numbers in found[f"{family} 2"].items():
         one = found[f"{family} 1"][f"{kind[:-1]}1"]
         assert one[0] - one[-2] > 0.05, "nothing was learned: equality would mean nothing"
