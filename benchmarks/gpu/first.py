@@ -3,6 +3,7 @@
 | job | facts |
 |---|---|
 | `machine`, `attention` | what `facts.py` tells; the first line says which torch |
+| `kernels` | what `kernels.py` tells: which kernels are right |
 | `data` | none: token files of random words, for two vocabularies |
 | `tests` | tests/gpu without the slow ones |
 | those of `jobs.FIRST` | speed, memory, the parts of a step and its kernels, of a training that saves nothing |
@@ -91,7 +92,7 @@ def do(job: str, name: str, given: argparse.Namespace, folder: Path, deadline: f
         sizes = [(words, *numbers) for words, numbers in (TINY_WORDS if given.tiny else WORDS).items()]
         commands = [["data", str(folder / words), *map(str, numbers)] for words, *numbers in sizes]
     else:
-        commands = [["facts", job, *tiny]]
+        commands = [["kernels", *tiny] if job == "kernels" else ["facts", job, *tiny]]
     for module, *arguments in commands:
         command = [sys.executable, "-m", f"benchmarks.gpu.{module}", *arguments]
 

@@ -74,11 +74,10 @@ TINY_NAMES = ("125m", "moe", "t5", "125m-zero2")
 """What --tiny tries of the parts, unless --only names others."""
 
 MUON, DOCUMENTS = ("optimizer=muon",), ("intra_document_masking=true",)
-FACTS = {"machine": 30.0, "attention": 35.0, "data": 15.0, "tests": 55.0}
+FACTS = {"machine": 30.0, "attention": 35.0, "kernels": 30.0, "data": 15.0, "tests": 55.0}
 """What `gpu.sh first` begins with, and the seconds of each; then `FIRST`. `first.py` says what they are."""
 FIRST: dict[str, Job] = {
     "125m-muon": Job("125m", MUON, 55),
-    "125m-adamw": Job("125m", seconds=40),
     "350m-muon": Job("350m", MUON, 50),
     "1.3b-muon": Job("1.3b", MUON, 60),
     "1.3b-documents": Job("1.3b", (*MUON, *DOCUMENTS), 55),

@@ -42,6 +42,9 @@ def test_first_tells_each_fact_in_a_line(root: Path, tmp_path: Path) -> None:
         told |= {fact["attention"]: fact} if "attention" in fact else {}
     assert told["machine"]["compiler"] and told["machine"]["missing"] == [] and told["machine"]["tbytes"] > 0
     assert told["Flash"]["16x64"] > 0 and "Error" in told["cuDNN"]["16x64"] and "left_out" in told["FA4"]
+    right = [fact for fact in facts if "gradients" in fact]
+    assert len(right) == 5 and right[3]["Flash"] == [True] * 3
+    assert max(error for fact in right if fact["gradients"] != "masked" for error in fact["Flash"]) < 0.01
     assert "1 skipped" in told["tests"]["summary"] and "8 passed" in told["tests"]["summary"]
     for name in jobs.TINY_FIRST:
         assert told[name]["steps"] == 1 and told[name]["save"] is None and told[name]["tokens_per_second"] > 0, name
@@ -72,8 +75,8 @@ def test_first_goes_on_after_a_failure_and_keeps_its_time(
     monkeypatch.setattr(first.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(first, "do", do)
     assert first.run(given, tmp_path) == ["attention", "data"]
-    assert deadlines["machine"] == 30 and deadlines["tests"] == 135 and deadlines["125m-muon"] == 190
-    assert max(deadlines.values()) <= 285, "of five minutes, what the plan leaves of its nine"
+    assert deadlines["machine"] == 30 and deadlines["tests"] == 165 and deadlines["125m-muon"] == 220
+    assert max(deadlines.values()) <= 275, "of five minutes, what the plan leaves of its nine"
     *_, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert last["left_out"] == [name for name in first.PLAN if name not in deadlines]
     assert last["left_out"] == ["1.3b-muon", "125m-vocabulary-128k", "125m-zero2", "1.3b-fp8"]

@@ -184,8 +184,8 @@ class Optimizer(torch.optim.AdamW):
         tensors, rate, momentum = group["params"], group["lr"], resolved(self._momentum)
         directions = [each.grad for each in tensors]
         momenta = [self.state[each]["momentum_buffer"] for each in tensors]
-        torch._foreach_mul_(momenta, momentum)
-        torch._foreach_add_(momenta, directions)
+        for each, direction in zip(momenta, directions, strict=True):
+            torch.add(direction, each, alpha=momentum, out=each)  # one pass, where a list of all would take two
         torch._foreach_add_(directions, momenta, alpha=momentum)
         torch._foreach_mul_(tensors, 1 - rate * group["weight_decay"])
         whole, updated = self._gathered(names)
@@ -303,9 +303,11 @@ def _scaled(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     is_wide = matrices_NRC.size(1) <= matrices_NRC.size(2)
     wide = matrices_NRC if is_wide else matrices_NRC.mT
     # Divided by its Frobenius norm, its largest singular value is at most 1, where the iteration converges.
-    wide = (wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(dtype)
+    norms_N11 = wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    wide = torch.div(wide, norms_N11, out=torch.empty_like(wide, dtype=dtype))
     for _ in range(ROUNDS):
         gram = wide @ wide.mT
         wide = torch.baddbmm(wide, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
     scale = RMS_OF_ADAMW * math.sqrt(max(matrices_NRC.shape[1:]))
-    return (wide if is_wide else wide.mT).to(matrices_NRC.dtype).mul_(scale)
+    # A tensor in fp32 makes the product one, in a pass; so does `out` above with the rounding.
+    return (wide if is_wide else wide.mT) * matrices_NRC.new_full((1, 1, 1), scale)
