@@ -7,10 +7,11 @@
 #   PYTHON=/path/to/python3.12 ./setup.sh          uses that Python
 #   ./setup.sh --extra-index-url https://download.pytorch.org/whl/cpu
 #                                                  on a machine without a GPU: torch without CUDA (GBs less)
-#   TORCH_BUILD=cu126 ./setup.sh                   torch for this CUDA (cu126, cu129, cu130); by itself setup.sh takes the
-#                                                  one for the driver and the cards that nvidia-smi shows
-#   ./setup.sh --lock cu126                        locks what that build consists of, with uv (a package of PyPI): only
-#                                                  cu130 and the one without CUDA are locked here, others NOT VERIFIED
+#   TORCH_BUILD=cu126 ./setup.sh                   torch for this CUDA (cu126, cu129, cu130). setup.sh says which one fits
+#                                                  the driver and the cards that nvidia-smi shows; only cu130 and the one
+#                                                  without CUDA are locked here, so that another is installed NOT VERIFIED,
+#                                                  and only if you ask for it
+#   ./setup.sh --lock cu126                        locks what that build consists of, with uv (a package of PyPI)
 #   ./setup.sh --help                              prints this
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
@@ -124,6 +125,12 @@ build=${build#cu130} # PyPI's
 if [[ -n $build && ! $build =~ ^(cpu|cu1[0-9]+)$ ]]; then
     echo "setup: torch for $build is not supported: zerokara trains on NVIDIA's GPUs or a CPU. For this CPU:" >&2
     echo "       TORCH_BUILD=cpu ./setup.sh" >&2
+    exit 2
+fi
+if [[ $build == cu* && ! -f requirements/torch-$build.lock && -z ${TORCH_BUILD:-} && $offered != *"+$build"* ]]; then
+    echo "setup: this driver, or a card, needs torch for $build, of which no hash is known here. To install it as" >&2
+    echo "       $pytorch has it, NOT VERIFIED:  TORCH_BUILD=$build ./setup.sh" >&2
+    echo "       To have it verified, record its hashes first:  ./setup.sh --lock $build" >&2
     exit 2
 fi
 torch+=${build:++$build}

@@ -49,18 +49,19 @@ esac
 
 
 @pytest.mark.parametrize(
-    ("offered", "cards", "expected"),
+    ("offered", "cards", "asked", "expected"),
     [
-        ("2.13.0+cpu", "", "torch==2.13.0+cpu"),
-        ("2.13.0", "580.82.07, 9.0\\n580.82.07, 7.5\\n", "torch==2.13.0"),
-        ("2.13.0", "570.195.03, 9.0\\n", "torch==2.13.0+cu126"),
-        ("2.13.0", "575.57.08, 12.0\\n575.57.08, 8.9\\n", "torch==2.13.0+cu129"),
-        ("2.13.0", "565.57.01, 12.0\\n", "driver 565.57.01 is too old"),
-        ("2.13.0+rocm7.1", "", "torch for rocm7.1 is not supported"),
+        ("2.13.0+cpu", "", "", "torch==2.13.0+cpu"),
+        ("2.13.0", "580.82.07, 9.0\\n580.82.07, 7.5\\n", "", "torch==2.13.0"),
+        ("2.13.0", "570.195.03, 9.0\\n", "", "TORCH_BUILD=cu126 ./setup.sh"),
+        ("2.13.0", "570.195.03, 9.0\\n", "cu126", "torch==2.13.0+cu126"),
+        ("2.13.0", "575.57.08, 12.0\\n575.57.08, 8.9\\n", "", "TORCH_BUILD=cu129 ./setup.sh"),
+        ("2.13.0", "565.57.01, 12.0\\n", "", "driver 565.57.01 is too old"),
+        ("2.13.0+rocm7.1", "", "", "torch for rocm7.1 is not supported"),
     ],
 )
-def test_what_is_installed(tmp_path: Path, offered: str, cards: str, expected: str) -> None:
-    """By a driver that shows these cards, from an index that offers this build."""
+def test_what_is_installed(tmp_path: Path, offered: str, cards: str, asked: str, expected: str) -> None:
+    """By a driver that shows these cards, from an index that offers this build; `asked` is what a user asks for."""
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     shutil.copy(ROOT / "setup.sh", tmp_path)
     shows = f"#!/bin/sh\nprintf '{cards}'\n"
@@ -68,7 +69,12 @@ def test_what_is_installed(tmp_path: Path, offered: str, cards: str, expected: s
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text, encoding="utf-8")
         (tmp_path / path).chmod(0o755)
-    environment = {**os.environ, "OFFERED": offered, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "TORCH_BUILD": asked,
+        "OFFERED": offered,
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+    }
     done = subprocess.run([tmp_path / "setup.sh", "--further"], env=environment, capture_output=True, text=True)
     calls = (tmp_path / "calls").read_text(encoding="utf-8")
     if "torch==" not in expected:
