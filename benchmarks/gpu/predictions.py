@@ -27,6 +27,6 @@ def compared(measured: dict[str, dict[str, Any]]) -> Iterator[str]:
         if one.get("memory_bytes"):
             rows += [("peak, GB", expected["peak_bytes"] / 1e9, one["memory_bytes"] / 1e9)]
         for what, foretold, found in rows:
-            ratio = found / foretold if foretold else float("inf") if found else 1.0
-            mark = " **far**" if not 1 / FAR <= ratio <= FAR else ""
-            yield f"| {name} | {what} | {foretold:,.1f} | {found:,.1f} | {ratio:.2f}{mark} |"
+            far = " **far**" if not foretold / FAR <= found <= foretold * FAR else ""
+            ratio = f"{found / foretold:.2f}" if foretold else "–"
+            yield f"| {name} | {what} | {foretold:,.1f} | {found:,.1f} | {ratio}{far} |"

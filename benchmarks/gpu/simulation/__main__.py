@@ -36,13 +36,15 @@ VOCABULARIES = {"50k": 49_500, "128k": 127_500}
 DOCUMENT = 512
 """Length of a document of those, about."""
 JOBS = {name: job for name, job in FIRST.items() if not any("offload" in each for each in job.settings)}
+DENSE = ("125m", "350m", "1.3b")
+"""Sizes; experts and encoder-decoders are not simulated."""
 LOSS, UPDATE = "loss", "update"
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"{', '.join(JOBS)}; or {', '.join(SIZES)}")
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"{', '.join(JOBS)}; or {', '.join(DENSE)}")
     parser.add_argument("--all", action="store_true", help="all jobs")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of config.yaml")
     parser.add_argument("--triton", metavar="FOLDER", help="folder that holds the package triton, which is not run")
@@ -58,10 +60,12 @@ def main() -> None:
     if given.triton:
         sys.path.append(given.triton)
     names = [*JOBS] if given.all else given.jobs
+    if not names:
+        parser.error(f"name a job: {', '.join([*JOBS, *DENSE])}; or --all, or --compare")
     found: dict[str, Any] = {}
     for name in names:
-        if name not in JOBS and name not in SIZES:
-            parser.error(f"{name}: no such job; there are {', '.join([*JOBS, *SIZES])}")
+        if name not in JOBS and name not in DENSE:
+            parser.error(f"{name}: no such job; there are {', '.join([*JOBS, *DENSE])}")
         if given.json:
             print(json.dumps(simulate(JOBS.get(name, Job(name)), given.set)))
             return
@@ -69,8 +73,10 @@ def main() -> None:
         others = [word for setting in given.set for word in ("--set", setting)]
         others += ["--triton", given.triton] if given.triton else []
         command = [sys.executable, "-m", "benchmarks.gpu.simulation", name, "--json", *others]
-        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found[name] = json.loads(printed.splitlines()[-1])
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            sys.exit(done.returncode)
+        found[name] = json.loads(done.stdout.splitlines()[-1])
         show(name, found[name], given.kernels)
     if given.write:
         kept = {
