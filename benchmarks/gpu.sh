@@ -4,7 +4,7 @@
 #   benchmarks/gpu.sh PART --results DIR [--tiny] [--minutes 9] [--wheels DIR] [--set key=value …] [--only NAME …]
 #
 #   first      what is wanted first, in one call of nine minutes: a JSON object a line for each fact, as it is found. The
-#              machine, its ceilings, attention's kernels, tests/gpu, and eight trainings (benchmarks/gpu/first.py)
+#              machine, its ceilings, attention's kernels, tests/gpu, and seven trainings (benchmarks/gpu/first.py)
 #   check      whether all that the parts import is there; every other part begins with it
 #   tests      tests/gpu under NCCL
 #   dense      Llama of 125M, 350M and 1.3B: step 3 as a user has it, with a profile; then 125M to 1.3B eager
@@ -13,8 +13,8 @@
 #   all        these four, one after another, each with its own minutes: no single call of nine minutes holds them
 #   table      the table of what lies in DIR; further folders may follow it
 #
-# --results  one folder for everything: measurements.jsonl, log.txt, tests.txt, table.md. Nothing in it is overwritten: lines
-#            are added, and what is measured again, or with --set, has a name of its own. It is small: some 100 kB.
+# --results  one folder for everything: measurements.jsonl, log.txt, tests.txt, table.md, comparison.md. Of the first three
+#            nothing is overwritten: lines are added, and what is measured again, or with --set, has a name of its own. It is small: some 100 kB.
 #            `first` prints all that matters, and needs none
 # --minutes  of a part; what no longer fits is left out, and the table says so
 # --tiny     models of a few thousand weights, on a CPU too: shows that everything runs, and measures nothing

@@ -21,7 +21,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def main() -> None:
 
 def simulate(job: Job, settings: list[str]) -> dict[str, Any]:
     """Return what a step takes: seconds, by part and by kernel, MFU, and bytes at the peak."""
-    pretend(Path(tempfile.gettempdir()))
+    pretend(Path("~/.cache/zerokara").expanduser())
     import torch
 
     from benchmarks.gpu.simulation.step import a_step
@@ -115,13 +114,14 @@ def simulate(job: Job, settings: list[str]) -> dict[str, Any]:
         kernels[f"{part}: {kernel.name}"] += times * kernel.seconds
         roofline += times * kernel.roofline
     seconds, tokens = parts.total(), config.global_batch * shape.input_len
+    pairs = float(shape.input_len * DOCUMENT) if config.intra_document_masking else 0.0
     best = peak_flops(torch.cuda.get_device_name(0))
     assert best is not None
     return {
         "parameters": shape.num_parameters(),
         "step_seconds": seconds,
         "roofline_seconds": roofline,
-        "mfu_causal": tokens * shape.flops_per_token() / (seconds * best),
+        "mfu_causal": tokens * shape.flops_per_token(pairs) / (seconds * best),
         "peak_bytes": seen.peak,
         "parts": {name: 1000 * took for name, took in parts.most_common()},
         "kernels": kernels.most_common(),

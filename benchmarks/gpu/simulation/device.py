@@ -1,13 +1,15 @@
 """A CUDA device that has shapes and storages, and no numbers: torch's CPU build is told that it has an H100.
 
-torch asks its device for little before a FakeTensor lives on it. A library of twenty lines, built beside this file at
-its first use, answers the questions of C++; what Python asks is replaced here. All this holds for one process.
+torch asks its device for little before a FakeTensor lives on it. A library of twenty lines, built into a folder of the
+user's at its first use, answers the questions of C++; what Python asks is replaced here. It holds for one process.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
+import os
 import subprocess
 import types
 from collections.abc import Iterator
@@ -78,12 +80,16 @@ def pretend(folder: Path) -> None:
     found = importlib.util.find_spec("torch")
     assert found is not None and found.origin is not None
     torch_folder = Path(found.origin).parent
-    library, source = folder / "no_cuda.so", folder / "no_cuda.cpp"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    library = folder / f"no_cuda-{importlib.metadata.version('torch')}.so"
     if not library.exists():
+        source, built = (folder / f"no_cuda-{os.getpid()}.{kind}" for kind in ("cpp", "so"))
         source.write_text(LIBRARY, encoding="utf-8")
         include, linked = str(torch_folder / "include"), ["-L", str(torch_folder / "lib"), "-lc10", "-ltorch_cpu"]
         flags = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", "-I", include]
-        subprocess.run([*flags, str(source), "-o", str(library), *linked], check=True)
+        subprocess.run([*flags, str(source), "-o", str(built), *linked], check=True)
+        source.unlink()
+        built.rename(library)
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(torch_folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # before torch looks for CUDA

@@ -2,7 +2,7 @@
 
 Kernels have been released that give wrong gradients on some GPUs, at some lengths or with a mask, and no error: NaN
 with cuDNN 9.20 (pytorch issue 196678), other numbers where there are few kv heads (193893). A run of weeks would learn
-from them. The heads here are few, but have the run's size, grouping, length and number format.
+from them. What is compared has the run's size and grouping of heads, its lengths, masks and number format.
 
 Letters: S sequence length, B batch, H query heads, K kv heads, E head dim.
 """
@@ -16,15 +16,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from zerokara.base.errors import RunError
-from zerokara.model.attention import FusedAttention, has_variable_length_kernel, intra_document_mask
+from zerokara.model.attention import (
+    FusedAttention,
+    has_variable_length_kernel,
+    intra_document_mask,
+    same_segment,
+)
 from zerokara.model.layers import sequence_first
 from zerokara.model.megatron_core import AttnMaskType
 from zerokara.model.shapes import ModelShape
 
 MAX_ERROR = 0.02
 """Greatest error of a gradient, relative to its norm. Rounding to bf16 leaves 0.003 to 0.007."""
-_MAX_LENGTH, _MAX_HEADS = 1024, 8
-"""Greater ones take the same kernels; so the check needs a third of a GB, and a moment."""
+_MAX_LENGTH, _MAX_SCORES = 4096, 2**26
+"""Longer sequences, and more kv heads than make so many scores, are left out: so it needs a GB or two, and a moment."""
 
 
 class _Form(NamedTuple):
@@ -36,6 +41,8 @@ class _Form(NamedTuple):
     """As `FusedAttention` takes it."""
     whole_mask: Tensor | None
     """True where a position may attend to another."""
+    lengths: tuple[int, int]
+    """Of queries and of keys."""
     has_bias: bool = False
 
 
@@ -46,13 +53,15 @@ def check_attention(shape: ModelShape, weight: Tensor, with_documents: bool) -> 
         RunError: a gradient is not finite, or wrong.
     """
     repeats = shape.num_attn_heads // shape.num_kv_heads
-    kv_heads = max(1, min(shape.num_kv_heads, _MAX_HEADS // repeats))
-    counts = kv_heads * repeats, kv_heads, kv_heads
     generator = torch.Generator(weight.device).manual_seed(1)
-    length = min(shape.seq_len, _MAX_LENGTH)
-    for form in _forms(shape, length, weight, with_documents):
-        sizes = [(*((2, length) if weight.is_cuda else (length, 2)), count, shape.head_dim) for count in counts]
-        sizes += [(1, counts[0], length, length)] if form.has_bias else []
+    for form in _forms(shape, weight, with_documents):
+        queries, keys = form.lengths
+        kv_heads = max(1, min(shape.num_kv_heads, _MAX_SCORES // (2 * repeats * queries * keys)))
+        counts = (kv_heads * repeats, queries), (kv_heads, keys), (kv_heads, keys)
+        sizes: list[tuple[int, ...]] = [
+            (*((2, length) if weight.is_cuda else (length, 2)), count, shape.head_dim) for count, length in counts
+        ]
+        sizes += [(1, kv_heads * repeats, queries, keys)] if form.has_bias else []
         drawn = [torch.randn(size, generator=generator, device=weight.device).to(weight.dtype) for size in sizes]
         names = ("queries", "keys", "values", "the position bias")
         for name, found, expected in zip(names, _gradients(form, drawn), _plain_gradients(form, drawn), strict=False):
@@ -66,21 +75,27 @@ def check_attention(shape: ModelShape, weight: Tensor, with_documents: bool) -> 
                 )
 
 
-def _forms(shape: ModelShape, length: int, weight: Tensor, with_documents: bool) -> Iterator[_Form]:
-    everything = torch.ones(1, 1, length, length, dtype=torch.bool, device=weight.device)
+def _forms(shape: ModelShape, weight: Tensor, with_documents: bool) -> Iterator[_Form]:
+    read, target = (min(length, _MAX_LENGTH) for length in (shape.input_len, shape.target_len))
+    # Segments of two documents, in queries and in keys.
+    read_BS, target_BT = (
+        (torch.arange(length, device=weight.device) >= length // 3).int().expand(2, -1) for length in (read, target)
+    )
     if shape.traits.is_encoder_decoder:
-        yield _Form("encoder", False, None, everything, has_bias=True)
-        yield _Form("decoder", True, None, everything.tril(), has_bias=True)
-        yield _Form("of the decoder to the encoder", False, None, everything)
+        masks = same_segment(read_BS, read_BS), same_segment(target_BT, target_BT), same_segment(target_BT, read_BS)
+        of_encoder, of_decoder, across = masks if with_documents else (torch.ones_like(each[:1]) for each in masks)
+        yield _Form("encoder", False, None, of_encoder, (read, read), has_bias=True)
+        yield _Form("decoder", True, None, of_decoder.tril(), (target, target), has_bias=True)
+        mask = across if with_documents else None
+        yield _Form("of the decoder to the encoder", False, mask, across, (target, read))
         return
-    yield _Form("causal", True, None, everything.tril())
+    whole = intra_document_mask(torch.zeros_like(read_BS))
+    yield _Form("causal", True, None, whole, (read, read))
     if with_documents:
-        first = length // 3  # tokens of the first document
-        segments_BS = (torch.arange(length, device=weight.device) >= first).int().expand(2, -1)
-        whole = intra_document_mask(segments_BS)
-        starts = torch.tensor([0, first, length, length + first, 2 * length], dtype=torch.int32, device=weight.device)
+        first, whole = read // 3, intra_document_mask(read_BS)
+        starts = torch.tensor([0, first, read, read + first, 2 * read], dtype=torch.int32, device=weight.device)
         has_kernel = has_variable_length_kernel(weight, shape.head_dim)
-        yield _Form("within documents", True, starts if has_kernel else whole, whole)
+        yield _Form("within documents", True, starts if has_kernel else whole, whole, (read, read))
 
 
 def _gradients(form: _Form, drawn: list[Tensor]) -> tuple[Tensor, ...]:

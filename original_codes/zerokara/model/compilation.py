@@ -72,6 +72,8 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
         RuntimeError: of any class, for a lack of memory.
     """
     device = arguments[0].device
+    if device.type == "cuda":  # it is in the code, and in no key of torch's cache
+        torch.compiler.config.cache_key_tag = f"cuDNN's attention: {torch.backends.cuda.cudnn_sdp_enabled()}"
     layers = model.all_layers() if whole_layers else []
     kernels, functions = model.kernels, list[CompiledFunction]()
     for layer in layers:
@@ -90,6 +92,9 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
         for experts in experts_of(layers):
             experts.counts.reset(device)  # the compiler looks at where they are
         model(*arguments)
+        if kernels.softmax:
+            with torch.no_grad():  # that of validation
+                model(*arguments)
     except Exception as error:  # whatever else the compiler dislikes, training works without it
         if not whole_layers or is_out_of_memory(error):
             raise

@@ -21,8 +21,9 @@ SHAPES = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SHAPES)
-def test_what_this_processor_computes_is_right(name: str, dtype: torch.dtype) -> None:
-    check_attention(shape_of(**SHAPES[name]), torch.empty((), dtype=dtype), with_documents=name == "grouped")
+@pytest.mark.parametrize("with_documents", [True, False])
+def test_what_this_processor_computes_is_right(name: str, dtype: torch.dtype, with_documents: bool) -> None:
+    check_attention(shape_of(**SHAPES[name]), torch.empty((), dtype=dtype), with_documents)
 
 
 def broken(change: Callable[[Tensor], Tensor], which: int) -> type[FusedAttention]:

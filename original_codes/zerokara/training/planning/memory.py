@@ -27,9 +27,9 @@ ACTIVATION_MARGIN = 4.5
 """Activations of eager layers over `min_activation_bytes`, counted on a CPU: 1.6 (gpt2) to 4.6 (qwen3 in bf16). Only
 where the scores of long sequences are kept (in t5, and at 1M in bf16, from 1,024 tokens on) are they more."""
 _GPU_MARGINS = {"compiled": 2.0, "eager": 2.9, "eager, with QK-norm": 3.8}
-"""The same of dense decoders on a GPU without activation checkpointing; their attention keeps no scores. In a step on
-an H100 that benchmarks/gpu/simulate.py simulates it is 1.76 to 1.80 with compiled layers, 1.7 to 2.6, or 3.4; not
-measured."""
+"""The same of dense decoders in bf16 on a GPU without activation checkpointing; their attention keeps no scores. In a
+step on an H100 that benchmarks/gpu/simulation simulates it is 1.76 to 1.80 with compiled layers, 1.7 to 2.6, or 3.4;
+not measured."""
 SAFE_SHARE = 0.87
 """Share of the memory that a run may plan with: allocators leave holes, and batches differ."""
 LIBRARY_BYTES = 300_000_000
@@ -142,8 +142,8 @@ class MemoryForecast:
 
     @property
     def _gpu_margin(self) -> float:
-        recomputes = self.config.activation_checkpointing != "off"
-        if recomputes or self.shape.traits.is_encoder_decoder or self.shape.moe_layers:
+        is_other = self.config.activation_checkpointing != "off" or self.config.number_format == "fp32"
+        if is_other or self.shape.traits.is_encoder_decoder or self.shape.moe_layers:
             return ACTIVATION_MARGIN
         if self.config.compile != "off" and self.config.tensor_parallel_size == 1:  # `model.compilation`
             return _GPU_MARGINS["compiled"]

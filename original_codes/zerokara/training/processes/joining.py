@@ -110,7 +110,7 @@ def join(plan: RunPlan) -> Processes:
     device, config = local_device(), plan.resolved
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.backends.cuda.enable_cudnn_sdp(config.cudnn_attention)  # torch takes it first
+        torch.backends.cuda.enable_cudnn_sdp(False)  # torch takes it first
     else:
         keep_freed_memory(plan.memory.can_keep_freed_memory)
     # On a GPU too: initial weights are drawn, and under offload weights updated, by the cores.
