@@ -98,7 +98,7 @@ def for_each_parameter(model: torch.nn.Module, update_one: Callable[..., None]) 
 
 
 def plain_muon(model: torch.nn.Module, momentum: float, decay: float, scale: float) -> Update:
-    """Liu et al., 2025, algorithm 1 with Nesterov momentum and cautious decay; AdamW for all but matrices of layers."""
+    """Liu et al., 2025, algorithm 1 with Nesterov momentum; AdamW for all but the matrices of the layers."""
     buffers: dict[str, list[Tensor]] = {}
 
     def update_one(name: str, weight: Tensor, gradient: Tensor, step: int, learning_rate: float) -> None:
@@ -110,8 +110,7 @@ def plain_muon(model: torch.nn.Module, momentum: float, decay: float, scale: flo
             for _ in range(5):
                 gram = x @ x.T
                 x = 3.4445 * x - 4.7750 * gram @ x + 2.0315 * gram @ gram @ x
-            shrunk = torch.where(weight * x > 0, weight, 0.0)
-            weight.copy_(weight - learning_rate * (scale * math.sqrt(max(weight.shape)) * x + decay * shrunk))
+            weight.copy_(weight - learning_rate * (scale * math.sqrt(max(weight.shape)) * x + decay * weight))
             return
         first.copy_(0.9 * first + 0.1 * gradient)
         second.copy_(0.95 * second + 0.05 * gradient**2)

@@ -86,8 +86,7 @@ class OptimSettings(Settings):
     """Muon: momentum. `auto` is the lower, the higher lr is: 0.88 to 0.95."""
     weight_decay: NaturalFloat | Auto = "auto"
     """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
-    applied to norms and biases; of muon's matrices to the numbers that the update makes smaller. `auto` follows lr and
-    the length of the run."""
+    applied to norms and biases. `auto` follows lr and the length of the run."""
     relative_attention_lr_multiplier: PositiveFloat | Auto = "auto"
     """t5: learning rate of the relative position bias, as a multiple of lr. The bias starts near 0.01 and attends to
     neighbours only at values of several units, so it must learn faster. `auto` is 30, with adafactor 1 as in T5."""

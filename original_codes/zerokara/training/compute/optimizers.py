@@ -8,10 +8,7 @@ Muon: momentum orthogonalized by Newton-Schulz (Jordan et al., 2024, kellerjorda
 scaled as in "Muon is Scalable for LLM Training" (Liu et al., 2025, arXiv 2502.16982, section 2.2), to the root mean
 square of one of AdamW's, so that AdamW's learning rate and weight decay serve both:
 
-    M ← μ·M + G          O = orthogonal(G + μ·M)          W ← W − lr·(0.2·√max(R, C)·O + weight_decay·W')
-
-Decay is cautious: W' has the numbers of W that O makes smaller, and 0 for the others (Chen et al., 2025, arXiv
-2510.12402; docs/recipe.md has what it gains).
+    M ← μ·M + G          O = orthogonal(G + μ·M)          W ← W − lr·(0.2·√max(R, C)·O + weight_decay·W)
 
 Adafactor without a first moment (Shazeer and Stern, 2018, algorithm 6), with a learning rate from outside. For a
 gradient G of weights W, with β = 1 − t^−0.8 at update t:
@@ -190,20 +187,17 @@ class Optimizer(torch.optim.AdamW):
         for each, direction in zip(momenta, directions, strict=True):
             torch.add(direction, each, alpha=momentum, out=each)  # one pass, where a list of all would take two
         torch._foreach_add_(directions, momenta, alpha=momentum)
-        decay = rate * group["weight_decay"]
+        torch._foreach_mul_(tensors, 1 - rate * group["weight_decay"])
         whole, updated = self._gathered(names)
         for stack in self._stacks(whole):
             directions_NRC = torch.stack([_matrix(whole[name], place, rows) for name, place, rows in stack])
             updates_NRC = _scaled(directions_NRC, self._dtype)
-            for (name, place, rows), update_RC in zip(stack, updates_NRC.mul_(-rate), strict=True):
-                matrix_RC = _matrix(updated[name], place)
-                part_RC = matrix_RC if rows is None else matrix_RC[rows]
-                if name not in self._cut:  # else it is what is handed out, and decays where it is added
-                    _decay(part_RC, update_RC, decay)
-                part_RC.add_(update_RC)
-                if rows is not None:
-                    matrix_RC.index_copy_(0, rows, part_RC)
-        self._return(names, updated, decay)
+            for (name, place, rows), update_RC in zip(stack, updates_NRC, strict=True):
+                if rows is None:
+                    _matrix(updated[name], place).add_(update_RC, alpha=-rate)
+                else:
+                    _matrix(updated[name], place).index_add_(0, rows, update_RC, alpha=-rate)
+        self._return(names, updated)
 
     def _stacks(self, tensors: Mapping[str, Tensor]) -> Iterator[list[MatrixPlace]]:
         """The matrices of equal size, as many at a time as `STACK` holds."""
@@ -273,8 +267,8 @@ class Optimizer(torch.optim.AdamW):
                 updated[name] = self._part(name, self._places[name].tensor).view(self._shapes[name])
         return whole, updated
 
-    def _return(self, names: Sequence[str], updates: Mapping[str, Tensor], decay: float = 0.0) -> None:
-        """Hand out the updates of tensors that are cut; add what this process gets to its weights, which `_decay`."""
+    def _return(self, names: Sequence[str], updates: Mapping[str, Tensor]) -> None:
+        """Hand out the updates of tensors that are cut, and add what this process gets to its weights."""
         by_owner, sent = self._cut_by_owner(names), []
         for rank in self._ranks:
             held = ((name, self._places[name].ranges[rank]) for name in by_owner[self._rank])
@@ -282,9 +276,7 @@ class Optimizer(torch.optim.AdamW):
         counts = [[len(self._places[name].ranges[self._rank]) for name in each] for each in by_owner]
         for each, parts in zip(by_owner, self._exchanged(sent, counts), strict=True):
             for name, part in zip(each, parts, strict=True):
-                weights = self._part(name, self._places[name].tensor)
-                _decay(weights, part, decay)
-                weights.add_(part)
+                self._part(name, self._places[name].tensor).add_(part)
 
     def _cut_by_owner(self, names: Sequence[str]) -> list[list[str]]:
         return [[name for name in names if name in self._cut and self._owners[name] == rank] for rank in self._ranks]
@@ -298,12 +290,6 @@ class Optimizer(torch.optim.AdamW):
         together = torch.cat([received[:0], *itertools.chain(*sent)])
         torch.distributed.all_to_all_single(received, together, lengths, sizes, group=parallel.data_group())
         return [part.split(each) for part, each in zip(received.split(lengths), counts, strict=True)]
-
-
-def _decay(weights: Tensor, update: Tensor, decay: float) -> None:
-    """Decay the weights that an update, which is added afterwards, makes smaller."""
-    if decay:
-        weights.addcmul_(weights, weights.mul(update).lt_(0), value=-decay)
 
 
 def _matrix(tensor: Tensor, place: int, rows: Tensor | None = None) -> Tensor:
