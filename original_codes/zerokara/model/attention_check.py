@@ -1,4 +1,4 @@
-"""Attention, believed after a look: its gradients beside those of plain operations in fp32, before a run begins.
+"""A check of attention before a run begins: its gradients are compared with those of plain operations in fp32.
 
 Kernels have been released that give wrong gradients on some GPUs, at some lengths or with a mask, and no error: NaN
 with cuDNN 9.20 (pytorch issue 196678), other numbers where there are few kv heads (193893). A run of weeks would learn

@@ -54,7 +54,7 @@ class Batch:
 
     @property
     def num_pairs(self) -> float:
-        """Twice the pairs of positions that attend to each other, if attention is causal; within documents if told."""
+        """Twice the pairs of positions between which causal attention is computed; with offsets, within documents."""
         if self.document_offsets is None:
             return float(self.labels.size * self.labels.shape[1])
         return float(np.square(np.diff(self.document_offsets).astype(np.float64)).sum())

@@ -211,15 +211,15 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
     share = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size())
     training = plan.data.training
     batches = Batches(training.tokens(), training.order(), share, plan.data.objective, parallel.data_rank())
-    first = next(batches.at(0))  # any would do; where a run resumes there may be none
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(config.cudnn_attention)
         weight = torch.empty((), dtype=families.TORCH_DTYPES[config.number_format], device=device)
-        check_attention(plan.shape, weight, with_documents=first.segments is not None)
+        check_attention(plan.shape, weight, with_documents=next(batches.at(0)).segments is not None)
         torch.cuda.empty_cache()  # the peak is that of training
         torch.cuda.reset_peak_memory_stats(device)
     whole_layers = compilation.reason_against(config.compile, device.type) is None
     if whole_layers or compilation.compiles_functions(config.compile, device.type):
+        first = next(batches.at(0))  # any would do; where a run resumes there may be none
         compilation.start(model, to_device(first, device), log, whole_layers)
         if config.precision == "fp8" and model.all_layers()[0].compiled is None:
             raise RunError(
