@@ -72,8 +72,8 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
         RuntimeError: of any class, for a lack of memory.
     """
     device = arguments[0].device
-    if device.type == "cuda":  # it is in the code, and in no key of torch's cache
-        torch.compiler.config.cache_key_tag = f"cuDNN's attention: {torch.backends.cuda.cudnn_sdp_enabled()}"
+    # The kernel of attention is in the code, and in no key of torch's cache.
+    torch.compiler.config.cache_key_tag = f"cuDNN's attention: {torch.backends.cuda.cudnn_sdp_enabled()}"
     layers = model.all_layers() if whole_layers else []
     kernels, functions = model.kernels, list[CompiledFunction]()
     for layer in layers:

@@ -40,6 +40,19 @@ def test_a_function_of_the_layers_runs_compiled_in_training_alone() -> None:
     assert double(1) == 2 and compiled.call_count == 1
 
 
+def test_code_with_another_kernel_of_attention_is_not_taken_from_torchs_cache(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
+    tags = set()
+    for is_enabled in (False, True):
+        monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda is_enabled=is_enabled: is_enabled)
+        compilation.start(model, BATCH, print)
+        tags.add(torch.compiler.config.cache_key_tag)
+    assert len(tags) == 2
+
+
 @pytest.mark.parametrize("whole_layers", [True, False])
 def test_what_cannot_compile_runs_eagerly(model: Decoder, whole_layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = mock.Mock(side_effect=RuntimeError("no C++ compiler\nand a long story"))
