@@ -16,7 +16,7 @@ difference of every two models.
 
 What special tokens spell (``</s>`` in a text) is encoded as the text that it is, not as the token.
 
-Shape suffixes: B windows, S tokens of the longest.
+Shape suffixes: B windows, S tokens of the longest, K of them with logits, V entries of the vocabulary.
 """
 
 import math
@@ -46,7 +46,8 @@ BLOCK_BYTES = 200_000
 """Text that is measured at once; a run that is killed loses no more."""
 MAX_LOGITS = 2**27
 """Logits of a batch with `batch_tokens: auto`: half a gigabyte in fp32."""
-MAX_BATCH_TOKENS = 16_384
+BATCH_TOKENS = {"cpu": 1024, "cuda": 16_384}
+"""Tokens of a batch with `batch_tokens: auto`: a CPU needs a quarter longer where its cache does not hold a batch."""
 _NOT_SCORED = -100
 """Target of a position that another window scores, or that is padding."""
 
@@ -207,7 +208,7 @@ def losses_of(
     tokens = [[windowing.start_id, *ids, *tail] for ids in encoded]
     size = windowing.context_length, windowing.stride
     all_windows = [window for number, ids in enumerate(tokens) for window in windows(len(ids), *size, number)]
-    all_windows.sort(key=lambda window: window.num_inputs)
+    all_windows.sort(key=lambda window: (window.num_inputs, window.first_target - window.begin))
     nats = [np.zeros(len(ids)) for ids in tokens]
     num_inputs = sum(window.num_inputs for window in all_windows)
     for batch in _batches(all_windows, batch_tokens):
@@ -235,26 +236,33 @@ def _window_nats(
         inputs_BS[row, : window.num_inputs] = ids[window.begin : window.end - 1]
         targets_BS[row, first : window.num_inputs] = ids[window.first_target : window.end]
     with torch.inference_mode():
-        nats_BS = _nats(model, torch.from_numpy(inputs_BS), torch.from_numpy(targets_BS), batch_tokens)
-    return [values[scored] for values, scored in zip(nats_BS, targets_BS != _NOT_SCORED, strict=True)]
+        nats_BK = _nats(model, torch.from_numpy(inputs_BS), torch.from_numpy(targets_BS), batch_tokens)
+    targets_BK = targets_BS[:, longest - nats_BK.shape[1] :]
+    return [values[scored] for values, scored in zip(nats_BK, targets_BK != _NOT_SCORED, strict=True)]
 
 
 def _nats(model: LoadedModel, inputs_BS: Tensor, targets_BS: Tensor, batch_tokens: int) -> Any:
-    """Nats of all targets [B, S]; a single window beyond `batch_tokens` is read in parts, to bound its logits."""
+    """Nats of the targets from the first column on that has one to score.
+
+    A single window beyond `batch_tokens` is read in parts, to bound its logits.
+    """
     longest = inputs_BS.shape[1]
     size = batch_tokens if len(inputs_BS) == 1 else longest
     parts: list[Tensor] = []
     before: dict[str, Any] = {}
     for start in range(0, longest, size):
         inputs, targets = (each[:, start : start + size].to(model.device) for each in (inputs_BS, targets_BS))
-        output = model.model(input_ids=inputs, use_cache=size < longest, **before)
+        if size >= longest:
+            targets = targets[:, int((targets_BS != _NOT_SCORED).any(0).int().argmax()) :]
+        kept = targets.shape[1]
+        output = model.model(input_ids=inputs, use_cache=size < longest, logits_to_keep=kept, **before)
         if size < longest:
             before = {"past_key_values": getattr(output, "past_key_values", None)}
             if before["past_key_values"] is None:  # a model without such a cache reads it whole
                 return _nats(model, inputs_BS, targets_BS, longest)
-        logits_SV = output.logits.float().flatten(0, 1)
+        logits_KV = output.logits[:, -kept:].float().flatten(0, 1)
         nats = torch.nn.functional.cross_entropy(
-            logits_SV, targets.flatten(), ignore_index=_NOT_SCORED, reduction="none"
+            logits_KV, targets.flatten(), ignore_index=_NOT_SCORED, reduction="none"
         )
         parts.append(nats.view(targets.shape).double().cpu())
     return torch.cat(parts, 1).numpy()
@@ -278,9 +286,7 @@ def _losses(
     """Measure all documents; blocks measured before are read from the cache. None for a model that is not causal."""
     how = [str(model.dtype), text.content, asdict(windowing), BLOCK_BYTES, CACHE_FORMAT]
     folder = cache.folder_of(cached_in, model.content, *how)
-    batch_tokens = min(MAX_BATCH_TOKENS, max(1, MAX_LOGITS // model.vocab_size))
-    if config.batch_tokens != "auto":
-        batch_tokens = config.batch_tokens
+    batch_tokens = batch_tokens_of(model, windowing) if config.batch_tokens == "auto" else config.batch_tokens
     losses: list[DocumentLoss] = []
     blocks = list(_blocks(text))
     cached = [cache.read(folder, index) for index in range(len(blocks))]
@@ -297,6 +303,12 @@ def _losses(
                     cache.write(folder, index, [[*each] for each in rows])
             losses += [DocumentLoss(*row) for row in rows]
     return losses
+
+
+def batch_tokens_of(model: LoadedModel, windowing: Windowing) -> int:
+    """Tokens in a batch if nobody says how many: at least a window, unless its logits are too many."""
+    wanted = max(BATCH_TOKENS[model.device.type], windowing.context_length)
+    return min(wanted, max(1, MAX_LOGITS // model.vocab_size))
 
 
 def _blocks(text: MeasuredText) -> Iterator[slice]:
