@@ -34,7 +34,8 @@ class TokenizerConfig(Settings):
     output_dir: Text = "tokenizers/embedded"
     """Folder for tokenizer.model, tokenizer.vocab and the report."""
     vocab_size: Annotated[PositiveInt, Field(ge=300, le=1_000_000)] = 8000
-    """Vocabulary size, special pieces included. Below 65,500 the tokenised data takes 2 bytes per token, else 4."""
+    """Vocabulary size, special pieces included: 16,000 to 32,000 suit a small model, and for less than 1 MB of text 500
+    to 1,000, if these hold its characters. Below 65,500 the tokenised data takes 2 bytes per token, else 4."""
     base_tokenizer: str = ""
     """tokenizer.json, or a folder with one, of a model that init_from shall start from (step 3): the new tokenizer is a
     byte-level BPE with its normaliser, pre-tokenizer, special tokens and chat template, and its vocabulary is learnt

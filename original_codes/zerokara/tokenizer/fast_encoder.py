@@ -1,10 +1,10 @@
 """The encoder of step 2: gigatoken for BPE where it provably gives the ids of the tokenizer's own library, else that.
 
 In: the encoder that training uses, and some of the corpus. Out: an `EncoderChoice`, whose encoder can be pickled.
-gigatoken (0.10.0, which Megatron-LM uses too) caches what it has segmented before: one
-core encodes 80 MB/s of English where SentencePiece encodes 6, and 40 of Japanese where it encodes 24. For unigram
-nothing faster was found: kitoken 0.11.1 is slower and gives other ids on every third document, gigatoken does not
-support it. What the proof rests on (`unproved` and `FastEncoder` exclude the rest):
+gigatoken (0.10.0, which Megatron-LM uses too) caches what it has segmented before: one core encodes 80 MB/s of English
+where SentencePiece encodes 6, and 40 of Japanese where it encodes 24. For unigram nothing was faster everywhere:
+splintr 0.22 needs 0.6 to 1.1 times the time, kitoken 0.11.1 is slower and gives other ids on every third document,
+gigatoken does not support it. What the proof rests on (`unproved` and `FastEncoder` exclude the rest):
 
 - *Merges.* All merge the best pair first, then the leftmost. SentencePiece ranks a pair by the text that it makes,
   gigatoken among the pairs of one text too. But wherever a text is made, it is made of one pair: the merges inside of
