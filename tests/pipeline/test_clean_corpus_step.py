@@ -136,7 +136,7 @@ def test_the_same_bytes_for_any_number_of_workers_and_after_a_kill(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # Several tasks: a plain file that is cut, in which copies are far from their originals, and a packed one.
-    texts = [_text(seed % 400, seed % 2 == 0) for seed in range(1000)]
+    texts = [_text(seed % 650, seed % 2 == 0) for seed in range(1000)]
     write_texts(tmp_path / "large.jsonl", [_changed(text) if n % 7 == 0 else text for n, text in enumerate(texts)])
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(json_lines([_text(seed) for seed in range(1000, 1200)])))
     (tmp_path / "clean_config.yaml").write_text("evaluation_data: []\nrepeated_lines: 3\nreport_only: false\n")
@@ -151,7 +151,7 @@ def test_the_same_bytes_for_any_number_of_workers_and_after_a_kill(
     whole = run("one", "--set", "num_workers=1")
     assert len([name for name in whole if name.startswith("text/")]) > 2
     records = [record for path in Path("one/dropped").iterdir() for record in _records(path)]
-    assert len(records) > 500 and all(record["copy_of"]["line"] < record["line"] for record in records[:100])
+    assert len(records) > 300 and all(record["copy_of"]["line"] < record["line"] for record in records[:100])
 
     command += ["--set", "num_workers=2"]
     for stage in ("reading", "writing"):
