@@ -100,7 +100,8 @@ class Settings(Entry):
     """Base of the configuration classes."""
 
     # Only the classes that are loaded are compiled, not those that they consist of: it takes most of their import.
-    model_config = ConfigDict(use_attribute_docstrings=True, defer_build=True)
+    # Nor does pydantic read their docstrings, which would be a fifth of a step's start (`writing`).
+    model_config = ConfigDict(defer_build=True)
 
     first: ClassVar[tuple[str, ...]] = ()
     """Settings that stand at the head of the file and of the help: what people change in their first week."""

@@ -4,12 +4,16 @@
 values: run it after a docstring or a field changed.
 """
 
+import ast
+import inspect
 import io
 import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +67,25 @@ def _groups(config_class: type[Settings]) -> Iterator[tuple[str, dict[str, str]]
             keys = component.model_fields.keys() - docs.keys()
             new = [key for key in vars(component).get("__annotations__", {}) if key in keys]
             for key in new:
-                inherited, own = (each.model_fields[key].description for each in (component, config_class))
-                doc = own or re.sub(r"[.;]\s`auto`\s.*", ".", inherited or "", flags=re.DOTALL)
+                own = next(each for each in config_class.__mro__ if key in vars(each).get("__annotations__", {}))
+                doc = _docstrings(own).get(key) or re.sub(
+                    r"[.;]\s`auto`\s.*", ".", _docstrings(component)[key], flags=re.DOTALL
+                )
                 docs[key] = " ".join(doc.split())
             groups[(component.__doc__ or "").rstrip(".")] = [key for key in new if key not in config_class.first]
     yield from ((heading, {key: docs[key] for key in keys}) for heading, keys in groups.items() if keys)
+
+
+@cache
+def _docstrings(settings_class: type) -> dict[str, str]:
+    """Return the docstring below each field of a class."""
+    module = ast.parse(inspect.getsource(sys.modules[settings_class.__module__]))
+    classes = {node.name: node.body for node in module.body if isinstance(node, ast.ClassDef)}
+    return {
+        ast.unparse(field.target): str(ast.literal_eval(doc.value))
+        for field, doc in pairwise(classes[settings_class.__name__])
+        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr)
+    }
 
 
 def overrides(settings: Mapping[str, Any]) -> list[str]:
