@@ -142,7 +142,7 @@ ENDINGS = [
 def test_a_step_ended_at_any_moment_goes_on_the_same(root: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its first finished shard, or after a share of the time that it takes."""
     monkeypatch.delenv("BASH_ENV", raising=False)  # signals reach all processes of a step's own
-    (place / "corpus.jsonl").write_bytes((place / "corpus.jsonl").read_bytes() * 150)
+    (place / "corpus.jsonl").write_bytes((place / "corpus.jsonl").read_bytes() * 80)
     started = time.monotonic()
     assert _step(root).returncode == 0
     seconds, expected = time.monotonic() - started, _token_files(place / "out")
@@ -180,7 +180,7 @@ def _peak_bytes(pid: int) -> int:
 def test_the_memory_does_not_grow_with_the_corpus(root: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BASH_ENV", raising=False)
     content, peaks = (place / "corpus.jsonl").read_bytes(), [0, 0]
-    for number, times in enumerate((120, 960)):
+    for number, times in enumerate((80, 640)):
         (place / "corpus.jsonl").write_bytes(content * times)
         step = subprocess.Popen(["bash", root / "2_tokenize.sh", "--redo"], stdout=subprocess.DEVNULL)
         while step.poll() is None:
