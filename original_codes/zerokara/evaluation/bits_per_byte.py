@@ -244,16 +244,16 @@ def _window_nats(
 def _nats(model: LoadedModel, inputs_BS: Tensor, targets_BS: Tensor, batch_tokens: int) -> Any:
     """Nats of the targets from the first column on that has one to score.
 
-    A single window beyond `batch_tokens` is read in parts, to bound its logits.
+    A single window beyond `batch_tokens` is read in parts, to bound its logits, and has nats in all columns.
     """
     longest = inputs_BS.shape[1]
     size = batch_tokens if len(inputs_BS) == 1 else longest
+    if size >= longest:
+        targets_BS = targets_BS[:, int((targets_BS != _NOT_SCORED).any(0).int().argmax()) :]
     parts: list[Tensor] = []
     before: dict[str, Any] = {}
     for start in range(0, longest, size):
         inputs, targets = (each[:, start : start + size].to(model.device) for each in (inputs_BS, targets_BS))
-        if size >= longest:
-            targets = targets[:, int((targets_BS != _NOT_SCORED).any(0).int().argmax()) :]
         kept = targets.shape[1]
         output = model.model(input_ids=inputs, use_cache=size < longest, logits_to_keep=kept, **before)
         if size < longest:

@@ -6,6 +6,7 @@ import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import evaluated_models
@@ -92,6 +93,26 @@ def test_a_window_beyond_the_batch_is_read_in_parts(models: dict[str, LoadedMode
     hook.remove()
     assert parts == pytest.approx(whole, abs=1e-5)
     assert max(lengths) == 5
+
+
+def test_logits_are_computed_where_a_token_is_scored(models: dict[str, LoadedModel]) -> None:
+    """In windows that overlap, each a batch by itself."""
+    model, lengths = models["gpt2"], list[int]()
+    assert model.is_causal, "which computes logits, too"
+    head = model.model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda _, inputs, output: lengths.append(output.shape[0] * output.shape[1]))
+    row = row_of(model, MeasuredText("text", (LONG * 2,), 1), min_context=0.75, batch_tokens=CONTEXT)
+    hook.remove()
+    assert len(lengths) > 2 and sum(lengths) == row.details["tokens"] + 1, "and the end"
+
+
+def test_a_batch_holds_a_window_unless_its_logits_are_too_many() -> None:
+    def size(context: int, vocabulary: int) -> int:
+        model: Any = SimpleNamespace(device=torch.device("cpu"), vocab_size=vocabulary)
+        return bits_per_byte.batch_tokens_of(model, Windowing(0, "", "", 0, context, context))
+
+    assert size(256, 8_000) == 1024 and size(4096, 8_000) == 4096
+    assert size(4096, 128_000) == bits_per_byte.MAX_LOGITS // 128_000 < 4096
 
 
 def test_start_and_context_are_declared(models: dict[str, LoadedModel]) -> None:
