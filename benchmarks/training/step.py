@@ -375,8 +375,7 @@ def token_ids(count: int, length: int, vocab_size: int) -> np.ndarray:
 
 def make_task(given: argparse.Namespace, folder: Path) -> Task:
     """The model, its weights and the data, in files that the contenders read."""
-    from zerokara.model import parallel
-    from zerokara.model.builder import build
+    from zerokara.model import initial_weights, parallel
 
     settings = load(PretrainConfig, "/dev/null", [*SHAPE, f"precision={given.precision}", *given.set])
     batch = given.batch or settings.micro_batch
@@ -390,11 +389,11 @@ def make_task(given: argparse.Namespace, folder: Path) -> Task:
     )
     shape = ModelShape.from_config(settings, given.vocab_size)
     parallel.start_alone()
-    torch.manual_seed(1)
     weights = folder / "weights.pt"
     # Rounded as all compute with them, so that in bf16 too all begin alike.
     dtype = families.TORCH_DTYPES[settings.precision]
-    torch.save({k: v.detach().to(dtype).float() for k, v in build(shape).named_parameters()}, weights)
+    drawn = initial_weights.drawn_by_all(shape, 1, torch.device("cpu"))
+    torch.save({name: weight.to(dtype).float() for name, weight in drawn}, weights)
     ids = token_ids(steps * batch + VALIDATION_SEQUENCES, settings.seq_len + 1, shape.vocab_size)
     return Task(settings, shape, ids, str(weights))
 

@@ -1,5 +1,6 @@
 """Programs of benchmarks/: what the measures of the contest and of deduplication count, what nanochat reads."""
 
+import argparse
 import json
 import math
 from pathlib import Path
@@ -14,6 +15,7 @@ from benchmarks.cleaning.deduplication import judged
 from benchmarks.recipe import score
 from benchmarks.recipe.corpus import prepare
 from benchmarks.recipe.nanochat import pieces_of
+from benchmarks.training import step
 from zerokara.tokenizer.encoder import Encoder
 
 
@@ -55,6 +57,15 @@ def test_only_the_ids_of_texts_are_counted() -> None:
     wrong = score.score(successor, DOCUMENTS, 1, 4)
     assert wrong["stream"] == pytest.approx(2 * 50 / math.log(2) / wrong["bytes"], rel=1e-3)
     assert wrong["begin"] == pytest.approx(wrong["stream"]), "nothing is scored right behind the begin of a window"
+
+
+def test_the_contenders_of_a_step_begin_with_drawn_weights(tmp_path: Path) -> None:
+    smaller = ["num_layers=1", "hidden_size=64", "num_attn_heads=2", "num_kv_heads=2", "ffn_hidden_size=64"]
+    given = argparse.Namespace(precision="fp32", set=smaller, batch=0, rounds=1, vocab_size=100)
+    weights = torch.load(step.make_task(given, tmp_path).weights)
+    assert [*weights] and all(
+        weight.eq(1).all() if "layernorm" in name else 0.01 < weight.std() < 0.2 for name, weight in weights.items()
+    )
 
 
 def test_everybody_gets_the_documents_of_step_2_and_nanochat_loses_no_token(tmp_path: Path) -> None:
