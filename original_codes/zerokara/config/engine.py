@@ -153,7 +153,8 @@ class MachineSettings(Settings):
     layer (`selective`: keeps less than half), or all (`full`: keeps only each layer's input, a third more compute)."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile each layer with torch.compile, which takes half a minute at the first start; with
-    tensor_parallel_size above 1, only single functions between the layers' communication. `auto` is on for a GPU."""
+    tensor_parallel_size above 1, only single functions between the layers' communication. `auto` is on for a GPU, and
+    for a long run in bf16 on a CPU with AMX."""
     cudnn_attention: bool = False
     """On a GPU from Hopper on, let cuDNN compute the attention of decoders in training: it can be faster, but some of
     its versions compute wrong gradients. Each start compares them with those of plain operations, and refuses these."""

@@ -1,4 +1,4 @@
-"""What is `auto` about the machine, by rules and by trials: devices, precision, processes, ZeRO stage, micro batch.
+"""What is `auto` about the machine: devices, precision, compilation, processes, ZeRO stage, micro batch.
 
 On a GPU `micro_batch_size: auto` becomes the largest that fits, found by trials whose peak memory is measured; on a CPU
 one with as many tokens as make it fastest. Another size adds the same numbers up in another order, so a run keeps its
@@ -23,13 +23,15 @@ from zerokara.training.spawning import spawn
 
 CPU_TOKENS = 2048
 """Tokens of the largest micro batch on a CPU: a larger matrix product is no faster. Measured."""
+LONG_RUN = 5e14
+"""Floating point operations of a run on a CPU with AMX that is worth compiling: some twenty minutes (decisions.md)."""
 _MICRO_BATCH_SETTINGS = (
     "global_batch_size", "precision", "optimizer", "tensor_parallel_size", "offload", "activation_checkpointing",
 )  # fmt: skip
 
 
 def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan:
-    """Resolve devices, precision, processes, micro batch and ZeRO stage. From here on torch may be loaded.
+    """Resolve devices, precision, compilation, processes, micro batch and ZeRO stage. From here on torch may be loaded.
 
     On a GPU a micro batch that no earlier start has chosen is a first guess: see `with_micro_batch`.
 
@@ -39,6 +41,9 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
     config, devices = plan.requested, processors.devices()
     micro = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     plan = replace(plan, devices=devices).with_settings(precision=devices.precision(config), micro_batch_size=micro)
+    operations = plan.shape.flops_per_token() * plan.schedule.batch_tokens * plan.schedule.num_steps
+    if config.compile == "auto" and devices.has_amx and plan.resolved.precision == "bf16" and operations >= LONG_RUN:
+        plan = plan.with_settings(compile="on")
     number = 1
     for number in devices.process_counts(config, plan.schedule.batch_tokens // plan.nodes):
         shares_batch = plan.resolved.global_batch % (plan.nodes * number * micro) == 0

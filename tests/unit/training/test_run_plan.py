@@ -169,6 +169,23 @@ def test_precision_follows_the_hardware_only_when_asked(make: Make) -> None:
     assert (plan.resolved.precision, plan.requested.precision) == ("fp32", "auto")
 
 
+def test_a_cpu_compiles_where_it_pays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long run in bf16 beside fast matrix products."""
+
+    def compile_of(has_amx: bool, *overrides: str) -> str:
+        monkeypatch.setattr(processors, "devices", lambda: Devices(computes_bf16=True, has_amx=has_amx))
+        return auto_settings.on_this_machine(make("precision=auto", *overrides)).resolved.compile
+
+    assert compile_of(True) == "auto", "a short run"
+    plan = make()
+    operations = plan.shape.flops_per_token() * plan.schedule.batch_tokens * plan.schedule.num_steps
+    monkeypatch.setattr(auto_settings, "LONG_RUN", operations)
+    assert compile_of(True) == "on" and compile_of(False) == "auto"
+    assert compile_of(True, "precision=fp32") == "auto" and compile_of(True, "compile=off") == "off"
+    monkeypatch.setattr(auto_settings, "LONG_RUN", 1.01 * operations)
+    assert compile_of(True) == "auto"
+
+
 def test_without_init_from_nothing_is_imported_for_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zerokara.huggingface.from_hf", None)  # importing it fails from now on
     monkeypatch.delattr("zerokara.huggingface.from_hf", raising=False)

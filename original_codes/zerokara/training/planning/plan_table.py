@@ -53,7 +53,8 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
         if engine_choice.uses_deepspeed(config, plan.data_parallel_size)
         else "without ZeRO"
     )
-    yield "processes", f"{processes}, {zero}, {config.precision}, {batch}"
+    compiled = ", compiled" if config.compile == "on" else ""
+    yield "processes", f"{processes}, {zero}, {config.precision}{compiled}, {batch}"
     yield from plan.memory.rows()
     standing, each = plan.max_checkpoints, plan.checkpoint_bytes
     checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"

@@ -55,6 +55,7 @@ class Devices:
     gpu_bytes: int | None = None  # of the smallest GPU; None without any
     computes_bf16: bool = False  # in hardware; otherwise it would be emulated
     computes_fp8: bool = False
+    has_amx: bool = False  # a CPU whose matrix products in bf16 leave more time to all else
     unusable: str = ""  # why torch computes on none of the GPUs that it was built for
 
     def process_counts(self, config: MachineSettings, batch_tokens: int) -> list[int]:
@@ -159,7 +160,8 @@ def devices() -> Devices:
                 names, memory = tuple(gpu.name for gpu in gpus), min(gpu.total_memory for gpu in gpus)
                 return Devices(names, memory, computes_bf16, all((gpu.major, gpu.minor) >= (8, 9) for gpu in gpus))
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    return Devices(computes_bf16="amx_bf16" in flags or "avx512_bf16" in flags, unusable=unusable)
+    has_amx = "amx_bf16" in flags
+    return Devices(computes_bf16=has_amx or "avx512_bf16" in flags, has_amx=has_amx, unusable=unusable)
 
 
 def threads(num_processes: int) -> int:
