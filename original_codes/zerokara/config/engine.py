@@ -88,7 +88,7 @@ class OptimSettings(Settings):
     """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
     applied to norms and biases. `auto` follows lr and the length of the run."""
     muon_cautious_decay: bool | Auto = "auto"
-    """Muon: weight decay shrinks only the numbers of a matrix that the update makes smaller anyway. `auto` does so where
+    """Muon: weight decay shrinks only the numbers of a matrix that the update makes smaller anyway. `auto` does so if
     weight_decay is auto and text is read so often that it is at least doubled."""
     relative_attention_lr_multiplier: PositiveFloat | Auto = "auto"
     """t5: learning rate of the relative position bias, as a multiple of lr. The bias starts near 0.01 and attends to

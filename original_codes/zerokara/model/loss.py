@@ -193,12 +193,11 @@ def _nats_and_gradient(
     else:
         grad_CV = logits_CV.mul_((own_log_sum_C - log_sum_C).exp()[:, None]) if group else logits_CV
     # The label's entry, softmax − 1, is computed in fp32: its softmax is near 1 where the model is right. Of a label on
-    # another rank the entry of row 0 stays as it is.
-    of_label_C1 = torch.expm1(-label_nats_C).to(grad_CV.dtype)[:, None]
-    entries_C1 = of_label_C1.where(is_local_C[:, None], grad_CV.gather(1, labels_C1))
-    grad_CV.scatter_(1, labels_C1, entries_C1)
-    if taught_CV is not None:  # softmax − (1 − w)·label − w·taught
-        grad_CV.scatter_add_(1, labels_C1, torch.full_like(entries_C1, weight))
+    # another rank the entry of row 0 stays as it is. With teachers: softmax − (1 − w)·label − w·taught.
+    of_label_C = (torch.expm1(-label_nats_C) + weight).to(grad_CV.dtype)
+    at_labels = torch.arange(len(rows_C), device=rows_C.device), labels_C1.squeeze(1)
+    grad_CV[at_labels] = of_label_C.where(is_local_C, grad_CV[at_labels])  # `scatter_` copies all of bf16 on a CPU
+    if taught_CV is not None:
         grad_CV[:, :vocab_size].sub_(taught_CV, alpha=weight)
     return nats_C, grad_CV
 

@@ -276,7 +276,7 @@ class Optimizer(torch.optim.AdamW):
         return whole, updated
 
     def _return(self, names: Sequence[str], updates: Mapping[str, Tensor], decay: float = 0.0) -> None:
-        """Hand out the updates of tensors that are cut, and add what this process gets to its weights, `_with_decay`."""
+        """Hand out the updates of tensors that are cut; add what this process gets to its weights, `_with_decay`."""
         by_owner, sent = self._cut_by_owner(names), []
         for rank in self._ranks:
             held = ((name, self._places[name].ranges[rank]) for name in by_owner[self._rank])
