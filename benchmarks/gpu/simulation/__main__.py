@@ -35,15 +35,16 @@ VOCABULARIES = {"50k": 49_500, "128k": 127_500}
 DOCUMENT = 512
 """Length of a document of those, about."""
 JOBS = {name: job for name, job in FIRST.items() if not any("offload" in each for each in job.settings)}
-DENSE = ("125m", "350m", "1.3b")
-"""Sizes; experts and encoder-decoders are not simulated."""
+EAGER = ("moe", "t5")
+"""Sizes whose eager layers alone can be simulated, and rightly only in their memory."""
+NAMED = ("125m", "350m", "1.3b", *EAGER)
 LOSS, UPDATE = "loss", "update"
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"{', '.join(JOBS)}; or {', '.join(DENSE)}")
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"{', '.join(JOBS)}; or {', '.join(NAMED)}")
     parser.add_argument("--all", action="store_true", help="all jobs")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of config.yaml")
     parser.add_argument("--triton", metavar="FOLDER", help="folder that holds the package triton, which is not run")
@@ -60,11 +61,11 @@ def main() -> None:
         sys.path.append(given.triton)
     names = [*JOBS] if given.all else given.jobs
     if not names:
-        parser.error(f"name a job: {', '.join([*JOBS, *DENSE])}; or --all, or --compare")
+        parser.error(f"name a job: {', '.join([*JOBS, *NAMED])}; or --all, or --compare")
     found: dict[str, Any] = {}
     for name in names:
-        if name not in JOBS and name not in DENSE:
-            parser.error(f"{name}: no such job; there are {', '.join([*JOBS, *DENSE])}")
+        if name not in JOBS and name not in NAMED:
+            parser.error(f"{name}: no such job; there are {', '.join([*JOBS, *NAMED])}")
         if given.json:
             print(json.dumps(simulate(JOBS.get(name, Job(name)), given.set)))
             return
@@ -102,6 +103,8 @@ def simulate(job: Job, settings: list[str]) -> dict[str, Any]:
         "/dev/null",
         [f"{key}={value}" for key, value in dict(each.split("=", 1) for each in chosen).items()],
     )
+    if config.compile != "off" and job.size in EAGER:
+        sys.exit(f"{job.size}: only eager layers are simulated: --set compile=off")
     if config.compile != "off" and importlib.util.find_spec("triton") is None:
         sys.exit("compiled layers need triton: see --help; or --set compile=off")
     shape = ModelShape.from_config(config, VOCABULARIES[job.vocabulary])

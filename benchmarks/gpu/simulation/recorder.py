@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
             moved = size_of([args[1], args[0]])
         elif name in ("embedding", "index", "gather", "index_select"):
             moved = 2 * size_of(outs)
-        elif name in ("scatter_", "scatter", "scatter_add_"):
+        elif name in ("scatter_", "scatter", "scatter_add_", "index_put_"):
             moved = args[2].numel() * (16 + args[0].element_size())
         elif name == "index_add_":
             moved = 3 * size_of([args[3]])

@@ -67,9 +67,11 @@ def a_step(config: PretrainConfig, shape: ModelShape, document: int) -> tuple[Re
 
 def _batch(config: PretrainConfig, shape: ModelShape, document: int) -> list[Tensor]:
     """The arguments of the model, as `Batch.arguments` orders them."""
-    batch, length = config.micro_batch, shape.input_len
-    ids = [on_device((batch, length)) for _ in range(2)]
-    tensors = [*ids, on_device((batch, length), torch.float32), on_device(batch)]
+    batch, length, target = config.micro_batch, shape.input_len, shape.target_len
+    tensors = [on_device((batch, length)), on_device((batch, target))]
+    tensors += [on_device((batch, target), torch.float32), on_device(batch)]
+    if shape.traits.is_encoder_decoder:
+        tensors.append(on_device((batch, target)))
     if config.intra_document_masking:
         tensors += [on_device((batch, length)), on_device(batch * length // document + 1, torch.int32)]
     return tensors
