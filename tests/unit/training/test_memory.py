@@ -118,9 +118,10 @@ def forecast_of(settings: dict[str, Any], processes: int = 1, **changes: Any) ->
 
 
 EAGER = {"compile": "off", "optimizer": "adamw"}
-MIXTURE = {
-    "architecture": "mixtral", "num_experts": 8, "experts_per_token": 2, "micro_batch_size": 16, "global_batch_size": 64,
-}  # fmt: skip
+MIXTURE = {"architecture": "mixtral", "num_experts": 8, "experts_per_token": 2} | {
+    "micro_batch_size": 16,
+    "global_batch_size": 64,
+}
 T5 = {"architecture": "t5", "seq_len": 512, "head_dim": 64, "micro_batch_size": 64, "global_batch_size": 256}
 SIMULATED = [
     (25.34, {}),
