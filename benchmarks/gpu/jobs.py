@@ -8,7 +8,7 @@ WARM_UP_STEPS = 3
 """They take memory and choose kernels, and do not count."""
 STEPS = 13
 RECIPE = ["optimizer=adamw", "lr=0.001", "min_lr=0.0001", "lr_schedule=cosine", "warmup_fraction=0.02",
-          "weight_decay=0.1", "muon_momentum=0.95", "muon_cautious_decay=false"]  # fmt: skip
+          "weight_decay=0.1", "muon_momentum=0.95"]  # fmt: skip
 """In numbers, so that what was measured earlier can be compared whatever the rules say by now."""
 _LLAMA = ["architecture=llama", "seq_len=2048"]
 SIZES: dict[str, list[str]] = {

@@ -9,7 +9,6 @@ reads. Every run is one of step 3 on one core. The rows:
 before       weight decay by the rule for text that is read once, at each number of epochs of --before
 after        all by the rules, at --epochs
 old decay    after, with the weight decay of before
-not cautious after, with muon_cautious_decay off
 dropout      after, with dropout 0.1 and a third of the weight decay
 student      one model of that size, taught by --models others of other seeds: all trained as after
 
@@ -80,7 +79,6 @@ def rows(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, str]
         yield "before", epochs, {"weight_decay": OF_FRESH_TEXT}
     yield "after", options.epochs, {}
     yield "old decay", options.epochs, {"weight_decay": OF_FRESH_TEXT}
-    yield "not cautious", options.epochs, {"muon_cautious_decay": "false"}
     yield "dropout", options.epochs, {"dropout": "0.1", "weight_decay": A_THIRD}
     if options.models:
         yield f"student of {options.models}", options.epochs, {}

@@ -41,7 +41,7 @@ SHAPE = [
     "num_layers=12", "hidden_size=512", "num_attn_heads=8", "num_kv_heads=4", "ffn_hidden_size=1408", "seq_len=512",
     "micro_batch_size=4", "global_batch_size=4", "precision=fp32", "num_processes=1", "optimizer=adamw",
     "lr=0.001", "min_lr=0.0001", "lr_schedule=cosine", "warmup_fraction=0.02", "weight_decay=0.1",
-    "muon_momentum=0.95", "muon_cautious_decay=false",
+    "muon_momentum=0.95",
 ]  # fmt: skip
 """With a vocabulary of 8,000 about 40 million parameters."""
 SAVE_INTERVAL = 6

@@ -57,7 +57,7 @@ from zerokara.training.processes import joining
 SHAPE = [
     "num_layers=8", "hidden_size=512", "num_attn_heads=8", "num_kv_heads=4", "ffn_hidden_size=1408", "seq_len=512",
     "micro_batch_size=4", "optimizer=adamw", "lr=0.001", "min_lr=0.001", "lr_schedule=constant", "warmup_fraction=0",
-    "weight_decay=0.1", "muon_momentum=0.95", "muon_cautious_decay=false", "tensorboard=false",
+    "weight_decay=0.1", "muon_momentum=0.95", "tensorboard=false",
 ]  # fmt: skip
 """About 40 million parameters with a vocabulary of 32,000."""
 VALIDATION_SEQUENCES = 8

@@ -97,13 +97,8 @@ def for_each_parameter(model: torch.nn.Module, update_one: Callable[..., None]) 
     return update
 
 
-def plain_muon(
-    model: torch.nn.Module, momentum: float, decay: float, scale: float, is_cautious: bool = False
-) -> Update:
-    """Liu et al., 2025, algorithm 1 with Nesterov momentum; AdamW for all but the matrices of the layers.
-
-    Where `is_cautious`, decay as in Chen et al., 2025, algorithm 1.
-    """
+def plain_muon(model: torch.nn.Module, momentum: float, decay: float, scale: float) -> Update:
+    """Liu et al., 2025, algorithm 1 with Nesterov momentum; AdamW for all but the matrices of the layers."""
     buffers: dict[str, list[Tensor]] = {}
 
     def update_one(name: str, weight: Tensor, gradient: Tensor, step: int, learning_rate: float) -> None:
@@ -115,8 +110,7 @@ def plain_muon(
             for _ in range(5):
                 gram = x @ x.T
                 x = 3.4445 * x - 4.7750 * gram @ x + 2.0315 * gram @ gram @ x
-            decaying = torch.where(weight * x > 0, weight, 0.0) if is_cautious else weight
-            weight.copy_(weight - learning_rate * (scale * math.sqrt(max(weight.shape)) * x + decay * decaying))
+            weight.copy_(weight - learning_rate * (scale * math.sqrt(max(weight.shape)) * x + decay * weight))
             return
         first.copy_(0.9 * first + 0.1 * gradient)
         second.copy_(0.95 * second + 0.05 * gradient**2)
@@ -159,7 +153,7 @@ def losses_of_reference(
         model = stock_model_of(shape, model.named_parameters(), special).train().requires_grad_()
     update = {
         "adamw": lambda: torch_adamw(model, decay),
-        "muon": lambda: plain_muon(model, settings.muon_momentum, decay, scale, settings.muon_cautious_decay),
+        "muon": lambda: plain_muon(model, settings.muon_momentum, decay, scale),
         "adafactor": lambda: plain_adafactor(model, decay, exponent),
     }[settings.optimizer]()
     schedule = Schedule.from_config(settings, settings.lengths.raw, samples_per_epoch=1)
@@ -201,7 +195,6 @@ CASES: dict[str, dict[str, Any]] = {
     # Untied, transformers' class trains an embedding for each of its two parts.
     "switch-0": {**T5, "architecture": "switch", **EXPERTS, "tie_word_embeddings": True},
     "muon-0": MUON,
-    "muon-0-cautious": {**MUON, "weight_decay": 3.0, "muon_cautious_decay": True},
     "adafactor-0": ADAFACTOR,
 }
 

@@ -18,7 +18,6 @@ RECIPE: dict[str, Any] = {
     "warmup_fraction": 0.02,
     "optimizer": "adamw",
     "muon_momentum": 0.95,
-    "muon_cautious_decay": False,
     "weight_decay": 0.1,
 }
 """Numbers for what the rules of the recipe would choose, for tests of what comes after them."""

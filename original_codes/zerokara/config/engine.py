@@ -87,9 +87,6 @@ class OptimSettings(Settings):
     weight_decay: NaturalFloat | Auto = "auto"
     """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
     applied to norms and biases. `auto` follows lr and the length of the run."""
-    muon_cautious_decay: bool | Auto = "auto"
-    """Muon: weight decay shrinks only the numbers of a matrix that the update makes smaller anyway. `auto` does so if
-    weight_decay is auto and text is read so often that it is at least doubled."""
     relative_attention_lr_multiplier: PositiveFloat | Auto = "auto"
     """t5: learning rate of the relative position bias, as a multiple of lr. The bias starts near 0.01 and attends to
     neighbours only at values of several units, so it must learn faster. `auto` is 30, with adafactor 1 as in T5."""

@@ -36,11 +36,10 @@ def test_the_rules_by_hand() -> None:
         "muon_momentum": 0.89,  # 1 - 0.0043 / 0.038
         "warmup_steps": 16,  # 2 % of 781
         "weight_decay": pytest.approx(1 / (0.0043 * 781), rel=0.03),
-        "muon_cautious_decay": False,
     }
     by_adamw = chosen(3.2e6, optimizer="adamw")
     assert by_adamw["lr"] == recipe.MAX_ADAMW_LR
-    assert by_adamw["warmup_steps"] == 100 and not {"optimizer", "muon_momentum", "muon_cautious_decay"} & set(by_adamw)
+    assert by_adamw["warmup_steps"] == 100 and not {"optimizer", "muon_momentum"} & set(by_adamw)
     steep = chosen(3.2e6, lr=0.02)
     assert steep["muon_momentum"] == recipe.MIN_MOMENTUM and "lr" not in steep
 
@@ -97,19 +96,6 @@ def test_text_that_is_read_again_and_again_is_forgotten_sooner() -> None:
     assert fresh.weight_decay < few.weight_decay < 1 < repeated.weight_decay
     assert repeated.weight_decay == pytest.approx(8**2 / (12 * repeated.lr * steps), rel=0.05)
     assert often.weight_decay == 3.0, "by the epochs alone 5.1"
-    assert [each.muon_cautious_decay for each in (fresh, few, repeated, often)] == [False, False, True, True]
-    written = config.model_copy(update={"weight_decay": 0.1})
-    assert not recipe.resolve(written, shape, lambda _: samples, None, None, samples / 8)[0].muon_cautious_decay
-
-
-def test_a_rule_that_is_newer_than_a_run_stays_out_of_it() -> None:
-    config = config_of(**SMALL, **AUTO)
-    shape, samples = ModelShape.from_config(config, 8000), 4e6 / config.seq_len
-    began = config.model_dump(mode="json") | {"optimizer": "muon", "weight_decay": 0.2}
-    del began["muon_cautious_decay"]
-    resumed, reasons = recipe.resolve(config, shape, lambda _: samples, began, samples_per_epoch=samples / 8)
-    assert resumed.weight_decay == 0.2 and resumed.muon_cautious_decay is False
-    assert reasons["muon_cautious_decay"] == "as the run began; by itself it would be True now"
 
 
 def test_max_steps_counts() -> None:

@@ -10,8 +10,6 @@ square of one of AdamW's, so that AdamW's learning rate and weight decay serve b
 
     M ← μ·M + G          O = orthogonal(G + μ·M)          W ← W − lr·(0.2·√max(R, C)·O + weight_decay·W)
 
-With `muon_cautious_decay` only the numbers of W that O makes smaller decay (Chen et al., 2025, arXiv 2510.12402).
-
 Adafactor without a first moment (Shazeer and Stern, 2018, algorithm 6), with a learning rate from outside. For a
 gradient G of weights W, with β = 1 − t^−0.8 at update t:
 
@@ -83,8 +81,7 @@ class Optimizer(torch.optim.AdamW):
         self._shapes = {name: tuple(each.shape) for name, each in tensors.items()}
         blocks = {name: row_blocks(name, shape) for name in tensors}
         self._blocks = {name: [torch.from_numpy(rows).to(device) for rows in each] for name, each in blocks.items()}
-        self._momentum, self._decays_cautiously = config.muon_momentum, config.muon_cautious_decay
-        self._device = device
+        self._momentum, self._device = config.muon_momentum, device
         self._dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
         groups = [
             {**group._asdict(), "names": names, "params": [tensors[name] for name in names]}
@@ -190,22 +187,17 @@ class Optimizer(torch.optim.AdamW):
         for each, direction in zip(momenta, directions, strict=True):
             torch.add(direction, each, alpha=momentum, out=each)  # one pass, where a list of all would take two
         torch._foreach_add_(directions, momenta, alpha=momentum)
-        decay = rate * group["weight_decay"]
-        if not resolved(self._decays_cautiously):
-            torch._foreach_mul_(tensors, 1 - decay)
-            decay = 0.0
+        torch._foreach_mul_(tensors, 1 - rate * group["weight_decay"])
         whole, updated = self._gathered(names)
         for stack in self._stacks(whole):
             directions_NRC = torch.stack([_matrix(whole[name], place, rows) for name, place, rows in stack])
-            changes_NRC = _scaled(directions_NRC, self._dtype, -rate)
-            for (name, place, rows), change_RC in zip(stack, changes_NRC, strict=True):
-                if decay and name not in self._cut:  # else it decays where it is put together
-                    change_RC = _with_decay(change_RC, _matrix(updated[name], place, rows), decay)
+            updates_NRC = _scaled(directions_NRC, self._dtype)
+            for (name, place, rows), update_RC in zip(stack, updates_NRC, strict=True):
                 if rows is None:
-                    _matrix(updated[name], place).add_(change_RC)
+                    _matrix(updated[name], place).add_(update_RC, alpha=-rate)
                 else:
-                    _matrix(updated[name], place).index_add_(0, rows, change_RC)
-        self._return(names, updated, decay)
+                    _matrix(updated[name], place).index_add_(0, rows, update_RC, alpha=-rate)
+        self._return(names, updated)
 
     def _stacks(self, tensors: Mapping[str, Tensor]) -> Iterator[list[MatrixPlace]]:
         """The matrices of equal size, as many at a time as `STACK` holds."""
@@ -275,8 +267,8 @@ class Optimizer(torch.optim.AdamW):
                 updated[name] = self._part(name, self._places[name].tensor).view(self._shapes[name])
         return whole, updated
 
-    def _return(self, names: Sequence[str], updates: Mapping[str, Tensor], decay: float = 0.0) -> None:
-        """Hand out the updates of tensors that are cut; add what this process gets to its weights, `_with_decay`."""
+    def _return(self, names: Sequence[str], updates: Mapping[str, Tensor]) -> None:
+        """Hand out the updates of tensors that are cut, and add what this process gets to its weights."""
         by_owner, sent = self._cut_by_owner(names), []
         for rank in self._ranks:
             held = ((name, self._places[name].ranges[rank]) for name in by_owner[self._rank])
@@ -284,8 +276,7 @@ class Optimizer(torch.optim.AdamW):
         counts = [[len(self._places[name].ranges[self._rank]) for name in each] for each in by_owner]
         for each, parts in zip(by_owner, self._exchanged(sent, counts), strict=True):
             for name, part in zip(each, parts, strict=True):
-                weights = self._part(name, self._places[name].tensor)
-                weights.add_(_with_decay(part, weights, decay))
+                self._part(name, self._places[name].tensor).add_(part)
 
     def _cut_by_owner(self, names: Sequence[str]) -> list[list[str]]:
         return [[name for name in names if name in self._cut and self._owners[name] == rank] for rank in self._ranks]
@@ -306,14 +297,8 @@ def _matrix(tensor: Tensor, place: int, rows: Tensor | None = None) -> Tensor:
     return matrix_RC if rows is None else matrix_RC[rows]
 
 
-def _with_decay(change: Tensor, weights: Tensor, decay: float) -> Tensor:
-    """A change of weights, and the decay of those that it makes smaller."""
-    return torch.addcmul(change, weights, weights.mul(change).lt_(0), value=-decay) if decay else change
-
-
-def _scaled(matrices_NRC: Tensor, dtype: torch.dtype, rate: float) -> Tensor:
-    """The nearest matrices with orthogonal rows or columns, roughly (in `dtype`), with the size of an update times
-    `rate`."""
+def _scaled(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest matrices with orthogonal rows or columns, roughly (in `dtype`), with the size of an update."""
     a, b, c = COEFFICIENTS
     is_wide = matrices_NRC.size(1) <= matrices_NRC.size(2)
     wide = matrices_NRC if is_wide else matrices_NRC.mT
@@ -323,6 +308,6 @@ def _scaled(matrices_NRC: Tensor, dtype: torch.dtype, rate: float) -> Tensor:
     for _ in range(ROUNDS):
         gram = wide @ wide.mT
         wide = torch.baddbmm(wide, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    scale = rate * RMS_OF_ADAMW * math.sqrt(max(matrices_NRC.shape[1:]))
+    scale = RMS_OF_ADAMW * math.sqrt(max(matrices_NRC.shape[1:]))
     # A tensor in fp32 makes the product one, in a pass; so does `out` above with the rounding.
     return (wide if is_wide else wide.mT) * matrices_NRC.new_full((1, 1, 1), scale)

@@ -15,7 +15,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
 from zerokara.model.shapes import ModelShape
 
-VERSION = 7
+VERSION = 6
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
 TRIED_EPOCHS = 16
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
@@ -32,12 +32,11 @@ MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
 
 _ORDER = (
     "optimizer", "lr_schedule", "min_lr", "global_batch_size", "epochs", "lr", "muon_momentum", "warmup_steps",
-    "muon_cautious_decay", "weight_decay",
+    "weight_decay",
 )  # fmt: skip
 """Settings of the recipe, in the order in which they depend on each other."""
 RULES = tuple(key for key in _ORDER if key != "epochs")
 """Those of a pretraining, whose epochs are a number."""
-_OF_MUON = {"muon_momentum", "muon_cautious_decay"}
 OF_EXAMPLES = ("global_batch_size", "epochs", "lr")
 """Those with rules of their own in a fine-tuning."""
 MIN_STEPS, MAX_EPOCHS = 100, 40
@@ -66,17 +65,16 @@ def resolve(
     """
     config, reasons = requested, dict[str, str]()
     for key in left_to_rules(requested):
-        if key in _OF_MUON and config.optimizer != "muon":
+        if key == "muon_momentum" and config.optimizer != "muon":
             continue  # a rule chose another optimizer, which does not read it
         if examples and key in OF_EXAMPLES:
             value, reason = _rule_for_examples(key, config, shape, examples)
         else:
             value, reason = _rule(key, config, shape, num_samples, samples_per_epoch)
         # Another optimizer has rates of its own.
-        began = kept.get(key, False) if kept else "auto"  # False: a rule that an earlier version did not have
-        if kept and began != "auto" and config.optimizer in ("auto", kept["optimizer"]):
-            now = "" if began == value else f"; by itself it would be {value} now"
-            value, reason = began, f"as the run began{now}"
+        if kept and kept[key] != "auto" and config.optimizer in ("auto", kept["optimizer"]):
+            now = "" if kept[key] == value else f"; by itself it would be {value} now"
+            value, reason = kept[key], f"as the run began{now}"
         config = config.model_copy(update={key: value})
         reasons[key] = reason
     if resolved(config.min_lr) > resolved(config.lr):
@@ -108,10 +106,10 @@ def _rule_for_examples(key: str, config: TrainingSettings, shape: ModelShape, ex
 
 def left_to_rules(requested: TrainingSettings) -> list[str]:
     """Return the settings that are `auto`, but for those that nothing reads: the warm-up of a run that has it as a
-    fraction, the epochs of one that has its tokens, those of Muon where another optimizer is requested."""
+    fraction, the epochs of one that has its tokens, the momentum of Muon where another optimizer is requested."""
     unread = {"warmup_steps"} if requested.warmup_fraction != "auto" else set()
     if requested.optimizer not in ("auto", "muon"):
-        unread |= _OF_MUON
+        unread.add("muon_momentum")
     if requested.train_tokens != "auto":
         unread.add("epochs")
     return [key for key in _ORDER if getattr(requested, key) == "auto" and key not in unread]
@@ -170,18 +168,14 @@ def _rule(
         least, why = (10, "Muon") if optimizer == "muon" else (100, "AdamW's second moments")
         steps = min(max(least, round(0.02 * num_steps)), num_steps // 5)
         return steps, f"2 % of the steps, at least {least} for {why}, at most a fifth"
-    share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
-    # Text that is read again and again is learned by heart, unless weights forget: within an epoch at 12 epochs.
-    epochs = max(1.0, num_steps * batch / samples_per_epoch)
-    repeated_share = REPEATED_SHARE / epochs**2
-    if key == "muon_cautious_decay":  # it decays half of the numbers, so not where that is less than for fresh text
-        is_cautious = config.weight_decay == "auto" and 2 * repeated_share < share
-        return is_cautious, f"text is read {epochs:.3g} times"
     assert key == "weight_decay", key
     if optimizer == "adafactor":
         return 0.0, "as T5"
-    most = MAX_REPEATED_DECAY if repeated_share < share else 1.0
-    share = min(share, repeated_share)
+    share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
+    # Text that is read again and again is learned by heart, unless weights forget: within an epoch at 12 epochs.
+    epochs = max(1.0, num_steps * batch / samples_per_epoch)
+    most = MAX_REPEATED_DECAY if REPEATED_SHARE / epochs**2 < share else 1.0
+    share = min(share, REPEATED_SHARE / epochs**2)
     value = 1 / (resolved(config.lr) * num_steps * share)
     bound = f"at most {most:g}, for " if value > most else ""
     return _rounded(min(most, value)), f"{bound}a weight is averaged over {share:.0%} of the run"
