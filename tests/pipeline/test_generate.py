@@ -56,6 +56,10 @@ def expected(folder: Path, ids: list[int], tokens: int = TOKENS, **settings: obj
     return str(tokenizer.decode(made[0, len(ids) :], skip_special_tokens=True))
 
 
+def test_a_prompt_that_is_no_text_is_refused(run: Run) -> None:
+    assert "error: the prompt: '\\udcff': must be UTF-8" in run("a\udcff", code=2)
+
+
 def test_a_text_is_continued(exported: Path, run: Run) -> None:
     encoder = Encoder(exported / "tokenizer.model")
     greedy = expected(exported, encoder.prompt_ids(PROMPT), do_sample=False)

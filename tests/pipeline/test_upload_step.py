@@ -26,6 +26,9 @@ def hub() -> Iterator[Any]:
         yield running
 
 
+SETTINGS = {"test_prompt_text": "auto", "language": ["ro"], "license": "apache-2.0"}
+
+
 def export_folder(folder: Path, config: str = "{}\n") -> None:
     """A folder as step 4 leaves it: small files, two kept outside git, and one that is not part of the export."""
     folder.mkdir(parents=True)
@@ -39,7 +42,7 @@ def export_folder(folder: Path, config: str = "{}\n") -> None:
         "model": {"auto_class": "AutoModelForCausalLM", "task": "text-generation"},
         "samples": [{"prompt": "Ana are"}],
     }
-    manifest.write(folder / MANIFEST_NAME, manifest.StepSpec(STEP, {"test_prompt_text": "auto"}), outputs, facts, 1.0)
+    manifest.write(folder / MANIFEST_NAME, manifest.StepSpec(STEP, SETTINGS), outputs, facts, 1.0)
     (folder / "stray.txt").write_text("private notes", encoding="utf-8")
 
 
@@ -106,6 +109,13 @@ def test_a_dry_run_lists_files_and_bytes_without_network_or_token(user: User, hu
     assert unnamed.returncode == 0 and "9,000 bytes" in unnamed.stdout, unnamed.stderr
     assert "huggingface_name: user/name into convert.yaml" in unnamed.stdout.splitlines()[-1]
     assert hub.requests == []
+
+
+def test_what_the_card_does_not_say_is_told(user: User) -> None:
+    as_exported = user.run("--dry-run", "--set", "language=[ro]", token=None)
+    assert "the card" not in as_exported.stdout.replace("the card's samples", "")
+    other = user.run("--dry-run", "--set", "license=mit", token=None).stdout
+    assert 'the card says license: "apache-2.0", not "mit"' in other and 'language: ["ro"], not []' in other
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ class UploadSettings(Settings):
     """Repository on the Hub, as user/name."""
     private: bool = True
     """Only you can see the repository."""
-    language: Words = ("en",)
-    """Language codes for the model card."""
+    language: Words = ()
+    """Language codes for the model card, e.g. [ja]; without one it names none."""
     license: Text = "apache-2.0"
     """Licence identifier for the model card."""
 

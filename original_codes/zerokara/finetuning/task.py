@@ -18,6 +18,7 @@ from zerokara.base.durable import ASIDE_ENDING, unused_name, write_file, write_j
 from zerokara.base.errors import RunError, refuse
 from zerokara.base.progress import count_text, log
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
+from zerokara.config.settings import resolved
 from zerokara.evaluation import baselines, scoring
 from zerokara.evaluation.baselines import NamedOutputs
 from zerokara.examples import facts, preparation
@@ -29,6 +30,7 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 from zerokara.training.launching import Commands
+from zerokara.training.planning import recipe
 from zerokara.training.planning.run_plan import PlannedData, RunPlan, RunTask
 from zerokara.training.spawning import spawn
 
@@ -41,7 +43,7 @@ MAX_PADDING = 0.1
 """Share of padding above which a plan has a warning."""
 MIN_VALID_EXAMPLES = 20
 """Validation examples below which a plan has a warning: one of them is 5 % and more of an accuracy."""
-REMEDY = "it has learned nothing that counts; leave epochs, global_batch_size and lr at auto, or give it more examples"
+NOTHING = "it has learned nothing that counts"
 MAX_TRAINING_PAIRS = 200_000
 """Maximum training examples from which a baseline learns the forms of words; seconds."""
 
@@ -101,7 +103,7 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         ids=IndexedTokens(train.prefix, EXAMPLES_STEP).tokens,
         num_train_tokens=packed.num_tokens,
         num_valid_tokens=num_valid_tokens,
-        examples=(train.num_examples, train.counts.learned_tokens, len(packed)),
+        examples=(train.num_examples, train.counts.learned_tokens, len(packed), bool(files.labels)),
         plan_rows=tuple(plan_rows(train, valid, packed)),
         run_files={facts.NAME: orjson.dumps(asdict(facts_of(config, files))).decode()}
         | ({CHAT_TEMPLATE_NAME: files.chat_template} if files.chat_template is not None else {}),
@@ -181,7 +183,10 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
     if first is not None and best is not None and best >= sign * first:
         worse.append(f"by validation {sign * best:.4f} is not better than the {first:.4f} before the training")
     if worse:
-        rows.append(("warning", f"{'; '.join(worse)}: {REMEDY}"))
+        remedy = f"try a higher rate, --set lr={3 * resolved(plan.resolved.lr):.2g}"
+        if written := [key for key in recipe.OF_EXAMPLES if key not in plan.reasons]:
+            remedy = f"leave {' and '.join(written)} at auto"
+        rows.append(("warning", f"{'; '.join(worse)}: {NOTHING}; {remedy}, or give it more examples"))
     return rows
 
 

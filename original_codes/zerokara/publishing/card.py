@@ -98,7 +98,7 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
     tags = ["zerokara", "fine-tuned" if finetuning else "pretrained-from-scratch"]
     tags += ["conversational"] if model.get("converses") else []
     tags += [] if is_causal else [model["task"]]
-    data = ModelCardData(language=list(language), license=license, library_name="transformers", tags=tags)
+    data = ModelCardData(language=list(language) or None, license=license, library_name="transformers", tags=tags)
     data.pipeline_tag = model["task"] if is_causal else None
     if finetuning and (test := finetuning["test"]):
         metric = finetuning["metric"]

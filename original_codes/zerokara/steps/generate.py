@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zerokara.base.errors import UserError
+from zerokara.base.errors import Fault, UserError
 from zerokara.base.progress import log
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.evaluation import answers, inputs
@@ -57,6 +57,10 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
     converses, turns, tuned = bool(model.tokenizer.chat_template), list[Message](), facts.read(folder)
     typed = _typed("user ▶ " if converses else "text ▶ ")
     for text in typed if options.prompt is None else [options.prompt]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(Fault("the prompt", "must be UTF-8", value=ascii(text[error.start : error.end]))) from None
         if text == "reset" and options.prompt is None:
             turns.clear()
         elif converses:

@@ -38,6 +38,11 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     if made.settings.get("test_prompt_text") == "auto" and (samples := made.facts["samples"]):
         prompts = ", ".join(json.dumps(sample["prompt"], ensure_ascii=False) for sample in samples)
         log(f"  the card's samples continue {prompts}: if that quotes text of yours, set test_prompt_text, then step 4")
+    for key, now in config.model_dump(mode="json", include={"language", "license"}).items():
+        if (was := made.settings.get(key, now)) != now:
+            log(f"  the card says {key}: {json.dumps(was)}, not {json.dumps(now)}: step 4 with --redo writes it anew")
+        elif not now:
+            log(f"  the card names no {key}: set it, then step 4 with --redo")
     if options.dry_run:
         for record in files:
             print(f"  {record.bytes:>15,} bytes  {record.path}")

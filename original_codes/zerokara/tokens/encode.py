@@ -158,7 +158,7 @@ def encode(
     """
     if finished:
         size = sum(result.text_bytes for result in finished)
-        log(f"  resuming: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
+        log(f"  resuming: {plural(len(finished), 'shard')} of {bytes_text(size)} of text finished before")
     results, made, started = dict[str, ShardResult](), ShardResult(""), time.monotonic()
     before = 0 if job.is_synced else sum(result.disk_bytes for result in finished)  # of all parts
     with (
@@ -304,7 +304,7 @@ def summary_rows(config: DataSettings, encoded: EncodedCorpus, seconds: float) -
     if encoded.text_bytes:
         time_text += f"; encoding {bytes_text(encoded.text_bytes / max(encoded.seconds, 1e-9))}/s of text"
     if encoded.resumed_shards:
-        time_text += f", after {encoded.resumed_shards:,} shards that an earlier run had finished"
+        time_text += f", after {plural(encoded.resumed_shards, 'shard')} that an earlier run had finished"
     counts = {
         "documents hold U+2581, which decodes to a space": encoded.space_marks,
         "tokens are <unk>": encoded.unknown,

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from zerokara.base import file_lock
 from zerokara.base.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.base.errors import Fault, UserError
-from zerokara.base.progress import Progress, bytes_text, log
+from zerokara.base.progress import Progress, bytes_text, log, plural
 from zerokara.tokens.indexed import TokenPaths, bin_path
 from zerokara.tokens.shards import ShardResult, shard_path, unfinished_path
 
@@ -154,7 +154,7 @@ def kept_text(folder: Path) -> str:
     if not (number := sum(1 for _ in folder.glob("*-*.json"))):
         return "nothing was written"
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    return f"{number:,} finished shards ({bytes_text(size)}) are kept in {folder}"
+    return f"{plural(number, 'finished shard')} ({bytes_text(size)}) kept in {folder}"
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -103,8 +103,8 @@ def _explained(error: RuntimeError | MemoryError, forecast: MemoryForecast) -> t
     if isinstance(error, torch.distributed.DistError) or any(mark in message for mark in _GLOO):
         return supervision.LOST_CONNECTION, (
             f"process {rank} lost the others, or waited too long for them: {reason}. If another process has failed, "
-            "its message says why; if none has, see whether one was killed or the network is cut. The newest "
-            "checkpoint is whole: the next start resumes from it"
+            "its message says why; if none has, see whether one was killed or the network is cut. No checkpoint was "
+            "touched: the next start resumes from the newest, if there is one"
         )
     return 0, ""
 

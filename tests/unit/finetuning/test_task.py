@@ -90,9 +90,13 @@ def test_a_result_that_beats_nothing_is_a_warning(
     measured = {} if best is None else {"first_valid_accuracy": first, "best_selection_loss": -best}
     newest = saved(tmp_path, 5, facts=measured)
     config, plan = (
-        FinetuneRunConfig(metric="accuracy", packed_length=8),
+        FinetuneRunConfig(metric="accuracy", packed_length=8, lr=2e-4),
         SimpleNamespace(run_dir=tmp_path, encoder=None),
     )
-    rows = task._record(cast(RunPlan, plan), config, examples, newest)
-    warnings = [text for name, text in rows if name == "warning"]
-    assert len(warnings) == bool(rivals) and all(each in warnings[0] for each in rivals)
+    for written, remedy in (("", "try a higher rate, --set lr=0.0006,"), ("lr", "leave lr at auto,")):
+        plan.resolved, plan.reasons = config, {"epochs": "", "global_batch_size": "", "lr": ""}
+        plan.reasons.pop(written, None)
+        rows = task._record(cast(RunPlan, plan), config, examples, newest)
+        warnings = [text for name, text in rows if name == "warning"]
+        assert len(warnings) == bool(rivals)
+        assert not rivals or all(each in warnings[0] for each in [*rivals, remedy])

@@ -86,6 +86,11 @@ def test_an_encoder_decoder_has_a_card_of_its_own(facts: dict[str, Any]) -> None
         assert words in text, words
 
 
+def test_a_language_that_nobody_named_is_not_named(facts: dict[str, Any]) -> None:
+    text = card.render(facts, name="me/first", language=[], license="cc-by-4.0")
+    assert "language:" not in text and " parameters, " in text
+
+
 def test_the_numbers_stand_in_it_and_the_hub_reads_its_front_matter(facts: dict[str, Any]) -> None:
     text = render(facts)
     data = ModelCard(text).data

@@ -150,7 +150,14 @@ def test_a_run_keeps_what_it_began_with(planned: Callable[..., RunPlan]) -> None
     assert back.resolved.lr == first.resolved.lr and back.reasons["lr"] == "as the run began"
 
 
-def for_examples(count: int, learned: int, rows: int, kept: dict[str, Any] | None = None, **settings: Any) -> Any:
+def for_examples(
+    count: int,
+    learned: int,
+    rows: int,
+    kept: dict[str, Any] | None = None,
+    are_labels: bool = False,
+    **settings: Any,
+) -> Any:
     """A fine-tuning of a model of 1.02M parameters, by the recipe for its examples."""
     config = FinetuneRunConfig(packed_length=256, num_layers=4, hidden_size=128, num_attn_heads=2, **settings)
     found, reasons = recipe.resolve(
@@ -158,7 +165,7 @@ def for_examples(count: int, learned: int, rows: int, kept: dict[str, Any] | Non
         ModelShape.from_config(config, 1500),
         lambda config: config.epochs * rows,
         kept,
-        (count, learned, rows),
+        (count, learned, rows, are_labels),
     )
     return found, {key: reason for key, reason in reasons.items() if key in recipe.OF_EXAMPLES}
 
@@ -168,7 +175,8 @@ def for_examples(count: int, learned: int, rows: int, kept: dict[str, Any] | Non
     [
         ((200, 400, 16), 1, 6.2, 5e-4),  # labels: 12 examples a step are one row of 12; five epochs would be 80 steps
         ((20_000, 40_000, 1600), 4, 2.0, 1e-3),  # 48 examples a step; 5e-4 · 100^0.15
-        ((200, 6000, 32), 2, 10.0, 7.5e-5),  # texts: 6e-4 · 0.1^0.9
+        ((200, 12_000, 64), 4, 10.0, 1.4e-4),  # texts: 6e-4 · 0.2^0.9
+        ((200, 6000, 32), 2, 10.0, 1e-4),
         ((20_000, 600_000, 3200), 8, 10.0, 4e-3),
         ((200_000, 6_000_000, 32_000), 16, 4.0, 4e-3),
         ((200, 400, 4), 1, 25.0, 5e-4),  # so few rows that five epochs would be twenty steps
@@ -180,6 +188,12 @@ def test_the_rules_for_examples_by_hand(examples: tuple[int, int, int], batch: i
     assert (config.global_batch_size, config.epochs) == (batch, epochs)
     assert config.lr == pytest.approx(lr, rel=0.06)
     assert [*reasons] == ["global_batch_size", "epochs", "lr"]
+
+
+def test_labels_are_no_texts_however_many_tokens_they_have() -> None:
+    labels, texts = (for_examples(59, 499, 6, are_labels=each)[0] for each in (True, False))
+    assert labels.lr == pytest.approx(5e-4 * (59 / 200) ** 0.15, rel=0.03)
+    assert texts.lr == pytest.approx(recipe.LEAST_LR, rel=0.03), "the model has a little more than a million parameters"
 
 
 def test_what_the_user_writes_and_what_the_run_began_with_stands_for_examples() -> None:
@@ -194,5 +208,5 @@ def test_what_the_user_writes_and_what_the_run_began_with_stands_for_examples() 
 def test_a_larger_model_learns_more_slowly_and_adafactor_in_its_own_scale() -> None:
     config = FinetuneRunConfig(packed_length=256, num_layers=32, hidden_size=4096, num_attn_heads=32)
     shape = ModelShape.from_config(config, 32_000)
-    assert 1e-5 < recipe.resolve(config, shape, lambda _: 9000.0, None, (50_000, 5_000_000, 9000))[0].lr < 5e-5
+    assert 1e-5 < recipe.resolve(config, shape, lambda _: 9000.0, None, (50_000, 5_000_000, 9000, False))[0].lr < 5e-5
     assert for_examples(200, 400, 16, optimizer="adafactor")[0].lr == 1e-3

@@ -19,7 +19,7 @@ from zerokara.base.progress import bytes_text
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.packed_tokens import PackedTokens
-from zerokara.tokens.indexed import IndexedTokens, bin_path
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path
 from zerokara.training import auto_settings, launching
 from zerokara.training.planning import plan_table, processors, recipe
 from zerokara.training.planning.processors import Devices
@@ -167,6 +167,19 @@ def test_precision_follows_the_hardware_only_when_asked(make: Make) -> None:
     plan = make("precision=auto")
     assert [Devices(computes_bf16=each).precision(plan.requested) for each in (True, False)] == ["bf16", "fp32"]
     assert (plan.resolved.precision, plan.requested.precision) == ("fp32", "auto")
+
+
+def test_tokens_of_another_corpus_are_noticed(make: Make) -> None:
+    paths = TokenPaths(make().resolved.output_prefix)
+    (entry,) = [each["entry"] for each in orjson.loads(paths.manifest.read_bytes())["facts"]["sources"]]
+
+    def notes(*overrides: str) -> str:
+        return "; ".join(text for name, text in make(*overrides).data.plan_rows if "step 2" in text)
+
+    same = f"input_jsonl=[{entry}]"
+    assert notes(same) == "", "nothing has changed"
+    assert f"the tokens of {entry}, with another input_jsonl;" in notes("input_jsonl=[other.jsonl]")
+    assert "with another valid_fraction; if" in notes(same, "valid_fraction=0.3")
 
 
 def test_a_cpu_compiles_where_it_pays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

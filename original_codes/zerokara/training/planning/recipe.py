@@ -15,7 +15,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
 from zerokara.model.shapes import ModelShape
 
-VERSION = 6
+VERSION = 7
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
 TRIED_EPOCHS = 16
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
@@ -41,9 +41,11 @@ OF_EXAMPLES = ("global_batch_size", "epochs", "lr")
 """Those with rules of their own in a fine-tuning."""
 MIN_STEPS, MAX_EPOCHS = 100, 40
 SHORT_ANSWER = 8
-"""Learned tokens of an example: a longer answer is a text, and few texts are soon known by heart."""
-Examples = tuple[int, int, int]
-"""Training examples, their learned tokens, and the sequences that they are packed into."""
+"""Learned tokens of an example: a longer answer that is no label is a text, and few texts are soon known by heart."""
+LEAST_LR = 1e-4
+"""The lowest rate that was best in the runs with few texts."""
+Examples = tuple[int, int, int, bool]
+"""Training examples, their learned tokens, the sequences that hold them, and whether the answers are labels."""
 _Config = TypeVar("_Config", bound=TrainingSettings)
 
 
@@ -85,12 +87,12 @@ def resolve(
 
 def _rule_for_examples(key: str, config: TrainingSettings, shape: ModelShape, examples: Examples) -> tuple[Any, str]:
     """Return the value of a setting, and the reason; those before it are resolved."""
-    count, learned, rows = examples
+    count, learned, rows, are_labels = examples
     if key == "global_batch_size":
         wanted = 12 * (count / 200) ** 0.3
         size = min(rows, max(1, 2 ** round(math.log2(wanted * rows / count))))
         return size, f"about {wanted:.0f} of {count:,} examples a step"
-    is_short = learned <= SHORT_ANSWER * count
+    is_short = are_labels or learned <= SHORT_ANSWER * count
     if key == "epochs":
         most, until = (5, 2_000) if is_short else (10, 20_000)
         epochs = min(most, max(2, most * (until / count) ** 0.4))
@@ -98,9 +100,10 @@ def _rule_for_examples(key: str, config: TrainingSettings, shape: ModelShape, ex
         return float(f"{epochs:.2g}"), f"2 to {most}, fewer for more examples, in at least {MIN_STEPS} steps"
     if config.optimizer == "adafactor":
         return 1e-3, "relative to the weights, as T5"
-    value = min(1e-3, 5e-4 * (count / 200) ** 0.15) if is_short else min(4e-3, 6e-4 * (learned / 6e4) ** 0.9)
+    of_texts = min(4e-3, max(LEAST_LR, 6e-4 * (learned / 6e4) ** 0.9))
+    value = min(1e-3, 5e-4 * (count / 200) ** 0.15) if is_short else of_texts
     value *= min(1.0, 1e6 / shape.num_parameters()) ** 0.5
-    answers = "short answers" if is_short else f"{learned:,} learned tokens"
+    answers = "labels or short answers" if is_short else f"{learned:,} learned tokens"
     return _rounded(value), f"for {answers}, and the model's size"
 
 

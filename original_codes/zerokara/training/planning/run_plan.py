@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from zerokara.base import resources
 from zerokara.base.durable import write_json
 from zerokara.base.errors import Fault, RunError, UserError, refuse
-from zerokara.base.progress import bytes_text
+from zerokara.base.manifest import Manifest
+from zerokara.base.progress import bytes_text, first_of
 from zerokara.base.resources import free_bytes
 from zerokara.config.deepspeed_template import load_template
 from zerokara.config.engine import ScheduleSettings
@@ -120,8 +121,17 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         ids=train.tokens,
         num_train_tokens=training.tokens(where=config.where("seq_len")).num_tokens,
         num_valid_tokens=len(valid.tokens) if valid is not None else 0,
-        plan_rows=tuple(length_notes(config.seq_len, train)),
+        plan_rows=(*origin_notes(config, tokens), *length_notes(config.seq_len, train)),
     )
+
+
+def origin_notes(config: PretrainConfig, tokens: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield a row for the plan where step 2 read another corpus than the settings name now, or split it otherwise."""
+    entries, now = [source["entry"] for source in tokens.facts.get("sources", ())], config.model_dump(mode="json")
+    then = tokens.settings | ({"input_jsonl": entries} if entries else {})
+    if others := [key for key, value in then.items() if now.get(key, value) != value]:
+        made = f"step 2 made the tokens of {first_of(entries, 3)}, with another {' and another '.join(others)}"
+        yield "note", f"{made}; if what is set now is meant, run step 2 again"
 
 
 def length_notes(seq_len: int, train: IndexedTokens) -> Iterator[tuple[str, str]]:
