@@ -68,7 +68,7 @@ def test_the_step_from_start_to_count(root: Path, place: Path) -> None:
     assert "max_bad_fraction = 0.001: 1 of 201 documents are bad" in failed.stderr
     assert not list(place.glob("out/*.bin")) and not list(place.glob("out/**/*.bin.*.partial"))
     done = _step(root)
-    assert done.returncode == 0 and " 1 shards of" in done.stdout, done.stderr
+    assert done.returncode == 0 and " 1 shard of" in done.stdout, done.stderr
     assert not (place / "out" / "tokens_tokenizing.partial").exists()
     assert "step 2 tokenise: 1 file, " in done.stdout and "out/tokens_text_document.bin" in done.stdout
     assert "201 documents in, 1 skipped" in done.stdout and "190 documents" in done.stdout
