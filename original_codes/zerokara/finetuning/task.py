@@ -43,7 +43,6 @@ MAX_PADDING = 0.1
 """Share of padding above which a plan has a warning."""
 MIN_VALID_EXAMPLES = 20
 """Validation examples below which a plan has a warning: one of them is 5 % and more of an accuracy."""
-NOTHING = "it has learned nothing that counts"
 MAX_TRAINING_PAIRS = 200_000
 """Maximum training examples from which a baseline learns the forms of words; seconds."""
 
@@ -186,7 +185,9 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
         remedy = f"try a higher rate, --set lr={3 * resolved(plan.resolved.lr):.2g}"
         if written := [key for key in recipe.OF_EXAMPLES if key not in plan.reasons]:
             remedy = f"leave {' and '.join(written)} at auto"
-        rows.append(("warning", f"{'; '.join(worse)}: {NOTHING}; {remedy}, or give it more examples"))
+        rows.append(
+            ("warning", f"{'; '.join(worse)}: it has learned nothing that counts; {remedy}, or give it more examples")
+        )
     return rows
 
 
