@@ -10,8 +10,9 @@ from engines import engine_of
 from gpu_device import DEVICE, PRECISION, REHEARSED
 from shapes import named
 
+from zerokara.model import weight_gradients
 from zerokara.model.float8 import product
-from zerokara.model.shapes import ModelShape
+from zerokara.model.shapes import ModelShape, is_layer_matrix
 from zerokara.training.compute.engine import Engine, load_state, master_weights, optimizer_state
 
 pytestmark = pytest.mark.gpu
@@ -79,6 +80,25 @@ def test_the_state_goes_out_and_in(overrides: dict[str, Any]) -> None:
     for name, tensor in [*master_weights(second), *optimizer_state(second)]:
         assert torch.equal(tensor.cpu(), (weights if name in weights else moments)[name]), name
     assert train(second, 3, 1e-3) == pytest.approx(train(first, 3, 1e-3), abs=2e-3)
+
+
+def test_gradients_that_products_add_up_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the rounding of each to bf16, which torch does before it adds them."""
+    found = []
+    for adds in (True, False):
+        with monkeypatch.context() as patched:
+            if REHEARSED or not adds:
+                patched.setattr(weight_gradients, "adds_in_fp32", lambda *_, adds=adds: adds)
+            engine = engine_for(precision="bf16", global_batch_size=8, micro_batch_size=4)
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "update", lambda _: None)
+            train(engine, 1, 0.0)
+        gradients = {name: place.tensor.grad for name, place in engine.optimizer._places.items()}
+        found.append({name: each for name, each in gradients.items() if is_layer_matrix(name, each.shape)})
+    summed, plain = found
+    assert len(summed) == 8
+    for name, each in plain.items():
+        assert each.norm() > 0 and (summed[name] - each).norm() < 0.01 * each.norm(), name
 
 
 def test_products_in_float8_are_those_of_a_cpu() -> None:

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import compilation, experts, layers, parallel
+from zerokara.model import compilation, experts, layers, parallel, weight_gradients
 from zerokara.model.experts import AuxiliaryLoss, statistics
-from zerokara.model.shapes import ModelShape
+from zerokara.model.shapes import ModelShape, is_layer_matrix
 from zerokara.samples.objective import document_offsets
 from zerokara.training.compute.engine import Engine, load_state, master_weights, optimizer_state
 from zerokara.training.compute.engine_choice import HIERARCHY_KEY
@@ -57,9 +57,9 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     torch._dynamo.reset()
 
 
-def engine_for(family: str, compiled: bool) -> tuple[Engine, ModelShape]:
+def engine_for(family: str, compiled: bool, precision: str = "fp32") -> tuple[Engine, ModelShape]:
     config = config_of(
-        **{"num_layers": 2, **FAMILIES[family]}, architecture=family, seq_len=24,
+        **{"num_layers": 2, **FAMILIES[family]}, architecture=family, seq_len=24, precision=precision,
         global_batch_size=MICRO_BATCHES * MICRO_BATCH, micro_batch_size=MICRO_BATCH, compile="on",
         router_aux_loss_coef=0.3, router_z_loss_coef=0.2, dropout=0.1,
     )  # fmt: skip
@@ -130,6 +130,30 @@ def test_compiled_layers_train_as_eager_ones(family: str) -> None:
         load_state(engine, weights.items(), moments, eager.optimizer.num_updates)
         with torch.compiler.set_stance("fail_on_recompile"):
             rounding.assert_same_curve(learn(engine, num_steps=1, seed=4), expected, quantity="grad_norm")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "t5"])
+def test_gradients_that_products_add_up_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """To the bit, where a CPU's product is rounded before it is added; with biases and layers that are computed again,
+    eagerly and compiled, as one graph for all layers."""
+    plain, shape = engine_for(family, compiled=False, precision="bf16")
+    with monkeypatch.context() as patched:
+        patched.setattr(weight_gradients, "adds_in_fp32", lambda *_: True)
+        engines = [plain, *(engine_for(family, compiled=False, precision="bf16")[0] for _ in range(2))]
+    assert compilation.start(engines[2].model, random_batch(shape, MICRO_BATCH, torch.Generator()), log=print)
+    begun = {name for name, place in engines[1].optimizer._places.items() if place.tensor.grad is not None}
+    assert begun == {name for name, each in shape.parameter_shapes().items() if is_layer_matrix(name, each)}
+    for seed in (3, 4):
+        found = []
+        for engine in engines:
+            generator = torch.Generator().manual_seed(seed)
+            with torch.compiler.set_stance("fail_on_recompile"):
+                for _ in range(MICRO_BATCHES):
+                    engine.accumulate(random_batch(shape, MICRO_BATCH, generator), 96.0, 4.0)
+            found.append({name: place.tensor.grad.clone() for name, place in engine.optimizer._places.items()})
+            engine.update(0.0)  # weights stay, gradients begin anew
+        for name, gradient in found[0].items():
+            assert gradient.any() and [torch.equal(gradient, other[name]) for other in found[1:]] == [True, True], name
 
 
 def test_the_warm_up_holds_the_gradients_of_one_layer() -> None:

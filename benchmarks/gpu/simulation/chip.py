@@ -73,12 +73,12 @@ class Kernel:
         return max(self.arithmetic_seconds, self.bytes / Chip.best_bytes, self.count * Chip.kernel_seconds)
 
 
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "dot", "mv"}
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "dot", "mv", "add_product"}
 
 
 def product(name: str, arguments: Any) -> tuple[float, float]:
     """Arithmetic of a matrix product, and the seconds that it takes."""
-    left, right = arguments[1:3] if name in ("addmm", "baddbmm") else arguments[:2]
+    left, right = arguments[1:3] if name in ("addmm", "baddbmm", "add_product") else arguments[:2]
     batch, (rows, inner) = (left.shape[0], left.shape[1:]) if left.dim() == 3 else (1, left.shape)
     columns, rate = right.shape[-1], Chip.fp8 if name == "_scaled_mm" else 1.0
     if left.element_size() == 4:

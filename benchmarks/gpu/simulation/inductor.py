@@ -79,7 +79,8 @@ def _fullest(lowered: Any) -> int:
     for place, node in enumerate(order):
         for name in node.get_buffer_names():
             buffer = lowered.scheduler.name_to_buf[name]
-            is_new = not buffer.get_mutations() and not buffer.get_aliases() and hasattr(buffer.node.layout, "size")
+            layout = None if buffer.get_mutations() or buffer.get_aliases() else buffer.node.layout
+            is_new = hasattr(layout, "size") and not isinstance(layout, ir.NoneLayout)
             numbers = math.prod(map(int, buffer.node.get_size())) if is_new else 0
             sizes[name] = numbers * buffer.node.get_dtype().itemsize if is_new else 0
             born[name], dies[name] = place, place
@@ -145,11 +146,18 @@ def compiled_layer(layer: Any, known: dict[Any, Any], recorder: Recorder) -> Cal
     eager, kind = layer.compute, tuple(type(each) for each in layer.modules())
     names, parameters = zip(*layer.named_parameters(), strict=True)
     constants: dict[str, Any] = {}
+    summing = [each for each in layer.modules() if getattr(each, "gradient_sum", None) is not None]
+    own_sums = [each.gradient_sum for each in summing]
 
-    def pure(weights: Any, hidden: Any, tensors: Any) -> Any:
+    def pure(weights: Any, hidden: Any, tensors: Any, sums: Any) -> Any:
         given = {"mask": None, "context": None, **constants, **tensors}
+        for module, total in zip(summing, sums, strict=True):
+            module.gradient_sum = total
         with stateless._reparametrize_module(layer, dict(zip(names, weights, strict=True))):
-            return eager(hidden, given.pop("mask"), given.pop("context"), **given)[0]
+            out = eager(hidden, given.pop("mask"), given.pop("context"), **given)[0]
+        for module, total in zip(summing, own_sums, strict=True):
+            module.gradient_sum = total
+        return out
 
     def forward(hidden: Tensor, mask: Any = None, context: Any = None, **named: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -164,11 +172,11 @@ def compiled_layer(layer: Any, known: dict[Any, Any], recorder: Recorder) -> Cal
             with recorder.unseen():  # the first call traces
                 copies = [weight.detach().requires_grad_() for weight in parameters]
                 detached = {name: value.detach() for name, value in tensors.items()}
-                out = known[kind](copies, hidden.detach().requires_grad_(), detached)
+                out = known[kind](copies, hidden.detach().requires_grad_(), detached, own_sums)
                 torch.autograd.backward(out, torch.empty_like(out))
                 del copies, detached, out
                 gc.collect()
-        return known[kind](list(parameters), hidden, tensors), context
+        return known[kind](list(parameters), hidden, tensors, own_sums), context
 
     return forward
 

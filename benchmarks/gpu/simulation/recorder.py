@@ -59,8 +59,9 @@ class Recorder(TorchDispatchMode):
         outs = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
         for each in outs:
             self._see(each)
-        if self.is_on and not self.inside and space in ("aten", "torch_attn"):
-            ins = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if self.is_on and not self.inside and space in ("aten", "torch_attn", "zerokara"):
+            read = {key: value for key, value in kwargs.items() if key != "out"}
+            ins = [each for each in tree_leaves((args, read)) if isinstance(each, Tensor)]
             if any(each.device.type == "cuda" for each in (*ins, *outs)):
                 self._count(func, name, args, ins, outs)
         return out

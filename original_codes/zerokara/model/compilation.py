@@ -25,7 +25,6 @@ from zerokara.base.progress import seconds_text
 from zerokara.model import loss, parallel
 from zerokara.model.attention import rotate
 from zerokara.model.experts import experts_of
-from zerokara.model.layers import plain_activate
 from zerokara.model.megatron_core import rope_utils
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -82,7 +81,7 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
         kernels.softmax = [CompiledFunction(each) for each in loss.SOFTMAX]
         functions += kernels.softmax
     if not whole_layers:
-        kernels.activate = CompiledFunction(plain_activate, in_training=True)
+        kernels.activate = CompiledFunction(kernels.activate, in_training=True)
         rope_utils._apply_rotary_pos_emb_bshd = CompiledFunction(rotate, in_training=True)
         functions += kernels.activate, rope_utils._apply_rotary_pos_emb_bshd
     what = "the layers" if whole_layers else "the loss, activations and rotary positions"

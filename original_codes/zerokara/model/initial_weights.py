@@ -20,7 +20,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara.model.shapes import VOCABULARY_NAMES, ModelShape, row_blocks
+from zerokara.model.shapes import VOCABULARY_NAMES, ModelShape, parts_of
 
 _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight", "experts_fc2.weight")
 """Matrices whose products are added to the residual stream, two in each layer."""
@@ -62,8 +62,8 @@ def fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
         if shape.traits.is_encoder_decoder and name.endswith("linear_q.weight"):
             whole /= math.sqrt(shape.head_dim)
         elif shape.traits.is_encoder_decoder and name.endswith("linear_qkv.weight"):
-            queries, _, _ = row_blocks(name, shape)
-            whole[torch.from_numpy(queries)] /= math.sqrt(shape.head_dim)
+            queries, _, _ = parts_of(whole, name, shape)
+            queries /= math.sqrt(shape.head_dim)
     if name.endswith(VOCABULARY_NAMES):
         # Padding rows are no part of the model; at zero they add nothing to any gradient either.
         whole[shape.vocab_size :].zero_()

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 from torch.utils.checkpoint import checkpoint
 
-from zerokara.model import float8, parallel
+from zerokara.model import float8, parallel, weight_gradients
 from zerokara.model.megatron_core import (
     MLP,
     ColumnParallelLinear,
@@ -64,6 +64,14 @@ def plain_activate(inner: Tensor, bias_R: Tensor | None, activation: Activation,
     return activation(gate) * up
 
 
+def activate_for_float8(inner: Tensor, bias_R: Tensor | None, activation: Activation, gated: bool) -> Tensor:
+    """The same. Compiled, one kernel computes its gradient and finds the largest number of it; eagerly it is slower."""
+    if not gated:
+        return plain_activate(inner, bias_R, activation, gated)
+    both = (inner if bias_R is None else inner + bias_R).unflatten(-1, (2, -1))
+    return activation(both.select(-2, 0)) * both.select(-2, 1)
+
+
 @dataclass
 class Kernels:
     """The functions of one model that may be compiled by themselves: plain, until `compilation`."""
@@ -76,13 +84,18 @@ class Kernels:
 class _PlainProduct:
     """Stands before a layer class of megatron-core: a plain product where this process holds the whole matrix."""
 
+    weight: Tensor
     multiply: Callable[..., Tensor] = staticmethod(linear)
+    gradient_sum: Tensor | None = None
+    """What the gradients of the weight are added to, [N, K] in fp32; None: they are left to torch."""
 
     def __init__(self, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
         self._alone = parallel.tensor_size() == 1
 
     def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **rest: Any) -> Tensor:
+        if self._alone and self.gradient_sum is not None:
+            return weight_gradients.product(input, weight, bias, self.gradient_sum)
         if self._alone:
             return self.multiply(input, weight, bias)
         rest["tp_group"] = self.tp_group  # type: ignore[attr-defined]
@@ -165,11 +178,25 @@ class NormedFeedForward(FeedForward):
     last_linear = NormedRowLinear
 
 
-def multiply_in_float8(model: torch.nn.Module) -> None:
+def multiply_in_float8(model: Any) -> None:
     """Compute the products of attention's and dense feed-forward layers' matrices in float8, where whole."""
     for module in model.modules():
         if isinstance(module, _PlainProduct):
             module.multiply = float8.product
+    model.kernels.activate = activate_for_float8
+
+
+def sum_gradients_in_products(model: torch.nn.Module) -> dict[Tensor, Tensor]:
+    """Let products of attention's and dense feed-forward layers add the gradients of their weights to sums.
+
+    Return these, in fp32, by weight. They are zeros.
+    """
+    found: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, _PlainProduct):
+            found[module.weight] = torch.zeros_like(module.weight, dtype=torch.float32)
+            module.gradient_sum = found[module.weight]
+    return found
 
 
 def embed_without_waits(word_embeddings: Any) -> None:

@@ -15,7 +15,6 @@ rank holds.
 """
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +25,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from zerokara.model.layers import Kernels, Softmax
 from zerokara.model.shapes import block_rows, chunk_rows
 from zerokara.model.teachers import Lesson
+from zerokara.model.weight_gradients import add_product
 
 
 class Projection(NamedTuple):
@@ -98,21 +98,24 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             total += nats_C.sum()
             if needs_gradient and grad_CV is not None:
                 torch.mm(grad_CV, weight_VD, out=grad_hidden_ND[chunk])
-                _add_product(grad_weight_VD, grad_CV.t(), hidden_CD)
+                add_product(grad_weight_VD, grad_CV.t(), hidden_CD)
             del grad_CV  # freed before the next chunk's logits are made
         if needs_gradient:
             if mask_N is not None:
                 grad_hidden_ND.mul_(mask_N[:, None])
             if projection.group:
                 torch.distributed.all_reduce(grad_hidden_ND, group=projection.group)
-            ctx.save_for_backward(grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype))
+            ctx.save_for_backward(grad_hidden_ND, grad_weight_VD)
         return total
 
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
+        grad_hidden_ND, sum_VD = ctx.saved_tensors
+        dtype = grad_hidden_ND.dtype
+        grad_weight_VD = sum_VD if sum_VD.dtype == dtype else torch.empty_like(sum_VD, dtype=dtype)
+        torch.mul(sum_VD, grad_total, out=grad_weight_VD)  # scaled and rounded in one pass
         # In place: torch raises an error should anybody ask a second time.
-        return grad_hidden_ND.mul_(grad_total), grad_weight_VD.mul_(grad_total), None, None, None, None, None, None
+        return grad_hidden_ND.mul_(grad_total), grad_weight_VD, None, None, None, None, None, None
 
 
 def _chunks(
@@ -200,39 +203,6 @@ def _nats_and_gradient(
     if taught_CV is not None:
         grad_CV[:, :vocab_size].sub_(taught_CV, alpha=weight)
     return nats_C, grad_CV
-
-
-def _add_product(sum_VD: Tensor, grad_VC: Tensor, hidden_CD: Tensor) -> None:
-    """Add a product to a sum in fp32."""
-    if grad_VC.dtype == torch.float32:
-        sum_VD.addmm_(grad_VC, hidden_CD)
-    elif adds_in_fp32(grad_VC.device, grad_VC.dtype):
-        torch.addmm(sum_VD, grad_VC, hidden_CD, out_dtype=torch.float32, out=sum_VD)
-    else:
-        sum_VD += grad_VC @ hidden_CD
-
-
-@cache
-def adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True where a product of numbers in `dtype` is added in fp32 without a matrix in between, and rightly.
-
-    `addmm` has `out_dtype` on CUDA alone; some versions want the sum in `dtype` as well (aten/native/cuda/Blas.cpp),
-    and some have added something else (pytorch issue 154086).
-    """
-    return device.type == "cuda" and _adds_rightly(device, dtype)
-
-
-def _adds_rightly(device: torch.device, dtype: torch.dtype) -> bool:
-    """Try it: a sum that is rounded to `dtype`, or left out, is off by far more than the order of an addition."""
-    generator = torch.Generator(device).manual_seed(1)
-    total, left, right = (torch.randn(128, 128, generator=generator, device=device) for _ in range(3))
-    left, right = left.to(dtype), right.to(dtype)
-    expected = total.double() + left.double() @ right.double()
-    try:
-        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
-    except (TypeError, RuntimeError):
-        return False
-    return torch.allclose(total.double(), expected, rtol=0, atol=1e-3)
 
 
 def softmax_in_place(logits_CV: Tensor, num_real: int) -> Tensor:

@@ -17,8 +17,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from zerokara.base.progress import count_text
@@ -273,24 +271,22 @@ def is_layer_matrix(name: str, shape: TensorShape) -> bool:
     return ".layers." in name and len(shape) > 1
 
 
-def row_blocks(name: str, shape: ModelShape) -> tuple[NDArray[np.int64], ...]:
-    """The rows of each matrix that the parameter `name` (or each of its experts) holds; empty where it is one matrix.
+def parts_of(matrix_RC: Any, name: str, shape: ModelShape) -> Any:
+    """Views of the matrices that one of the parameter `name` joins, [groups, rows of each group, C].
 
-    An optimizer that treats a matrix as a whole must see them apart. Example, K = 1, two heads of size 1: `linear_qkv`
-    has the rows q q k v, and so the blocks (0 1), (2), (3).
+    An optimizer that treats a matrix as a whole must see them apart. Example, K = 2, four heads of size 1: `linear_qkv`
+    has the rows q q k v q q k v; its parts are [2, 2, C], [2, 1, C] and [2, 1, C].
     """
+    groups, parts = 1, [1]
     if "linear_qkv" in name:
-        kv_heads, queries = shape.num_kv_heads, shape.num_attn_heads // shape.num_kv_heads
-        rows = np.arange(kv_heads * (queries + 2) * shape.head_dim).reshape(kv_heads, queries + 2, shape.head_dim)
-        return rows[:, :queries].reshape(-1), rows[:, queries].reshape(-1), rows[:, queries + 1].reshape(-1)
-    if "linear_kv" in name:
-        rows = np.arange(2 * shape.query_projection_size).reshape(shape.num_attn_heads, 2, shape.head_dim)
-        return rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)
-    if "_fc1" in name and shape.traits.gated:
-        inner = shape.moe_ffn_hidden_size if "experts" in name else shape.ffn_hidden_size
-        gate, up = np.split(np.arange(2 * inner), 2)
-        return gate, up
-    return ()
+        groups, parts = shape.num_kv_heads, [shape.num_attn_heads // shape.num_kv_heads, 1, 1]
+    elif "linear_kv" in name:
+        groups, parts = shape.num_attn_heads, [1, 1]
+    elif "_fc1" in name and shape.traits.gated:
+        parts = [1, 1]
+    grouped = matrix_RC.view(groups, -1, matrix_RC.shape[-1])
+    rows = grouped.shape[1] // sum(parts)
+    return grouped.split([rows * each for each in parts], 1)
 
 
 CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
@@ -333,7 +329,7 @@ def loss_bytes(
     converted = number_bytes if number_bytes < 4 else 0  # beside fp32
     weight = num_rows * hidden_size
     hidden = number_bytes * num_tokens * hidden_size  # their gradient
-    # A chunk's gradient of the weight, before it is added (`loss.adds_in_fp32`).
+    # A chunk's gradient of the weight, before it is added (`weight_gradients.adds_in_fp32`).
     product = converted * weight if device_type == "cpu" else 0
     if device_type == "cpu":
         hidden *= 2  # and a copy in the order of the labels (`layers`)

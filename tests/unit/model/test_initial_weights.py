@@ -8,8 +8,8 @@ import torch
 from drawn_models import build
 from shapes import named, shape_of
 
-from zerokara.model import builder, initial_weights
-from zerokara.model.shapes import ModelShape
+from zerokara.model import builder
+from zerokara.model.shapes import ModelShape, parts_of
 
 SMALL = {"num_layers": 3, "hidden_size": 96, "num_attn_heads": 6, "seq_len": 64, "init_std": 0.05}
 T5 = {**SMALL, "architecture": "t5", "ffn_hidden_size": 256}
@@ -64,12 +64,12 @@ def test_an_encoder_decoder(overrides: dict[str, Any], embedding: float, queries
     """With Adafactor by fan-in, as transformers' T5; small queries in place of scores scaled by 1 / √head_dim."""
     shape = shape_of(**{**T5, "init_std": "auto", **overrides})
     drawn = weights(shape)
-    rows, keys, _ = initial_weights.row_blocks("encoder.layers.0.self_attention.linear_qkv.weight", shape)
-    fused = drawn["encoder.layers.0.self_attention.linear_qkv.weight"]
+    name = "encoder.layers.0.self_attention.linear_qkv.weight"
+    of_queries, of_keys, _ = parts_of(drawn[name], name, shape)
     spreads = {
         "embedding": (drawn["embedding.word_embeddings.weight"][:300], embedding),
-        "queries": (fused[rows], queries),
-        "keys": (fused[keys], queries * math.sqrt(16)),
+        "queries": (of_queries, queries),
+        "keys": (of_keys, queries * math.sqrt(16)),
         "of the cross-attention": (drawn["decoder.layers.1.cross_attention.linear_q.weight"], queries),
         "residual": (drawn["decoder.layers.1.mlp.linear_fc2.weight"], residual),
     }

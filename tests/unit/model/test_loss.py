@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy as plain_cross_entropy
 from torch.utils._python_dispatch import _disable_current_modes
 from unit.model.dispatched import Dispatched
 
-from zerokara.model import loss, shapes
+from zerokara.model import loss, shapes, weight_gradients
 from zerokara.model.layers import Kernels
 from zerokara.model.loss import Projection, Targets, cross_entropy
 from zerokara.model.shapes import loss_bytes
@@ -119,7 +119,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Callable, Callable, Calla
                 result.copy_(value)
         return results
 
-    monkeypatch.setattr(loss, "adds_in_fp32", lambda *_: True)
+    monkeypatch.setattr(weight_gradients, "adds_in_fp32", lambda *_: True)
     monkeypatch.setattr(torch, "addmm", add)
     return log_sums, softmax, at_once
 
@@ -142,8 +142,8 @@ def test_a_product_is_added_in_fp32_only_where_the_sum_is_right(
 
     if product:  # a CPU's refuses `out_dtype`
         monkeypatch.setattr(torch, "addmm", add)
-    assert loss._adds_rightly(torch.device("cpu"), torch.bfloat16) == expected
-    assert not loss.adds_in_fp32(torch.device("cpu"), torch.bfloat16)
+    assert weight_gradients._adds_rightly(torch.device("cpu"), torch.bfloat16) == expected
+    assert not weight_gradients.adds_in_fp32(torch.device("cpu"), torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -163,7 +163,8 @@ def test_what_the_loss_takes_is_forecast_and_no_chunk_makes_a_gradient_of_the_we
     hidden_SBD = hidden.view(-1, 2, hidden_size) if device == "cpu" else hidden.view(2, -1, hidden_size).transpose(0, 1)
     labels = torch.randint(0, rows, (2, tokens // 2))
     with Dispatched() as seen:
-        cross_entropy(hidden_SBD, Targets(labels), False, Projection(weight, rows), kernels)
+        nats = cross_entropy(hidden_SBD, Targets(labels), False, Projection(weight, rows), kernels)
+        torch.autograd.grad(nats, weight)
     expected = loss_bytes(device[:4].strip(","), tokens, rows, hidden_size, dtype.itemsize, "compiled" in device)
     assert seen.peak_bytes == pytest.approx(expected, rel=0.02)
     kept = 1 if dtype == torch.float32 else 2  # the sum over chunks, and in the dtype of the weight

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from zerokara.config.pretrain_config import TrainingSettings
+from zerokara.model import layers, weight_gradients
 from zerokara.model.builder import Model
 from zerokara.training.compute import optimizer_rules
 from zerokara.training.compute.optimizers import Optimizer, Place
@@ -81,11 +82,20 @@ class LoneEngine:
         self._masters: dict[str, Tensor] = dict(model.named_parameters())
         self._rounded: list[Tensor] = []
         """The weights of the computation, where they are not the master weights."""
+        self._sums: dict[Tensor, Tensor] = {}
+        """Gradients that products add up, by master weight."""
+        sums, is_several = dict[Tensor, Tensor](), config.global_batch > config.micro_batch
+        if config.precision == "bf16" and is_several and weight_gradients.adds_in_fp32(device, dtype):
+            sums = layers.sum_gradients_in_products(model)
         if in_bf16:
             for name, weight in model.named_parameters():
                 self._masters[name] = master = torch.empty(weight.shape, dtype=torch.float32, device=device)
-                weight.register_post_accumulate_grad_hook(partial(_add_in_fp32, master))
                 self._rounded.append(weight)
+                if weight in sums:
+                    self._sums[master] = sums[weight]
+                else:
+                    weight.register_post_accumulate_grad_hook(partial(_add_in_fp32, master))
+        self._clear_gradients()
         self.optimizer = Optimizer(config, self._masters, model.shape, device)
         self.optimizer.hold({name: Place(each, 0, (range(each.numel()),)) for name, each in self._masters.items()})
 
@@ -112,8 +122,12 @@ class LoneEngine:
             self.optimizer.step()
             self.optimizer.num_updates += 1
             self.round_masters()
-        self.optimizer.zero_grad()
+        self._clear_gradients()
         return norm_value
+
+    def _clear_gradients(self) -> None:
+        for master in self._masters.values():
+            master.grad = self._sums[master].zero_() if master in self._sums else None
 
     @torch.no_grad()
     def round_masters(self) -> None:

@@ -8,7 +8,7 @@ Muon: momentum orthogonalized by Newton-Schulz (Jordan et al., 2024, kellerjorda
 scaled as in "Muon is Scalable for LLM Training" (Liu et al., 2025, arXiv 2502.16982, section 2.2), to the root mean
 square of one of AdamW's, so that AdamW's learning rate and weight decay serve both:
 
-    M ← μ·M + G          O = orthogonal(G + μ·M)          W ← W − lr·(0.2·√max(R, C)·O + weight_decay·W)
+    M ← μ·M + G          O = orthogonal(G + μ·M)          W ← W − lr·(0.176·√max(R, C)·O + weight_decay·W)
 
 Adafactor without a first moment (Shazeer and Stern, 2018, algorithm 6), with a learning rate from outside. For a
 gradient G of weights W, with β = 1 − t^−0.8 at update t:
@@ -31,17 +31,21 @@ from torch import Tensor
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
 from zerokara.model import parallel
-from zerokara.model.shapes import ModelShape, row_blocks
+from zerokara.model.shapes import ModelShape, parts_of
 from zerokara.training.compute import optimizer_rules
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic Newton-Schulz iteration (Jordan et al.): steepest at 0, so that five rounds bring every
-singular value to between 0.7 and 1.2."""
-ROUNDS = 5
+COEFFICIENTS = (
+    (8.2193, -23.3375, 16.6266), (3.9641, -2.8377, 0.5158), (3.4369, -2.4752, 0.4761), (2.4901, -1.8343, 0.4368),
+)  # fmt: skip
+"""Coefficients of σ, σ³ and σ⁵ in each round of Newton-Schulz: they bring singular values from 0.003 to 1 as near to 1
+as a round can (Amsel et al., 2025, arXiv 2505.16932, algorithm 1), after the last between 0.8 and 1.2. Jordan et al.
+take five equal rounds, to between 0.7 and 1.2. All but the last are of σ/1.02, for errors of bf16: they rise steeply
+at their end."""
+SCALE = 0.176
+"""Of an update, times √max(R, C): 0.2 (Liu et al.) times 0.88, to which Jordan's rounds bring singular values (root
+mean square), and ours to 1. The recipe's learning rates were found with those."""
 STACK = 2**24
 """Numbers of equal matrices that Muon multiplies in one product, unless one has more."""
-RMS_OF_ADAMW = 0.2
-"""The usual root mean square of AdamW's updates (Liu et al., 2025)."""
 DECAY, CLIPPING, EPSILONS = -0.8, 1.0, (1e-30, 1e-3)
 """Adafactor's exponent of t, d, and (ε1, ε2): the paper's."""
 CHUNK = 2**25
@@ -56,10 +60,6 @@ class Place(NamedTuple):
     start: int
     ranges: Sequence[range]
     """Which numbers each data-parallel rank holds, in ascending order; the rank's own are those in `tensor`."""
-
-
-MatrixPlace = tuple[str, int, Tensor | None]
-"""A parameter, the number of its matrix, and the matrix's rows (all with None)."""
 
 
 class Optimizer(torch.optim.AdamW):
@@ -79,9 +79,7 @@ class Optimizer(torch.optim.AdamW):
         self.num_updates = 0
         """Updates so far, those of earlier starts included; skipped steps do not count."""
         self._shapes = {name: tuple(each.shape) for name, each in tensors.items()}
-        blocks = {name: row_blocks(name, shape) for name in tensors}
-        self._blocks = {name: [torch.from_numpy(rows).to(device) for rows in each] for name, each in blocks.items()}
-        self._momentum, self._device = config.muon_momentum, device
+        self._shape, self._momentum, self._device = shape, config.muon_momentum, device
         self._dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
         groups = [
             {**group._asdict(), "names": names, "params": [tensors[name] for name in names]}
@@ -182,34 +180,37 @@ class Optimizer(torch.optim.AdamW):
 
     def _step_muon(self, group: Mapping[str, Any], names: Sequence[str]) -> None:
         tensors, rate, momentum = group["params"], group["lr"], resolved(self._momentum)
-        directions = [each.grad for each in tensors]
-        momenta = [self.state[each]["momentum_buffer"] for each in tensors]
-        for each, direction in zip(momenta, directions, strict=True):
-            torch.add(direction, each, alpha=momentum, out=each)  # one pass, where a list of all would take two
-        torch._foreach_add_(directions, momenta, alpha=momentum)
+        for each in tensors:
+            old = self.state[each]["momentum_buffer"]
+            torch.add(each.grad, old, alpha=momentum, out=old)  # one pass, where a list of all would take two
         torch._foreach_mul_(tensors, 1 - rate * group["weight_decay"])
+        held = {name: self._places[name].tensor for name in names}
+        momenta = {name: self._part(name, self.state[each]["momentum_buffer"]) for name, each in held.items()}
+        for name in self._cut.intersection(names):
+            self._part(name, held[name].grad).add_(momenta.pop(name), alpha=momentum)
         whole, updated = self._gathered(names)
-        for stack in self._stacks(whole):
-            directions_NRC = torch.stack([_matrix(whole[name], place, rows) for name, place, rows in stack])
-            updates_NRC = _scaled(directions_NRC, self._dtype)
-            for (name, place, rows), update_RC in zip(stack, updates_NRC, strict=True):
-                if rows is None:
-                    _matrix(updated[name], place).add_(update_RC, alpha=-rate)
-                else:
-                    _matrix(updated[name], place).index_add_(0, rows, update_RC, alpha=-rate)
+        for matrices in self._stacks(whole, {**updated, **momenta}, updated):  # of what is cut, zeros are added
+            first, *_ = matrices[0]
+            num_rows, num_columns = first.shape[:2].numel(), first.size(2)
+            stack_NRC = first.new_empty(len(matrices), num_rows, num_columns, dtype=self._dtype)
+            for matrix_RC, (gradient, old, _) in zip(stack_NRC, matrices, strict=True):
+                torch.add(gradient, old, alpha=momentum, out=matrix_RC.view_as(gradient))
+            scale = SCALE * math.sqrt(max(num_rows, num_columns))
+            for update_RC, (*_, weights) in zip(_orthogonalized(stack_NRC), matrices, strict=True):
+                weights.add_(update_RC.view_as(weights), alpha=-rate * scale)
         self._return(names, updated)
 
-    def _stacks(self, tensors: Mapping[str, Tensor]) -> Iterator[list[MatrixPlace]]:
-        """The matrices of equal size, as many at a time as `STACK` holds."""
-        by_size: dict[tuple[int, int], list[MatrixPlace]] = {}
-        for name, tensor in tensors.items():
-            for place in range(math.prod(tensor.shape[:-2])):
-                for rows in self._blocks[name] or (None,):
-                    size = tensor.size(-2) if rows is None else len(rows), tensor.size(-1)
-                    by_size.setdefault(size, []).append((name, place, rows))
-        for size, places in by_size.items():
+    def _stacks(self, *tensors: Mapping[str, Tensor]) -> Iterator[list[tuple[Tensor, ...]]]:
+        """The matrices of equal size, as many at a time as `STACK` holds; each as its parts of all `tensors`."""
+        by_size: dict[tuple[int, int], list[tuple[Tensor, ...]]] = {}
+        for name in tensors[0]:
+            parameters = [each[name].view(-1, *self._shapes[name][-2:]) for each in tensors]
+            for matrices in zip(*parameters, strict=True):
+                for parts in zip(*(parts_of(each, name, self._shape) for each in matrices), strict=True):
+                    by_size.setdefault((parts[0].shape[:2].numel(), parts[0].size(2)), []).append(parts)
+        for size, found in by_size.items():
             count = max(1, STACK // math.prod(size))
-            yield from (places[start : start + count] for start in range(0, len(places), count))
+            yield from (found[start : start + count] for start in range(0, len(found), count))
 
     def _step_adafactor(self, group: Mapping[str, Any], names: Sequence[str]) -> None:
         weight = math.pow(self.num_updates + 1, DECAY)  # 1 − β
@@ -292,22 +293,13 @@ class Optimizer(torch.optim.AdamW):
         return [part.split(each) for part, each in zip(received.split(lengths), counts, strict=True)]
 
 
-def _matrix(tensor: Tensor, place: int, rows: Tensor | None = None) -> Tensor:
-    matrix_RC = tensor.view(-1, *tensor.shape[-2:])[place]
-    return matrix_RC if rows is None else matrix_RC[rows]
-
-
-def _scaled(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """The nearest matrices with orthogonal rows or columns, roughly (in `dtype`), with the size of an update."""
-    a, b, c = COEFFICIENTS
+def _orthogonalized(matrices_NRC: Tensor) -> Tensor:
+    """The nearest matrices with orthogonal rows or columns, roughly, in the dtype of these, which are overwritten."""
     is_wide = matrices_NRC.size(1) <= matrices_NRC.size(2)
     wide = matrices_NRC if is_wide else matrices_NRC.mT
     # Divided by its Frobenius norm, its largest singular value is at most 1, where the iteration converges.
-    norms_N11 = wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    wide = torch.div(wide, norms_N11, out=torch.empty_like(wide, dtype=dtype))
-    for _ in range(ROUNDS):
+    wide = wide.div_(wide.norm(dim=(1, 2), keepdim=True, dtype=torch.float32).clamp(min=1e-30))
+    for a, b, c in COEFFICIENTS:
         gram = wide @ wide.mT
         wide = torch.baddbmm(wide, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    scale = RMS_OF_ADAMW * math.sqrt(max(matrices_NRC.shape[1:]))
-    # A tensor in fp32 makes the product one, in a pass; so does `out` above with the rounding.
-    return (wide if is_wide else wide.mT) * matrices_NRC.new_full((1, 1, 1), scale)
+    return wide if is_wide else wide.mT
