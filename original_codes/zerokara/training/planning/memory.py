@@ -26,10 +26,10 @@ from zerokara.training.compute.engine_choice import hierarchy_of, uses_deepspeed
 ACTIVATION_MARGIN = 4.5
 """Activations of eager layers over `min_activation_bytes`, counted on a CPU: 1.6 (gpt2) to 4.6 (qwen3 in bf16). Only
 where the scores of long sequences are kept (in t5, and at 1M in bf16, from 1,024 tokens on) are they more."""
-_GPU_MARGINS = {"compiled": 2.0, "eager": 2.9, "eager, with QK-norm": 3.8, "encoder-decoder": 2.4, "recomputed": 2.6}
+_GPU_MARGINS = {"compiled": 2.0, "eager": 2.2, "experts": 2.6, "encoder-decoder": 2.0, "recomputed": 2.1}
 """The same in bf16 on a GPU, where attention keeps no scores. In a step on an H100 that benchmarks/gpu/simulation
-simulates it is 1.76 to 1.80 with compiled layers of dense decoders, 1.7 to 2.7, 3.2 to 3.4, 2.3, and 0.8 to 2.55 of
-eager layers that are computed again; not measured."""
+simulates it is 1.76 to 1.81 with compiled layers of dense decoders; of eager layers 1.9 to 2.04, 2.36 with experts, 1.7
+to 1.84, and 1.2 to 1.97 where they are computed again; not measured."""
 SAFE_SHARE = 0.87
 """Share of the memory that a run may plan with: allocators leave holes, and batches differ."""
 LIBRARY_BYTES = 300_000_000
@@ -143,15 +143,15 @@ class MemoryForecast:
     @property
     def _gpu_margin(self) -> float:
         config, traits, kept = self.config, self.shape.traits, self.config.activation_checkpointing
-        if config.number_format == "fp32" or (kept == "selective" and traits.qk_norm):  # simulated: 4.0
+        if config.number_format == "fp32":
             return ACTIVATION_MARGIN
-        kind = "eager, with QK-norm" if traits.qk_norm else "eager"
+        kind = "experts" if self.shape.moe_layers else "eager"
         if kept == "full":
             kind = "recomputed"
         elif traits.is_encoder_decoder:
             kind = "encoder-decoder"
-        elif kept == "off" and config.compile != "off" and config.tensor_parallel_size == 1:  # `model.compilation`
-            kind = kind if self.shape.moe_layers else "compiled"
+        elif (kind, kept) == ("eager", "off") and config.compile != "off" and config.tensor_parallel_size == 1:
+            kind = "compiled"  # `model.compilation`
         return _GPU_MARGINS[kind]
 
     @property
