@@ -96,15 +96,19 @@ class Planner:
         plan, result = try_steps(self.local_plan(**settings))
         return plan.shape.flops_per_token(), result.seconds_per_step / plan.schedule.batch_tokens
 
-    def memory(self, name: SizeName) -> tuple[float, bool]:
+    def memory(self, name: SizeName, tokens: float) -> tuple[float, bool]:
         """Forecast the bytes of a size on a GPU, or on a machine without any, and whether they fit."""
-        forecast = self.local_plan(**size_settings(name), micro_batch_size="auto").memory
+        forecast = self._plan_of(name, tokens).memory
         return forecast.pools[0].needed_bytes, forecast.fits
 
     def num_steps(self, name: SizeName, tokens: float) -> int:
-        """Count the optimizer steps of a size, with the batch of the recipe."""
-        settings = {**size_settings(name), **LEFT_TO_RECIPE, "train_tokens": int(tokens)}
-        return self.local_plan(**settings).schedule.num_steps
+        """Count the optimizer steps of a size."""
+        return self._plan_of(name, tokens).schedule.num_steps
+
+    def _plan_of(self, name: SizeName, tokens: float) -> RunPlan:
+        """Plan a run of a size, with the batch of the recipe, which decides on processes and so on memory."""
+        settings = {**size_settings(name), **LEFT_TO_RECIPE, "micro_batch_size": "auto"}
+        return self.local_plan(**settings, train_tokens=max(1, int(tokens)))
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ def fresh_worth(tokens: float, unique_tokens: float) -> float:
 def candidate(
     name: SizeName,
     shape: ModelShape,
-    memory: tuple[float, bool],
+    memory: Callable[[SizeName, float], tuple[float, bool]],
     speed: Speed,
     predict: Callable[[float, float], Prediction] | None,
     limits: tuple[float, float],
@@ -174,7 +178,9 @@ def candidate(
     tokens = min(limits[0] * 3600 / seconds, limits[1])
     worth = fresh_worth(tokens, unique_tokens)
     prediction = predict(effective_parameters(shape), worth) if predict else None
-    return Candidate(name, shape, tokens, tokens / unique_tokens, tokens * seconds / 3600, prediction, *memory)
+    return Candidate(
+        name, shape, tokens, tokens / unique_tokens, tokens * seconds / 3600, prediction, *memory(name, tokens)
+    )
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:

@@ -81,8 +81,8 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     candidates = []
     for name in SIZES:
         shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
-        memory, predict = planner.memory(name), law.predict if law else None
-        candidates.append(sizes.candidate(name, shape, memory, speed, predict, limits, num_tokens))
+        predict = law.predict if law else None
+        candidates.append(sizes.candidate(name, shape, planner.memory, speed, predict, limits, num_tokens))
     chosen = sizes.recommended(candidates)
     if chosen is None:
         raise RunError("no size fits into the memory of this machine")

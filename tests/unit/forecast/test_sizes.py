@@ -9,7 +9,7 @@ from configs import config_of
 from zerokara.base.errors import UserError
 from zerokara.config.model import SIZES
 from zerokara.forecast.fit import MeasuredRun, ScalingLaw, SmallRuns, fit
-from zerokara.forecast.sizes import Candidate, Planner, Speed, candidate, recommended, size_settings
+from zerokara.forecast.sizes import LEFT_TO_RECIPE, Candidate, Planner, Speed, candidate, recommended, size_settings
 from zerokara.model.shapes import ModelShape
 
 SPEED = Speed(1e-5, 1e-11)
@@ -28,8 +28,8 @@ def law() -> ScalingLaw:
 def candidates(
     law: ScalingLaw, hours: float = math.inf, tokens: float = math.inf, unique: float = 1e9
 ) -> list[Candidate]:
-    memory, limits = {name: (1e9, name != "13B") for name in SHAPES}, (hours, min(tokens, 16 * unique))
-    return [candidate(name, shape, memory[name], SPEED, law.predict, limits, unique) for name, shape in SHAPES.items()]
+    memory, limits = lambda name, tokens: (1e9, name != "13B"), (hours, min(tokens, 16 * unique))
+    return [candidate(name, shape, memory, SPEED, law.predict, limits, unique) for name, shape in SHAPES.items()]
 
 
 @pytest.mark.parametrize("measured", [[(1e7, 1e-4), (1e8, 2e-3)], [(1e7, 1e-4), (1e8, 0.5e-4)]])
@@ -78,8 +78,18 @@ def test_a_size_takes_the_place_of_the_users(planner: Planner) -> None:
 
 
 def test_what_does_not_fit_is_seen(planner: Planner) -> None:
-    (small, small_fits), (large, large_fits) = planner.memory("1M"), planner.memory("13B")
+    (small, small_fits), (large, large_fits) = planner.memory("1M", 1e6), planner.memory("13B", 1e6)
     assert small_fits and not large_fits and large > 13e9 * 12 > small
+
+
+def test_the_memory_of_a_size_is_that_of_its_own_batch(tiny_data: dict[str, str]) -> None:
+    """With the batch that the plan will write, not the present one, which is of four sequences here."""
+    planner = Planner(Path(tiny_data["config"]), ("global_batch_size=4", "precision=fp32"))
+    present, written = (
+        planner.local_plan(**size_settings("1M"), **more).memory.pools[0].needed_bytes
+        for more in ({}, {**LEFT_TO_RECIPE, "train_tokens": 10**7, "micro_batch_size": "auto"})
+    )
+    assert planner.memory("1M", 1e7) == (written, True) and written > 1.1 * present
 
 
 def test_a_small_run_is_one_process_with_the_optimizer_of_the_large_one(tiny_data: dict[str, str]) -> None:
