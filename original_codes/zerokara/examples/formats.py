@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from zerokara.base.errors import Fault, UserError, refuse, shown
-from zerokara.base.progress import first_of
+from zerokara.base.progress import first_of, plural
 from zerokara.config.finetune_config import DataFormat, FinetuneConfig, label_text
 from zerokara.corpus.documents import HARMLESS, BadLine, Reason, excerpt, object_of_line
 from zerokara.corpus.find import InputFile
@@ -105,7 +105,7 @@ def _lines(file: InputFile, advance: Callable[[float], object]) -> Iterator[Reco
         elif len(cells := item.text.split("\t")) == len(names):
             values = dict(zip(names, cells, strict=True))
         else:
-            values = f"{len(cells)} columns instead of {len(names)}"
+            values = f"{plural(len(cells), 'column')} instead of {len(names)}"
         yield record.bad(str(values), item.text) if isinstance(values, str) else record._replace(values=values)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from zerokara.base import manifest
 from zerokara.base.errors import UserError
-from zerokara.base.progress import bytes_text, log, seconds_text, summary
+from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.publishing import exported_folder
 from zerokara.steps import command, preflight
@@ -33,7 +33,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     exported_folder.check_unchanged(folder, made)
     files = exported_folder.files(made)
     total = sum(record.bytes for record in files)
-    what, visibility = f"{len(files)} files, {bytes_text(total)}", "private" if config.private else "public"
+    what, visibility = f"{plural(len(files), 'file')}, {bytes_text(total)}", "private" if config.private else "public"
     log(f"step 6 upload: {what} → {name or 'a repository to be named'} ({visibility})")
     if made.settings.get("test_prompt_text") == "auto" and (samples := made.facts["samples"]):
         prompts = ", ".join(json.dumps(sample["prompt"], ensure_ascii=False) for sample in samples)
@@ -57,7 +57,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     rows = [
         ("repository", f"{done.url} ({'private' if done.private else 'public'})"),
         ("commit", done.commit),
-        ("sent", f"{done.num_files_sent} files" if done.num_files_sent else "nothing: all files were there already"),
+        ("sent", plural(done.num_files_sent, "file") if done.num_files_sent else "nothing: all were there already"),
         ("compared", f"{what}: paths, sizes and hashes on the Hub are equal to these here"),
         ("time", seconds_text(time.monotonic() - started)),
     ]

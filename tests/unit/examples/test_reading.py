@@ -46,7 +46,7 @@ def test_bad_lines_of_a_table_are_told(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_bytes(b"a\tb\n1\t2\t3\n\n1\n\xff\t2\n1\t\x00\n5\t6\n")
     assert reasons(tmp_path / "x.tsv") == {
         2: "3 columns instead of 2",
-        4: "1 columns instead of 2",
+        4: "1 column instead of 2",
         5: "invalid UTF-8",
         6: "NUL character",
     }
