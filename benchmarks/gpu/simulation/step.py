@@ -73,7 +73,7 @@ def _take_one_kernel_for_norms(model: torch.nn.Module, compiled: list[Any]) -> N
     """Outside of compiled layers: torch for a CPU has no _fused_rms_norm, but the like of it for LayerNorm."""
     inside = {id(module) for layer in compiled for module in layer.modules()}
     for module in model.modules():
-        if isinstance(module, torch.nn.RMSNorm) and id(module) not in inside:
+        if type(module) is torch.nn.RMSNorm and id(module) not in inside:
             module.forward = partial(_norm, module)  # type: ignore[method-assign]
 
 

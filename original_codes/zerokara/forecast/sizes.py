@@ -106,7 +106,7 @@ class Planner:
         return self._plan_of(name, tokens).schedule.num_steps
 
     def _plan_of(self, name: SizeName, tokens: float) -> RunPlan:
-        """Plan a run of a size, with the batch of the recipe, which decides on processes and so on memory."""
+        """Plan a run of a size with the recipe's batch. The batch decides on the processes, and these on the memory."""
         settings = {**size_settings(name), **LEFT_TO_RECIPE, "micro_batch_size": "auto"}
         return self.local_plan(**settings, train_tokens=max(1, int(tokens)))
 
@@ -177,9 +177,10 @@ def candidate(
     seconds = speed.seconds_of_token(shape)
     tokens = min(limits[0] * 3600 / seconds, limits[1])
     worth = fresh_worth(tokens, unique_tokens)
+    enough = max(tokens, MIN_TOKENS_PER_PARAMETER * shape.num_parameters())  # the batch of fewer may fit no processes
     prediction = predict(effective_parameters(shape), worth) if predict else None
     return Candidate(
-        name, shape, tokens, tokens / unique_tokens, tokens * seconds / 3600, prediction, *memory(name, tokens)
+        name, shape, tokens, tokens / unique_tokens, tokens * seconds / 3600, prediction, *memory(name, enough)
     )
 
 

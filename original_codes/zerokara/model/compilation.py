@@ -65,7 +65,7 @@ def start(model: Any, arguments: list[Tensor], log: Callable[[str], None], whole
     """Compile a model's layers, or functions alone, for micro batches like this one; False if something runs eagerly.
 
     `arguments` are those of any micro batch of the run, on the model's device. Every process must call it: the micro
-    batch is computed. No gradient and no weight is touched.
+    batch is computed. No weight changes; zeros are added to gradients that products add up (`weight_gradients`).
 
     Raises:
         RuntimeError: of any class, for a lack of memory.

@@ -65,7 +65,7 @@ def plain_activate(inner: Tensor, bias_R: Tensor | None, activation: Activation,
 
 
 def activate_for_float8(inner: Tensor, bias_R: Tensor | None, activation: Activation, gated: bool) -> Tensor:
-    """The same. Compiled, one kernel computes its gradient and finds the largest number of it; eagerly it is slower."""
+    """Compute what `plain_activate` does. Compiled, one kernel computes the gradient and finds its largest number."""
     if not gated:
         return plain_activate(inner, bias_R, activation, gated)
     both = (inner if bias_R is None else inner + bias_R).unflatten(-1, (2, -1))
@@ -94,7 +94,7 @@ class _PlainProduct:
         self._alone = parallel.tensor_size() == 1
 
     def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **rest: Any) -> Tensor:
-        if self._alone and self.gradient_sum is not None:
+        if self._alone and self.gradient_sum is not None and torch.is_grad_enabled():
             return weight_gradients.product(input, weight, bias, self.gradient_sum)
         if self._alone:
             return self.multiply(input, weight, bias)

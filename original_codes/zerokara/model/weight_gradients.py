@@ -1,7 +1,7 @@
 """Gradients of weights that a product adds to a sum in fp32, without a matrix in between.
 
-Torch gives the gradient of each micro batch in bf16; adding that to a sum in fp32 then reads and writes both again. A
-product can begin with the sum. The sum is also more exact: no gradient is rounded before it is added.
+Torch gives the gradient of each micro batch in bf16. Adding it to a sum in fp32 reads both, and writes the sum. A
+product can begin with the sum instead. The sum is also more exact: no gradient is rounded before it is added.
 
 Shape suffixes: M tokens, K inputs, N outputs.
 """
@@ -16,21 +16,23 @@ from torch.nn.functional import linear
 
 def product(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None, sum_NK: Tensor) -> Tensor:
     """Return what `linear` does; the backward pass adds the weight's gradient to the sum, and gives none."""
-    out: Tensor = _Product.apply(inputs, weight_NK, sum_NK)
-    return out if bias_N is None else out + bias_N
+    out: Tensor = _Product.apply(inputs, weight_NK, bias_N, sum_NK)
+    return out
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight_NK: Tensor, sum_NK: Tensor) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None, sum_NK: Tensor) -> Tensor:
         ctx.save_for_backward(inputs, weight_NK, sum_NK)
-        return linear(inputs, weight_NK)
+        ctx.has_bias = bias_N is not None
+        return linear(inputs, weight_NK, bias_N)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight_NK, sum_NK = ctx.saved_tensors
-        _operation(sum_NK, gradients[0].flatten(0, -2).t(), inputs.flatten(0, -2))
-        return gradients[0] @ weight_NK, None, None
+        gradient_MN = gradients[0].flatten(0, -2)
+        _operation(sum_NK, gradient_MN.t(), inputs.flatten(0, -2))
+        return gradients[0] @ weight_NK, None, gradient_MN.sum(0) if ctx.has_bias else None, None
 
 
 def add_product(sum_NK: Tensor, gradient_NM: Tensor, inputs_MK: Tensor) -> None:

@@ -37,13 +37,13 @@ from zerokara.training.compute import optimizer_rules
 COEFFICIENTS = (
     (8.2193, -23.3375, 16.6266), (3.9641, -2.8377, 0.5158), (3.4369, -2.4752, 0.4761), (2.4901, -1.8343, 0.4368),
 )  # fmt: skip
-"""Coefficients of σ, σ³ and σ⁵ in each round of Newton-Schulz: they bring singular values from 0.003 to 1 as near to 1
-as a round can (Amsel et al., 2025, arXiv 2505.16932, algorithm 1), after the last between 0.8 and 1.2. Jordan et al.
-take five equal rounds, to between 0.7 and 1.2. All but the last are of σ/1.02, for errors of bf16: they rise steeply
-at their end."""
+"""Coefficients of σ, σ³ and σ⁵ in each round of Newton-Schulz. Each brings singular values that began between 0.003 and
+1 as near to 1 as it can (Amsel et al., 2025, arXiv 2505.16932, algorithm 1); at the end they are between 0.76 and 1.2.
+Jordan et al. take five equal rounds, to between 0.7 and 1.2, and lift smaller ones somewhat more. The first three
+rounds take σ/1.02: above 1 they rise steeply, and bf16 may round up."""
 SCALE = 0.176
-"""Of an update, times √max(R, C): 0.2 (Liu et al.) times 0.88, to which Jordan's rounds bring singular values (root
-mean square), and ours to 1. The recipe's learning rates were found with those."""
+"""Of an update, times √max(R, C): 0.2 (Liu et al.) times 0.88. The root mean square of singular values is about 0.88
+after Jordan's rounds, with which the recipe's learning rates were found, and about 1 after ours."""
 STACK = 2**24
 """Numbers of equal matrices that Muon multiplies in one product, unless one has more."""
 DECAY, CLIPPING, EPSILONS = -0.8, 1.0, (1e-30, 1e-3)
@@ -189,7 +189,7 @@ class Optimizer(torch.optim.AdamW):
         for name in self._cut.intersection(names):
             self._part(name, held[name].grad).add_(momenta.pop(name), alpha=momentum)
         whole, updated = self._gathered(names)
-        for matrices in self._stacks(whole, {**updated, **momenta}, updated):  # of what is cut, zeros are added
+        for matrices in self._stacks(whole, {**updated, **momenta}, updated):  # a cut gradient has its momentum: zeros
             first, *_ = matrices[0]
             num_rows, num_columns = first.shape[:2].numel(), first.size(2)
             stack_NRC = first.new_empty(len(matrices), num_rows, num_columns, dtype=self._dtype)
@@ -298,7 +298,7 @@ def _orthogonalized(matrices_NRC: Tensor) -> Tensor:
     is_wide = matrices_NRC.size(1) <= matrices_NRC.size(2)
     wide = matrices_NRC if is_wide else matrices_NRC.mT
     # Divided by its Frobenius norm, its largest singular value is at most 1, where the iteration converges.
-    wide = wide.div_(wide.norm(dim=(1, 2), keepdim=True, dtype=torch.float32).clamp(min=1e-30))
+    wide = wide.div_(wide.norm(dim=(1, 2), keepdim=True, dtype=torch.float32).clamp(min=1e-7))
     for a, b, c in COEFFICIENTS:
         gram = wide @ wide.mT
         wide = torch.baddbmm(wide, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
