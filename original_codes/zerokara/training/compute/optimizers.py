@@ -189,7 +189,7 @@ class Optimizer(torch.optim.AdamW):
         for name in self._cut.intersection(names):
             self._part(name, held[name].grad).add_(momenta.pop(name), alpha=momentum)
         whole, updated = self._gathered(names)
-        for matrices in self._stacks(whole, {**updated, **momenta}, updated):  # a cut gradient has its momentum: zeros
+        for matrices in self._stacks(whole, {**updated, **momenta}, updated):  # zeros: a cut gradient has its momentum
             first, *_ = matrices[0]
             num_rows, num_columns = first.shape[:2].numel(), first.size(2)
             stack_NRC = first.new_empty(len(matrices), num_rows, num_columns, dtype=self._dtype)
