@@ -104,7 +104,7 @@ given = dict(word.split("=", 1) for word in sys.argv[1:])
 disk = Path(given["output_prefix"]).parents[1]
 config = PretrainConfig(**given | {"input_jsonl": [given["input_jsonl"]], "num_workers": 1, "max_bad_fraction": 1.0})
 files = find_files(config.input_jsonl, "")
-_, expected = estimate.prepare(config, files, Encoder(config.input_tokenizer_file))
+_, expected, _ = estimate.prepare(config, files, Encoder(config.input_tokenizer_file))
 estimated = estimate.peak_bytes(expected)
 
 def leave(num_bytes):

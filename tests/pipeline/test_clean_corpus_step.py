@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from configs import typed
 from corpus_files import json_lines, write_texts
 
 from zerokara.corpus.compressed import zstd_module
@@ -128,6 +129,18 @@ def test_every_record_names_its_source_and_its_line(made: dict[str, list[str]]) 
         if "copy_of" in record:
             original = json.loads(lines[record["copy_of"]["source"]][record["copy_of"]["line"] - 1])["text"]
             assert record["text"] in (original, _changed(original))
+
+
+def test_texts_that_become_equal_without_the_lines_of_their_sites_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two sites with the same 30 texts: the first text of each keeps the menu."""
+    monkeypatch.chdir(tmp_path)
+    menus = [" ".join(f"{site}{number}" for number in range(30)) for site in ("home", "other")]
+    write_texts(Path("text.jsonl"), [f"{menu}\n\n{_text(seed)}" for menu in menus for seed in range(30)])
+    settings = ("input=[text.jsonl]", "output_dir=out", "evaluation_data=[]", "near_duplicates=0")
+    assert clean_corpus.main(["--config", "/dev/null", *typed(*settings)]) == 0
+    assert "29 texts became equal to others without their repeated lines" in capsys.readouterr().out
 
 
 @pytest.mark.slow

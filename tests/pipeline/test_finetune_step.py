@@ -13,6 +13,7 @@ from foreign_models import QWEN_3, byte_level
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.examples import facts
+from zerokara.examples.chat_template import auto_source
 from zerokara.publishing import exported_folder
 from zerokara.steps import convert_to_hf, evaluate, finetune
 from zerokara.tokenizer.encoder import Encoder
@@ -139,6 +140,9 @@ def test_conversations_are_learned(architecture: str, encoder: Encoder, tmp_path
     config = make(
         tmp_path, encoder, architecture, train_data=[str(tmp_path / "train.jsonl")], epochs=1, metric="exact_match"
     )
+    own = tmp_path / "model" / facts.CHAT_TEMPLATE_NAME
+    if architecture == "t5":
+        own.write_text(auto_source(encoder, True).replace("message['content']", "'- ' + message['content']"))
     several = ("num_processes=2", "micro_batch_size=2", "zero_stage=2")
     done = run(config, *QUICK, *several, "max_steps=6", "eval_examples=8")
     assert done.returncode == 0, done.stderr + done.stdout
@@ -148,6 +152,11 @@ def test_conversations_are_learned(architecture: str, encoder: Encoder, tmp_path
     assert len(facts.conversations(run_dir)) == 196, "those that are not drawn for validation"
     template = (run_dir / facts.CHAT_TEMPLATE_NAME).read_text(encoding="utf-8")
     assert template.count("endgeneration") == 1 and ("<|im_start|>user" in template) == (architecture == "qwen3")
+    if architecture == "t5":
+        assert template == own.read_text()
+        own.write_text(template.replace("- ", "= "))
+        again = run(config, *QUICK, *several, "max_steps=6")
+        assert again.returncode == 2 and "chat_template" in again.stderr and "has changed since" in again.stderr
     assert {"valid_exact_match", "valid_stopped"} <= {key for line in step_metrics.read(run_dir) for key in line}
     if architecture == "qwen3":
         exported = tmp_path / "hf"

@@ -111,6 +111,20 @@ def test_lines_of_a_chat_are_turns(exported: Path, run: Run, monkeypatch: pytest
         template.unlink()
 
 
+def test_a_long_prompt_is_read_as_a_whole_or_what_is_left_out_is_told(exported: Path, run: Run) -> None:
+    encoder, text = Encoder(exported / "tokenizer.model"), "the fox"
+    while len(ids := encoder.prompt_ids(text)) < 0.8 * CONTEXT:
+        text += f" {len(ids)} fox"
+    room = CONTEXT - len(ids)
+    answered = run(text, "--temperature", "0", "--tokens", str(CONTEXT))
+    assert answered.startswith(text + expected(exported, ids, room, do_sample=False)) and "without" not in answered
+    longer = " ".join([text] * 2)
+    ids, room = encoder.prompt_ids(longer), CONTEXT // 2
+    answered = run(longer, "--temperature", "0", "--tokens", str(CONTEXT))
+    assert answered.startswith(longer + expected(exported, ids[-room:], room, do_sample=False))
+    assert f"without the first {len(ids) - room} of {len(ids)} tokens of the prompt)" in answered
+
+
 def test_what_cannot_be_used_is_refused(run: Run, tmp_path: Path) -> None:
     error = run(PROMPT, code=2, folder=tmp_path / "none")
     assert "output_tokenizer_and_model_dir" in error and "there is no such folder" in error and "step 4" in error

@@ -1,5 +1,6 @@
 """What all stages work by, and the arrays and counts that they leave for one another in the work folder."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,7 +115,8 @@ def make_plan(config: CleanConfig) -> Plan:
                     found |= {file.name: file for file in find_files([name], where, _EVALUATION)}
                 except UserError as error:
                     log(f"note: {entry} names {name}, which cannot be looked for: {error.faults[0].rule}")
-    if both := {file.name for file in files} & found.keys():
+    corpus = {os.path.realpath(file.name) for file in files}
+    if both := [name for name in found if os.path.realpath(name) in corpus]:
         rule = f"names {min(both)}, which is in the corpus: all of it would be dropped"
         raise UserError(Fault(where, rule, remedy="leave it out of one of the two"))
     return Plan(config, files, [*found.values()])

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from zerokara.base.pages import template
 from zerokara.base.progress import bytes_text, plural
-from zerokara.cleaning.plan import CLEAN, READ, Plan, facts
+from zerokara.cleaning.plan import CLEAN, READ, Plan, facts, joined
 from zerokara.cleaning.stages import line_key, shown
 
 _NUM_EXAMPLES, _NUM_CHARACTERS = 3, 400
@@ -29,6 +31,9 @@ class Report:
                 self.counts[name].update(counts)
             for name, examples in found["examples"].items():
                 self.examples[name] = [*self.examples[name], *examples][:_NUM_EXAMPLES]
+        cleaned = joined(folder, "cleaned")
+        self.num_equal = len(cleaned) - len(np.unique(cleaned))
+        """Texts that became equal to others when repeated lines were cut, after the search for copies."""
         for found in facts(folder, "write", len(plan.tasks)):
             self._texts.update(found["texts"])
             for name, tally in found["tallies"].items():
@@ -76,8 +81,11 @@ class Report:
     def rows(self) -> list[tuple[str, str]]:
         """Rows of the step's summary."""
         size, left = self.total(READ) or 1, self.total(CLEAN)
+        equal = f"{plural(self.num_equal, 'text')} became equal to others without their repeated lines"
+        again = f"{equal}: step 0 again, with this clean text as its input, drops them"
         return [
             ("read", f"{plural(self.total(READ, 'documents'), 'document')}, {bytes_text(size)} of text"),
             *((rule, f"{plural(n, 'document')}, {bytes_text(b)} ({b / size:.2%})") for rule, n, b in self.dropped),
             ("stays", f"{plural(self.total(CLEAN, 'documents'), 'document')}, {bytes_text(left)} ({left / size:.1%})"),
+            *([("warning", again)] if self.config.exact_duplicates and self.num_equal else []),
         ]

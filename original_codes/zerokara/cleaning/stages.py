@@ -209,7 +209,7 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     pairs_shown, lines_shown = shown(folder)
     wanted = {each for _, *pair in pairs_shown for each in pair} | {first for _, _, first in lines_shown}
     tallies, texts, document = defaultdict[str, Counter[str]](Counter), list[tuple[int, str]](), rank << RANK
-    verdicts = iter(saved(folder, "verdicts", rank).tolist())
+    verdicts, cleaned = iter(saved(folder, "verdicts", rank).tolist()), array("Q")
 
     def place(rank: int, part: int, line: int) -> dict[str, Any]:
         return {"source": plan.tasks[rank][part].file.name, "line": before[rank][part] + line}
@@ -259,8 +259,10 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
                         text = "\n".join(lines[start:end])
                 if text:
                     put(CLEAN, text)
+                    cleaned.append(xxh3_64_intdigest(text.encode()))
             document += 1
     check_unchanged([part.file for part in plan.tasks[rank]])
+    save(folder, "cleaned", rank, np.array(cleaned))
     write_json(folder / f"write-{rank:05d}.json", {"tallies": tallies, "texts": texts})
 
 

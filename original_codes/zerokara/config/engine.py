@@ -177,8 +177,6 @@ class MachineSettings(Settings):
         if self.precision == "fp8" and self.tensor_parallel_size > 1:
             rule = "needs tensor_parallel_size 1: a process multiplies whole matrices in float8"
             yield self.fault("precision", rule, "set one of the two", ["tensor_parallel_size"])
-        if self.nodes != "auto" and self.min_nodes != "auto" and self.min_nodes > self.nodes:
-            yield self.fault("min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}", ["nodes"])
         least = _LEAST_STAGES[self.offload]
         if self.zero_stage != "auto" and self.zero_stage < least:
             rule = f"needs zero_stage {least} or more; it is {self.zero_stage}"

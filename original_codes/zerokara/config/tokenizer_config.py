@@ -103,8 +103,8 @@ class TokenizerConfig(Settings):
             yield self.fault("vocab_size", rule, f"try {max(1000, 4 * self.num_fixed_pieces)}", _FIXED)
         for symbol in self.user_defined_symbols:
             is_named = re.fullmatch(r"|<unk>|</?s>|<pad>|<extra_id_.*|<0x[0-9A-Fa-f]{2}>", symbol)
-            if is_named or re.search(r"[\s\u2581\u2585\0]", symbol):
-                rule = f"must not contain {symbol!r}: empty, another piece's, or with a space, U+2581, U+2585 or NUL"
+            if is_named or re.search(r"[\s\u2581\u2585\0\ud800-\udfff]", symbol):
+                rule = f"must not contain {symbol!r}: empty, another piece's, with a space, U+2581, U+2585, NUL, U+D800"
                 yield self.fault("user_defined_symbols", rule)
         for piece in self.reserved_pieces:
             if not _RESERVED_NAME.fullmatch(piece):

@@ -33,11 +33,12 @@ if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
 
 FileFormat = Literal["jsonl", "txt", "tsv", "parquet"]
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
-_AT_WORK = re.compile(rf"[._~$].+|.*{re.escape(PARTIAL_SUFFIX)}|lost\+found|node_modules|site-packages|venv")
-"""Names of hidden folders and files, and of programs at work: ``_temporary`` and ``_SUCCESS`` of Spark, our own."""
+_AT_WORK = re.compile(rf"[._~$].+|.*{re.escape(PARTIAL_SUFFIX)}|lost\+found|node_modules|site-packages|venv|dropped")
+"""Names of hidden folders and files, and of programs at work: ``_temporary`` and ``_SUCCESS`` of Spark, our own; and of
+what step 0 drops."""
 _ABOUT = re.compile(
     r"(?i).*(manifest\.json|_quarantine\.jsonl)|(dataset[_-](infos?|dict|metadata)|state|croissant|metadata|datapackage|"
-    r"\w*config|package|tokenizer|special_tokens_map|vocab)\.json|((readme|licen[cs]es?|requirements|copying)([-_.].*)?|"
+    r"\w*config|report|package|tokenizer|special_tokens_map|vocab)\.json|((readme|licen[cs]es?|requirements|copying)([-_.].*)?|"
     r"notice|authors|contributors|change(s|log)|citation|checksums?|(md5|sha\d+)(sums?)?|merges|vocab)\.txt"
 )
 """Names of files about a dataset, a model or a program, and of those that our steps write."""
@@ -224,7 +225,7 @@ def _is_corpus(path: str, entry: str, formats: Formats | None, left_out: LeftOut
     parts, names = path.split("/"), entry.split("/")
     for number, part in enumerate(parts, 1):
         if _AT_WORK.fullmatch(part) and not any(each[:1] == part[0] and fnmatchcase(part, each) for each in names):
-            left_out["hidden, or of a program at work"].add("/".join(parts[:number]))
+            left_out["hidden, dropped by step 0, or of a program at work"].add("/".join(parts[:number]))
             return False
     if formats and _ABOUT.fullmatch(parts[-1]):
         left_out["about a dataset or a program, or written by a step"].add(path)

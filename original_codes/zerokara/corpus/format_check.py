@@ -103,10 +103,10 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
         remedy = "download or create the file again, or leave it out of the input"
     elif other := _other_format(file, bad):
         remedy = other
+    elif reason is Reason.INVALID_UTF8 or (reason is Reason.TRUNCATED_LINE and file.format == "txt"):
+        remedy = "text must be UTF-8; convert it, e.g. with: iconv -f CP1252 -t UTF-8"
     elif file.format == "jsonl":
         remedy = 'a JSON file must have one object a line, as {"text": "..."}; name plain text .txt'
-    elif reason in (Reason.INVALID_UTF8, Reason.TRUNCATED_LINE) and file.format == "txt":
-        remedy = "text must be UTF-8; convert it, e.g. with: iconv -f CP1252 -t UTF-8"
     return Fault(place, rule, remedy=remedy)
 
 

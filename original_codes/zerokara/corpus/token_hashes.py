@@ -22,8 +22,11 @@ UNSPACED = (  # Thai and Lao, Myanmar, Khmer, Chinese and Japanese; ranges, for 
     "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
 """Scripts that put no space between words."""
-_MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0966-\u0dff"
-r"""Marks inside words, which `\w` leaves out: accents, Hebrew and Arabic vowels, and all of the scripts of India."""
+_MARKS = "".join(
+    mark for mark in map(chr, range(0x300, 0x1F000)) if unicodedata.category(mark) in ("Mn", "Mc") and
+    not re.match(f"[{UNSPACED}]", mark)
+)  # fmt: skip
+r"""Marks inside words, which `\w` leaves out: accents, tones, the vowels of Hebrew, Arabic and the scripts of India."""
 _WORD = rf"[^\W{UNSPACED}]+(?:[{_MARKS}][^\W{UNSPACED}]*)*|[{UNSPACED}]"
 _TOKEN, _TOKEN_OR_SIGN = re.compile(_WORD), re.compile(rf"{_WORD}|[^\w\s]")
 _PART = re.compile(r"(\w?\W{63})")

@@ -99,20 +99,28 @@ def answer(
 def stream(model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: dict[str, Any]) -> str:
     """Print an answer while the model writes it, as its own generation settings and then `settings` say; return it.
 
-    Of a prompt beyond the context length the oldest turns are left out; of a text its beginning is.
+    Turns that leave less than half of the context to an answer are left out, the oldest first. The beginning of a text,
+    or of a last turn, is left out where it leaves less than an eighth. What is left out is told.
     """
     import torch
     from transformers import TextStreamer
 
     tokenizer, context, is_encoder_decoder = model.tokenizer, model.context_length, model.is_encoder_decoder
-    ends, limit = end_ids(model.model, tokenizer), min(max_new_tokens, context // 2)
-    while len(ids := prompt_ids(tokenizer, prompt, is_encoder_decoder, ends)) > context - limit:
-        first = len(prompt) % 2 == 0  # a system turn, which stays
+    ends, wanted, given, notes = end_ids(model.model, tokenizer), min(max_new_tokens, context // 2), prompt, list[str]()
+    while len(ids := prompt_ids(tokenizer, prompt, is_encoder_decoder, ends)) > context - wanted:
         if isinstance(prompt, str) or len(prompt) < 3:
-            ids = ids[limit - context :]
             break
+        first = len(prompt) % 2 == 0  # a system turn, which stays
         prompt = [*prompt[:first], *prompt[first + 2 :]]
+    if prompt is not given:
+        notes.append(f"without the first {len(given) - len(prompt)} turns")
+    if len(ids) > context - min(wanted, max(1, context // 8)):
+        begins = ids[:1] if ids[0] == tokenizer.bos_token_id else []
+        left = context - wanted - len(begins)
+        notes.append(f"without the first {len(ids) - left - len(begins):,} of {len(ids):,} tokens of the prompt")
+        ids = [*begins, *ids[-left:]]
     ids = ids or ends[:1]  # of an empty text: in training a document follows the end of another
+    limit = min(max_new_tokens, context - len(ids))
     ids_BS = torch.tensor([ids], device=model.device)
     # An encoder-decoder's sentinel tokens tell which masked span the text after them fills.
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=not is_encoder_decoder)
@@ -121,8 +129,8 @@ def stream(model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: 
     with torch.inference_mode():
         output_BT = model.model.generate(ids_BS, attention_mask=torch.ones_like(ids_BS), **fixed, **settings)
     new = output_BT[0, 1 if is_encoder_decoder else len(ids) :].tolist()
-    if new[-1] not in ends:
-        log("… (cut at the limit)")
+    if notes := [*(["cut at the limit"] if new[-1] not in ends else []), *notes]:
+        log(f"… ({'; '.join(notes)})")
     return str(tokenizer.decode(new, skip_special_tokens=True))
 
 

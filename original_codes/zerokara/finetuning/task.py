@@ -18,10 +18,12 @@ from zerokara.base.durable import ASIDE_ENDING, unused_name, write_file, write_j
 from zerokara.base.errors import RunError, refuse
 from zerokara.base.progress import count_text, log
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
+from zerokara.config.loading import text_of
 from zerokara.config.settings import resolved
 from zerokara.evaluation import baselines, scoring
 from zerokara.evaluation.baselines import NamedOutputs
 from zerokara.examples import facts, preparation
+from zerokara.examples.chat_template import MARK
 from zerokara.examples.example_files import ExampleFiles, ExamplePaths, Split, SplitFiles, prompt_of
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
 from zerokara.samples.bin_packing import target_length
@@ -60,6 +62,9 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
     values: dict[str, Any] = {**config.model_dump(), **from_hf.settings_of(folder, config.fault)}
     if config.input_tokenizer_file == "auto":
         values["input_tokenizer_file"] = from_hf.tokenizer_of(folder, config.fault)
+    own = folder / CHAT_TEMPLATE_NAME
+    if config.chat_template == "auto" and own.is_file() and MARK.search(text_of(own, "chat_template")):
+        values["chat_template"] = str(own)  # also of a SentencePiece model, whose tokenizer is made anew without it
     if config.packed_length == "auto":
         values["packed_length"] = min(values["seq_len"], MAX_PACKED_LENGTH)
     run, length = FinetuneRunConfig(**values, intra_document_masking=True), values["packed_length"]

@@ -71,6 +71,8 @@ GPT2 = Family(
     fixed_values=lambda shape: {
         "activation_function": "gelu_new",
         "initializer_range": shape.init_std,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
         # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     },

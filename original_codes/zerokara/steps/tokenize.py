@@ -59,13 +59,14 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     preflight.check(config, preflight.of_tokens(config), input_jsonl=files)
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
     start_fork_server()
-    choice, expected = prepare(config, files, encoder)
-    if isinstance(encoder, HuggingFaceEncoder):
+    choice, expected, texts = prepare(config, files, encoder)
+    if isinstance(encoder, HuggingFaceEncoder) or encoder.model.charsmap:
         from zerokara.huggingface.tokenizer_proof import prove, tokenizer_of_exports  # transformers, seconds to import
 
-        if differences := prove(encoder, tokenizer_of_exports(encoder, False), ()).faults:
+        if differences := prove(encoder, tokenizer_of_exports(encoder, False), texts).faults:
             rule = f"gives other ids in transformers, so that no export could be proved: {differences[0]}"
-            raise UserError(config.fault("input_tokenizer_file", rule, "use another tokenizer"))
+            remedy = "use another tokenizer; one of step 1 with normalization_rule_name: identity is always equal"
+            raise UserError(config.fault("input_tokenizer_file", rule, remedy))
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     tokens = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
     workers = plural(num_workers(config, files), "worker")

@@ -33,7 +33,8 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice
 from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokens import merge, shards, work_folder
-from zerokara.tokens.indexed import TokenPaths, dtype_for
+from zerokara.tokens.held_out import num_copies
+from zerokara.tokens.indexed import TokenPaths, dtype_for, open_splits
 from zerokara.tokens.quarantine import SourceTally, check_bad_fraction, count_sources, total, write_quarantine
 from zerokara.tokens.shard_tasks import WHOLE, Part, expected, input_streams, num_workers, usual_task_bytes
 from zerokara.tokens.shards import Job, ShardResult, ShardTask, begin_worker, write_shard_in_worker
@@ -300,6 +301,10 @@ def summary_rows(config: DataSettings, encoded: EncodedCorpus, seconds: float) -
         rows.append(("skipped", f"{whole.reasons}; listed in {TokenPaths(config.output_prefix).quarantine}"))
     if whole.damaged:
         rows.append(("damaged", f"{plural(len(whole.damaged), 'file')}: {whole.damages}"))
+    train, valid = open_splits(config.output_prefix)
+    if valid is not None and (copies := num_copies(train, valid)):
+        rule = f"{copies:,} of {plural(len(valid), 'validation document')} are in the training text, too, word for word"
+        rows.append(("warning", f"{rule}, and make the model look better than it is; step 0 drops copies"))
     time_text = seconds_text(seconds)
     if encoded.text_bytes:
         time_text += f"; encoding {bytes_text(encoded.text_bytes / max(encoded.seconds, 1e-9))}/s of text"

@@ -33,8 +33,12 @@ class TokenEstimate:
     """Share of the sampled documents that do not come back when their ids are decoded; empty if all do."""
 
 
-def prepare(config: DataSettings, files: Sequence[InputFile], encoder: Encoder) -> tuple[EncoderChoice, TokenEstimate]:
+def prepare(
+    config: DataSettings, files: Sequence[InputFile], encoder: Encoder
+) -> tuple[EncoderChoice, TokenEstimate, list[str]]:
     """Choose and prove the fastest encoder on a sample of the corpus, and estimate tokens and disk space.
+
+    The third is the sample.
 
     Raises UserError if no export could be proved with the tokenizer, or the disk is too small.
     """
@@ -43,7 +47,7 @@ def prepare(config: DataSettings, files: Sequence[InputFile], encoder: Encoder) 
     choice = choose(encoder, texts)
     expected = estimate_tokens(encoder, texts, total_plain_bytes(files, config.text_field) / max(1, sampled_bytes))
     check_disk_space(config, expected)
-    return choice, expected
+    return choice, expected, texts
 
 
 def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> tuple[list[str], int]:

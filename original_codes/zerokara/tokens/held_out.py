@@ -10,10 +10,12 @@ import hashlib
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_128_digest
 
 from zerokara.base.errors import UserError
 from zerokara.config.data import DataSettings
 from zerokara.corpus.token_hashes import splitmix64
+from zerokara.tokens.indexed import IndexedTokens
 
 _KEYS_AT_ONCE = 1 << 20
 
@@ -40,6 +42,23 @@ def document_keys(first: int, count: int, split_seed: int, source: int) -> NDArr
     """uint64[count]: keys of documents `first` … `first + count - 1` of the source."""
     seed = hashlib.sha256(f"{split_seed}/{source}".encode()).digest()[:8]
     return splitmix64(np.arange(first, first + count, dtype=np.uint64) + np.frombuffer(seed, "<u8"))
+
+
+def num_copies(train: IndexedTokens, valid: IndexedTokens) -> int:
+    """Number of validation documents that the training text has as well, id for id."""
+
+    def keys(tokens: IndexedTokens, first: int) -> NDArray[np.int64]:
+        """int64[≤ _KEYS_AT_ONCE]: of each document its length and the id in its middle, which few others share."""
+        lengths = tokens.lengths[first : first + _KEYS_AT_ONCE].astype(np.int64)
+        places = tokens.pointers[first : first + _KEYS_AT_ONCE] // tokens.dtype.itemsize + lengths // 2
+        return lengths << 32 | tokens.tokens[places].astype(np.int64)
+
+    wanted = np.concatenate([np.empty(0), *(keys(valid, first) for first in range(0, len(valid), _KEYS_AT_ONCE))])
+    trained = set[bytes]()
+    for first in range(0, len(train), _KEYS_AT_ONCE):
+        alike = np.flatnonzero(np.isin(keys(train, first), wanted)) + first
+        trained.update(xxh3_128_digest(train[number].tobytes()) for number in alike.tolist())
+    return sum(xxh3_128_digest(valid[number].tobytes()) in trained for number in range(len(valid)))
 
 
 def valid_threshold(num_documents: int, num_valid: int, split_seed: int, source: int) -> int | None:

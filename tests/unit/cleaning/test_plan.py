@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from configs import fault_of
 from corpus_files import json_lines, write_texts
 
 from zerokara.cleaning.plan import make_plan
@@ -23,3 +24,12 @@ def test_held_out_text_of_the_pretraining_is_looked_for_and_what_cannot_be_read_
     assert len(plan.evaluation) == len(text.split()) - 12
     printed = capsys.readouterr().out
     assert "1 lines of held.jsonl" in printed and "3 lines of held.txt" in printed
+
+
+def test_the_corpus_by_another_name_is_no_evaluation_data(tmp_path: Path) -> None:
+    write_texts(tmp_path / "a" / "train.jsonl", ["a text"])
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    config = CleanConfig(
+        input=(str(tmp_path / "a" / "train.jsonl"),), evaluation_data=(str(tmp_path / "b" / "train.jsonl"),)
+    )
+    assert "which is in the corpus" in fault_of(make_plan, config).rule

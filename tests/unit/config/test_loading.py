@@ -101,6 +101,7 @@ def test_a_fault_names_the_line_the_setting_and_the_rule(
     [
         ("vocab_size: 400\nextra_ids: 200\n", "vocab_size", "469"),
         ("user_defined_symbols: ['</s>']\n", "user_defined_symbols", "</s>"),
+        ('user_defined_symbols: ["\\ud83d"]\n', "user_defined_symbols", "ud83d"),
         ("user_defined_symbols: [good, two words]\n", "user_defined_symbols", "'two words'"),
         ("reserved_pieces: [<b>]\n", "reserved_pieces", "<b>"),
         ("reserved_pieces: [<|a|>, <|a|>]\n", "reserved_pieces", "twice"),

@@ -115,6 +115,20 @@ def test_shipped_yaml_loads_and_its_comments_are_the_docstrings(path: Path) -> N
     )
 
 
+SHORT_RUN = ("model_size", "num_layers", "hidden_size", "num_attn_heads", "epochs", "sample_prompts")
+OF_ITS_OWN = {
+    "config.yaml": (*SHORT_RUN, "log_interval", "eval_interval", "save_interval"),
+    "sentence_piece_config.yaml": ("vocab_size",),
+    "finetune_config.yaml": ("muon_momentum",),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_shipped_is_the_default_but_for_what_makes_the_first_run_short(name: str) -> None:
+    shipped, default = load(FILES[name], ROOT / name).model_dump(), FILES[name]().model_dump()
+    assert {key for key in shipped if shipped[key] != default[key]} == {*OF_ITS_OWN.get(name, ())}
+
+
 @pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
 def test_what_most_people_change_stands_first_and_every_setting_once(config_class: type[Settings]) -> None:
     text = as_yaml(config_class())

@@ -251,9 +251,16 @@ def test_every_name_is_shown_without_harm_or_loss(here: Path) -> None:
 
 
 HIDDEN = ".ipynb_checkpoints/a.jsonl", ".git/x/a.txt", "_temporary/0/part-0.json", "x.partial/b.txt", "venv/lib/top.txt"
+HIDDEN += ("dropped/a.jsonl.zst",)
 SINGLE = "_SUCCESS", "_metadata", "._a.jsonl", "LICENSE.txt", "licence-mit.txt", "README.txt", "requirements-dev.txt"
 SINGLE += "dataset_infos.json", "state.json", "SHA256SUMS.txt", "b.jsonl.xz", "c.csv", "d.md", "part-00000", "x.jsonl.1"
-SINGLE += "my_quarantine.jsonl", "s_manifest.json", "croissant.json", "tokenizer_config.json"
+SINGLE += (
+    "my_quarantine.jsonl",
+    "report.json",
+    "s_manifest.json",
+    "croissant.json",
+    "tokenizer_config.json",
+)
 
 
 @pytest.mark.parametrize("place", ["in", "memory://in"])

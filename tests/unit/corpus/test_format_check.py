@@ -43,6 +43,7 @@ def test_some_bad_lines_are_the_quarantine_s_business(tmp_path: Path) -> None:
         ("a.txt", "이것은 문서입니다. 한국어 문장.\n".encode("euc_kr") * 5, "iconv -f CP949 "),
         ("a.txt", "这是一个文件。中文句子在这里。\n".encode("gbk") * 5, "iconv -f GB18030 "),
         ("a.txt", "Não há nada. É só São Tomé.\n".encode("latin-1") * 10, "must be UTF-8"),
+        ("a.jsonl", '{"text": "Não há nada."}\n'.encode("latin-1") * 10, "must be UTF-8"),
         ("a.jsonl", b'{"text": "x"}{"text": "y"} {"text": "z"}', "jq -c ."),
         ("a.json", b'{\n  "text": "x"\n}\n' * 9, "one object a line"),
         ("a.jsonl", b"plain text\nin lines\n" * 5, "one object a line"),

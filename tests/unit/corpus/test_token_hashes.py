@@ -24,6 +24,14 @@ def test_tokens_are_words_or_single_characters() -> None:
     assert words("春の海ABCかな、猫") == ["春", "の", "海", "abc", "か", "な", "猫"]
     assert words("हिन्दी में, e\u0301té שָׁלוֹם") == ["हिन्दी", "में", "été", "שָׁלוֹם"]
     assert words("가나 다라") == ["가나", "다라"]
+
+
+@pytest.mark.parametrize("word", ["ދިވެހި", "བོད", "ߒߞߏ߫", "ܣܘܪܝܝܐ", "ꯃꯩꯇꯩ", "ᮞᮥᮔ᮪ᮓ", "ꦗꦮ", "ᬩᬮᬶ", "𞤆𞤵𞤤𞤢𞥄𞤪", "ᠮᠣᠩᠭᠣᠯ", "ไ"])
+def test_a_word_is_whole_with_the_marks_of_its_script(word: str) -> None:
+    assert words(f"{word} {word}") == [word.lower()] * 2
+
+
+def test_what_is_no_token() -> None:
     assert words("\ud800 ...") == []
 
 

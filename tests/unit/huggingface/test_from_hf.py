@@ -163,6 +163,42 @@ def test_what_is_not_computed_here_is_refused_by_its_name_in_config_json(
     assert key in ("architecture", "init_from") or fault.where == str(tmp_path / "config.json")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", families.FAMILIES)
+def test_no_switch_that_changes_what_a_model_computes_is_passed_over(
+    tmp_path: Path, encoder: Encoder, architecture: str
+) -> None:
+    """Each switch of a family's config.json, turned: the same results of transformers, or a fault."""
+    settings = exported(tmp_path, encoder, f"architecture={architecture}", *VARIANTS.get(architecture, ()))
+    original = (tmp_path / "config.json").read_text(encoding="utf-8")
+    default = type(transformers.AutoConfig.from_pretrained(tmp_path))().to_dict()
+    known = {*transformers.PreTrainedConfig().to_dict(), "is_gated_act"}  # the latter follows from feed_forward_proj
+    passed_over = dict[str, bool]()
+    for key in (key for key, value in default.items() if isinstance(value, bool) and key not in known):
+        turned = not json.loads(original).get(key, default[key])
+        edit(tmp_path / "config.json", **{key: turned})
+        try:
+            check(settings, encoder)
+            passed_over[key] = turned
+        except UserError:
+            pass
+        (tmp_path / "config.json").write_text(original, encoding="utf-8")
+
+    def results(**changed: Any) -> torch.Tensor:
+        edit(tmp_path / "config.json", **changed)
+        model = getattr(transformers, families.FAMILIES[architecture].auto_class).from_pretrained(tmp_path).eval()
+        (tmp_path / "config.json").write_text(original, encoding="utf-8")
+        inputs = {"input_ids": torch.arange(5, 15)[None]}
+        if model.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = inputs["input_ids"]
+        with torch.inference_mode():
+            logits: torch.Tensor = model(**inputs).logits
+            return logits
+
+    expected = results()
+    assert not [key for key, turned in passed_over.items() if not torch.equal(results(**{key: turned}), expected)]
+
+
 @pytest.mark.parametrize("ours", ["null", "{rope_type: linear, factor: 4}", YARN.replace("0.5", "0.25")])
 def test_another_scaling_of_rotary_positions_is_told_with_the_models(
     tmp_path: Path, encoder: Encoder, ours: str

@@ -10,12 +10,15 @@ from types import SimpleNamespace
 import foreign_models
 import pytest
 from configs import fault_of
+from corpus_files import json_lines
 from foreign_models import LLAMA, LLAMA_3
 from made_tokens import encode
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import find_files
 from zerokara.corpus.read import total_plain_bytes
+from zerokara.steps.command import Options
+from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens import estimate
@@ -52,7 +55,7 @@ def test_a_stretch_without_documents_is_not_read_to_its_end(make_config: MakeCon
     (tmp_path / "a.txt").write_text("\n" * 100_000, encoding="utf-8")
     files = find_files([str(tmp_path / "a.txt")], "")
     assert sample_corpus(make_config(), files) == ([], estimate.PLACE_BAD_LINES)
-    _, expected = estimate.prepare(make_config(), files, Encoder(make_config().input_tokenizer_file))
+    _, expected, _ = estimate.prepare(make_config(), files, Encoder(make_config().input_tokenizer_file))
     assert expected.tokens == expected.documents == 0
 
 
@@ -71,17 +74,31 @@ def test_a_disk_too_small(make_config: MakeConfig, monkeypatch: pytest.MonkeyPat
     check_disk_space(config, expected)
 
 
+def test_a_text_that_an_export_would_read_otherwise_is_seen_before_the_training(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Hebrew with points as it is typed: NFKC as tokenizers computes it puts them in another order."""
+    lines = ["\u05e9\u05bc\u05c1\u05b8\u05dc\u05d5\u05b9\u05dd \u05e2\u05d5\u05b9\u05dc\u05b8\u05dd"] * 40
+    settings = {**foreign_models.STEP_1, "model_type": "unigram", "normalization_rule_name": "nmt_nfkc"}
+    model = foreign_models.train(tmp_path / "nfkc.model", settings, lines, vocab_size=300)
+    (tmp_path / "hebrew.jsonl").write_bytes(json_lines(lines))
+    config = make_config(input_jsonl=(str(tmp_path / "hebrew.jsonl"),), input_tokenizer_file=str(model))
+    fault = fault_of(tokenize, config, Options(tmp_path / "config.yaml"))
+    assert fault.key == "input_tokenizer_file" and "no export could be proved" in fault.rule
+    assert "identity" in fault.remedy
+
+
 def test_only_for_a_tokenizer_that_can_be_exported(make_config: MakeConfig, corpus: Path, tmp_path: Path) -> None:
     config = make_config()
     files = find_files(config.input_jsonl, "")
-    choice, expected = estimate.prepare(config, files, Encoder(config.input_tokenizer_file))
+    choice, expected, _ = estimate.prepare(config, files, Encoder(config.input_tokenizer_file))
     assert choice.name.startswith("sentencepiece")
     assert expected.documents == pytest.approx(300, rel=0.1) and expected.tokens > 10_000
     assert not expected.loss
     content = json.loads(foreign_models.byte_level(tmp_path / "lossy", LLAMA_3).read_bytes())
     loses = {"type": "Replace", "pattern": {"String": " "}, "content": "_"}
     (tmp_path / "lossy.json").write_text(json.dumps(content | {"normalizer": loses}), encoding="utf-8")
-    _, expected = estimate.prepare(config, files, open_encoder(tmp_path / "lossy.json", "<|eot_id|>"))
+    _, expected, _ = estimate.prepare(config, files, open_encoder(tmp_path / "lossy.json", "<|eot_id|>"))
     assert "% of " in expected.loss and not expected.loss.startswith("0.")
     path = foreign_models.train(tmp_path / "llama.model", {**LLAMA, "user_defined_symbols": ["<a>"]})
     fault = fault_of(estimate.prepare, config, files, Encoder(path))

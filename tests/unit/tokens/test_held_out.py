@@ -20,8 +20,10 @@ from zerokara.steps import count_tokens
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.indexed import TokenPaths
-from zerokara.training.planning.run_plan import make_plan
+from zerokara.tokens.encode import summary_rows
+from zerokara.tokens.held_out import num_copies
+from zerokara.tokens.indexed import TokenPaths, open_splits
+from zerokara.training.planning.run_plan import make_plan, origin_notes
 from zerokara.training.validation import LossValidation
 
 TASK_BYTES = 4000
@@ -79,6 +81,9 @@ def test_the_manifest_the_counts_and_step_3_know_it(
     record = manifest.read(write_tokens(config).manifest)
     assert [len(record.inputs[key]) for key in ("input_jsonl", "valid_jsonl")] == [2, 2]
     assert (record.facts["train"]["documents"], record.facts["valid"]["documents"]) == (200, 32)
+    assert not [*origin_notes(config, record)]
+    ((_, note),) = origin_notes(config.model_copy(update={"valid_jsonl": config.valid_jsonl[:1]}), record)
+    assert "with another valid_jsonl; if" in note
     tokenize(config, Options(tmp_path / "config.yaml"))
     assert "done already" in capsys.readouterr().out
     (tmp_path / "held.txt").write_text("another line", encoding="utf-8")
@@ -100,6 +105,21 @@ def test_a_copy_of_a_file_is_told(config: PretrainConfig, tmp_path: Path, capsys
     (tmp_path / "copy (1).jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
     encode(config.model_copy(update={"valid_jsonl": (str(tmp_path / "copy (1).jsonl"),)}))
     assert f"copy (1).jsonl holds the same as {tmp_path / 'a.jsonl'}" in capsys.readouterr().out
+
+
+def test_validation_documents_that_are_trained_on_are_counted(config: PretrainConfig, tmp_path: Path) -> None:
+    """The same text in another file, and drawn from one that holds each of its documents twice."""
+    (tmp_path / "again.jsonl.gz").write_bytes(gzip.compress(json_lines([*TRAIN[0][:40], *VALID[0]])))
+    again = {"valid_jsonl": (str(tmp_path / "again.jsonl.gz"),)}
+    (tmp_path / "twice.jsonl").write_bytes(json_lines(TRAIN[1] * 2))
+    twice = {"input_jsonl": (str(tmp_path / "twice.jsonl"),), "valid_jsonl": (), "valid_min_documents": 3}
+    for settings, number, of in (({}, 0, 32), (again, 40, 70), (twice, 3, 3)):
+        made = config.model_copy(update=settings)
+        rows = dict(summary_rows(made, encode(made), 1.0))
+        expected = f"{number} of {of} validation documents are in the training text, too, word for word"
+        assert rows.get("warning", expected).startswith(expected) and ("warning" in rows) == bool(number)
+        train, valid = open_splits(made.output_prefix)
+        assert valid is not None and num_copies(train, valid) == number
 
 
 def test_what_is_trained_on_and_held_out_is_refused(config: PretrainConfig, tmp_path: Path) -> None:

@@ -88,14 +88,31 @@ def test_text_that_is_read_again_and_again_is_forgotten_sooner() -> None:
     """4 million tokens, in all of the runs."""
     config = config_of(**SMALL, **AUTO)
     shape, samples = ModelShape.from_config(config, 8000), 4e6 / config.seq_len
-    fresh, few, repeated, often = (
+    fresh, few, repeated, often, most = (
         recipe.resolve(config, shape, lambda _: samples, samples_per_epoch=samples / epochs)[0]
-        for epochs in (1, 4, 8, 16)
+        for epochs in (1, 4, 8, 16, 40)
     )
     steps = samples / repeated.global_batch_size
-    assert fresh.weight_decay < few.weight_decay < 1 < repeated.weight_decay
-    assert repeated.weight_decay == pytest.approx(8**2 / (12 * repeated.lr * steps), rel=0.05)
-    assert often.weight_decay == 3.0, "by the epochs alone 5.1"
+    assert fresh.weight_decay < few.weight_decay < 1 < repeated.weight_decay < often.weight_decay
+    for run, epochs in ((repeated, 8), (often, 16)):
+        assert run.weight_decay == pytest.approx(epochs**2 / (12 * run.lr * steps), rel=0.05)
+    assert most.weight_decay == 3.0, "by the epochs alone 10.6"
+
+
+def test_the_rate_rises_where_weights_are_averaged_over_few_steps() -> None:
+    """4 million tokens, in all of the runs: 977 steps, the share of which is 12 / E^2 here."""
+    config = config_of(**SMALL, **AUTO)
+    shape, samples = ModelShape.from_config(config, 8000), 4e6 / config.seq_len
+
+    def lr(epochs: float, **settings: Any) -> float:
+        changed = config.model_copy(update=settings)
+        return float(recipe.resolve(changed, shape, lambda _: samples, samples_per_epoch=samples / epochs)[0].lr)
+
+    assert lr(1) == lr(6) == pytest.approx(0.0043), "averaged over more than 250 steps"
+    assert lr(16) == pytest.approx(0.0043 * (250 / (977 * 12 / 256)) ** 0.5, rel=0.02)
+    assert lr(40) == pytest.approx(3 * 0.0043, rel=0.02) == lr(80), "by the square root 5.8 times"
+    assert lr(16, optimizer="adamw") == lr(1, optimizer="adamw")
+    assert lr(16, init_from="models/trained") == lr(1), "a trained model would forget"
 
 
 def test_max_steps_counts() -> None:
@@ -108,7 +125,7 @@ def test_max_steps_counts() -> None:
 def test_a_least_rate_above_the_rate() -> None:
     config = config_of(**{**AUTO, "min_lr": 0.5})
     fault = fault_of(recipe.resolve, config, ModelShape.from_config(config, 500), lambda _: 1000)
-    assert fault.key == "min_lr" and "auto is 0.015" in fault.rule and fault.remedy
+    assert fault.key == "min_lr" and "auto is 0.021" in fault.rule and fault.remedy
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """A plan: what it refuses, its table, what it makes of the machine that it is for, and its file."""
 
+import os
 import re
 import shutil
 import sys
@@ -180,6 +181,11 @@ def test_tokens_of_another_corpus_are_noticed(make: Make) -> None:
     assert notes(same) == "", "nothing has changed"
     assert f"the tokens of {entry}, with another input_jsonl;" in notes("input_jsonl=[other.jsonl]")
     assert "with another valid_fraction; if" in notes(same, "valid_fraction=0.3")
+    assert "another valid_jsonl; if" in notes(same, "valid_jsonl=[held.jsonl]", "valid_fraction=0")
+    made = bin_path(paths.train).stat()
+    os.utime(bin_path(paths.train), ns=(made.st_atime_ns, made.st_mtime_ns + 1))
+    assert f"{bin_path(paths.train)} was copied or changed since step 2 made it" in notes(same)
+    os.utime(bin_path(paths.train), ns=(made.st_atime_ns, made.st_mtime_ns))
 
 
 def test_a_cpu_compiles_where_it_pays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,11 +79,14 @@ class Machines:
         if in_slurm > 1 and number != in_slurm:
             rule = f"must be {in_slurm}, the nodes of this Slurm step, or auto"
             raise UserError(config.fault("nodes", rule, "set nodes: auto, or change --nodes of srun"))
+        min_number = number if config.min_nodes == "auto" else config.min_nodes
+        if min_number > number:
+            rule, remedy = f"must be at most {number}, the machines of this run", f"set nodes, or try {number}"
+            raise UserError(config.fault("min_nodes", rule, remedy, ["nodes"]))
         if number == 1:
             return cls()
         # torch warns of each machine whose address has no name, which is nothing to act on.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        min_number = number if config.min_nodes == "auto" else min(config.min_nodes, number)
         if join:
             return cls(number, min_number, Endpoint.parse(join, JOIN), is_first=False)
         if in_slurm > 1:

@@ -15,7 +15,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
 from zerokara.model.shapes import ModelShape
 
-VERSION = 7
+VERSION = 8
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
 TRIED_EPOCHS = 16
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
@@ -27,6 +27,9 @@ MIN_BATCH = 8
 MAX_ADAMW_LR = 4e-3
 """StepLaw was fitted from 215M parameters on; below some 10M it asks for rates at which AdamW is no longer stable."""
 MUON_LR, MUON_WIDTH, MUON_EXPONENT = 7.2e-3, 128, 0.75
+MUON_STEPS, MAX_FASTER = 250, 3.0
+"""The rate is for weights that are averaged over so many steps or more; over fewer it rises by the square root, up to
+so many times."""
 MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
 """lr / (1 - momentum): the way of a weight, in units of an update, while a gradient counts in Muon's momentum."""
 
@@ -155,11 +158,19 @@ def _rule(
     num_steps = int(min(max_steps, max(1, round(samples / batch))))  # T, as `schedule` counts
     tokens = min(samples, max_steps * batch) * shape.raw_len  # D
     in_layers = sum(math.prod(size) for name, size in shape.parameter_shapes().items() if ".layers." in name)  # N
+    share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
+    # Text that is read again and again is learned by heart, unless weights forget: within an epoch at 12 epochs.
+    epochs = max(1.0, num_steps * batch / samples_per_epoch)
+    most = MAX_REPEATED_DECAY if REPEATED_SHARE / epochs**2 < share else 1.0
+    share = min(share, REPEATED_SHARE / epochs**2)
     if key == "lr":
         value, reason = 0.01, "relative to the weights, as T5"  # adafactor
         if optimizer == "muon":
-            value = MUON_LR * (MUON_WIDTH / shape.hidden_size) ** MUON_EXPONENT
+            steps = share * num_steps
+            faster = 1.0 if config.init_from else min(MAX_FASTER, max(1.0, math.sqrt(MUON_STEPS / steps)))
+            value = MUON_LR * (MUON_WIDTH / shape.hidden_size) ** MUON_EXPONENT * faster
             reason = "falls with the hidden size for Muon"
+            reason += f"; {faster:.1f} times that, as a weight is averaged over {steps:.0f} steps" if faster > 1 else ""
         elif optimizer == "adamw":
             value = min(MAX_ADAMW_LR, 1.79 * in_layers**-0.713 * tokens**0.307)
             reason = f"by parameters and tokens for AdamW, at most {MAX_ADAMW_LR:g}"
@@ -174,11 +185,6 @@ def _rule(
     assert key == "weight_decay", key
     if optimizer == "adafactor":
         return 0.0, "as T5"
-    share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
-    # Text that is read again and again is learned by heart, unless weights forget: within an epoch at 12 epochs.
-    epochs = max(1.0, num_steps * batch / samples_per_epoch)
-    most = MAX_REPEATED_DECAY if REPEATED_SHARE / epochs**2 < share else 1.0
-    share = min(share, REPEATED_SHARE / epochs**2)
     value = 1 / (resolved(config.lr) * num_steps * share)
     bound = f"at most {most:g}, for " if value > most else ""
     return _rounded(min(most, value)), f"{bound}a weight is averaged over {share:.0%} of the run"

@@ -33,7 +33,7 @@ from zerokara.samples.packed_examples import Pairs
 from zerokara.samples.packed_tokens import DataPlan
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
-from zerokara.tokens.indexed import IndexedTokens, TokenPaths, check_belongs, open_splits
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path, check_belongs, open_splits
 from zerokara.training.compute import optimizer_rules
 from zerokara.training.compute.engine_choice import for_machines
 from zerokara.training.planning import recipe
@@ -126,12 +126,16 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
 
 
 def origin_notes(config: PretrainConfig, tokens: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield a row for the plan where step 2 read another corpus than the settings name now, or split it otherwise."""
+    """Yield rows for the plan where step 2 read or split a corpus otherwise than is set now, or its files changed."""
     entries, now = [source["entry"] for source in tokens.facts.get("sources", ())], config.model_dump(mode="json")
-    then = tokens.settings | ({"input_jsonl": entries} if entries else {})
+    num = len(tokens.settings.get("input_jsonl (number of files of each entry)", entries))
+    then = tokens.settings | ({"input_jsonl": entries[:num], "valid_jsonl": entries[num:]} if entries else {})
     if others := [key for key, value in then.items() if now.get(key, value) != value]:
         made = f"step 2 made the tokens of {first_of(entries, 3)}, with another {' and another '.join(others)}"
         yield "note", f"{made}; if what is set now is meant, run step 2 again"
+    path = bin_path(TokenPaths(config.output_prefix).train)
+    if path.stat().st_mtime_ns not in (one.modified_ns for one in tokens.outputs["tokens"]):
+        yield "note", f"{path} was copied or changed since step 2 made it, which tells if you run it again"
 
 
 def length_notes(seq_len: int, train: IndexedTokens) -> Iterator[tuple[str, str]]:
@@ -228,8 +232,7 @@ class RunPlan:
             interval = min(interval, config.eval_interval)
         # One more than is kept: an old one is deleted only when the new one is whole.
         standing = config.keep_last + 1 + (1 if config.keep_best and self.data.num_valid_tokens else 0)
-        if config.keep_every:
-            standing += num_steps // math.lcm(config.keep_every, interval)
+        standing += num_steps // math.lcm(config.keep_every, interval) if config.keep_every else 0
         return min(-(-num_steps // interval), standing)
 
     def teacher_fault(self, folder: str) -> Callable[..., Fault]:

@@ -57,11 +57,15 @@ def test_a_first_machine_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_alone_or_one_that_joins() -> None:
     assert machines_of() == machines_of(nodes=1) == Machines() and Machines().is_first and Machines().number == 1
-    with pytest.raises(UserError, match="min_nodes"):
-        config_of(nodes=2, min_nodes=3)
     joining = machines_of(join="10.0.0.1")
     assert not joining.is_first and str(joining.endpoint) == "10.0.0.1:29400"
     assert (machines_of(join="10.0.0.1", nodes=3).number, joining.min_number) == (3, 2)
+
+
+@pytest.mark.parametrize("nodes", [2, "auto"])
+def test_a_run_does_not_start_on_fewer_machines_than_are_enough(nodes: int | str) -> None:
+    with pytest.raises(UserError, match=rf"min_nodes.*must be at most {2 if nodes == 2 else 1}, the machines of"):
+        machines_of(nodes=nodes, min_nodes=3)
 
 
 def slurm(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
