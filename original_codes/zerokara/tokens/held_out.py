@@ -17,7 +17,7 @@ from zerokara.config.data import DataSettings
 from zerokara.corpus.token_hashes import splitmix64
 from zerokara.tokens.indexed import IndexedTokens
 
-_KEYS_AT_ONCE = 1 << 20
+_KEYS_AT_ONCE, _COMPARED_AT_ONCE = 1 << 20, 1 << 12
 
 
 def num_valid_documents(config: DataSettings, source: int, num_documents: int) -> int:
@@ -48,16 +48,17 @@ def num_copies(train: IndexedTokens, valid: IndexedTokens) -> int:
     """Number of validation documents that the training text has as well, id for id."""
 
     def keys(tokens: IndexedTokens, first: int) -> NDArray[np.int64]:
-        """int64[≤ _KEYS_AT_ONCE]: of each document its length and the id in its middle, which few others share."""
-        lengths = tokens.lengths[first : first + _KEYS_AT_ONCE].astype(np.int64)
-        places = tokens.pointers[first : first + _KEYS_AT_ONCE] // tokens.dtype.itemsize + lengths // 2
+        """int64[≤ _COMPARED_AT_ONCE]: of each document its length and the id in its middle, which few others share."""
+        lengths = tokens.lengths[first : first + _COMPARED_AT_ONCE].astype(np.int64)
+        places = tokens.pointers[first : first + _COMPARED_AT_ONCE] // tokens.dtype.itemsize + lengths // 2
         return lengths << 32 | tokens.tokens[places].astype(np.int64)
 
-    wanted = np.concatenate([np.empty(0), *(keys(valid, first) for first in range(0, len(valid), _KEYS_AT_ONCE))])
+    wanted = np.concatenate([np.empty(0), *(keys(valid, first) for first in range(0, len(valid), _COMPARED_AT_ONCE))])
     trained = set[bytes]()
-    for first in range(0, len(train), _KEYS_AT_ONCE):
-        alike = np.flatnonzero(np.isin(keys(train, first), wanted)) + first
-        trained.update(xxh3_128_digest(train[number].tobytes()) for number in alike.tolist())
+    for first in range(0, len(train), _COMPARED_AT_ONCE):
+        part = IndexedTokens(train.prefix)  # opened anew: what was read before need not stay in memory
+        alike = np.flatnonzero(np.isin(keys(part, first), wanted)) + first
+        trained.update(xxh3_128_digest(part[number].tobytes()) for number in alike.tolist())
     return sum(xxh3_128_digest(valid[number].tobytes()) in trained for number in range(len(valid)))
 
 
