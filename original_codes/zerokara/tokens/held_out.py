@@ -17,7 +17,7 @@ from zerokara.config.data import DataSettings
 from zerokara.corpus.token_hashes import splitmix64
 from zerokara.tokens.indexed import IndexedTokens
 
-_KEYS_AT_ONCE, _COMPARED_AT_ONCE = 1 << 20, 1 << 12
+_KEYS_AT_ONCE, _COMPARED_AT_ONCE = 1 << 20, 1 << 12  # documents
 
 
 def num_valid_documents(config: DataSettings, source: int, num_documents: int) -> int:
