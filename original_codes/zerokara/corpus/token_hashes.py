@@ -59,14 +59,6 @@ def ngrams(hashes: Hashes, size: int) -> Hashes:
     return combined
 
 
-def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014), a bijection of
-    64 bits, of each value; numpy's uint64 arrays wrap round."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
 class NgramIndex:
     """N-grams of texts, by size (`longest`, or a shorter text's own): in rising order, and the owner of each; 12 bytes
     each."""

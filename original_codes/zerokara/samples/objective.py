@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from zerokara.base.errors import Fault, UserError
 from zerokara.config.data import SampleLengths
 from zerokara.config.model import ModelSettings
-from zerokara.corpus.token_hashes import splitmix64
 from zerokara.samples.order import GOLDEN, mix
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.held_out import splitmix64
 
 Ids = NDArray[np.int64]
 

@@ -2,7 +2,7 @@
 
 `SampleOrder` is the order of one stream of samples, `MixedOrder` that of several sources, mixed by weight in stages.
 Nothing is stored: every process computes the same order at any position, and a longer run keeps the prefix of a shorter
-one. All pseudo-random numbers are SplitMix64's (`corpus.token_hashes`).
+one. All pseudo-random numbers are SplitMix64's (`tokens.held_out`).
 """
 
 import heapq
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.config.data import OrderKind
-from zerokara.corpus.token_hashes import splitmix64
+from zerokara.tokens.held_out import splitmix64
 
 NUM_ROUNDS = 8
 """4 make a strong permutation of a large set (Luby and Rackoff, 1988); sets of a few bits need more."""

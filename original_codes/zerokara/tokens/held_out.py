@@ -14,7 +14,6 @@ from xxhash import xxh3_128_digest
 
 from zerokara.base.errors import UserError
 from zerokara.config.data import DataSettings
-from zerokara.corpus.token_hashes import splitmix64
 from zerokara.tokens.indexed import IndexedTokens
 
 _KEYS_AT_ONCE, _COMPARED_AT_ONCE = 1 << 20, 1 << 12  # documents
@@ -36,6 +35,14 @@ def num_valid_documents(config: DataSettings, source: int, num_documents: int) -
         remedy = f"set it to {num_documents // 2} or less, or valid_fraction to 0, or cut the text into more documents"
         raise UserError(config.fault("valid_min_documents", rule, remedy))
     return num_valid
+
+
+def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014), a bijection of
+    64 bits, of each value; numpy's uint64 arrays wrap round."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def document_keys(first: int, count: int, split_seed: int, source: int) -> NDArray[np.uint64]:
