@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from wide_weights import spread_weights
 
 from zerokara import checkpoint
+from zerokara.base import file_lock
 from zerokara.base.durable import write_file
 from zerokara.checkpoint import store
 from zerokara.config.convert_config import ConvertSettings
@@ -237,6 +238,12 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
         file.truncate(80_000_000)
     for source in (None, run_dir / "global_step10"):
         assert convert(run_dir, "--dry-run", source=source) == 0 and not (run_dir.parent / "hf").exists()
+
+
+def test_a_second_step_at_the_same_time_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with file_lock.held(run_dir.parent / "hf.lock"):
+        assert convert(run_dir) == 2
+    assert "is writing here" in capsys.readouterr().err and not (run_dir.parent / "hf").exists()
 
 
 def test_a_disk_that_fills_up_leaves_nothing_and_it_resumes(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
 """Step 1 as a user runs it: the script, its files, its words, its exit codes."""
 
 import json
+import os
+import resource
 import shlex
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from corpus_files import write_texts
 from foreign_models import QWEN_3, byte_level
 from toy_tokenizers import toy_lines
 
-from zerokara.base import manifest
+from zerokara.base import file_lock, manifest
 from zerokara.base.progress import bytes_text
 from zerokara.steps import train_tokenizer
 from zerokara.tokenizer.encoder import Encoder
@@ -77,6 +79,27 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path, capfd: pytest.
     assert (folder / "tokenizer.model").read_bytes() == encoder.model_bytes
     assert train_tokenizer.main(["--redo"]) == 0
     assert (folder / "tokenizer.model").read_bytes() == encoder.model_bytes
+
+
+def test_a_second_step_at_the_same_time_is_refused_and_a_full_disk_is_told(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = place / "tokenizer"
+    assert train_tokenizer.main([]) == 0
+    with file_lock.held(folder / "tokenizer.lock"):
+        made = {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert train_tokenizer.main(["--redo"]) == 2
+        assert f"{folder.name}: process {os.getpid()} is writing here; wait until it ends" in capfd.readouterr().err
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == made
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
+    try:
+        assert train_tokenizer.main(["--redo"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capfd.readouterr().err
+    assert said.startswith("failed: cannot read or write") and said.count("\n") == 1 and "make room" in said
+    assert (folder / "tokenizer.model").read_bytes() == made["tokenizer.model"]
 
 
 def test_a_tokenizer_like_another_one_and_back(place: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,8 @@ from typing import IO
 
 import orjson
 
+from zerokara.base.errors import NO_ROOM
+
 PARTIAL_SUFFIX = ".partial"  # of an unfinished file or folder; a leftover with it may be deleted
 _OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
 ASIDE_ENDING = ".old-"  # with a number, of a file or folder that was replaced and is kept
@@ -76,8 +78,9 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         sync_folder(path.parent)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            error.filename = error.filename or str(path)  # Python's own, of a write, names none
+        if isinstance(error, OSError) and error.errno in {None, *NO_ROOM}:  # numpy has no number for half a write
+            what = error.errno or errno.ENOSPC, error.strerror or str(error)
+            raise OSError(*what, error.filename or str(path)) from error
         raise
 
 

@@ -6,6 +6,7 @@ code 130) resumes when it is run again. Messages quote libraries and servers, so
 """
 
 import difflib
+import errno
 import glob
 import io
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from zerokara.base.progress import plain
 
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells (128 + SIGINT)
 # Line ends, controls of a terminal and of the direction of writing, and halves of characters.
 _NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]")
@@ -92,7 +94,7 @@ def nearest(named: str | os.PathLike[str], otherwise: str = "") -> str:
         names = {name.casefold(): name for name in os.listdir(folder)[:10_000]}  # compared in under a second
         found = f"{shown(folder.absolute())} {holding(names.values())}"
         wrong, *rest = ("*",) if path.exists() else path.relative_to(folder).parts
-        for like in [] if glob.has_magic(wrong) else difflib.get_close_matches(wrong.casefold(), names, 1):
+        for like in [] if glob.has_magic(wrong) else difflib.get_close_matches(wrong.casefold(), names, 1, 0.72):
             near = Path(folder, names[like])
             found = f"the nearest name is {shown(whole if (whole := near.joinpath(*rest)).exists() else near)}"
     return "; or ".join(filter(None, (found, otherwise)))
@@ -164,8 +166,10 @@ def guarded(work: Callable[[], None], resume_command: str = "") -> int:
         code, message = RunError.exit_code, traceback.format_exc().rstrip()  # unexpected
         if isinstance(error, BrokenPipeError) and _is_unread():
             code, message = 141, f"stopped: the output is no longer read{resumed}"  # as in shells: 128 + SIGPIPE
-        elif isinstance(error, OSError) and error.filename is not None:
-            message = f"failed: cannot read or write {shown(os.fsdecode(error.filename))}: {error.strerror or error}"
+        elif isinstance(error, OSError) and (error.filename is not None or error.errno in NO_ROOM):
+            name = "" if error.filename is None else f" {shown(os.fsdecode(error.filename))}"  # a write has none
+            message = f"failed: cannot read or write{name}: {error.strerror or error}"
+            message += "; make room, or raise a limit (ulimit -f), and run it again" if error.errno in NO_ROOM else ""
     if message:
         print(plain(redacted(message)), file=sys.stderr)
     _is_unread()

@@ -19,6 +19,9 @@ from typing import IO, NamedTuple
 import orjson
 import psutil
 
+from zerokara.base.durable import made_folder
+from zerokara.base.errors import Fault, UserError
+
 _files: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 os.register_at_fork(after_in_child=lambda: [file.close() for file in _files])  # a lock ends with its last open file
 
@@ -60,6 +63,19 @@ def held(path: Path, seconds: float = 0.0) -> Iterator[bool]:
             if _is_linked(file, path):  # the folder may have been moved, and another be in its place
                 path.unlink()
             file.close()
+
+
+@contextmanager
+def claimed(path: Path, output: Path) -> Iterator[None]:
+    """Make the folder of a lock if it does not exist, and hold the lock as long as the block writes `output`.
+
+    Raises UserError if another process holds it.
+    """
+    with made_folder(path.parent), held(path) as is_ours:
+        if not is_ours:
+            rule = f"{read_holder(path) or 'another process'} is writing here"
+            raise UserError(Fault(str(output), rule, remedy="wait until it ends, or choose another output"))
+        yield
 
 
 def read_holder(path: Path) -> Holder | None:

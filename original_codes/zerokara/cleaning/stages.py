@@ -10,6 +10,7 @@ share of equal values estimates the Jaccard similarity of two sets of n-grams, a
 """
 
 import os
+import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from zerokara.cleaning.rules import Judge
 from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import HARMLESS, BadLine
 from zerokara.corpus.find import check_unchanged
-from zerokara.corpus.token_hashes import Hashes, hashes_of, ngrams
+from zerokara.corpus.token_hashes import UNSPACED, Hashes, hashes_of, ngrams
 
 os.environ.setdefault("RAYON_NUM_THREADS", "1")  # read when rensa is first used: a task has one core
 import rensa
@@ -44,7 +45,9 @@ _FOUND = 0.995
 _LEAST_SHOWN, _NUM_SHOWN, _SHOWN_CHARACTERS = 20, 12, 100_000
 """Documents with a line that the report shows, where the rule is off; pairs and lines shown; characters of a text."""
 _SITE_LETTERS = 40
-"""Letters that a site repeats in a row, at least: more than "Chapter the First" and "The End", which books share."""
+"""Characters that a site repeats in a row, at least: more than "Chapter the First" and "The End", which books share."""
+_UNSPACED = re.compile(f"[{UNSPACED}]")
+"""Characters that count as two: in these scripts so many say as much."""
 _CHUNK = 1 << 16
 
 
@@ -278,7 +281,7 @@ def own_lines(lines: Sequence[str], repeats: Callable[[int], bool]) -> tuple[int
     for number, following in pairwise([*range(tail, size), *range(head), -1]):
         row.append(number)
         line = lines[filled[number]].strip()
-        letters += max(len(line), len(line.encode()) - len(line))  # a character of three bytes counts as two
+        letters += len(line) + len(_UNSPACED.findall(line))
         if following < 0 or not repeats(pair_key(keys[number], keys[following])):
             site.update(row if letters >= _SITE_LETTERS else ())
             row, letters = [], 0

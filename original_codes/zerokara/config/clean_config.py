@@ -52,7 +52,7 @@ class Rules(Settings):
     """Drop documents as similar as this to an earlier one: the Jaccard similarity of their n-grams, five words or signs
     in a row (characters in scripts without spaces), which MinHash estimates to within 0.05. At least 0.5."""
     repeated_lines: NaturalInt = 20
-    """Remove what at least this many documents repeat, 40 letters in a row, from the beginning and the end of all but
+    """Remove what this many documents or more repeat, 40 characters in a row, from the beginning and the end of all but
     the first: menus, cookie notices, signatures."""
 
     @property

@@ -10,6 +10,7 @@ from zerokara.config.settings import (
     Auto,
     Entry,
     Fraction,
+    Names,
     NaturalFloat,
     NaturalInt,
     PositiveFloat,
@@ -32,7 +33,7 @@ MIN_CONTEXT = 0.5
 class DataSettings(Settings):
     """Text to tokens (step 2)."""
 
-    input_jsonl: Words = ("data/embedded/corpus.jsonl",)
+    input_jsonl: Names = ("data/embedded/corpus.jsonl",)
     """Raw text, each entry one source: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
     file that lists such entries ("@files.txt"), or a dataset on the Hub (hf://datasets/owner/name[@revision][/path])."""
     text_field: Text = "text"

@@ -20,7 +20,7 @@ def label_text(value: Any) -> Any:
 
 
 def _with_text_keys(value: Any) -> Any:
-    """Turn the labels of YAML, which may be numbers or truth values, into the texts of a data file."""
+    """Turn labels that are numbers or truth values into the texts of a data file; YAML's are texts already."""
     return {label_text(key): word for key, word in value.items()} if isinstance(value, dict) else value
 
 

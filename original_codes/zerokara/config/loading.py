@@ -129,10 +129,20 @@ def _yaml() -> YAML:
 
 
 def _value(node: Node) -> Any:
+    _keep_keys(node)
     try:
         return _yaml().constructor.construct_object(node, deep=True)
     except ValueError as error:  # a date in the 13th month
         raise YAMLError(str(error)) from error
+
+
+def _keep_keys(node: Node) -> None:
+    """Let each key be its text as it is written: a label ``01`` or ``True`` is none of YAML's numbers."""
+    for each in node.value if isinstance(node, SequenceNode | MappingNode) else ():
+        key, value = each if isinstance(node, MappingNode) else (None, each)
+        if isinstance(key, ScalarNode):
+            key.tag = "tag:yaml.org,2002:str"
+        _keep_keys(value)
 
 
 def _problem(error: YAMLError) -> str:

@@ -240,7 +240,9 @@ def _search(given: Path, formats: Formats, where: str, left_out: LeftOut) -> dic
     """Wanted files of a folder or a pattern and of all folders below, links last, by what tells them apart."""
     found, folders, faults = dict[str, Path](), dict[str, Path](), dict[Path, str]()
     # `glob` follows a circle of links until the path is too long: what stands below any `**` is walked, and compared.
-    above, stars, below = os.path.join(".", given, "").partition("/**/")
+    plain = next((folder for folder in given.parents if folder.is_dir()), Path())  # whatever brackets are in its name
+    pattern = Path(glob.escape(str(plain)), given.relative_to(plain))
+    above, stars, below = os.path.join(".", pattern, "").partition("/**/")
     if "**" in below:
         raise UserError(
             Fault(where, "has ** more than once", value=shown(given), remedy="write it once, and * elsewhere")
@@ -260,7 +262,9 @@ def _search(given: Path, formats: Formats, where: str, left_out: LeftOut) -> dic
         elif found.setdefault(key, path) != path:
             left_out[_REPEATED].add(str(path))
 
-    tops = [given] if os.path.lexists(given) else sorted({*map(Path, glob.glob(f"{above}/" if stars else str(given)))})
+    tops = (
+        [given] if os.path.lexists(given) else sorted({*map(Path, glob.glob(f"{above}/" if stars else str(pattern)))})
+    )
     waiting = sorted(_turn(str(top)) for top in tops)  # a heap
     while waiting:
         is_link, _, path, real = heapq.heappop(waiting)

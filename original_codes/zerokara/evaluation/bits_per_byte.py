@@ -115,7 +115,7 @@ def measure_model(
     elif lost := [number for number, each in enumerate(losses, 1) if not each.is_lossless]:
         details["lost_documents"] = len(lost)
         reason = f"not ranked: the tokenizer loses text, {len(lost):,} of {len(losses):,} documents do not decode to "
-        reason += f"themselves (the first is number {lost[0]:,})"
+        reason += f"themselves (the first is number {lost[0]:,}); it is ranked on a text without these"
     elif wrong := sum(not each.is_finite for each in losses):
         reason = f"not ranked: {plural(wrong, 'document')} without a finite loss"
     if reason:

@@ -69,11 +69,11 @@ def fit(segments: Segments, length: int, overlong: Overlong, is_encoder_decoder:
         return segments, "dropped"
     if answer_is_too_long:
         rule = f"the answer has {len(segments[-1]):,} tokens, too many for a packed_length of {length:,}"
-        raise Unlearnable(rule, "shorten it, raise packed_length, or set overlong: drop")
+        raise Unlearnable(rule, "shorten it, raise packed_length (to the context at most), or set overlong: drop")
     if overlong == "fail":
         size = f"{length + excess:,} positions" + (" to read" if is_encoder_decoder else "")
         rule = f"the example needs {size}, and packed_length is {length:,}"
-        raise Unlearnable(rule, "set overlong to drop or cut_prompt, or raise packed_length")
+        raise Unlearnable(rule, "set overlong to drop or cut_prompt, or raise packed_length (to the context at most)")
     if is_encoder_decoder:
         return [segments[0][-length:], segments[1]], "cut"
     # A turn whose question is gone goes with its answer.

@@ -29,7 +29,7 @@ import numpy as np
 import orjson
 
 from zerokara.base import file_lock, manifest
-from zerokara.base.durable import PARTIAL_SUFFIX, atomic_file, made_folder
+from zerokara.base.durable import PARTIAL_SUFFIX, atomic_file
 from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.base.progress import Progress, bytes_text, log, plural, seconds_text, summary
 from zerokara.config.finetune_config import FinetuneConfig
@@ -143,10 +143,7 @@ def _find(config: FinetuneConfig) -> dict[Split, list[InputFile]]:
 def _claimed(paths: ExamplePaths) -> Iterator[None]:
     """Lock the output, and remove the manifest of an earlier preparation and the partial files of a killed one."""
     lock = Path(f"{paths.output_prefix}_examples.lock{PARTIAL_SUFFIX}")
-    with made_folder(paths.manifest.parent), file_lock.held(lock) as is_ours:
-        if not is_ours:
-            rule = f"{file_lock.read_holder(lock) or 'another process'} is writing here"
-            raise UserError(Fault(str(paths.manifest), rule, remedy="wait for it, or choose another output_prefix"))
+    with file_lock.claimed(lock, paths.manifest):
         paths.manifest.unlink(missing_ok=True)
         for path in map(os.path.realpath, (*paths.written, paths.manifest)):
             for leftover in glob.glob(f"{glob.escape(path)}.[0-9]*{PARTIAL_SUFFIX}"):

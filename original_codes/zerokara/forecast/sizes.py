@@ -30,7 +30,7 @@ MEASURED: dict[str, tuple[SizeName, SizeName]] = {"cpu": ("1M", "10M"), "cuda": 
 """Sizes whose steps are measured, by device: the range of what users train there."""
 _BATCH = {"cpu": 8, "cuda": 64}
 """Sequences per core or GPU in a measured step; more are no faster."""
-LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
+LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction", "max_steps"], "auto")
 REPETITIONS_WORTH = 15.4  # R*
 RULE_OF_THUMB = 20  # tokens per parameter where nothing better is known (Hoffmann et al., 2022)
 MIN_TOKENS_PER_PARAMETER = 0.2  # sizes with fewer are not shown

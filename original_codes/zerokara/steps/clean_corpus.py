@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from zerokara.base import file_lock, manifest
-from zerokara.base.durable import PARTIAL_SUFFIX, made_folder, make_folders, write_file, write_json
+from zerokara.base.durable import PARTIAL_SUFFIX, make_folders, write_file, write_json
 from zerokara.base.errors import Fault, UserError
 from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.clean_config import CleanConfig
@@ -57,9 +57,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
         names = ", ".join(file.name for file in plan.evaluation_files)
         log(f"  looking for {plural(len(plan.evaluation), 'n-gram')} of {names}")
     started = time.monotonic()
-    with made_folder(output), file_lock.held(output / "clean.lock") as is_ours:
-        if not is_ours:
-            raise UserError(Fault(str(output), "another process is at work here", remedy="wait until it ends"))
+    with file_lock.claimed(output / "clean.lock", output):
         if options.dry_run:
             with TemporaryDirectory(PARTIAL_SUFFIX, dir=output) as temporary:
                 executors.run(Path(temporary), plan)

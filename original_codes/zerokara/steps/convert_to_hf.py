@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zerokara.base import manifest
+from zerokara.base import file_lock, manifest
 from zerokara.base.durable import ASIDE_ENDING, unused_name
 from zerokara.base.progress import bytes_text, log, plain, seconds_text, summary
 from zerokara.config.convert_config import ConvertConfig
@@ -47,7 +47,8 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     from zerokara.publishing import export  # torch and transformers: everything that can be checked without is checked
 
     documents = checkpoint_source.documents(files, source.config, config.check_lines, source.encoder)
-    made = export.export(source, config, documents)
+    with file_lock.claimed(folder.with_name(f"{folder.name}.lock"), folder):
+        made = export.export(source, config, documents)
     _print_samples(made.facts["samples"], is_encoder_decoder)
     model, proof = made.facts["model"], made.facts["proof"]
     logits, ids, chat = proof["logits"], proof["token_ids"], proof.get("chat")

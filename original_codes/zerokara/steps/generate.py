@@ -52,7 +52,9 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
         settings = {"do_sample": True, "temperature": SAMPLING.temperature, "top_p": SAMPLING.top_p}
     if options.temperature is not None:
         settings = {**settings, "temperature": options.temperature} if options.temperature else {"do_sample": False}
-    named = [f"{key} {value}" for key, value in (own | settings).items() if not key.endswith(("_id", "_version"))]
+    unused = () if {**own, **settings}.get("do_sample") else ("temperature", "top_k", "top_p")
+    shown = {key: value for key, value in (own | settings).items() if not key.endswith(("_id", "_version", *unused))}
+    named = [f"{key} {value}" for key, value in shown.items()]
     log(f"step 5 generate: {folder}, {', '.join(named)}")
     converses, turns, tuned = bool(model.tokenizer.chat_template), list[Message](), facts.read(folder)
     typed = _typed("user ▶ " if converses else "text ▶ ")

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from zerokara.base import manifest
-from zerokara.base.durable import made_folder
+from zerokara.base import file_lock, manifest
 from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import find_files, for_manifest
@@ -62,22 +61,22 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         print("dry run: nothing was written")
         return
     started = time.monotonic()
-    with made_folder(folder):
+    with file_lock.claimed(folder / "tokenizer.lock", folder):
         drawn, peak, report = training.build(config, files, budget, analyser, folder)
-    facts = {
-        "vocab_size": report.vocab_size,
-        "sample": asdict(drawn),
-        "sample_bytes": budget.sample_bytes,
-        "num_threads": training.num_threads(config),
-        "estimated_memory_bytes": budget.peak_bytes,
-        "peak_memory_bytes": peak,
-        "analyser": analyser.versions() if analyser else {},
-        "left_out": files.left_out,
-    }
-    made: manifest.Paths = {"tokenizer": training.move_into_place(folder)}
-    seconds = time.monotonic() - started
-    manifest.write(manifest_path, work, made, facts, seconds)
-    training.discard_work(folder)
+        facts = {
+            "vocab_size": report.vocab_size,
+            "sample": asdict(drawn),
+            "sample_bytes": budget.sample_bytes,
+            "num_threads": training.num_threads(config),
+            "estimated_memory_bytes": budget.peak_bytes,
+            "peak_memory_bytes": peak,
+            "analyser": analyser.versions() if analyser else {},
+            "left_out": files.left_out,
+        }
+        made: manifest.Paths = {"tokenizer": training.move_into_place(folder)}
+        seconds = time.monotonic() - started
+        manifest.write(manifest_path, work, made, facts, seconds)
+        training.discard_work(folder)
     rows = [
         ("text offered", f"{bytes_text(drawn.bytes_offered)}, {plural(drawn.documents, 'document')}"),
         ("trained on", drawn.use_text()),

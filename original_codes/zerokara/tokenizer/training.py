@@ -139,6 +139,8 @@ def train(
                 f"({bytes_text(size)} of sentences); set sample_bytes to half of that and run again"
             )
         if code and not size:
+            if config.sample_bytes != "auto":
+                raise UserError(config.fault("sample_bytes", "is less than any passage of the text", "raise it"))
             raise UserError(config.fault("input", "there is no text to train on in these files"))
         if code and (smallest := _TOO_SMALL.search(last_line)):
             least, fixed = int(smallest[1]) + appended, config.num_fixed_pieces
@@ -167,7 +169,8 @@ def train(
                 break
             largest = reached
         rule = f"is larger than the sample ({bytes_text(size)} of text) supports; the largest that works is {largest}"
-        raise UserError(config.fault("vocab_size", rule, f"set {largest} or less, or train on more text"))
+        more = "train on more text" if config.sample_bytes == "auto" else "raise sample_bytes"
+        raise UserError(config.fault("vocab_size", rule, f"set {largest} or less, or {more}"))
     # It was off, since the text holds the spaces at the beginnings of sentences already.
     model.add_dummy_prefix = config.add_dummy_prefix
     if model.is_unigram:

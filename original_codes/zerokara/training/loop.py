@@ -7,6 +7,7 @@ where a signal, a limit or the file STOP asks for it.
 
 import contextlib
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator
 
@@ -76,7 +77,9 @@ class Trainer:
         run, processes, done = self.run, self.processes, self.state.step
         schedule, stop_path = run.plan.schedule, run.plan.run_dir / STOP_NAME
         waited = seconds_text(time.time() - psutil.Process().create_time())
-        processes.log(f"ready after {waited}; stop with Ctrl-C, SIGTERM, or: touch {stop_path}; nothing is lost")
+        processes.log(
+            f"ready after {waited}; stop with Ctrl-C, SIGTERM, or: touch {shlex.quote(str(stop_path))}; nothing is lost"
+        )
         try:
             # True if the validation of the step that was reached is due and has not been done, because of a stop.
             is_due = done % run.plan.resolved.eval_interval == 0 and done < schedule.num_steps

@@ -95,6 +95,19 @@ def test_lines_of_a_site_are_taken_off_the_edges_and_those_that_books_share_are_
     assert text[start:end] == own
 
 
+@pytest.mark.parametrize(
+    ("menu", "is_site"),
+    [
+        ("ნაწილი პირველი, თავი მეორე", False), ("ክፍል አንድ፣ ምዕራፍ ሁለት", False), ("𝐏𝐚𝐫𝐭 𝐨𝐧𝐞", False),
+        ("首页 新闻 关于我们 联系方式 隐私政策 使用条款", True), ("หน้าแรกข่าวเกี่ยวกับเราติดต่อ", True), ("第一章 海", False),
+        ("ა" * 39, False), ("ა" * 40, True),
+    ],
+)  # fmt: skip
+def test_a_row_is_as_long_in_each_script_with_spaces_and_half_as_long_without(menu: str, is_site: bool) -> None:
+    keys = {stages.line_key(menu)}
+    assert stages.own_lines([menu, "its own text"], keys.__contains__) == (int(is_site), 2)
+
+
 def test_damage_is_told_from_text_of_many_languages() -> None:
     texts = [
         "A informação é útil às ações.",

@@ -40,10 +40,12 @@ def test_every_fault_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path
     )
 
 
-def test_labels_are_texts_however_yaml_reads_them(tmp_path: Path) -> None:
-    text = "label_words: {true: a, False: b, 7: c, 2.0: d, no: e, 0.5: f, '3': g, null: h}\n"
+def test_labels_are_the_texts_that_are_written_whatever_yaml_would_read(tmp_path: Path) -> None:
+    text = "label_words: {true: a, False: b, 7: c, 2.0: d, no: e, 01: f, 010: g, '3': h, null: i, 1_0: j, 0x10: k}\n"
     words = loaded(tmp_path, text, of=FinetuneConfig).label_words
-    assert [*words] == ["true", "false", "7", "2", "no", "0.5", "3", "null"]
+    written = ["true", "False", "7", "2.0", "no", "01", "010", "3", "null", "1_0", "0x10"]
+    assert [*words] == written
+    assert [*loaded(tmp_path, "", text.strip().replace(": ", "=", 1), of=FinetuneConfig).label_words] == written
     (fault,) = faults_of(tmp_path, "label_words: {1: a, '1': b}\n", of=FinetuneConfig)
     assert fault.key == "label_words.1" and "twice" in fault.rule
 

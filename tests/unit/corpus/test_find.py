@@ -89,6 +89,14 @@ def test_every_entry_without_a_file_is_named_with_what_was_looked_for(here: Path
     assert "0 bytes" in fault_of(names, "a.jsonl").rule
 
 
+def test_brackets_in_the_name_of_a_folder_are_no_pattern(here: Path) -> None:
+    write(here, "a b [c]/x.jsonl", "a b [c]/sub/y.jsonl", "a b c/z.jsonl")
+    for entry in ("a b [c]/*.jsonl", f"{here}/a b [c]/*.jsonl"):
+        assert [Path(name).name for _, name in by_source(entry)] == ["x.jsonl"]
+    assert [Path(name).name for _, name in by_source("a b [c]/**/*.jsonl")] == ["y.jsonl", "x.jsonl"]
+    assert [Path(name).name for _, name in by_source("a [b] [c]/*.jsonl")] == ["z.jsonl"]
+
+
 def test_a_file_named_twice_is_a_fault(here: Path) -> None:
     write(here, "in/a.jsonl", "in/b.jsonl")
     (here / "again").symlink_to("in")

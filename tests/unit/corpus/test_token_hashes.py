@@ -1,10 +1,13 @@
 """Tokens, and hashes of n of them in a row, against the tokens themselves."""
 
+import re
+import unicodedata
 from random import Random
 
 import pytest
+import regex
 
-from zerokara.corpus.token_hashes import MIN_TOKENS, NgramIndex, hashes_of, ngrams, words
+from zerokara.corpus.token_hashes import MIN_TOKENS, UNSPACED, NgramIndex, hashes_of, ngrams, words
 
 TEXTS = [
     "Hello, World! don't\nstop",
@@ -26,9 +29,22 @@ def test_tokens_are_words_or_single_characters() -> None:
     assert words("가나 다라") == ["가나", "다라"]
 
 
-@pytest.mark.parametrize("word", ["ދިވެހި", "བོད", "ߒߞߏ߫", "ܣܘܪܝܝܐ", "ꯃꯩꯇꯩ", "ᮞᮥᮔ᮪ᮓ", "ꦗꦮ", "ᬩᬮᬶ", "𞤆𞤵𞤤𞤢𞥄𞤪", "ᠮᠣᠩᠭᠣᠯ", "ไ"])
+@pytest.mark.parametrize("word", ["ދިވެހި", "བོད", "ߒߞߏ߫", "ܣܘܪܝܝܐ", "ꯃꯩꯇꯩ", "ᮞᮥᮔ᮪ᮓ", "𞤆𞤵𞤤𞤢𞥄𞤪", "ᠮᠣᠩᠭᠣᠯ", "ไ"])
 def test_a_word_is_whole_with_the_marks_of_its_script(word: str) -> None:
     assert words(f"{word} {word}") == [word.lower()] * 2
+
+
+def test_characters_are_tokens_where_unicode_breaks_lines_between_letters() -> None:
+    """Line_Break (UAX 14): complex context, ideographs and kana, and the aksaras of Brahmic scripts without spaces."""
+    unspaced = regex.compile(r"[\p{lb=SA}\p{lb=ID}\p{lb=CJ}\p{lb=AK}\p{lb=AS}]")
+    other = re.compile("HANGUL|FULLWIDTH|CIRCLED|PARENTHESIZED|ANNOTATION|NUMBER|DIGIT")
+    letters = [
+        one for one in map(chr, range(0x110000)) if one.isalpha() and not other.search(unicodedata.name(one, ""))
+    ]
+    named = [letter for letter in letters if unicodedata.name(letter, "")]
+    wrong = [letter for letter in named if unspaced.match(letter) and not re.match(f"[{UNSPACED}]", letter)]
+    assert not wrong and len(named) > 100_000
+    assert words("ꦗꦮ ᬩᬮ ꀀꀁ ㄅㄆ") == list("ꦗꦮᬩᬮꀀꀁㄅㄆ")
 
 
 def test_what_is_no_token() -> None:

@@ -25,7 +25,9 @@ def config(tiny_data: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monkey
     keys = ("input_jsonl", "input_tokenizer_file", "output_prefix", "seq_len")
     lines = [f"{key}: {tiny_data[key]}" for key in keys]
     path = tmp_path / "mine.yaml"
-    path.write_text("\n".join([*lines, f"hidden_size: 48  {COMMENT}", "precision: fp32"]) + "\n", encoding="utf-8")
+    path.write_text(
+        "\n".join([*lines, f"hidden_size: 48  {COMMENT}", "precision: fp32", "max_steps: 3"]) + "\n", encoding="utf-8"
+    )
     return path
 
 
@@ -45,6 +47,7 @@ def test_the_next_command_writes_what_is_advised(config: Path, capsys: pytest.Ca
     assert COMMENT in config.read_text(encoding="utf-8") and "3_train_node1.sh" in words[1]
     assert [word for word in words if "=" in word] == ["seed=7"]
     pasted = load(PretrainConfig, config, ["seed=7"])
+    assert pasted.max_steps == "auto", "the tokens that are advised are trained on"
     advised = (pasted.model_size, pasted.hidden_size, pasted.train_tokens, pasted.lr, pasted.seed)
     assert advised == ("1M", "auto", 20000, "auto", 7)
     assert make_plan(pasted).schedule.num_tokens == pytest.approx(20000, rel=0.01)
