@@ -151,7 +151,7 @@ class Trainer:
                 results.append(result)
             if results:
                 self.logbook.log_validations(step, results)
-            if self.sampler is not None:
+            if self.sampler is not None and (step or self.run.plan.resolved.init_from):  # new weights write nothing
                 self.logbook.log_samples(step, self.sampler(self.run.engine.module))
         return True
 
