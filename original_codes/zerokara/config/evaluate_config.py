@@ -28,7 +28,7 @@ class EvaluatedModels(Settings):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the computation, the same for all models, whatever their weights were saved in."""
     batch_tokens: PositiveInt | Auto = "auto"
-    """Tokens computed at once; `auto` is 1,024 on a CPU or one window, and 16,384 on a GPU, fewer if their logits take
+    """Tokens computed at once; `auto` is 2,048 on a CPU or one window, and 16,384 on a GPU, fewer if their logits take
     more than half a gigabyte."""
     seed: NaturalInt = 1234
     """Random seed of the documents drawn and of the resampling that gives the intervals."""

@@ -46,7 +46,7 @@ BLOCK_BYTES = 200_000
 """Text that is measured at once; a run that is killed loses no more."""
 MAX_LOGITS = 2**27
 """Logits of a batch with `batch_tokens: auto`: half a gigabyte in fp32."""
-BATCH_TOKENS = {"cpu": 1024, "cuda": 16_384}
+BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}
 """Tokens of a batch with `batch_tokens: auto`: a CPU needs a quarter longer where its cache does not hold a batch."""
 _NOT_SCORED = -100
 """Target of a position that another window scores, or that is padding."""

@@ -16,15 +16,20 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
+from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from zerokara.base import manifest
 from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.evaluation.inputs import model_files, short_names
 from zerokara.huggingface import families, tokenizer_proof
 from zerokara.huggingface.model_folder import CONFIG
+from zerokara.model.cpu_attention import blocked_attention, serves
 from zerokara.tokenizer.hugging_face import ANOTHER_MODEL, of_another_model, read_json
 
 SEES_LATER_TOKENS = "not measured: sees the tokens after, so it does not predict them"
+BLOCKS = "zerokara_blocks"
 NO_LIMIT_CONTEXT = 2048
 """Context length of a model that has no limit of its own (relative positions, recurrence)."""
 
@@ -151,4 +156,23 @@ def _load(folder: Path, config: Any, dtype: torch.dtype) -> Any:
     if faults:  # part of the model would be random, or part of the weights without use
         rule = f"holds weights that are not those of its config.json ({families.one_line('; '.join(faults))})"
         raise UserError(Fault(str(folder), rule))
+    if model.config.get_text_config()._attn_implementation == "sdpa":
+        model.set_attn_implementation(BLOCKS)
     return model
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention, by the blocks of training where a CPU reads a window whole, which are faster in bf16."""
+    is_whole = attention_mask is None and query.size(2) == key.size(2) > 1 and key.shape == value.shape
+    is_causal = others.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    is_plain = all(others.get(name) is None for name in ("position_bias", "softcap", "s_aux", "cache"))
+    if is_whole and is_causal and is_plain and serves(query):
+        return blocked_attention(query, key, value, True, others.get("scaling")).transpose(1, 2), None
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
+
+
+transformers.AttentionInterface.register(BLOCKS, _attention)
+transformers.AttentionMaskInterface.register(BLOCKS, sdpa_mask)

@@ -20,10 +20,12 @@ from zerokara.base import manifest
 from zerokara.base.errors import UserError
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.evaluation import bits_per_byte
+from zerokara.evaluation import models as evaluation_models
 from zerokara.evaluation.bits_per_byte import Windowing, measure_texts, windowing_of
 from zerokara.evaluation.inputs import MeasuredText
-from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
+from zerokara.evaluation.models import BLOCKS, SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
+from zerokara.model.cpu_attention import blocked_attention
 from zerokara.publishing import exported_folder
 
 SHORT, LONG = "The naïve fox.", "the fox 日本語 \n  Größe " * 3
@@ -106,12 +108,35 @@ def test_logits_are_computed_where_a_token_is_scored(models: dict[str, LoadedMod
     assert len(lengths) > 2 and sum(lengths) == row.details["tokens"] + 1, "and the end"
 
 
+@pytest.mark.parametrize(("sliding_window", "in_blocks"), [(None, 2), (8, 0)])
+def test_attention_is_computed_in_blocks_where_nothing_else_is_hidden(
+    sliding_window: int | None, in_blocks: int, models: dict[str, LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert models["llama"].model.config._attn_implementation == BLOCKS
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.MistralConfig(vocab_size=50, num_hidden_layers=2, sliding_window=sliding_window, **sizes)
+    model, ids = transformers.MistralForCausalLM(config).eval(), torch.arange(80).view(2, 40) % 50
+    computed = list[int]()
+    counted = lambda query, *others: computed.append(query.size(2)) or blocked_attention(query, *others)  # noqa: E731
+    monkeypatch.setattr(evaluation_models, "blocked_attention", counted)
+    with torch.inference_mode():
+        by_torch = model(ids).logits
+        assert not computed
+        model.set_attn_implementation(BLOCKS)
+        torch.testing.assert_close(model(ids).logits, by_torch, rtol=1e-5, atol=1e-6)
+        assert computed == [40] * in_blocks
+        first = model(ids[:, :30], use_cache=True)
+        rest = model(ids[:, 30:], past_key_values=first.past_key_values).logits
+    torch.testing.assert_close(rest, by_torch[:, 30:], rtol=1e-5, atol=1e-6)
+    assert computed == [40, 40, 30, 30][: 2 * in_blocks]
+
+
 def test_a_batch_holds_a_window_unless_its_logits_are_too_many() -> None:
     def size(context: int, vocabulary: int) -> int:
         model: Any = SimpleNamespace(device=torch.device("cpu"), vocab_size=vocabulary)
         return bits_per_byte.batch_tokens_of(model, Windowing(0, "", "", 0, context, context))
 
-    assert size(256, 8_000) == 1024 and size(4096, 8_000) == 4096
+    assert size(256, 8_000) == 2048 and size(4096, 8_000) == 4096
     assert size(4096, 128_000) == bits_per_byte.MAX_LOGITS // 128_000 < 4096
 
 
