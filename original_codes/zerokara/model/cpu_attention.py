@@ -125,7 +125,7 @@ def _blocked_backward(
         k_GUE, v_GUE = key[part, :seen], value[part, :seen]
         p_GQU = kept[number] if kept else _probabilities(q_GQE * scale, k_GUE, block)
         d_value[part, :seen] += p_GQU.mT @ g_GQE
-        d_scores = torch.ops.aten._softmax_backward_data(g_GQE @ v_GUE.mT, p_GQU, -1, p_GQU.dtype)
+        d_scores = torch.ops.aten._softmax_backward_data(_by_transposed(g_GQE, v_GUE), p_GQU, -1, p_GQU.dtype)
         d_query[part, :, rows] = (d_scores @ k_GUE).mul_(scale).view(d_query[part, :, rows].shape)
         d_key[part, :seen] += d_scores.mT @ q_GQE
     return d_query, d_key.mul_(scale).to(key.dtype), d_value.to(value.dtype)
@@ -185,12 +185,17 @@ def _blocks(query_GRSE: Tensor, key_GTE: Tensor, is_causal: bool, mask_B1ST: Ten
 
 def _probabilities(scaled_query_GQE: Tensor, key_GUE: Tensor, block: _Block) -> Tensor:
     """softmax(scale · Q·Kᵀ) of a block, [G, R·W, U]."""
-    scores_GQU = torch.bmm(scaled_query_GQE, key_GUE.mT)
+    scores_GQU = _by_transposed(scaled_query_GQE, key_GUE)
     if (may_attend_BWL := block.may_attend_BWL) is not None:
         samples, width, length = may_attend_BWL.shape
         hidden_BWL = scores_GQU.new_zeros(may_attend_BWL.shape).masked_fill_(~may_attend_BWL, float("-inf"))
         scores_GQU.view(samples, -1, width, block.seen)[..., -length:].add_(hidden_BWL[:, None])
     return scores_GQU.softmax(-1)
+
+
+def _by_transposed(left_GQE: Tensor, right_GUE: Tensor) -> Tensor:
+    """L·Rᵀ. A product in bf16 would copy the Rᵀ of a slice in the order of its columns, which is slow."""
+    return left_GQE @ (right_GUE.contiguous() if right_GUE.dtype == torch.bfloat16 else right_GUE).mT
 
 
 class BiasedAttention(torch.autograd.Function):

@@ -3,7 +3,7 @@
 Torch gives the gradient of each micro batch in bf16. Adding it to a sum in fp32 reads both, and writes the sum. A
 product can begin with the sum instead. The sum is also more exact: no gradient is rounded before it is added.
 
-Shape suffixes: M tokens, K inputs, N outputs.
+Shape suffixes: M tokens, K inputs, N outputs, P of them.
 """
 
 from functools import cache
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+PART_NUMBERS = 1 << 19
 
 
 def product(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None, sum_NK: Tensor) -> Tensor:
@@ -41,8 +43,10 @@ def add_product(sum_NK: Tensor, gradient_NM: Tensor, inputs_MK: Tensor) -> None:
         sum_NK.addmm_(gradient_NM, inputs_MK)
     elif adds_in_fp32(gradient_NM.device, gradient_NM.dtype):
         torch.addmm(sum_NK, gradient_NM, inputs_MK, out_dtype=torch.float32, out=sum_NK)
-    else:
-        sum_NK += gradient_NM @ inputs_MK
+    else:  # in parts that a CPU's cache holds: torch converts a matrix before it adds it to another type
+        rows = max(1, PART_NUMBERS // sum_NK.size(1)) if sum_NK.device.type == "cpu" else len(sum_NK)
+        for sum_PK, gradient_PM in zip(sum_NK.split(rows), gradient_NM.split(rows), strict=True):
+            sum_PK += gradient_PM @ inputs_MK
 
 
 _operation = torch.library.custom_op("zerokara::add_product", add_product, mutates_args=("sum_NK",))
