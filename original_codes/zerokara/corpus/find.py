@@ -262,9 +262,8 @@ def _search(given: Path, formats: Formats, where: str, left_out: LeftOut) -> dic
         elif found.setdefault(key, path) != path:
             left_out[_REPEATED].add(str(path))
 
-    tops = (
-        [given] if os.path.lexists(given) else sorted({*map(Path, glob.glob(f"{above}/" if stars else str(pattern)))})
-    )
+    found_by = f"{above}/" if stars else str(pattern)
+    tops = [given] if os.path.lexists(given) else sorted({*map(Path, glob.glob(found_by))})
     waiting = sorted(_turn(str(top)) for top in tops)  # a heap
     while waiting:
         is_link, _, path, real = heapq.heappop(waiting)

@@ -127,10 +127,7 @@ def plan_rows(train: SplitFiles, valid: SplitFiles | None, packed: PackedExample
         few = f"{valid.num_examples} are fewer than {MIN_VALID_EXAMPLES} (valid_data, valid_fraction)"
         yield "", f"warning: the validation examples choose the checkpoint almost by chance: {few}"
     if packed.padding_share > MAX_PADDING:
-        yield (
-            "",
-            "warning: much padding; fewer very long answers, or a packed_length nearer to the context, would have less",
-        )
+        yield "", "warning: much padding; fewer very long answers, or a larger packed_length if the context allows it"
 
 
 def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, str]]:
